@@ -3,8 +3,8 @@
 An estimate alone can be wrong by up to half, because the upstream may use another vocabulary than ours, and
 may add templates and prompts that we do not see. `Calibration` learns the ratio of the upstream's count to
 our estimate, as a robust moving average of the ratio's logarithm. This lowers the median error from between 6
-and 15 % to between 1 and 4 % (simulated on 40 conversations with the vocabularies of five makers). The caller
-keeps one record per upstream origin and model.
+and 15 % to between 1 and 4 % (simulated on 40 conversations with the vocabularies of five makers).
+`ModelLimits` keeps one calibration per tenant, upstream origin and model.
 """
 
 import math
@@ -18,15 +18,17 @@ from compaction_proxy.core.model_names import is_new_claude, normalize_model_nam
 
 MIN_USAGE_TOKENS = 200  # smaller requests are ignored: a hidden prompt would distort the ratio too much
 MIN_RATIO, MAX_RATIO = 0.3, 4.0  # a ratio outside this range has another cause (truncation, a failed call)
-_SLOWEST = 0.05  # smallest weight of a new observation
-_TRUSTED_AFTER = 3  # after so many observations, an outlier counts only in part
-_FAR = 4.0  # distance from the mean, in deviations, from which an observation is an outlier
-_LEAST_DEVIATION = 0.01  # without a minimum, every change after identical observations would be an outlier
-_WIDEST = 2.6  # log(4 / 0.3): no learned mean or deviation is larger
+_SLOWEST = 0.05  # smallest weight of a new observation in the averages
+_TRUSTED_AFTER = 3  # after this many observations, the effect of an outlier is limited
+_FAR = 4.0  # an observation is an outlier if it is more than this many deviations from the mean
+_LEAST_DEVIATION = (
+    0.01  # smallest deviation for this test; without it, any change after equal counts is an outlier
+)
+_WIDEST = 2.6  # log(MAX_RATIO / MIN_RATIO): no learned mean or deviation is larger
 _SIGMA = 1.25  # a standard deviation is this many mean absolute deviations (normal distribution)
 
 # For each family of models: the pattern of its names, the ratio of its token counts to ours, and the mean
-# absolute deviation of the ratio's logarithm. The first pattern that matches the model name counts. Measured
+# absolute deviation of the ratio's logarithm. The first pattern that matches the model name applies. Measured
 # on 150 KB samples of English, Markdown, code, JSON and Chinese with each maker's vocabulary.
 _FAMILIES: tuple[tuple[str, float, float], ...] = (
     (r"qwen|qwq|deepseek", 1.07, 0.06),
@@ -34,12 +36,12 @@ _FAMILIES: tuple[tuple[str, float, float], ...] = (
     (r"gemini|gemma", 1.2, 0.1),
     (r"gpt|^o\d|llama|kimi|glm", 1.0, 0.02),
 )
-# Ratio and deviation for a model that matches no pattern. Most such names are aliases of models above, and
-# 1.07 is in the middle of their ratios. The first estimate adds one sigma, which makes 1.2: the highest of
-# the ratios, apart from the newest Claude.
+# Ratio and deviation for a model that matches no pattern. Most such names are aliases of models of the
+# families above, and 1.07 is in the middle of their ratios. Before the first observation, one sigma is added.
+# This makes 1.2, the highest ratio apart from that of the newest Claude.
 _UNKNOWN = (1.07, 0.092)
 _CLAUDE_OLD = (1.15, 0.05)
-_CLAUDE_NEW = (1.45, 0.05)  # Claude has a new vocabulary from version 4.7 on
+_CLAUDE_NEW = (1.45, 0.05)  # Claude 4.7 and later versions have a new vocabulary
 
 
 def _find_family(model: str) -> tuple[float, float]:
@@ -52,12 +54,12 @@ def _find_family(model: str) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Relation between our estimate of a request and the upstream's count. Immutable.
+    """The learned ratio of an upstream's token counts to our estimates. Immutable.
 
     Attributes:
         mean: Moving average of log(actual / estimate).
-        deviation: Moving average of the absolute distance of observations from the mean, also a logarithm.
-        observations: Number of answers that the record has learned from.
+        deviation: Moving average of the absolute distance of log(actual / estimate) from the mean.
+        observations: Number of answers from which the calibration was learned.
     """
 
     mean: float
@@ -77,18 +79,19 @@ class Calibration:
         return math.exp(self.mean)
 
     def add_observation(self, estimate: int, actual: int) -> Self:
-        """Returns a record that has learned from one answered request.
+        """Returns the calibration after it has learned from one more answered request.
 
         Args:
             estimate: Our uncalibrated count of the forwarded request, in tokens.
             actual: `usage.prompt_tokens` of the answer, cached tokens included.
 
         Returns:
-            The updated record, or this record if the counts are too small or too far apart to learn from.
+            The new calibration. The same object if `actual` is below `MIN_USAGE_TOKENS`, or if the ratio is
+            not between `MIN_RATIO` and `MAX_RATIO`.
         """
         if estimate <= 0 or actual < MIN_USAGE_TOKENS or not MIN_RATIO <= actual / estimate <= MAX_RATIO:
             return self
-        if not self.observations:  # keeps the family's deviation: one observation says nothing about it
+        if not self.observations:  # keep the family's deviation: one observation cannot show it
             return type(self)(math.log(actual / estimate), self.deviation, 1)
         reach = _FAR * max(self.deviation, _LEAST_DEVIATION)
         gap = math.log(actual / estimate) - self.mean
@@ -99,14 +102,14 @@ class Calibration:
         return type(self)(self.mean + weight * gap, deviation, self.observations + 1)
 
     def predict_tokens(self, estimate: int) -> int:
-        """Predicts the upstream's count, rounded up. Adds one sigma before the first observation."""
+        """Predicts the upstream's count, in tokens, rounded up. Adds one sigma before the first observation."""
         margin = 0.0 if self.observations else self.margin
         return math.ceil(estimate * math.exp(self.mean + margin))
 
     def predict_upper_bound(self, estimate: int) -> int:
-        """Predicts the upstream's count plus one sigma, rounded up.
+        """Predicts the upstream's count plus one sigma, in tokens, rounded up.
 
-        In simulation, fewer than 0.8 % of requests exceed the result by more than 2 %.
+        In simulation, the counts of fewer than 0.8 % of requests exceed the result by more than 2 %.
         """
         return math.ceil(estimate * math.exp(self.mean + self.margin))
 
@@ -116,12 +119,12 @@ class Calibration:
         return _SIGMA * self.deviation
 
     def to_dict(self) -> dict[str, float]:
-        """Returns the record as plain numbers for storage."""
+        """Returns the calibration as plain numbers for storage."""
         return {"mean": self.mean, "deviation": self.deviation, "observations": self.observations}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, float]) -> Self:
-        """Restores the record that `to_dict` wrote.
+        """Restores the calibration that `to_dict` wrote.
 
         Raises:
             KeyError: A number is missing.

@@ -16,7 +16,7 @@ import httpx
 _LEAST_TOKENS: Final = 256
 _MOST_TOKENS: Final = 100_000_000
 _MAX_MODELS: Final = 10_000
-# Providers whose model lists name no context windows. `window_table` has the windows of their models.
+# Providers whose model lists name no context windows. The shipped table has their models (`windows.WINDOWS`).
 _SILENT: Final = frozenset(
     {"api.openai.com", "api.anthropic.com", "api.deepseek.com", "api.x.ai", "api.perplexity.ai"}
     | {"generativelanguage.googleapis.com", "api.moonshot.ai", "api.z.ai", "api.minimax.io"}
@@ -26,7 +26,7 @@ _LOCAL_DOMAINS: Final = (".local", ".internal", ".lan", ".home.arpa", ".localhos
 
 
 def build_model_urls(base_url: str, model: str) -> tuple[str, ...]:
-    """Returns the URLs to ask for a model's context window: the list of all models, then the model's page.
+    """Returns the URLs to ask for a model's context window: the list of all models, then the model's own page.
 
     Returns an empty tuple for providers that name no context windows.
     """
@@ -34,7 +34,7 @@ def build_model_urls(base_url: str, model: str) -> tuple[str, ...]:
     if not host or host in _SILENT or host.endswith(_SILENT_DOMAINS):
         return ()
     start = f"{base_url.rstrip('/')}/models"
-    if not model or ".." in model:  # clients choose the name, and `..` would lead to another page
+    if not model or ".." in model:  # clients choose the name, and `..` in it would lead to another page
         return (start,)
     return (start, f"{start}/{quote(model, safe='/:@', errors='replace')}")
 
@@ -62,7 +62,7 @@ def _is_local(host: str) -> bool:
 
 
 def parse_window(body: bytes, model: str) -> int | None:
-    """Parses the context window, in tokens, from a response. Returns the smallest if there are several.
+    """Returns the smallest context window, in tokens, that a response names for a model.
 
     Returns None if the response names no window between 256 and 100 million tokens.
     """
@@ -76,18 +76,20 @@ def parse_window(body: bytes, model: str) -> int | None:
 
 def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
     page = _as_mapping(payload)
-    yield _as_mapping(page.get("default_generation_settings")).get("n_ctx")  # llama.cpp, of one slot
+    yield _as_mapping(page.get("default_generation_settings")).get(
+        "n_ctx"
+    )  # llama.cpp, the window of one slot
     for entry in _find_entries(page, model):
         yield _as_mapping(entry.get("meta")).get("n_ctx")  # llama.cpp
         yield entry.get("max_model_len")  # vLLM, SGLang
         yield entry.get("loaded_context_length")  # LM Studio
         yield entry.get("context_window")  # Groq
-        yield entry.get("context_length")  # OpenRouter, Together, Fireworks; for Ollama the loaded length
+        yield entry.get("context_length")  # OpenRouter, Together, Fireworks; Ollama, as loaded
         yield _as_mapping(entry.get("top_provider")).get("context_length")  # OpenRouter
 
 
 def _find_entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]]:
-    """Returns the parts of a page that describe the model: its entries in a list, or the page itself."""
+    """Returns the parts of a response that describe the model: its entries in a list, or the whole response."""
     listed = page.get("data") if "data" in page else page.get("models")
     if isinstance(listed, Mapping):
         return [listed]
@@ -113,10 +115,10 @@ def _is_possible(window: Any) -> bool:
     return type(window) is int and _LEAST_TOKENS <= window <= _MOST_TOKENS
 
 
-# Largest response that is read, in bytes. If the model list is longer, it is dropped, and the model's own
+# Largest response that is read, in bytes. If the list of models is longer, it is ignored, and the model's own
 # page is read instead.
 MAX_BODY_BYTES = 1_048_576
-# Time limit for all requests about a model together, in seconds.
+# Time limit for one discovery, which may send several requests, in seconds.
 DEADLINE_S = 3.0
 
 
@@ -127,7 +129,7 @@ class HttpWindowDiscovery:
 
     Args:
         transport: Transport to the upstream.
-        deadline_s: Time limit for all requests about a model together, in seconds.
+        deadline_s: Time limit for one discovery, which may send several requests, in seconds.
     """
 
     def __init__(self, transport: httpx.AsyncBaseTransport, deadline_s: float = DEADLINE_S) -> None:
@@ -154,7 +156,7 @@ class HttpWindowDiscovery:
     async def _find_first_window(
         self, urls: Sequence[str], headers: Mapping[str, str], model: str
     ) -> list[int]:
-        """Returns the window on the first page that names one, as a list; an empty list if no page does."""
+        """Returns the window that the first informative URL names, as a list of one; empty if no URL names one."""
         for url in urls:
             window = await asyncio.to_thread(parse_window, await self._fetch_page(url, headers), model)
             if window is not None:
@@ -162,7 +164,7 @@ class HttpWindowDiscovery:
         return []
 
     async def _fetch_page(self, url: str, headers: Mapping[str, str]) -> bytes:
-        """Fetches a page. Returns empty bytes if the page is missing, unreachable or too large."""
+        """Returns the body at a URL; empty if the status is not 200, the URL is unreachable or the body is too large."""
         sent = {"accept": "application/json", "accept-encoding": "identity", **headers}
         fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent.items()]
         body = bytearray()

@@ -1,14 +1,14 @@
 """Learns the limits of models: the context window from errors, and the calibration from reported usage.
 
-The context window is also learned from an upstream that names it when asked. If an upstream truncates
+The context window is also learned by discovery: some upstreams name it when asked. If an upstream truncates
 requests silently, the window is inferred from its token counts.
 
-There is one record per tenant, upstream origin and model. Processes keep it in memory, and the store keeps it
-for a day, so that a restart does not cause the same error again. Errors and token counts depend on what a
-tenant sends, so each tenant has its own records: one tenant must not influence the limits of another.
+There is one record (`LearnedLimits`) per tenant, upstream origin and model. Each process keeps it in memory,
+and the store keeps it for a day, so that a restart does not cause the same error again. Errors and token counts
+depend on what a tenant sends, and one tenant must not influence the limits of another.
 
-Replicas learn from each other. From time to time, a background task reads the record from the store and
-merges it with the one in memory; no request waits for this. The merged record has the calibration with the
+Replicas learn from each other. Every `REFRESH_INTERVAL_S`, a background task reads the record from the store
+and merges it with the one in memory; no request waits for this. The merged record has the calibration with the
 most observations, the smallest window that an error named, and the window that was discovered last.
 """
 
@@ -39,21 +39,21 @@ from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED, UPSTREAM_
 REFUSED_SHARE = 0.9
 
 
-class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs four times as much
+class LearnedLimits(NamedTuple):  # one is built per answer; a dataclass takes four times as long
     """Limits that were learned for one model at one upstream.
 
-    All `..._until` times and `window_until` are in seconds since the epoch.
+    Fields that end in `_until` are times in seconds since the epoch.
 
     Attributes:
-        calibration: Relation of the upstream's count to ours.
+        calibration: The ratio of the upstream's token counts to our estimates.
         window: Smallest context window that an error named or a silent truncation showed, in tokens; None if
             there was none.
         window_until: When `window` expires.
         discovered_window: Context window that the upstream named when asked, in tokens; None if it named
             none.
         asked_until: When `discovered_window` expires. Until then, the upstream is not asked again.
-        accepted_tokens: Largest input that the upstream answered, in tokens, if it exceeds the known window;
-            else 0.
+        accepted_tokens: Size of the largest request that the upstream answered although it exceeds the known
+            window, in tokens as the upstream counts; 0 if there was none.
         accepted_until: When `accepted_tokens` expires.
         adds_output_until: Until this time, the upstream is assumed to count the requested output tokens
             against the context window; 0 if it is not known to do so.
@@ -86,10 +86,15 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
         return self.adds_output_until > 0
 
     def get_effective_window(self, model: str, configured: int | None) -> int:
-        """Returns the context window to calculate with, in tokens (DESIGN.md §5.5).
+        """Returns the context window on which budgets are based, in tokens.
 
-        An error may lower a configured window (ADR 0009). A larger request that the upstream accepted raises
-        a window that was discovered or comes from the shipped table, but never a configured one.
+        A window from an error or a silent truncation may lower a configured window (ADR 0009). An accepted
+        request that exceeds the window raises a window that was discovered or comes from the shipped table,
+        but never a configured one.
+
+        Args:
+            model: Name of the model, for the shipped table.
+            configured: The configured window, in tokens; None if none is configured.
         """
         window = self.window or (self.get_base_window(model) if configured is None else configured)
         if configured is not None:
@@ -99,9 +104,9 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
 
     @property
     def limit_estimate(self) -> int:
-        """Returns the limit that refusals without a named limit suggest, in uncalibrated tokens; 0 if none.
+        """The size limit inferred from refusals that name no limit, in uncalibrated tokens; 0 if none.
 
-        The limit is `REFUSED_SHARE` of the smallest refused size, and never below the largest accepted size.
+        The limit is `REFUSED_SHARE` of the smallest refused size, but not below the largest accepted size.
         """
         if not self.refused_estimate:
             return 0
@@ -113,10 +118,14 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
         return self.window is not None or self.refused_estimate > 0
 
     def add_refused(self, estimate: int, until: float) -> Self:
-        """Returns the record after a refusal that names no limit.
+        """Returns the record after the upstream has refused `estimate` tokens without naming a limit.
 
-        If a request at least as large was accepted before, the upstream's limit has become lower. The
-        accepted size is then dropped, because the newer fact counts.
+        If the largest accepted size is not smaller than `estimate`, the upstream's limit must have become
+        lower, so the accepted size is dropped.
+
+        Args:
+            estimate: Size of the refused request, in uncalibrated tokens.
+            until: When this refusal expires, in seconds since the epoch.
         """
         if self.accepted_estimate >= estimate:
             cleared = self._replace(accepted_estimate=0, accepted_estimate_until=0.0)
@@ -126,7 +135,15 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
         return cleared._replace(refused_estimate=smallest, refused_until=until)
 
     def add_accepted(self, estimate: int, until: float) -> Self:
-        """Returns the record after an answer. Drops the refused size if the answered request is as large."""
+        """Returns the record after the upstream has accepted a request of `estimate` uncalibrated tokens.
+
+        If `estimate` reaches the smallest refused size, the refused size is dropped. The same record is
+        returned if a larger request was accepted before.
+
+        Args:
+            estimate: Size of the answered request, in uncalibrated tokens.
+            until: When this acceptance expires, in seconds since the epoch.
+        """
         if estimate < self.accepted_estimate:
             return self
         known = self._replace(accepted_estimate=estimate, accepted_estimate_until=until)
@@ -135,12 +152,15 @@ class LearnedLimits(NamedTuple):  # built for each answer: a dataclass costs fou
         return known._replace(refused_estimate=0, refused_until=0.0)
 
     def get_base_window(self, model: str) -> int:
-        """Returns the context window before errors and the configuration are considered, in tokens."""
+        """Returns the discovered or else the shipped context window, in tokens.
+
+        An accepted request that exceeds it raises it.
+        """
         return max(self.discovered_window or get_known_window(model), self.accepted_tokens)
 
 
 def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> LearnedLimits:
-    """Merges the records of two replicas."""
+    """Returns the record that joins what two replicas have learned and that has not expired at `now`."""
     calibration = max(ours.calibration, theirs.calibration, key=lambda each: each.observations)
     newer = max(ours, theirs, key=lambda each: each.accepted_until)
     accepted, since = newer.accepted_tokens if newer.accepted_until > now else 0, newer.accepted_until
@@ -164,7 +184,7 @@ def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> Lear
 
 
 def _add_sizes(limits: LearnedLimits, parts: Sequence[LearnedLimits], now: float) -> LearnedLimits:
-    """Adds the refused and accepted sizes of `parts`, in the order in which they were learned."""
+    """Adds the refused and accepted sizes of the records `parts` to `limits`, in the order of their expiry."""
     sizes = [(each.refused_until, False, each.refused_estimate) for each in parts]
     sizes += [(each.accepted_estimate_until, True, each.accepted_estimate) for each in parts]
     for until, is_accepted, estimate in sorted(sizes):
@@ -222,25 +242,27 @@ def _as_tokens(value: object) -> int | None:
 
 # Lifetime of learned limits, in seconds. They expire because providers change the model behind a name.
 LIMITS_TTL_S = 86_400.0
+# Number of records to keep in memory.
 MAX_MODELS = 4_096
 # A calibration is stored again when its mean (a logarithm) differs from the stored one by this much.
 SAVE_STEP = 0.02
 # Shortest time between two writes of a calibration, in seconds. At first, every answer changes it.
 SAVE_INTERVAL_S = 5.0
 # The drift is the logarithm of a factor: the upstream's count of the first request after a compaction,
-# divided by our prediction (`record_drift`). Weight of one compaction in the drift, and the largest drift.
+# divided by our prediction (`record_drift`). `DRIFT_WEIGHT` is the weight of one compaction in the drift, and
+# `MAX_DRIFT` the largest absolute value of the drift.
 DRIFT_WEIGHT = 0.5
 MAX_DRIFT = 0.15
 # Interval at which the stored record, to which other replicas write, is read again, in seconds.
 REFRESH_INTERVAL_S = 10.0
 # Number of window discoveries that may run at the same time.
 MAX_DISCOVERIES = 4
-# Number of conversations whose last answer is remembered.
+# Number of conversations whose last answer is remembered, for `judge_answer`.
 MAX_THREADS = 4_096
-# Lifetime of an inferred window and of a refused or accepted size, in seconds. When it has expired, a request
-# of full size is sent again, and shows whether the limit still holds.
+# Lifetime of an inferred window and of a refused or accepted size, in seconds. After it, requests are no longer
+# made smaller, so that the next large one shows whether the limit still holds.
 INFERRED_TTL_S = 3_600.0
-# Number of answers with low token counts that are remembered for each model.
+# Number of answers with low token counts that are remembered for each model, for `infer_window`.
 MAX_LOW_COUNTS = 8
 
 _log = structlog.get_logger()
@@ -269,18 +291,18 @@ class ModelLimits:
         self._now = now
         self._clock = clock
         self._known: dict[str, LearnedLimits] = {}
-        self._kept: dict[str, float] = {}  # the mean of each calibration in the store, a logarithm
+        self._kept: dict[str, float] = {}  # the mean of each stored calibration
         self._kept_at: dict[str, float] = {}
         self._looked: dict[str, float] = {}
-        self._drifts: dict[str, float] = {}  # logarithms
+        self._drifts: dict[str, float] = {}  # see `DRIFT_WEIGHT`
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._last: OrderedDict[tuple[str, str | bytes], AnsweredRequest] = OrderedDict()
         self._most: dict[str, int] = {}  # the largest token count of each model
         self._low: dict[str, deque[AnsweredRequest]] = {}  # each model's answers with low token counts
-        self._accepted_bytes: dict[str, int] = {}  # each model's largest answered body that was not counted
+        self._accepted_bytes: dict[str, int] = {}  # see `record_accepted_bytes`
 
     async def get(self, tenant: str, origin: str, model: str) -> LearnedLimits:
-        """Returns the limits of a model. Waits for the store only at a model's first use in this process."""
+        """Returns the learned limits of a model. Waits for the store only at its first use in this process."""
         return await self._get_by_key(model_limits_key(tenant, origin, model), model)
 
     async def _get_by_key(self, key: str, model: str) -> LearnedLimits:
@@ -291,13 +313,13 @@ class ModelLimits:
         return self._drop_expired(key)
 
     def peek_window(self, tenant: str, origin: str, model: str) -> int | None:
-        """Returns the learned window, in tokens, or None if this process has not learned one."""
+        """Returns `LearnedLimits.window`; None if this process knows none. Never waits."""
         key = model_limits_key(tenant, origin, model)
         self._refresh_in_background(key, model)
         return self._drop_expired(key).window if key in self._known else None
 
     def peek_effective_window(self, tenant: str, origin: str, model: str, configured: int | None) -> int:
-        """Returns the effective window, in tokens (`LearnedLimits.get_effective_window`); never waits.
+        """Returns the result of `LearnedLimits.get_effective_window`, in tokens. Never waits.
 
         Uses only the limits that this process has in memory.
         """
@@ -309,25 +331,33 @@ class ModelLimits:
         return known.get_effective_window(model, configured)
 
     def is_known(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether this process has looked up the limits of a model."""
+        """Returns whether this process has the limits of a model in memory."""
         return model_limits_key(tenant, origin, model) in self._known
 
     def peek_calibration(self, tenant: str, origin: str, model: str) -> Calibration:
-        """Returns the calibration that this process knows, or `Calibration.build_prior` without one."""
+        """Returns the calibration in memory, or else `Calibration.build_prior`. Never waits."""
         known = self._known.get(model_limits_key(tenant, origin, model))
         return known.calibration if known else Calibration.build_prior(model)
 
     def get_drift(self, tenant: str, origin: str, model: str) -> float:
-        """Returns the factor by which the token counts of requests after a compaction exceed their estimates.
+        """Returns the learned ratio of counted to predicted tokens of the first request after a compaction.
 
-        There is a difference because removed messages and their replacements are different kinds of text:
-        their ratios of counted to estimated tokens differ.
+        Returns 1.0 if nothing was learned. The ratio is not 1 because removed messages and their replacements
+        are different kinds of text, for which our estimates err differently.
         """
         drift = self._drifts.get(model_limits_key(tenant, origin, model))
         return math.exp(drift) if drift else 1.0
 
     def record_drift(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
-        """Learns the drift from the first request after a compaction: its estimate and its real count."""
+        """Learns the drift from the first request after a compaction.
+
+        Args:
+            tenant: Tenant of the request.
+            origin: Origin of the upstream.
+            model: Requested model.
+            estimate: Predicted size of the request, in tokens.
+            actual: The upstream's count, in tokens.
+        """
         key = model_limits_key(tenant, origin, model)
         drift = self._drifts.pop(key, 0.0) + DRIFT_WEIGHT * math.log(max(1, actual) / max(1, estimate))
         self._drifts[key] = max(-MAX_DRIFT, min(MAX_DRIFT, drift))
@@ -337,21 +367,33 @@ class ModelLimits:
     async def learn_window(
         self, tenant: str, origin: str, model: str, window: int, ttl_s: float = LIMITS_TTL_S
     ) -> None:
-        """Learns the context window that an error named. Of several such windows, the smallest counts."""
+        """Learns a context window that an error named or a silent truncation showed.
+
+        Of several such windows, the smallest is kept.
+
+        Args:
+            tenant: Tenant of the request.
+            origin: Origin of the upstream.
+            model: Requested model.
+            window: The context window, in tokens.
+            ttl_s: Lifetime of the window, in seconds.
+        """
         known = await self.get(tenant, origin, model)
         smaller = min(window, known.window or window)
         until = self._now() + ttl_s
         key = model_limits_key(tenant, origin, model)
         known = known._replace(window=smaller, window_until=until)
-        if (
-            known.accepted_tokens > smaller
-        ):  # the upstream now accepts less than before, and the newer fact counts
+        # If a larger request was accepted before, the upstream now accepts less.
+        if known.accepted_tokens > smaller:
             known = known._replace(accepted_tokens=smaller, accepted_until=self._now() + LIMITS_TTL_S)
         self._remember_limits(key, known)
         await self._save_to_store(key, model)
 
     def record_accepted_bytes(self, tenant: str, origin: str, model: str, size_bytes: int) -> None:
-        """Records the size of an answered body whose tokens we did not count; in this process only."""
+        """Records the size of an answered body whose tokens we did not count.
+
+        `learn_refused` uses the largest such size. It stays in this process.
+        """
         key = model_limits_key(tenant, origin, model)
         if size_bytes > self._accepted_bytes.get(key, 0):
             self._accepted_bytes[key] = size_bytes
@@ -363,15 +405,15 @@ class ModelLimits:
     ) -> None:
         """Learns that a request of this size was refused as too long by an error that names no limit.
 
-        The largest answered body whose tokens were not counted also counts as an accepted size
-        (`record_accepted_bytes`). It is assumed to have as many tokens per byte as this request.
+        The largest body in `record_accepted_bytes` becomes an accepted size. It is assumed to have as many
+        tokens per byte as this request.
 
         Args:
             tenant: Tenant of the request.
             origin: Origin of the upstream.
             model: Requested model.
-            estimate: Our uncalibrated count of the forwarded request, in tokens. If it is below
-                `LEAST_SIZE_TOKENS` when calibrated, the refusal is ignored: no model's window is so small.
+            estimate: Our uncalibrated count of the forwarded request, in tokens. If the calibrated count is
+                below `MIN_JUDGED_TOKENS`, the refusal is ignored: no model has so small a context window.
             size_bytes: Size of the forwarded body.
         """
         known = await self.get(tenant, origin, model)
@@ -397,7 +439,7 @@ class ModelLimits:
             await self._save_to_store(key, model)
 
     async def is_limited(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether an error or a silent truncation has lowered the window."""
+        """Returns whether an error or a silent truncation has lowered a model's window."""
         return (await self.get(tenant, origin, model)).is_limited
 
     async def learn_adds_output(self, tenant: str, origin: str, model: str) -> None:
@@ -423,13 +465,13 @@ class ModelLimits:
         await self._save_to_store(key, model)
 
     async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether the upstream is assumed not to answer a compaction trigger with an item."""
+        """Returns whether the upstream is assumed not to answer a compaction trigger with a compaction item."""
         return (await self.get(tenant, origin, model)).lacks_compaction_until > self._now()
 
     async def learn_token_count(
         self, tenant: str, origin: str, model: str, estimate: int, actual: int
     ) -> None:
-        """Learns the token count that an answer's usage reports for a request."""
+        """Updates the calibration with a request's estimate and the count that its answer's usage reports."""
         key = model_limits_key(tenant, origin, model)
         await self._update_calibration(key, model, await self._get_by_key(key, model), estimate, actual)
 
@@ -455,7 +497,9 @@ class ModelLimits:
         find_mentioned_numbers: Callable[[], Container[int]],
         is_window_configured: bool = False,
     ) -> bool:
-        """Learns from the usage of an answer. Returns whether the upstream truncated the request silently.
+        """Learns from the usage of an answer. Returns whether the upstream truncates requests silently.
+
+        A single low count is not enough for the result True (see `silent_truncation.infer_window`).
 
         Args:
             tenant: Tenant of the request.
@@ -463,9 +507,9 @@ class ModelLimits:
             model: Model that answered.
             answer: Token counts of the request and its answer.
             thread: Root or id of the conversation, to find its previous answer. None if there is neither, or
-                if its requests do not continue each other.
-            find_mentioned_numbers: Returns the numbers in the request's text. A count or window that is one
-                of them is ignored. Called only if a count is low.
+                if the conversation's requests do not continue each other.
+            find_mentioned_numbers: Returns the numbers in the request's text. A low count, or an inferred
+                window, that is among them is ignored. Called only if the count is low.
             is_window_configured: Whether the window is configured. If so, no window is learned here, because
                 only an error may lower a configured window.
         """
@@ -516,10 +560,10 @@ class ModelLimits:
     def _replace_last_answer(
         self, key: str, thread: str | bytes | None, answer: AnsweredRequest
     ) -> AnsweredRequest | None:
-        """Stores an answer as the last one of its conversation and returns the previous one.
+        """Stores an answer as the last one of its conversation. Returns the previous one, or None.
 
-        If both have the same token count, the older answer stays stored. A request is then compared with the
-        first one that had this count, so that small steps of growth add up.
+        If both report the same token count, the older answer stays stored. The next request is then compared
+        with the first one that had this count, so that small steps of growth add up.
         """
         if thread is None:
             return None
@@ -532,10 +576,9 @@ class ModelLimits:
     async def _learn_larger_window(
         self, key: str, model: str, known: LearnedLimits, answer: AnsweredRequest
     ) -> LearnedLimits:
-        """Raises the known window to the size of an answered request, if its token count is plausible.
+        """Records an answered request that exceeds the known window, if its token count is plausible.
 
-        Returns:
-            The current limits.
+        Returns the current limits.
         """
         if not (known.window or known.get_base_window(model)) < answer.prompt <= MAX_RATIO * answer.estimate:
             return known
@@ -562,10 +605,10 @@ class ModelLimits:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key, model))
 
     async def _load_from_store(self, key: str, model: str) -> None:
-        """Merges the stored record into this process's record, which stays as it is if the read fails."""
+        """Merges the stored record into the one in memory. If the read fails, the latter stays unchanged."""
         [fields] = await self._records.get_many([key], bypass_cache=True)
         theirs = self._parse_stored(fields, model)
-        ours = self._known.get(key)  # read after the wait: the process may have learned more meanwhile
+        ours = self._known.get(key)  # read after the wait, in which the process may have learned more
         self._remember_limits(key, merge_limits(ours, theirs, self._now()) if ours else theirs)
         self._looked[key] = self._clock()
         if fields is None:
@@ -608,7 +651,7 @@ class ModelLimits:
         self._known[key] = learned
 
     async def _save_to_store(self, key: str, model: str) -> None:
-        """Merges the record with what other replicas have stored, then stores it."""
+        """Merges the record in memory with the stored one, to which other replicas write, and stores the result."""
         await self._load_from_store(key, model)
         learned = self._known[key]
         self._kept[key] = learned.calibration.mean

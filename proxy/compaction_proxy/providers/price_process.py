@@ -1,6 +1,6 @@
 """Looks up prices in a separate process, because the price table takes 80 MB of memory.
 
-The process ends after each lookup, which is slow. That is acceptable, because lookups are few and not urgent.
+Each lookup starts a process, which is slow. That is acceptable, because lookups are few and not urgent.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 
-# Time limit of the process, in seconds. On an idle machine, the process takes one second.
+# Time limit of the process, in seconds. On an idle machine, it takes one second.
 TIMEOUT_S = 20.0
 # The child process gets this process's `sys.path`, so that it imports modules only from there.
 _PROGRAM = (
@@ -22,9 +22,9 @@ _PROGRAM = (
 class PriceProcess:
     """Looks up prices through a child process that ends after its answer.
 
-    The child reads one line `["model", "origin", at]` per name until the end of its input. Its input also
-    ends if the parent dies, so the child does not outlive its parent for long. The child writes one line per
-    name, as JSON: null, or the fields of a `ModelPrice`.
+    For each name, the child reads a line `["model", "origin", at]` and writes a line of JSON: null, or the
+    fields of a `ModelPrice`. It ends at the end of its input. The input also ends if the parent dies, so the
+    child does not outlive its parent for long.
 
     Args:
         command: Command line of the process.
@@ -38,7 +38,7 @@ class PriceProcess:
         self._limit_s = timeout_s
 
     def find_prices(self, names: Sequence[tuple[str, str]], at: float) -> list[ModelPrice | None]:
-        """Returns the prices of models; see `compaction_proxy.providers.pricing.PriceTable`."""
+        """Returns the prices of models; see `compaction_proxy.providers.pricing.PriceTable.find_prices`."""
         questions = "".join(f"{json.dumps([*name, at])}\n" for name in names)
         answer = subprocess.run(  # noqa: S603 - nothing that clients choose is in the command
             (*self._command, *sys.path),

@@ -25,12 +25,12 @@ SOURCE = f"{LIBRARY} {version(LIBRARY)}"
 TIMEOUT_S = 30
 # The program's niceness, so that other work on the machine has priority.
 NICENESS = 10
-_NAME_CHARACTERS = 200  # longest name that is looked up: clients choose the names
+_NAME_CHARACTERS = 200  # only the end of a longer name is looked up, because clients choose the names
 _DEFAULT_PORTS = {"https": ":443", "http": ":80"}
 
 
 def find_price(model: str, origin: str, at: float) -> ModelPrice | None:
-    """Returns the price of a model; see `compaction_proxy.providers.pricing.PriceTable`.
+    """Returns a model's price; see `compaction_proxy.providers.pricing.PriceTable.find_prices`.
 
     Does not use the library's own search, because that search remembers every name forever.
     """
@@ -42,7 +42,7 @@ def find_price(model: str, origin: str, at: float) -> ModelPrice | None:
 
 
 def main() -> None:
-    """Writes one line for each line of standard input; `price_process` describes the format."""
+    """Looks up a price for each line of standard input; `price_process.PriceProcess` describes the lines."""
     os.nice(NICENESS)
     signal.alarm(TIMEOUT_S)
     for line in sys.stdin:
@@ -68,18 +68,18 @@ def _find_model(model: str, origin: str) -> types.ModelInfo | None:
 
 
 def _find_named_provider(model: str) -> types.Provider | None:
-    """Finds the provider that a model name begins with, as in `openai/gpt-4o`."""
+    """Finds the provider named before the last slash of a model name, as in `openai/gpt-4o`."""
     named = model.rpartition("/")[0].rpartition("/")[2]
     return next((each for each in providers if each.id == named), None)
 
 
 def _find_maker(bare: str) -> types.Provider | None:
-    """Finds the provider that makes the model, by the pattern of its model names."""
+    """Finds the provider whose pattern of model names matches `bare`: usually the maker of the model."""
     return next((each for each in providers if each.model_match and each.model_match.is_match(bare)), None)
 
 
 def _find_start_date(model: types.ModelInfo, moment: datetime) -> str:
-    """Returns the day from which the price is valid, or an empty string if the table names none."""
+    """Returns the day since which the price at `moment` is valid; empty if the table names none."""
     if not isinstance(model.prices, list):
         return ""
     begun = (each.constraint for each in model.prices if each.constraint and each.constraint.active(moment))
@@ -88,7 +88,7 @@ def _find_start_date(model: types.ModelInfo, moment: datetime) -> str:
 
 
 def _convert_price(prices: types.ModelPrice, since: str) -> ModelPrice | None:
-    """Converts the library's prices. Returns None if the model has no price for text tokens."""
+    """Converts the library's prices. Returns None if there is no price for input tokens."""
     held = {name: getattr(prices, name, None) for name in ("input_mtok", "output_mtok")}
     if held["input_mtok"] is None:
         return None

@@ -20,7 +20,8 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import PRICES_FAILED
 from compaction_proxy.support.lru import LruCache
 
-# Number of cached prices, and their lifetime in seconds. It is an hour, because some prices change hourly.
+# Number of cached prices, and their longest lifetime in seconds. It is an hour, because some prices change
+# hourly.
 MAX_CACHED_PRICES = 4_096
 PRICE_TTL_S = 3_600.0
 # Time after a failed lookup until it is repeated, in seconds. Until then, the price is unknown.
@@ -28,9 +29,8 @@ FAILURE_TTL_S = 60.0
 # Number of names that may wait for a lookup. Clients choose the names, so the number must have a limit.
 # Further names have no price.
 MAX_QUEUED_LOOKUPS = 1_024
-# Number of lookups that follow each other without a pause, and the pause after each further lookup, in
-# seconds. The pause limits the load: a lookup costs half a second of processor time, and clients may name any
-# number of models.
+# Number of first lookups without a pause, and the pause after each later lookup, in seconds. The pause limits
+# the load: a lookup costs half a second of processor time, and clients may name any number of models.
 LOOKUP_BURST = 8
 LOOKUP_PAUSE_S = 2.0
 
@@ -53,8 +53,8 @@ class PriceTable(Protocol):
 
         Args:
             names: Model names as clients give them, each with the origin of its upstream, such as
-                `https://api.openai.com:443`. If the origin belongs to a known provider, only its prices
-                count. Otherwise the model name determines the provider.
+                `https://api.openai.com:443`. If the origin belongs to a known provider, only the prices of
+                this provider are used. Otherwise the model name determines the provider.
             at: Time of the request, in seconds since the epoch. Prices change with time, some of them hourly.
         """
         ...
@@ -62,7 +62,7 @@ class PriceTable(Protocol):
 
 @lru_cache(maxsize=256)
 def is_local(origin: str) -> bool:
-    """Returns whether an upstream is self-hosted: local, on a private network, or without a public domain."""
+    """Returns whether an upstream has a private address, or a host name that does not exist on the internet."""
     host = urlsplit(origin).hostname or ""
     try:
         return ip_address(host).is_private
@@ -71,7 +71,7 @@ def is_local(origin: str) -> bool:
 
 
 class _CachedPrice(NamedTuple):
-    """A price and when it expires, in seconds since the epoch."""
+    """A price, or None if it is unknown, and when it expires, in seconds since the epoch."""
 
     price: ModelPrice | None
     until: float
@@ -87,8 +87,7 @@ class PriceBook:
         config: Configuration. Its prices override the table and need no lookup.
         table: Table of public prices.
         now: Returns the seconds since the epoch.
-        pause_s: Pause between two lookups, in seconds. There is none between the first `LOOKUP_BURST`
-            lookups.
+        pause_s: Pause after each lookup except the first `LOOKUP_BURST`, in seconds.
     """
 
     def __init__(
@@ -112,9 +111,9 @@ class PriceBook:
     def get_price(self, model: str, origin: str) -> ModelPrice | None:
         """Returns the price of a model, or None if it is unknown; never waits.
 
-        A model without a configured or cached price is queued for a lookup in a thread. Until the lookup has
-        finished, the result is the price that was cached before, or None. Self-hosted servers have only
-        configured prices, because the table has none for them.
+        A model without a configured price is queued for a lookup in a thread if its cached price is missing
+        or has expired. Until the lookup has finished, the result is the expired price, or None. For a
+        self-hosted upstream (`is_local`), only a configured price is used, because the table has none.
 
         Args:
             model: Model name as clients give it.
@@ -127,7 +126,7 @@ class PriceBook:
             return self._get_or_queue((model, origin))
 
     def is_resolved(self, model: str, origin: str) -> bool:
-        """Returns whether `get_price` can give its result without a lookup. Starts no lookup itself."""
+        """Returns whether `get_price` would return its result without starting a lookup. Starts none itself."""
         if is_local(origin) or get_model_settings(self._config, model).prices is not None:
             return True
         with self._lock:
@@ -135,16 +134,24 @@ class PriceBook:
         return held.until > self._now()
 
     def reload(self, config: Config) -> None:
-        """Uses the prices of another configuration."""
+        """Replaces the configuration, and with it the configured prices."""
         self._config = config
 
     def compute_cost(self, model: str, url: str, prompt: int, cached: int, completion: int) -> float | None:
-        """Returns the cost of a request to a URL, in dollars; None if no price is known. Never waits."""
+        """Returns the cost of a request to a URL, in dollars; None if the price is unknown. Never waits.
+
+        Args:
+            model: Model name as clients give it.
+            url: URL of the request.
+            prompt: Number of input tokens, cached tokens included.
+            cached: Number of cached input tokens.
+            completion: Number of output tokens.
+        """
         price = self.get_price(model, str(parse_origin(url)))
         return None if price is None else price.compute_cost(prompt, cached, completion)
 
     async def wait_for_prices(self, names: Iterable[PriceKey]) -> None:
-        """Waits until the lookups of these models have finished.
+        """Looks up the prices of these models that are not known, and waits until the lookups have finished.
 
         Args:
             names: The models, each with the origin of its upstream.
@@ -161,7 +168,7 @@ class PriceBook:
         await asyncio.gather(*asked)
 
     def _get_or_queue(self, name: PriceKey) -> ModelPrice | None:
-        """Returns the cached price and queues a lookup if it has expired. The caller holds the lock."""
+        """Returns the cached price; queues a lookup if it is missing or expired. The caller holds the lock."""
         held = self._held.get(name) or _UNKNOWN
         if held.until <= self._now():
             self._queue_lookup(name)
@@ -191,7 +198,7 @@ class PriceBook:
                 time.sleep(self._rest_s)
 
     def _get_queued_names(self) -> list[PriceKey]:
-        """Returns all queued models. If there are none, the thread ends; the next lookup starts a new one."""
+        """Returns all queued models. If there are none, also records that the calling thread will end."""
         with self._lock:
             self._asking = bool(self._asked)
             return list(self._asked)

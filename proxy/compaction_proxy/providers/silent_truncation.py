@@ -1,9 +1,9 @@
 """Detects that an upstream silently read only a part of a request.
 
 Ollama, for example, removes the beginning of a request that is too long, and answers with status 200. Only
-the token count in its usage shows this. If the counts stay the same while the requests grow, they show the
-context window. A single low count proves nothing: a text of one repeated letter has far fewer tokens than
-estimated, and an answer from a cache reports the count of another request.
+the token count in the answer's usage shows this. If the counts stay the same while the requests grow, the
+counts equal the context window. A single low count proves nothing: a text of one repeated letter has far fewer
+tokens than estimated, and an answer from a cache reports the count of another request.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,19 @@ from compaction_proxy.providers.calibration import MIN_USAGE_TOKENS, Calibration
 
 # A count below this share of our calibrated estimate is low: the upstream may not have read everything.
 LOW_COUNT_SHARE = 0.6
-# If the estimate grows by more than this factor and the count stays the same, the count is low or doubtful.
+# If the estimate grows by more than this factor between two requests of a conversation, but the count stays the
+# same, the count is low or doubtful.
 GROWTH_FACTOR = 1.1
-# If the count grows by at least this share of the tokens that were added, a low count is believed.
+# If the count has grown by at least this share of the growth of the estimate since the previous request, a low
+# count is believed: the upstream has read the whole request.
 COUNT_GROWTH_SHARE = 0.5
-# Number of requests of different sizes, all with low counts, that are needed to infer a window. Their counts
-# may differ from the newest one by at most the factor COUNT_SPREAD. Their sizes, from the smallest to the
-# largest, must differ by at least the factor SIZE_SPREAD.
+# To infer a window, at least `MIN_LOW_COUNTS` requests of different sizes with low counts are needed. Their
+# counts may differ from the newest count by at most the factor `COUNT_SPREAD`. The largest request must exceed
+# the smallest by at least the factor `SIZE_SPREAD`.
 MIN_LOW_COUNTS = 3
 COUNT_SPREAD = 1.15
 SIZE_SPREAD = 1.3
-# Requests with fewer tokens are taken as not truncated, because no model has so small a context window.
+# Requests with fewer tokens are assumed to be read as a whole, because no model has so small a context window.
 MIN_JUDGED_TOKENS = 2_000
 TRUSTED_AFTER = 3  # number of observations after which the calibration is trusted
 
@@ -38,7 +40,7 @@ class AnsweredRequest(NamedTuple):
         prompt: `usage.prompt_tokens`.
         completion: `usage.completion_tokens`; 0 if unknown.
         cached: Number of cached prompt tokens. Some gateways leave them out of `prompt`.
-        has_media: Whether the request contains parts, such as images, whose tokens we may overestimate.
+        has_media: Whether the request contains images or other parts whose tokens we may overestimate.
     """
 
     estimate: int
@@ -53,8 +55,8 @@ def judge_answer(
 ) -> Verdict:
     """Judges by the token count of an answer whether the upstream read the whole request.
 
-    The caller must not learn anything from a `doubtful` answer. From `low_answers` answers it may learn only
-    the window that `infer_window` returns.
+    The caller must not learn anything from a `doubtful` answer. From `low` answers it may learn only the
+    window that `infer_window` returns.
 
     Args:
         answer: The answered request.
@@ -78,11 +80,12 @@ def judge_answer(
 
 
 def infer_window(low_answers: Sequence[AnsweredRequest], largest_count_tokens: int) -> int | None:
-    """Infers the window, in tokens, at which the upstream truncates. Returns None if the counts show none.
+    """Returns the context window to which the upstream truncates, in tokens; None if the counts show none.
 
     Args:
         low_answers: Answers with low counts, the newest last.
-        largest_count_tokens: Largest count of any answer so far, in tokens. The window is never smaller.
+        largest_count_tokens: Largest count of all answers of the model so far, in tokens. The result is never
+            smaller.
     """
     if not low_answers:
         return None
@@ -98,6 +101,6 @@ def infer_window(low_answers: Sequence[AnsweredRequest], largest_count_tokens: i
 
 
 def _has_count_grown(now: AnsweredRequest, last: AnsweredRequest) -> bool:
-    """Returns whether the count has grown with the estimate."""
+    """Returns whether the count has grown with the estimate since the request `last`."""
     added = now.estimate - last.estimate
     return added > 0 and now.prompt - last.prompt >= COUNT_GROWTH_SHARE * added

@@ -12,10 +12,10 @@ from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.wire import SummaryCallFormat
 
-# Largest answer that is read, in bytes. A summary has a few thousand tokens, so a longer answer is none.
+# Largest answer that is read, in bytes. A summary has a few thousand tokens, so a longer answer is not one.
 MAX_ANSWER_BYTES = 1_048_576
-# Number of attempts for a summary. A provider may refuse several members of the request (or values of the
-# reasoning effort), and name only one in each answer. Each attempt leaves out one more.
+# Number of attempts for a summary. A provider may refuse several members of the request, or several values of
+# the reasoning effort, but name only one of them in each error. Each attempt leaves out one more.
 MAX_ATTEMPTS = 6
 # Number of pairs of URL and model whose refused members are remembered. Clients can choose models and the
 # query parts of URLs, so the number must have a limit.
@@ -32,7 +32,7 @@ class HttpSummaryModel:
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """Requests one summary. From the first refusal of a member on, no request contains this member.
+        """Requests one summary. Members of the request that this provider has refused are left out from then on.
 
         Raises:
             SummaryError: The provider cannot be reached or gives no usable answer.
@@ -78,8 +78,8 @@ async def _read_body(response: httpx.Response) -> bytes:
     """Reads and decompresses the body.
 
     Raises:
-        SummaryError: The body is too large, or its compression cannot be decoded. The reason is `garbage` for
-            a successful response, and `http-` with the status for an error response.
+        SummaryError: The body is too large or cannot be decompressed. The reason is `garbage` for a
+            successful response, and `http-` with the status for an error response.
     """
     encoding = response.headers.get("content-encoding", "")
     plain = encoding.strip().lower() in IDENTITY
@@ -93,10 +93,11 @@ async def _read_body(response: httpx.Response) -> bytes:
 
 
 def _parse_answer(body: bytes, asking: SummaryCallFormat) -> SummaryAnswer:
-    """Parses a successful answer. Some providers report an overflow with status 200.
+    """Parses the body of a response with a success status.
 
     Raises:
-        SummaryError: The reason is `overflow` or `garbage`.
+        SummaryError: `overflow`: the body is an error about a request that is too long, which some providers
+            send with status 200. `garbage`: the body is not an answer.
     """
     overflow = parse_overflow(httpx.codes.OK, body)
     if overflow is not None:
@@ -114,8 +115,8 @@ def _build_failure(response: httpx.Response, body: bytes) -> SummaryError:
 
 
 def _parse_retry_after(retry_after: str) -> float:
-    """Returns the seconds in the header `retry-after`; 0 if it is missing.
+    """Returns the seconds in the header `retry-after`; 0 if it is missing or invalid.
 
-    Also returns 0 for a date: it asks for a wait that is too long for a retry.
+    Also returns 0 for a date, because providers use dates only for waits that are too long for a retry.
     """
     return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0

@@ -1,8 +1,8 @@
 """Counts the tokens of a request without delaying other requests.
 
 Short texts are counted at once on the event loop. Longer texts are counted in a small pool of threads. Each
-request gets a thread for a short turn only, so that several requests alternate. The event loop keeps running
-meanwhile, because a tokenizer releases the interpreter lock.
+request gets a thread only for a short turn at a time, so that several requests alternate. The event loop
+keeps running meanwhile, because a tokenizer releases the interpreter lock.
 
 A text longer than `SLICE_CHARACTERS` is cut into slices, which are counted separately. Of very long requests,
 only a sample of the slices is counted, and the other slices are estimated from it.
@@ -18,17 +18,17 @@ from compaction_proxy.core.message import Span
 from compaction_proxy.providers.types import TokenCounter
 
 SLICE_CHARACTERS = 64 * 1024
-# Number of characters of a request that are counted, which takes five seconds at worst. For the rest, the
-# tokens are extrapolated.
+# Number of characters of a request that are counted, which takes five seconds at worst. The tokens of the
+# rest are extrapolated.
 BUDGET_CHARACTERS = 8 * 1024 * 1024
-_SEEK_CHARACTERS = 1024  # a slice ends at a space if there is one this close to the limit
-# Cuts are at multiples of 4 characters from the start of a slice. `CharacterCounter`, which counts
-# ⌈characters / 4⌉, therefore counts as many tokens in all slices together as in the whole text.
+_SEEK_CHARACTERS = 1024  # a slice ends at a space if there is one in this many characters before its limit
+# The length of every slice except the last is a multiple of this number of characters. So `CharacterCounter`,
+# which counts ⌈characters / 4⌉ tokens, counts as many in all slices together as in the whole text.
 _GRID = 4
 
 
 def _find_cut(text: str, start: int, limit: int) -> int:
-    """Returns the end of the slice that begins at `start`: before a single space, or else at the limit.
+    """Returns the end of the slice that begins at `start`: before a single space, or else after `limit`.
 
     A word and the space before it are one token, so a cut before a space does not change the count. Any other
     cut adds a token or two.
@@ -52,11 +52,15 @@ def iter_slices(text: str, limit: int = SLICE_CHARACTERS) -> Iterator[Span]:
 
 
 def sample_slices(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iterator[int]:
-    """Yields the indices of the slices to count. They have at most `budget` characters together.
+    """Yields the indices of the slices to count. They have at most `budget` characters in total.
 
-    If not all slices fit the budget, each is chosen with a probability in proportion to its size, so that
+    If not all slices fit the budget, the chance of a slice to be chosen is in proportion to its size, so that
     neither short nor long slices bias the result. (Systematic sampling: there is a mark every `step`
-    characters, and slices with a mark are chosen.) No slice may be larger than the budget.
+    characters, and the slices that contain a mark are chosen.) No slice may be larger than the budget.
+
+    Args:
+        sizes: Number of characters of each slice.
+        budget: Number of characters to count.
     """
     total, largest = sum(sizes), max(sizes, default=0)
     if total <= budget:
@@ -72,7 +76,7 @@ def sample_slices(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iter
 
 
 def extrapolate_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list[int]:
-    """Returns the tokens of every slice. Estimates slices that were not counted from the counted ones.
+    """Returns the tokens of every slice. Those that were not counted are estimated from the counted ones.
 
     Args:
         sizes: Number of characters of each slice.
@@ -86,18 +90,18 @@ def extrapolate_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list
     ]
 
 
-# Limits of the counting on the event loop, which delays all other requests. The worst known texts take a
-# tokenizer 0.6 µs per character (with toktok a run of hyphens; with tiktoken Chinese function words in random
-# order, or □□□…). Prose and code take 0.004 µs with toktok and 0.05 µs with tiktoken. The delay is therefore
-# at most AT_ONCE_S plus 3.7 ms for the text that is begun last: 5 ms together.
-MAX_INLINE_TEXT_CHARACTERS = 6 * 1024  # size of the longest text that is counted on the loop, in characters
+# Limits for counting on the event loop, which delays all other requests. A tokenizer takes 0.6 µs per
+# character for the worst known texts (with toktok a run of hyphens; with tiktoken Chinese function words in
+# random order, or □□□…). For prose and code, it takes 0.004 µs with toktok and 0.05 µs with tiktoken. The
+# delay is therefore at most `INLINE_BUDGET_S` plus 3.7 ms for the text that is begun last: 5 ms in total.
+MAX_INLINE_TEXT_CHARACTERS = 6 * 1024  # longest text that is counted on the loop
 INLINE_BUDGET_S = 0.001  # time after which no further text is begun on the loop
-# If the texts together are longer than this, none is counted on the loop. They would not all be counted
-# within AT_ONCE_S, so the request would need a thread anyway.
+# If the texts of a request have more characters than this in total, none is counted on the loop. They would
+# not all be counted within `INLINE_BUDGET_S`, so the request would need a thread anyway.
 MAX_INLINE_CHARACTERS = 64 * 1024
-# Length of a turn: a request gives its thread back at the end of the first step after this time. A step
-# counts at most SLICE_CHARACTERS, and takes 40 ms at worst. With shorter turns, the time that each turn waits
-# for the event loop would be too large a part.
+# Length of a turn, in seconds: a request gives its thread back when the step that is running at this time
+# ends. A step counts at most `SLICE_CHARACTERS`, and takes 40 ms at worst. After each turn, the request waits
+# for the event loop. With shorter turns, it would spend too large a part of its time on waiting.
 TURN_S = 0.01
 _KNOWN_MODELS = 256
 
@@ -117,7 +121,7 @@ def _slice_pieces(pieces: Sequence[str]) -> Iterator[_TextSlice]:
 
 
 def _group_steps(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Yields the indices of the slices to count, in groups of at most `SLICE_CHARACTERS` together."""
+    """Yields the indices of the slices to count, in groups of at most `SLICE_CHARACTERS` in total."""
     step: list[int] = []
     characters = 0
     for index in sample_slices(sizes):
@@ -134,7 +138,7 @@ class _CountingTask:
     """Counts one request in a worker thread, one turn at a time.
 
     Attributes:
-        dropped: Whether the result is no longer needed. If it is set, the turn ends after the current step.
+        dropped: Whether the result is no longer needed. If True, the turn ends after the current step.
     """
 
     def __init__(self, counter: TokenCounter, pieces: Sequence[str], model: str) -> None:
@@ -148,9 +152,9 @@ class _CountingTask:
         self._left: Iterator[list[int]] | None = None
 
     def run_turn(self, budget_s: float) -> list[int] | None:
-        """Counts for `budget_s`, but at least one step.
+        """Counts for about `budget_s` seconds, but at least one step.
 
-        Returns the tokens of each text if everything is counted, else None; then another turn is needed.
+        Returns the tokens of each text, or None if another turn is needed to count the rest.
         """
         end = perf_counter() + budget_s
         for step in self._get_steps():
@@ -185,7 +189,7 @@ class TokenScheduler:
     Args:
         counter: Token counter; must be thread-safe.
         workers: Number of threads.
-        turn_s: How long a request may keep a thread while others wait, in seconds.
+        turn_s: Time after which a request gives its thread back to others, in seconds.
     """
 
     def __init__(self, counter: TokenCounter, workers: int = 2, turn_s: float = TURN_S) -> None:
@@ -197,17 +201,17 @@ class TokenScheduler:
     async def run_in_worker(self, work: Callable[[], None]) -> None:
         """Runs work that uses the counter, such as loading a vocabulary, in one of the counting threads.
 
-        A tokenizer keeps memory for each thread that uses it (toktok 16 MB), so work in any other thread
-        would take more memory.
+        A tokenizer keeps memory for each thread that uses it (toktok 16 MB), so other threads should not use
+        it.
         """
         await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def count(self, pieces: Sequence[str], model: str) -> list[int]:
         """Counts the tokens of each text in `pieces` for `model`, uncalibrated, in the same order.
 
-        If the texts together are longer than `BUDGET_CHARACTERS`, a part is counted and the rest
-        extrapolated. If the caller is cancelled, the current step (about 64 thousand characters) finishes,
-        its result is dropped, and no other step begins.
+        If the texts have more than `BUDGET_CHARACTERS` in total, a part is counted and the rest extrapolated.
+        If the caller is cancelled, the current step (at most `SLICE_CHARACTERS`) finishes, its result is
+        dropped, and no other step begins.
 
         Raises:
             RuntimeError: The scheduler is closed.
@@ -218,14 +222,14 @@ class TokenScheduler:
         return counts
 
     def close(self) -> None:
-        """Drops the work that has not begun, and ends the threads after their current work. Does not wait."""
+        """Drops the work that has not begun, and ends each thread after its current turn. Does not wait."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _count_inline(self, pieces: Sequence[str], model: str) -> list[int]:
-        """Counts texts on the event loop, from the first on, until the limits above are reached.
+        """Counts texts on the event loop, from the first on, until a limit is reached.
 
-        Returns the counts so far. The list is empty if the total is too long, or if the model's vocabulary
-        may not be loaded yet.
+        Returns the counts of the first texts. The list is empty if the texts have more than
+        `MAX_INLINE_CHARACTERS` in total, or if the model's vocabulary may not be loaded yet.
         """
         counts: list[int] = []
         if model not in self._known or sum(map(len, pieces)) > MAX_INLINE_CHARACTERS:

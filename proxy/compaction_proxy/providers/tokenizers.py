@@ -31,8 +31,8 @@ from compaction_proxy.support.fail_open import suppress_and_report
 class CharacterCounter:
     """Counts ⌈characters / 4⌉ tokens for any model.
 
-    This is fast but inaccurate: dense text (Chinese, digits, JSON) has up to 2.5 times as many tokens.
-    `core.token_rules.CHARACTERS` has the tokens that messages add to their text with this counter.
+    This is fast but inaccurate: dense text (Chinese, digits, JSON) has up to 2.5 times as many tokens. For
+    this counter, `core.token_rules.CHARACTER_RULE` says how many tokens a message has besides its text.
     """
 
     def count(self, text: str, model: str) -> int:  # noqa: ARG002 - the port's signature
@@ -45,7 +45,7 @@ class CharacterCounter:
 
 
 DATA_FOLDER = Path(__file__).parent.parent / "data"
-_BYTES_PER_TOKEN = 3  # used for estimates; all measured kinds of prose and code have 2.1 to 4.6
+_BYTES_PER_TOKEN = 3  # for estimates; the measured kinds of prose and code have 2.1 to 4.6
 # Our own special token, which separates texts that are counted in one call. It consists of private-use
 # characters, which texts hardly ever contain. Its first character occurs in it only once, so the end of a
 # text and the separator after it cannot form another separator.
@@ -121,7 +121,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def estimate_tokens(text: str) -> int:
-    """Estimates ⌈UTF-8 bytes / 3⌉ tokens for a text that cannot be counted."""
+    """Returns ⌈UTF-8 bytes / 3⌉ as an estimate for a text whose tokens cannot be counted."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
@@ -132,7 +132,7 @@ def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
     OpenAI's special tokens count as plain text. The only special token is our separator.
 
     Raises:
-        Exception: The file is missing, damaged or wrong.
+        Exception: The file is missing or damaged, or its digest is wrong.
     """
     packed = (data / f"{vocabulary.name}.tiktoken.xz").read_bytes()
     content = lzma.decompress(packed)
@@ -149,7 +149,7 @@ def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
 
 
 def count_sliced(text: str, count: Callable[[str], int]) -> int:
-    """Counts a long text slice by slice with `count`.
+    """Counts the tokens of a long text slice by slice, with the function `count`.
 
     If the text is longer than `BUDGET_CHARACTERS`, counts a sample of the slices and extrapolates.
     """
@@ -160,7 +160,7 @@ def count_sliced(text: str, count: Callable[[str], int]) -> int:
 
 
 def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
-    """Returns the number of ids in each of the runs into which the id `mark` divides `ids`."""
+    """Returns the number of token ids in each of the `runs` parts into which the id `mark` divides `ids`."""
     lengths, start = [], 0
     for _ in range(runs - 1):
         stop = ids.index(mark, start)
@@ -179,7 +179,7 @@ def _count_together(texts: Sequence[str], encoding: tiktoken.Encoding) -> list[i
 
 
 class TiktokenCounter:
-    """Counts with the vocabulary of a model, and estimates if the vocabulary cannot be loaded.
+    """Counts tokens with the vocabulary of the model. Estimates them if the vocabulary cannot be loaded.
 
     Thread-safe. An encoding is loaded once, at its first use or by `warm_up`.
 
@@ -208,15 +208,14 @@ class TiktokenCounter:
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
         """Counts the tokens of every text.
 
-        Texts that together are no longer than `SLICE_CHARACTERS` are counted in one call of tiktoken. This
-        takes as long as one call per text, but releases and acquires the interpreter lock only once.
+        Texts with at most `SLICE_CHARACTERS` in total are counted in one call of tiktoken. This takes as long
+        as one call per text, but releases and acquires the interpreter lock only once.
         """
         encoding = self._get_encoding(find_vocabulary(model))
         counts = None
         if encoding is not None and len(texts) > 1 and sum(map(len, texts)) <= SLICE_CHARACTERS:
-            with suppress_and_report(
-                lambda _: None
-            ):  # the error is reported when the text that causes it is counted alone
+            # The error is reported when the text that causes it is counted alone.
+            with suppress_and_report(lambda _: None):
                 counts = _count_together(texts, encoding)
         return counts or [self.count(text, model) for text in texts]
 

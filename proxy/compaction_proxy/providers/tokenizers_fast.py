@@ -1,9 +1,9 @@
 """Counts tokens with toktok (the extra `fast`), about fifteen times as fast as tiktoken.
 
-toktok is a young package, and a tokenizer must count correctly. toktok is therefore used only after it has
-given the same count as tiktoken for each text in `data/golden_counts.json` (written by
-`.ci/golden_counts.py`). It is used only for the vocabulary o200k_base: of 30,000 adversarial strings, it
-miscounted one with cl100k_base and none with o200k_base.
+toktok is a young package, so its counts are checked. It is used only after it has given the same count as
+tiktoken for each text in `data/golden_counts.json` (written by `.ci/golden_counts.py`). It is used only for
+the vocabulary o200k_base: of 30,000 adversarial strings, it miscounted one with cl100k_base and none with
+o200k_base.
 """
 
 import json
@@ -29,14 +29,16 @@ from compaction_proxy.support.fail_open import suppress_and_report
 
 GOLDEN_COUNTS_PATH = DATA_FOLDER / "golden_counts.json"
 PACKAGE = "toktok-rs"
-_THREADS = 1  # number of threads that toktok uses in a call; the caller runs calls in several threads itself
+_THREADS = (
+    1  # threads that toktok uses per call; one, because the caller itself runs calls in several threads
+)
 
 
 class Tokenizer(Protocol):
     """The part of toktok that we use. Both methods release the interpreter lock.
 
-    Both raise `UnicodeEncodeError` for a text with a lone surrogate. The fixed cost of a call is 0.2 µs for
-    `count` and 12 µs for `count_batch`.
+    Both raise `UnicodeEncodeError` for a text with a lone surrogate. A call takes at least 0.2 µs for `count`
+    and 12 µs for `count_batch`.
     """
 
     def count(self, text: str) -> int:
@@ -62,7 +64,7 @@ class _OtherCountError(ValueError):
 
 
 def read_golden_texts(path: Path = GOLDEN_COUNTS_PATH) -> list[GoldenText]:
-    """Reads the stored counts. Each row holds a text, the number of its repetitions, and the tokens."""
+    """Reads the golden texts. A row of the file holds a text, how often it is repeated, and the tokens."""
     rows = json.loads(path.read_text(encoding="utf-8"))
     return [GoldenText(text * times, tokens) for text, times, tokens in rows]
 
@@ -92,10 +94,10 @@ def _count_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
 
 
 def check_counts(tokenizer: Tokenizer, golden_texts: Sequence[GoldenText]) -> None:
-    """Compares toktok's counts, of single texts and of all texts in one call, with the known counts.
+    """Checks that toktok gives the known counts, for each text alone and for all texts in one call.
 
     Raises:
-        ValueError: A count differs, or `known` is empty.
+        ValueError: A count differs, or `golden_texts` is empty.
     """
     together = _count_batch(tokenizer, [each.text for each in golden_texts])
     for number, (each, counted) in enumerate(zip(golden_texts, together, strict=True)):
@@ -114,13 +116,17 @@ def _explain_failure(error: BaseException) -> str:
 class ToktokCounter:
     """Counts with toktok for models whose vocabulary is o200k_base, and otherwise with tiktoken.
 
-    Thread-safe. Uses only tiktoken before `warm_up` is called, and if toktok fails the check in `warm_up`.
+    Thread-safe. Uses only tiktoken until `warm_up` is called, and also afterwards if toktok fails the check
+    in `warm_up`.
 
     Args:
         fallback: Counter that uses tiktoken.
         report: Receives a line that explains why a count is estimated, once for each cause. The line contains
             no part of the text.
-        golden_path: File with tiktoken's counts, for the check.
+        golden_path: File with the golden texts, for the check.
+
+    Attributes:
+        chosen: Line that names the package in use and, after `warm_up`, why toktok is not used.
     """
 
     def __init__(
@@ -135,10 +141,7 @@ class ToktokCounter:
         self.chosen = "tiktoken"
 
     def warm_up(self, model: str = "") -> None:
-        """Checks toktok and loads the vocabulary that the first count for `model` would load.
-
-        Afterwards, `chosen` is a line that names the package in use and, if that is not toktok, the reason.
-        """
+        """Checks toktok, and loads the vocabulary that the first count for `model` would load."""
         with self._lock:
             if self._tokenizer is None:
                 self._adopt_toktok()
@@ -155,14 +158,13 @@ class ToktokCounter:
         return self._count_or_estimate(tokenizer, text)
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        """Counts the tokens of every text, in one call if none is longer than `SLICE_CHARACTERS`."""
+        """Counts the tokens of every text, in one call if no text is longer than `SLICE_CHARACTERS`."""
         tokenizer = self._get_tokenizer(model)
         if tokenizer is None:
             return self._otherwise.count_each(texts, model)
         if max(map(len, texts), default=0) <= SLICE_CHARACTERS:
-            with suppress_and_report(
-                lambda _: None
-            ):  # the error is reported when the text that causes it is counted alone
+            # The error is reported when the text that causes it is counted alone.
+            with suppress_and_report(lambda _: None):
                 return _count_batch(tokenizer, texts)
         return [self.count(text, model) for text in texts]
 

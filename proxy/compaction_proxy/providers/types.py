@@ -1,4 +1,4 @@
-"""Protocols for facts about models (token counts, context windows and prices) and for summary calls."""
+"""Protocols of what provides token counts, context windows, prices and summaries."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -11,13 +11,14 @@ class TokenCounter(Protocol):
     """Counts the tokens of texts. Never fails: a text that cannot be counted is estimated by its length."""
 
     def count(self, text: str, model: str) -> int:
-        """Counts tokens for `model`, before calibration. Thread-safe; takes about one second per megabyte."""
+        """Counts tokens for `model`, uncalibrated. Thread-safe; takes about one second per megabyte."""
         ...
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
         """Counts the tokens of each text, with the same results as `count`.
 
-        Takes the interpreter lock less often than calls of `count`, so other threads delay it less.
+        It takes the interpreter lock less often than one call of `count` per text, so other threads delay it
+        less.
         """
         ...
 
@@ -32,8 +33,8 @@ class SummaryModel(Protocol):
 
         Raises:
             SummaryError: The model cannot be reached or gives no usable answer. The `reason` is one of
-                `http-NNN`, `overflow`, `unknown-model`, `unreachable`, `garbage`. With `http-429` and
-                `http-503` the error may name the time until the next attempt.
+                `http-NNN`, `overflow`, `unknown-model`, `unreachable`, `garbage`. With `http-NNN`, the error
+                may say after how many seconds to try again (`retry_after_s`).
         """
         ...
 
@@ -50,13 +51,13 @@ class PriceSource(Protocol):
     """Looks up the prices of models."""
 
     def get_price(self, model: str, origin: str) -> ModelPrice | None:
-        """Returns the price of a model at an upstream; None if it is unknown or not known yet."""
+        """Returns the price of a model at an upstream; None if it is unknown or not looked up yet."""
         ...
 
     def is_resolved(self, model: str, origin: str) -> bool:
-        """Returns whether `get_price` can give its result without a lookup."""
+        """Returns whether `get_price` would return its result without starting a lookup."""
         ...
 
     async def wait_for_prices(self, names: Iterable[tuple[str, str]]) -> None:
-        """Waits until the prices of models at upstreams have been looked up."""
+        """Waits until prices have been looked up. Each name is a model and the origin of its upstream."""
         ...

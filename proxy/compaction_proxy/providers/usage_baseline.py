@@ -1,9 +1,10 @@
 """Keeps anchors: providers' token counts of earlier requests, shared between replicas.
 
-Each process keeps anchors in memory. At the first request of a conversation, the process reads its anchors
-from the store, and the request waits. All later reads and writes of the store run in the background. Anchors
-are kept by root (the prefix digest of a conversation's first messages, see `storage.keys`). Branches of a
-conversation share a root, so there are several anchors for each root.
+The next request of a conversation is estimated from its anchor. Each process keeps anchors in memory. At the
+first request of a conversation in a process, the request waits until the anchors are read from the store. All
+later reads and writes of the store run in the background. Anchors are stored by root (the prefix digest of a
+conversation's first messages, see `storage.keys`). A root has several anchors, because branches of a
+conversation share it.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 
-# Factor by which the estimated difference in tokens between two requests may be wrong.
+# Factor by which the estimated difference in tokens between an anchor and a request may be wrong.
 DIFFERENCE_MARGIN = 1.15
 _PLACE_BYTES = 16
 
@@ -50,7 +51,7 @@ class UsageBaseline:
 
 @lru_cache(maxsize=4_096)
 def build_baseline_key(origin: str, model: str, checkpoint: bytes = b"") -> bytes:
-    """Builds the key of an anchor, 16 bytes. Token counts of two requests are comparable if their keys match.
+    """Returns the 16-byte key of an anchor. Only token counts of requests with the same key are comparable.
 
     The key is a digest of the upstream's origin, the model, and the id of the checkpoint in force
     (`core.checkpoint_ids.compute_checkpoint_id`; empty without one).
@@ -60,7 +61,14 @@ def build_baseline_key(origin: str, model: str, checkpoint: bytes = b"") -> byte
 
 
 def build_baseline(prefixes: Sequence[bytes], key: bytes, estimate: int, actual: int) -> UsageBaseline | None:
-    """Builds an anchor from an answered request; None if its token count is too small or implausible."""
+    """Builds an anchor from an answered request; None if its token count is too small or implausible.
+
+    Args:
+        prefixes: Prefix digests of the request, up to each of the client's messages that are not fixed.
+        key: Key of the request (`build_baseline_key`).
+        estimate: Our uncalibrated count of the forwarded request, in tokens.
+        actual: `usage.prompt_tokens` of the answer, cached tokens included.
+    """
     if not prefixes or estimate <= 0 or actual < MIN_USAGE_TOKENS:
         return None
     if not MIN_RATIO <= actual / estimate <= MAX_RATIO:
@@ -77,7 +85,10 @@ def matches_request(baseline: UsageBaseline, prefixes: Sequence[bytes], key: byt
 def select_deepest_baseline(
     baselines: Sequence[UsageBaseline], prefixes: Sequence[bytes], key: bytes
 ) -> UsageBaseline | None:
-    """Returns the matching anchor with the most messages, or None. Of equal ones, the last one counts."""
+    """Returns the anchor with the most messages that matches a request (`matches_request`), or None.
+
+    Of anchors with equally many messages, the last one is returned.
+    """
     deepest: UsageBaseline | None = None
     for anchor in reversed(baselines):
         if (deepest is None or anchor.length > deepest.length) and matches_request(anchor, prefixes, key):
@@ -88,8 +99,9 @@ def select_deepest_baseline(
 def predict_tokens(baseline: UsageBaseline, estimate: int, calibration: Calibration) -> int:
     """Predicts the provider's count of a request, in tokens, rounded up.
 
-    The result is the anchor's count plus the difference of the estimates. The difference is multiplied by a
-    ratio of actual to estimated tokens: the geometric mean of the anchor's ratio and the model's.
+    The result is the anchor's count plus the difference of the two estimates, converted to actual tokens. The
+    conversion factor is the geometric mean of two ratios of actual to estimated tokens: that of the anchor,
+    and that of the calibration.
 
     Args:
         baseline: Anchor that matches the request.
@@ -100,9 +112,10 @@ def predict_tokens(baseline: UsageBaseline, estimate: int, calibration: Calibrat
 
 
 def predict_upper_bound(baseline: UsageBaseline, estimate: int, calibration: Calibration) -> int:
-    """Predicts an upper bound of the provider's count: added tokens count for more, removed ones for less.
+    """Predicts an upper bound of the provider's count of a request, in tokens, rounded up.
 
-    `DIFFERENCE_MARGIN` is the factor.
+    It is computed like `predict_tokens`, but the difference is multiplied by `DIFFERENCE_MARGIN` if tokens
+    were added, and divided by it if tokens were removed.
     """
     return _predict_with_margin(baseline, estimate, calibration, DIFFERENCE_MARGIN)
 
@@ -139,11 +152,12 @@ def _parse_baseline(fields: Any) -> UsageBaseline | None:  # noqa: ANN401 - any 
     return baseline if min(baseline.length, baseline.estimate, baseline.actual) > 0 else None
 
 
+# Number of roots whose anchors are kept in memory, and number of anchors that are kept for each root.
 MAX_ROOTS = 4_000
 ANCHORS_PER_ROOT = 6
 # Lifetime of anchors, in seconds. They expire because a provider may change its way of counting.
 BASELINE_TTL_S = 86_400.0
-# Interval at which the anchors of other replicas are read again, in seconds.
+# Interval at which stored anchors, to which other replicas add, are read again, in seconds.
 REFRESH_INTERVAL_S = 10.0
 # Interval at which new anchors are written to the store, in seconds.
 FLUSH_INTERVAL_S = 5.0
@@ -154,7 +168,10 @@ _log = structlog.get_logger()
 def _merge_baselines(
     older: Iterable[UsageBaseline], newer: Iterable[UsageBaseline]
 ) -> tuple[UsageBaseline, ...]:
-    """Merges anchors. Returns the newest `ANCHORS_PER_ROOT`, the newest last, one per prefix and key."""
+    """Returns the newest `ANCHORS_PER_ROOT` of all anchors, the newest last.
+
+    Of anchors with the same prefix and key, only the newest is returned.
+    """
     merged: dict[tuple[bytes, bytes], UsageBaseline] = {}
     for anchor in (*older, *newer):
         merged.pop((anchor.prefix, anchor.key), None)
@@ -185,17 +202,17 @@ class UsageBaselineStore:
     ) -> UsageBaseline | None:
         """Returns the anchor with the most messages that matches a request (`matches_request`), or None.
 
-        Waits for the store only if this process has not loaded the anchors of the root.
+        Waits for the store only if this process has not loaded the anchors of the root yet.
         """
         await self.load_baselines(tenant, root)
         return self.peek_deepest(tenant, root, prefixes, baseline_key)
 
     def is_loaded(self, tenant: str, root: bytes) -> bool:
-        """Returns whether the anchors of a root have been loaded from the store."""
+        """Returns whether this process has loaded the anchors of a root from the store."""
         return usage_baselines_key(tenant, root) in self._looked
 
     async def load_baselines(self, tenant: str, root: bytes) -> None:
-        """Loads the anchors of a root from the store, unless they are loaded."""
+        """Loads the anchors of a root from the store, unless this process has already loaded them."""
         key = usage_baselines_key(tenant, root)
         if key not in self._looked:
             await self._load_from_store(key)
@@ -203,7 +220,7 @@ class UsageBaselineStore:
     def peek_deepest(
         self, tenant: str, root: bytes, prefixes: Sequence[bytes], baseline_key: bytes
     ) -> UsageBaseline | None:
-        """Returns the matching anchor with the most messages that this process knows; never waits."""
+        """Returns the same as `find_deepest`, but only from the anchors in memory. Never waits."""
         key = usage_baselines_key(tenant, root)
         if self._clock() - self._looked.get(key, math.inf) >= REFRESH_INTERVAL_S:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key))
@@ -218,7 +235,7 @@ class UsageBaselineStore:
         self._unwritten.add(key)
 
     def start(self) -> None:
-        """Starts the background task that writes anchors."""
+        """Starts the background task that writes anchors to the store."""
         self._task = asyncio.create_task(self._flush_periodically())
 
     async def close(self) -> None:
@@ -230,7 +247,7 @@ class UsageBaselineStore:
         await self.flush()
 
     async def flush(self) -> None:
-        """Writes pending anchors, merged with those that other replicas have written for the same roots."""
+        """Writes new anchors to the store, merged with those that other replicas wrote for the same roots."""
         async with self._writing:
             for key in list(self._unwritten):
                 if not self._records.is_in_use:
@@ -266,7 +283,7 @@ class UsageBaselineStore:
         [fields] = await self._records.get_many([key], bypass_cache=True)
         if self._records.deletion_fence.is_deleted(key):
             fields = None
-        ours = self._known.get(key, ())  # read after the wait: anchors may have been added meanwhile
+        ours = self._known.get(key, ())  # read after the wait, in which anchors may have been added
         self._remember_root(key, _merge_baselines(from_fields(fields), ours))
         self._looked[key] = self._clock()
 

@@ -11,8 +11,8 @@ from compaction_proxy.core.model_names import normalize_model_name
 
 # The context windows of current models, with their date and source. `.ci/window_table.py` writes the file.
 TABLE = json.loads(files("compaction_proxy").joinpath("data", "windows.json").read_text("utf-8"))
-# In input tokens. A key matches its name and every name that continues it after `-`, `:` or `@`, unless a
-# longer key matches.
+# Context windows in input tokens, by model name. A key applies to the model of that name, and to all names
+# that continue the key with `-`, `:` or `@`, unless a longer key matches (`find_by_prefix`).
 WINDOWS: Mapping[str, int] = MappingProxyType(TABLE["windows"])
 
 # Context window of an unknown model, in tokens. Nearly every current model takes at least this many; an
@@ -34,7 +34,7 @@ def normalize_name(model: str) -> str:
 
 
 def find_by_prefix(name: str, table: Mapping[str, int]) -> int | None:
-    """Returns the value of the longest key that equals the name, or its beginning before `-`, `:` or `@`.
+    """Returns the value of the longest key that equals the name, or the part of it before a `-`, `:` or `@`.
 
     For example, the key `gpt-4` matches `gpt-4-0613`, but not `gpt-4.1` or `gpt-4o`. Returns None if no key
     matches.

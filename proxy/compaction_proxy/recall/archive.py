@@ -1,8 +1,12 @@
 """Builds and reads archives: the messages that compactions have replaced, as text for people and for recall.
 
-The archive of a compaction is a record that names its pieces. One commit writes the record, the pieces, the
-compaction's checkpoint, and a line in the list of archives of the conversation's root (`storage.keys`).
-Earlier versions of the proxy wrote the messages into the record itself. Such records are still read.
+The archive of a compaction consists of one archive record and several pieces. The pieces are stored under
+digests of their content, which the archive record lists, so archives with the same root share equal pieces.
+A piece is either a stretch (up to `STRETCH_MESSAGES` neighbouring messages) or the text of one long message.
+
+One commit writes the archive record, the pieces, the compaction's checkpoint, and a line in the list of
+archives of the conversation's root (`storage.keys`). Earlier versions of the proxy wrote the messages into
+the archive record itself. Such records are still read.
 """
 
 import hashlib
@@ -16,7 +20,7 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.storage.keys import archive_key, archive_piece_key, root_archives_key
 from compaction_proxy.storage.records import Fields, ListItem, RecordItem, RecordStore
 
-# Maximum number of archives listed under one root.
+# Maximum number of archives in the list of one root.
 MAX_ARCHIVES = 200
 
 
@@ -26,9 +30,9 @@ class RemovedMessage:
 
     Attributes:
         id: The message's id, `m_…`.
-        index: Its index among the non-privileged messages.
+        index: Its index among the non-privileged messages of the conversation.
         role: Its role.
-        text: Its text, then its other parts and its tool calls as text.
+        text: Its text, followed by a line for each other part and each tool call (`format_message_text`).
         turn: The number of its turn, from 1; 0 if it precedes the first turn; None if unknown.
     """
 
@@ -40,10 +44,10 @@ class RemovedMessage:
 
 
 class ArchivePiece(NamedTuple):
-    """The name and size of one piece of an archive.
+    """The name and size of one piece of an archive. The content of the piece is a record of its own.
 
     Attributes:
-        name: Digest of the piece's content, 64 hex digits. The piece is stored under this name.
+        name: Digest of the piece's content, 64 hex digits. It is part of the piece's store key.
         size_bytes: Bytes of the piece's text as UTF-8.
     """
 
@@ -53,12 +57,14 @@ class ArchivePiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveContents:
-    """The pieces of an archive.
+    """Names and sizes of the pieces of an archive.
 
     Attributes:
         stretches: Pieces that contain messages, in the order of the messages.
-        texts: Pieces that contain the text of one long message each. The stretch of the message names them.
-        size_bytes: Bytes of text in the record itself, if an earlier version of the proxy wrote it there.
+        texts: Pieces that contain the text of one long message each. In the stretch, the message has the name
+            of the piece instead of the text.
+        size_bytes: Bytes of text in the archive record itself. 0 unless an earlier version of the proxy wrote
+            the archive.
     """
 
     stretches: tuple[ArchivePiece, ...]
@@ -66,20 +72,20 @@ class ArchiveContents:
     size_bytes: int = 0
 
     def __iter__(self) -> Iterator[ArchivePiece]:
-        """Yields all pieces."""
+        """Yields the names and sizes of all pieces."""
         yield from self.stretches
         yield from self.texts
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedRound:
-    """The compaction that an archive belongs to.
+    """The compaction to which an archive belongs.
 
     Attributes:
-        conversation: The conversation of the compaction, `c_…`.
+        conversation: Id of the conversation, `c_…`.
         strategy: Name of the strategy.
-        checkpoint_place: Where the compaction's checkpoint is stored, 64 bytes.
-        number: The round: 1 for the first compaction of a chain.
+        checkpoint_place: Id of the compaction's checkpoint, 64 bytes, which is part of its store key.
+        number: Number of the compaction in its conversation, from 1.
         made_at: Time of the compaction, in seconds since the epoch.
     """
 
@@ -91,7 +97,10 @@ class ArchivedRound:
 
 
 def parse_round(fields: Fields) -> ArchivedRound | None:
-    """Returns the compaction that a record or a line belongs to, or None if its fields are incomplete."""
+    """Returns the compaction of an archive record or of a line in a list of archives.
+
+    Returns None if the fields are incomplete or invalid.
+    """
     try:
         return ArchivedRound(
             conversation=str(fields["conversation"]),
@@ -110,7 +119,7 @@ def count_utf8_bytes(text: str) -> int:
 
 
 def parse_archive_contents(fields: Fields) -> ArchiveContents:
-    """Returns the pieces of the archive in a record."""
+    """Returns the names and sizes of the pieces that an archive record lists."""
     size_bytes = sum(count_utf8_bytes(each.text) for each in parse_messages(fields))
     return ArchiveContents(
         _parse_pieces(fields.get("stretches")), _parse_pieces(fields.get("texts")), size_bytes
@@ -127,7 +136,7 @@ def _parse_pieces(rows: object) -> tuple[ArchivePiece, ...]:
 
 
 def parse_piece_text(fields: Fields) -> str | None:
-    """Returns the text of a piece, or None if the piece holds no text."""
+    """Returns the text of one long message from the fields of its piece, or None if they have no text."""
     text = fields.get("text")
     return text if isinstance(text, str) else None
 
@@ -135,11 +144,11 @@ def parse_piece_text(fields: Fields) -> str | None:
 def parse_messages(fields: Fields, texts: Mapping[str, str] | None = None) -> Iterator[RemovedMessage]:
     """Yields the messages of a stretch, or of an archive record that an earlier version of the proxy wrote.
 
-    Messages that cannot be read are left out.
+    Skips messages that cannot be parsed.
 
     Args:
-        fields: The fields of the record.
-        texts: Long texts by the name of their piece. A message whose text is missing is left out.
+        fields: The fields of the stretch or archive record.
+        texts: Long texts, by the name of their piece. A long message whose text is missing is skipped.
     """
     rows = fields.get("messages")
     for row in rows if isinstance(rows, list) else ():
@@ -159,14 +168,14 @@ def _parse_message(row: object, texts: Mapping[str, str]) -> RemovedMessage | No
     return None
 
 
-# Maximum characters of text in one archive, and of one message in it.
+# Maximum characters of text in one archive or detail record, and maximum characters of one message in it.
 MAX_RECORD_CHARACTERS = 2 * 1024 * 1024
 MAX_MESSAGE_CHARACTERS = 256 * 1024
 # Maximum number of messages in one archive. If there are more, the newest are kept.
 MAX_MESSAGES = 10_000
 MAX_ROLE_CHARACTERS = 64
-# Messages in one stretch. A longer stretch compresses better. But a branch of a conversation shares only
-# whole stretches with it, so it would then store more messages a second time.
+# Maximum number of messages in one stretch. Longer stretches compress better. But a branch of a conversation
+# can only share whole stretches with it, so with longer stretches it would store more messages again.
 STRETCH_MESSAGES = 32
 # A text of at least this many characters becomes a piece of its own.
 PIECE_CHARACTERS = 8 * 1024
@@ -178,10 +187,10 @@ class OriginalMessage:
     """A message to be archived.
 
     Attributes:
-        index: Its index among the non-privileged messages.
+        index: Its index among the non-privileged messages of the conversation.
         id: The message's id, `m_…`.
         turn: The number of its turn, from 1; 0 if it precedes the first turn.
-        message: The message.
+        message: The message as the client sent it.
     """
 
     index: int
@@ -208,7 +217,10 @@ def shorten_text(text: str, limit: int) -> str:
 
 
 def compute_item_limit(sizes: Sequence[int], limit: int) -> int:
-    """Returns the largest limit per item with which the items together, when cut, stay within `limit`."""
+    """Returns the largest size to which items can be cut so that their sum does not exceed `limit`.
+
+    Items below this size keep their size. Returns `limit` if no item must be cut.
+    """
     room = limit
     ordered = sorted(sizes)
     for index, size in enumerate(ordered):
@@ -229,11 +241,11 @@ def _shorten_messages(messages: Sequence[RemovedMessage]) -> Iterator[RemovedMes
 
 
 class Archive(NamedTuple):
-    """An archive to commit together with a compaction's checkpoint.
+    """The records of an archive, to be committed together with the compaction's checkpoint.
 
     Attributes:
-        items: The archive's record and its pieces.
-        list_line: The line in the root's list of archives. It is needed to find the archive.
+        items: The archive record and the pieces.
+        list_line: The line for the root's list of archives. Without it, the archive cannot be found.
         contents: The names and sizes of the pieces.
     """
 
@@ -251,7 +263,7 @@ def build_archive(
         tenant: The tenant that owns the conversation.
         root: The root under which the checkpoint is stored.
         archived_round: The compaction.
-        messages: The messages that it replaces and that no earlier compaction has archived, in their order.
+        messages: The messages that this compaction replaces and no earlier compaction has archived, in order.
         ttl_s: Seconds for which the archive is kept.
     """
     removed_messages = _shorten_messages([_to_removed_message(each) for each in messages])
@@ -304,7 +316,10 @@ def _build_piece(content: object, size: int) -> ArchivePiece:
 
 
 def _build_row(message: RemovedMessage, texts: dict[ArchivePiece, Fields]) -> list[Any]:
-    """Returns a message as a row of a stretch. A long text goes into `texts`, and the row names its piece."""
+    """Returns a message as a row of a stretch.
+
+    Adds a long text as a piece to `texts`. The row then has the name of the piece instead of the text.
+    """
     text: Any = message.text
     if len(message.text) >= PIECE_CHARACTERS:
         piece = _build_piece(message.text, count_utf8_bytes(message.text))
@@ -313,20 +328,21 @@ def _build_row(message: RemovedMessage, texts: dict[ArchivePiece, Fields]) -> li
     return [message.id, message.index, message.role, text, message.turn]
 
 
-# Maximum number of records, and of bytes of text in them, that one call reads from a store.
+# Maximum number of pieces that one call reads from a store, and maximum bytes of text in them. The store must
+# return them before the deadline of the call.
 RECORDS_AT_ONCE = 32
 BYTES_AT_ONCE = 1_000_000
-# Maximum number of archive records that one call reads. The number is small, because archive records that
-# earlier versions wrote contain the text of all their messages.
+# Maximum number of archive records that one call reads. It is small because archive records that earlier
+# versions of the proxy wrote contain the text of all their messages.
 ARCHIVES_AT_ONCE = 8
 
 
 class ArchiveRef(NamedTuple):
-    """The place of an archive in the store.
+    """The parts of an archive's store key, except the tenant.
 
     Attributes:
         root: The root under which the archive is stored.
-        round: The compaction that the archive belongs to.
+        round: The compaction to which the archive belongs.
     """
 
     root: bytes
@@ -352,7 +368,7 @@ def build_archive_key(tenant: str, ref: ArchiveRef) -> str:
 
 
 def _batch_pieces(pieces: Iterable[tuple[bytes, ArchivePiece]]) -> Iterator[list[tuple[bytes, str]]]:
-    """Yields the pieces, each once, in batches that a store can return within its deadline."""
+    """Yields the root and name of each distinct piece, in batches of limited size."""
     portion: list[tuple[bytes, str]] = []
     taken_bytes = 0
     for root, piece in dict.fromkeys(pieces):
@@ -366,7 +382,7 @@ def _batch_pieces(pieces: Iterable[tuple[bytes, ArchivePiece]]) -> Iterator[list
 
 
 class ArchiveReader:
-    """Reads archives. No method raises because of the store.
+    """Reads archives. No method raises if the store fails: what cannot be read counts as missing.
 
     Args:
         records: The store of the archives.
@@ -376,12 +392,12 @@ class ArchiveReader:
         self._records = records
 
     async def read_contents(self, tenant: str, refs: Sequence[ArchiveRef]) -> list[ArchiveContents | None]:
-        """Returns the pieces of each archive, or None for an archive that is missing."""
+        """Returns the names and sizes of each archive's pieces, or None for a missing archive."""
         found = await self._read_records(tenant, refs)
         return [parse_archive_contents(fields) if fields else None for fields in found]
 
     async def read_messages(self, tenant: str, refs: Sequence[ArchiveRef]) -> list[RecalledMessage]:
-        """Returns the messages of these archives, archive by archive. Missing records are skipped."""
+        """Returns the messages of these archives, in their order. Skips missing archives and pieces."""
         archives = await self._read_records(tenant, refs)
         present = [
             (place, fields, parse_archive_contents(fields))
@@ -410,7 +426,10 @@ class ArchiveReader:
     async def read_pieces(
         self, tenant: str, pieces: Iterable[tuple[bytes, ArchivePiece]]
     ) -> dict[tuple[bytes, str], Fields]:
-        """Returns the fields of pieces by root and name. Missing pieces are left out."""
+        """Returns the contents of pieces, by root and name. Each piece is given with its root.
+
+        Missing pieces are left out.
+        """
         found: dict[tuple[bytes, str], Fields] = {}
         for portion in _batch_pieces(pieces):
             keys = [archive_piece_key(tenant, root, name) for root, name in portion]

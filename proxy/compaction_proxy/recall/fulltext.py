@@ -1,8 +1,9 @@
 """Full-text search in memory: SQLite FTS5 finds the terms, and `recall.ranking` ranks the results.
 
-The FTS5 index is small and quick to build. It gets the terms of `recall.tokenize` and returns where they
-occur. The ranking of FTS5 is not used, because it scores each row without its neighbours. A long message is
-cut into several rows, so that its words count as much as the words of a short message.
+The FTS5 index is small and quick to build. It contains the terms that `recall.tokenize` finds in the texts,
+and returns the rows in which a term occurs. The ranking of FTS5 is not used, because it scores each row
+without its neighbours. A long message is cut into several rows, so that a word in it counts as much as a word
+in a short message.
 """
 
 import re
@@ -21,8 +22,8 @@ from compaction_proxy.recall.stems import list_irregular_forms
 from compaction_proxy.recall.tokenize import ParsedQuery, parse_query, split_terms
 
 
-class SearchDocument(NamedTuple):  # one for each message of an archive
-    """One message in the form that is indexed.
+class SearchDocument(NamedTuple):
+    """One archived message in the form that is indexed.
 
     Attributes:
         id: The message's id.
@@ -40,10 +41,10 @@ class TextMatch(NamedTuple):
 
     Attributes:
         document_index: Its index in the sequence from which the index was built.
-        score: Share of the query that the document and its neighbours match, above 0 and at most 1. Words
-            that occur nowhere count as unmatched. Scores are exact within one query and roughly comparable
-            between queries.
-        offset: Where the best match begins in the text, in characters; 0 if only its neighbours match.
+        score: Share of the query that the document and its neighbours match, above 0 and at most 1. Words of
+            the query that occur in no document count as unmatched. Scores of different queries are only
+            roughly comparable.
+        offset: Offset of the best match in the text, in characters; 0 if only neighbours match.
     """
 
     document_index: int
@@ -87,10 +88,11 @@ class TextIndexBuilder(Protocol):
         ...
 
 
-# Maximum characters of a row. A longer text is cut after white space, else after a separator, else in a word.
+# Maximum characters of a row. A longer text is cut after white space if possible, otherwise after a separator
+# (such as a hyphen), otherwise inside a word.
 ROW_CHARACTERS = 2_000
-# Maximum number of indexed terms that are read for a word or a prefix, and maximum number of letters that a
-# form of a word may have beyond its root.
+# Maximum number of indexed terms that are read as candidates for the forms of a word or for a prefix, and
+# maximum number of letters by which a form of a word may be longer than the root of the word.
 MAX_FORMS = 1_024
 MAX_ENDING_CHARACTERS = 9
 # Bytes that SQLite needs for a database in memory in addition to its pages, measured over 2,000 databases.
@@ -108,7 +110,7 @@ _SCHEMA_SQL = """
 _ROW_COUNTS_SQL = "SELECT doc, count(*) FROM places WHERE term = ? GROUP BY doc"
 _TERMS_BY_PREFIX_SQL = "SELECT term FROM known WHERE term >= ? AND term < ? LIMIT ?"
 _MATCHING_ROWS_SQL = "SELECT rowid FROM rows WHERE rows MATCH ?"
-# With this character appended, a beginning sorts after every term that has it.
+# With this character appended, a prefix sorts after every term that begins with the prefix.
 _LAST_CHARACTER = "\U0010ffff"
 FTS5_MISSING = "The SQLite of this Python has no FTS5: what was removed cannot be searched."
 
@@ -124,10 +126,10 @@ def is_fts5_available() -> bool:
 
 
 class SqliteTextIndexBuilder:
-    """Builds indexes in memory, at about 0.3 s of processor time and 2 MB for each megabyte of text.
+    """Builds indexes in memory. A megabyte of text takes about 0.3 s of processor time and 2 MB of memory.
 
     Args:
-        ranking: The parameters of the ranking.
+        ranking: The parameters of the ranking. None uses the defaults.
     """
 
     def __init__(self, ranking: RankingParameters | None = None) -> None:
@@ -157,7 +159,7 @@ class SqliteTextIndex:
         self._ranking = ranking
         self._lock = Lock()
         self._closed = False
-        # For each row: the index of its text, its offset in the text, and its number of terms.
+        # For each row: the index of its text in `_texts`, its offset in this text, and its number of terms.
         self._row_documents, self._row_starts, self._row_lengths = array("l"), array("l"), array("l")
         self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         weakref.finalize(self, self._database.close)
@@ -174,7 +176,10 @@ class SqliteTextIndex:
         return self._size
 
     def search(self, query: str, limit: int) -> list[TextMatch]:
-        """Returns the best `limit` texts, best first. Among equal scores, newer texts come first."""
+        """Returns the best `limit` matches, best first (`TextIndex.search`).
+
+        Among texts with equal scores, the later text comes first.
+        """
         parsed_query = parse_query(query, self._ranking.stop_words)
         with self._lock:
             return [] if self._closed or limit < 1 else self._search_locked(parsed_query, limit)
@@ -223,7 +228,10 @@ class SqliteTextIndex:
         ]
 
     def _score_words(self, parsed_query: ParsedQuery, scores: RowScorer) -> dict[str, tuple[str, float]]:
-        """Adds the scores of words and prefixes. Returns the root or prefix, and the weight, of each term."""
+        """Adds the scores of the query's words and prefixes to `scores`.
+
+        Returns, for each indexed term that matches one of them, the root or prefix and its weight.
+        """
         words_by_root = {self._ranking.find_root(word): word for word in reversed(parsed_query.words)}
         groups = [(of, self._find_word_forms(word, of)) for of, word in words_by_root.items()]
         groups += [(f"{start}*", set(self._find_terms_by_prefix(start))) for start in parsed_query.prefixes]
@@ -238,10 +246,10 @@ class SqliteTextIndex:
         return word_weights
 
     def _find_word_forms(self, word: str, word_root: str) -> set[str]:
-        """Returns the terms that are forms of a word, including the word itself."""
-        # All forms of a word begin with its stem, except for a last letter e (which the stemmer may have
-        # added), i (which may have been a y) or l (as in -ility). Such a last letter is left out of the
-        # search.
+        """Returns the indexed terms that are forms of a word, and the word itself."""
+        # All regular forms of a word begin with its root. But the last letter of the root may differ if it is
+        # e (the stemmer may have added it), i (it may have been a y) or l (as in -ility). The search for
+        # candidates leaves out such a last letter.
         shared = word_root[:-1] if len(word_root) > 2 and word_root[-1] in "eil" else word_root
         longest = len(word_root) + MAX_ENDING_CHARACTERS
         candidates = [term for term in self._find_terms_by_prefix(shared) if len(term) <= longest]
@@ -259,11 +267,11 @@ class SqliteTextIndex:
         return [term for (term,) in found]
 
     def _find_rows_with_sequence(self, name: Sequence[str]) -> list[int]:
-        """Returns the rows in which these terms follow one another."""
+        """Returns the rows that contain these terms directly one after another."""
         return [row for (row,) in self._database.execute(_MATCHING_ROWS_SQL, (f'"{" ".join(name)}"',))]
 
     def _find_texts_with_phrases(self, phrases: Sequence[str]) -> set[int]:
-        """Returns the indices of the texts that contain every phrase."""
+        """Returns the indices of the texts that contain every phrase, without regard to case and spacing."""
         places = set.intersection(*(self._find_texts_with_terms(phrase) for phrase in phrases))
         wanted = [phrase.lower() for phrase in phrases]
         return {
@@ -287,8 +295,8 @@ class SqliteTextIndex:
     ) -> int:
         """Returns the offset of the best match in a text.
 
-        The best match is the query's first phrase. Without a phrase, it is a code in the best row, or else
-        the passage of that row with the most weight.
+        If the query has a phrase, this is the first phrase. Otherwise it is the first code of the query that
+        occurs in `row`, the best row of the text. Otherwise it is the passage of `row` with the most weight.
         """
         text, start = self._texts[document_index], self._row_starts[row]
         if parsed_query.phrases:

@@ -1,10 +1,10 @@
-"""Caches search indexes: reads archives, indexes them in threads and keeps the indexes used last.
+"""Caches search indexes: reads archives, indexes them in threads and keeps the most recently used indexes.
 
-The key of an index is the list of the archives in it. An archive never changes, and the list of a tenant's
-archives is read for each search, so a cached index with the same key is complete.
+The key of an index is the tenant and the list of the archives in the index. An archive never changes, and
+each search reads the current list of archives. A cached index with the same key is therefore complete.
 
-Indexing runs in threads of its own. So it does not delay work that requests wait for, such as decoding
-records of the store, which runs in asyncio's shared threads.
+Indexing has its own threads. It therefore does not delay work in asyncio's shared threads for which requests
+wait, such as decoding stored records.
 """
 
 import asyncio
@@ -20,28 +20,29 @@ from compaction_proxy.storage.records import RecordStore
 
 # Maximum bytes of all cached texts and indexes.
 MAX_CACHE_BYTES = 64 * 1024 * 1024
-# Estimated memory in bytes: for each character of a message, and for each message in addition. In most texts
-# a character takes one byte, in some up to four.
+# Estimated memory for each character of a message, and additional memory for each message, in bytes. In most
+# texts a character takes one byte, in some up to four.
 _CHARACTER_BYTES = 2
 _MESSAGE_BYTES = 400
-# After this many seconds an index is loaded again, because some of its archives may have expired in the
-# store.
+# Age of an index, in seconds, after which it is loaded again, because some of its archives may have expired
+# in the store.
 MAX_AGE_S = 3_600.0
-# More threads would slow down the event loop: for each of them it may have to wait up to 5 ms at a time.
+# Number of threads. More threads would slow down the event loop: each of them can hold Python's global lock
+# for 5 ms at a time.
 THREADS = 2
-# Maximum number of conversations or tenants whose archives are read at the same time. Each may have 16 MB of
-# text, which a thread unpacks.
+# Maximum number of indexes whose archives are read at the same time. Each may have 16 MB of text, which a
+# thread decompresses.
 MAX_CONCURRENT_LOADS = 2
-# Separates two conversations in an index, so that the last message of one is no neighbour of the first
-# message of the other.
+# Empty document between two conversations in an index. It separates the last message of one from the first
+# message of the other, because a match counts in part for neighbouring documents.
 _SEPARATOR_DOCUMENT = SearchDocument("", "", "")
 
 
 class MessageIndex:
-    """Messages that can be searched. For use on one event loop. The first search builds the index.
+    """Messages and their search index, which the first search builds. Use it on one event loop.
 
     Args:
-        messages: The messages, each next to its neighbours in the conversation; None between conversations.
+        messages: The messages in the order of their conversations, with None between two conversations.
         index_builder: Builds the index.
         threads: The threads that build and search the index.
         created_at: Time of creation, in monotonic seconds.
@@ -79,9 +80,9 @@ class MessageIndex:
         return self._by_id.get(message_id)
 
     async def search(self, query: str, limit: int) -> list[tuple[RecalledMessage, TextMatch]]:
-        """Returns the best matches, best first."""
-        # Because of their neighbours, the search also finds the empty documents between conversations. So it
-        # requests as many additional results as there are empty documents, and removes these documents below.
+        """Returns at most `limit` matching messages, best first."""
+        # The search also finds the empty documents between conversations, because their neighbours match. The
+        # limit is therefore increased by their number, and they are removed from the result below.
         padded_limit = limit + len(self._messages) - len(self._by_id)
         task = asyncio.create_task(self._search_in_thread(query, padded_limit))
         self._search_tasks.add(task)
@@ -106,7 +107,7 @@ class MessageIndex:
         self._search_tasks.discard(task)
         self._close_if_idle()
         if not task.cancelled():
-            task.exception()  # marks the exception as read; a caller that waits gets it anyway
+            task.exception()  # avoids a warning of asyncio; a caller that still waits gets the exception
 
     async def _search_in_thread(self, query: str, limit: int) -> list[TextMatch]:
         run = asyncio.get_running_loop().run_in_executor
@@ -126,7 +127,7 @@ class MessageIndex:
 
 
 def _order_messages(messages: Iterable[RecalledMessage]) -> list[RecalledMessage | None]:
-    """Returns each message once, in order, grouped by conversation, with None between conversations.
+    """Returns the messages by conversation and index, each once, with None between two conversations.
 
     If several archives contain a message, the first copy is used.
     """
@@ -147,7 +148,7 @@ IndexKey = tuple[str, tuple[ArchiveRef, ...]]
 
 
 class SearchIndexCache:
-    """Builds and caches message indexes. For use on one event loop.
+    """Builds and caches message indexes. Use it on one event loop.
 
     Args:
         records: The store of the archives.
@@ -176,7 +177,7 @@ class SearchIndexCache:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def get_or_load(self, tenant: str, refs: Iterable[ArchiveRef]) -> MessageIndex:
-        """Returns the index of these archives. If several contain a message, the first is used."""
+        """Returns the index of these archives. If several contain a message, uses the copy in the first."""
         key = (tenant, tuple(refs))
         index = self._indexes.get(key)
         if index is not None and index.created_at + MAX_AGE_S > self._clock():
@@ -213,7 +214,7 @@ class SearchIndexCache:
             task = asyncio.create_task(self._load_index(name))
             self._load_tasks[name] = task
             task.add_done_callback(partial(self._on_load_done, name))
-        # A caller that stops waiting does not cancel the load for the others.
+        # If a caller stops waiting, the load continues for the other callers.
         return await asyncio.shield(task)
 
     def _on_load_done(self, name: IndexKey, task: asyncio.Task[MessageIndex]) -> None:

@@ -1,9 +1,9 @@
-"""Decides whether a request is offered the tool with which its model searches the removed messages.
+"""Decides whether the proxy adds its search tool to a request, so that the model can search removed messages.
 
-If a model or a server does not accept tools, an offered tool causes an error that the client would not have
-got otherwise. So the tool is offered only if the configuration says that the model accepts tools, if the
-request has tools of its own, or if the model is known by its name to be served only by services that accept
-tools.
+If the model or its server does not accept tools, the added tool causes an error that the client would not
+have got otherwise. So the proxy adds the tool only in one of three cases: the configuration says that the
+model accepts tools, the request has tools of its own, or every service that serves a model of this name is
+known to accept tools.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from compaction_proxy.providers.windows import normalize_name
 
 RecallToolMode = Literal["none", "inject", "always"]
 
-# Whether a model accepts tools, by the prefix of its name. The longest prefix decides. Listed are only models
-# that are served by their makers, or by clouds on their behalf. Source: PyPI litellm 1.109.1
-# (`supports_function_calling`) and the makers' pages of models. Models with open weights are not listed:
-# whether they accept tools depends on how their server was started.
+# Whether a model accepts tools, by the prefix of its name. The longest matching prefix decides. The table
+# lists only models that are served by their makers, or by clouds on their behalf. It lists no models with
+# open weights, because whether they accept tools depends on how their server was started. Source: PyPI
+# litellm 1.109.1 (`supports_function_calling`) and the makers' model pages.
 _TOOL_SUPPORT: Mapping[str, bool] = MappingProxyType(
     {
         "claude": True,
@@ -67,38 +67,38 @@ _TOOL_SUPPORT: Mapping[str, bool] = MappingProxyType(
 
 
 class RecallSettings(Protocol):
-    """The part of the recall settings that is needed here."""
+    """The recall settings that `should_offer_tool` reads."""
 
     @property
     def tool(self) -> RecallToolMode:
-        """`none`, `inject` (once something has been compacted) or `always`."""
+        """When to add the tool: `none` (never), `inject` (once messages have been removed) or `always`."""
 
 
 class ToolOfferSettings(Protocol):
-    """The part of a model's settings that is needed here."""
+    """The settings of a model that `should_offer_tool` reads."""
 
     @property
     def recall(self) -> RecallSettings:
-        """How the model gets access to removed messages."""
+        """Settings for the model's access to removed messages."""
 
     @property
     def tools(self) -> bool | None:
-        """Whether the model accepts tools. None means that the request or the model's name decides."""
+        """Whether the model accepts tools. If None, the request's own tools or the model's name decide."""
 
 
 def supports_tools(model: str) -> bool:
-    """Returns whether a model is known by its name to accept tools, wherever it is served."""
+    """Returns whether every service is known to accept tools for a model of this name."""
     return find_by_prefix(normalize_name(model), _TOOL_SUPPORT) or False
 
 
 def should_offer_tool(
     settings: ToolOfferSettings, *, is_compacted: bool, has_tools: bool, model: str
 ) -> bool:
-    """Returns whether a request should be offered the search tool, if its wire allows it.
+    """Returns whether the proxy should add its search tool to a request. Does not check the wire.
 
     Args:
-        settings: The settings of its model.
-        is_compacted: Whether something of the conversation has been removed.
+        settings: The settings of the request's model.
+        is_compacted: Whether a compaction has removed messages of the conversation.
         has_tools: Whether the request has tools of its own.
         model: The model that will answer.
     """

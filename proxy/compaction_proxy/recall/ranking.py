@@ -1,9 +1,9 @@
 """Ranks rows of text for a query with BM25 over the words of a row and of its neighbours.
 
-A conversation often names its subject only once. So an answer seldom contains the words of the question: the
-words are in the messages before it. For this reason the counts of its neighbours are added to a row's word
-counts: half of the count at distance 1, a quarter at distance 2, and so on. Saturation, which makes further
-repetitions of a word count less, is applied to the sum.
+A conversation often names its subject only once. The message that a query looks for may therefore lack the
+words of the query, which are in the messages before it. For this reason, the word counts of a row include
+those of its neighbours: half of the count at distance 1, a quarter at distance 2, and so on. Saturation,
+which makes further repetitions of a word count less, is applied to the sum.
 
 Sources: S. Robertson, H. Zaragoza, M. Taylor, "Simple BM25 extension to multiple weighted fields", CIKM 2004;
 Lucene, for word weights that are never negative.
@@ -18,8 +18,8 @@ from math import log
 from compaction_proxy.recall.stems import find_word_root
 from compaction_proxy.recall.tokenize import STOP_WORDS
 
-# Length of a passage in characters, about that of a snippet. The weights of all matches in a passage are
-# added.
+# Length of a passage in characters, about that of a snippet. The best passage of a row is the one with the
+# largest sum of the weights of its matching words.
 PASSAGE_CHARACTERS = 300
 
 
@@ -32,7 +32,7 @@ class RankingParameters:
         length_weight: BM25's b: how much a row's length reduces its word counts, from 0 (not at all) to 1.
         neighbour_weights: Factors for the word counts of the neighbouring rows at distance 1, 2 and so on.
         find_root: Returns the root of a word, which is the same for all forms of the word.
-        stop_words: Words that are ignored if the query has others.
+        stop_words: Words of a query that are ignored if the query has other words.
     """
 
     saturation: float = 1.2
@@ -43,7 +43,7 @@ class RankingParameters:
 
 
 class RowScorer:
-    """Adds up the scores of rows word by word.
+    """Adds up the scores of rows for one query, word by word.
 
     Args:
         ranking: The parameters of the ranking.
@@ -62,16 +62,16 @@ class RowScorer:
         return log(1 + (len(self._lengths) - row_count + 0.5) / (row_count + 0.5))
 
     def add_word(self, counts: Mapping[int, int]) -> None:
-        """Adds the scores of a word. `counts` holds the occurrences of all its forms by row."""
+        """Adds the scores of a word. `counts` gives the number of occurrences of its forms in each row."""
         max_score = self.compute_word_weight(len(counts)) * (self._ranking.saturation + 1)
         self._max_score += max_score
         for row, count in self._spread_to_neighbours(counts).items():
             self._sums[row] += max_score * count / (count + self._ranking.saturation)
 
     def add_name(self, rows: Sequence[int], term_count: int) -> None:
-        """Adds the score of a name of `term_count` terms to the rows that contain it.
+        """Adds the score of a name of `term_count` terms to `rows`, the rows that contain the whole name.
 
-        So a row with the whole name ranks before rows that contain only its single terms.
+        Because of it, these rows rank before rows that contain only the single terms of the name.
         """
         max_score = self.compute_word_weight(len(rows)) * (self._ranking.saturation + 1) * term_count
         self._max_score += max_score
@@ -79,11 +79,14 @@ class RowScorer:
             self._sums[row] += max_score
 
     def compute_shares(self) -> dict[int, float]:
-        """Returns each matching row's score as a share of the best possible score, above 0 and at most 1."""
+        """Returns each matching row's score as a share of the highest possible score, above 0 to 1."""
         return {row: score / self._max_score for row, score in self._sums.items() if score > 0}
 
     def _spread_to_neighbours(self, counts: Mapping[int, int]) -> dict[int, float]:
-        """Returns the occurrences of a word in and around each row, normalised to rows of mean length."""
+        """Returns the weighted number of occurrences of a word in and around each row.
+
+        Each count is normalised to a row of mean length.
+        """
         around: defaultdict[int, float] = defaultdict(float)
         last, length = len(self._lengths) - 1, self._ranking.length_weight
         for row, count in counts.items():

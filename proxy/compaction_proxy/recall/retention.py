@@ -3,11 +3,11 @@
 The tenant's list has a line for each archive and for each deletion. After a compaction is committed, the
 oldest archives of its conversation are deleted until the rest is within the limit for a conversation. Then
 the tenant's oldest archives, of any conversation, are deleted until the rest is within the limit for a
-tenant. A piece is deleted with the last archive that names it. The newest archive always stays. Sizes are
-bytes of text before compression, with each piece counted once.
+tenant. A piece is deleted with the last archive that contains it. The newest archive always stays. The size
+of an archive is the bytes of its text before compression. A piece that several archives share counts once.
 
-Conversations with the same beginning share archives, so they count as one here. The other records of a
-compaction, such as its checkpoint and its events, are not affected.
+Conversations with the same beginning share a root and its archives, so here they count as one conversation.
+The other records of a compaction, such as its checkpoint and its events, are not deleted.
 """
 
 import time
@@ -31,19 +31,19 @@ from compaction_proxy.recall.archive import (
 from compaction_proxy.storage.keys import archive_piece_key, lease_key, root_archives_key, tenant_archives_key
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 
-# Maximum number of a tenant's archives that are listed and counted, and maximum number of lines in the
-# tenant's list, which has lines for deletions, too.
+# Maximum number of archives of a tenant that are listed and counted, and maximum number of lines in the
+# tenant's list, which also has lines for deletions.
 MAX_TENANT_ARCHIVES = 2_000
 _MAX_LINES = 2 * MAX_TENANT_ARCHIVES
-# A store cannot delete a single record. So a record is overwritten with an empty one that expires after this
-# many seconds.
+# A store cannot delete a single record. To delete a record, it is overwritten with an empty record, which
+# expires after this many seconds.
 _TOMBSTONE_TTL_S = 1.0
-# Seconds between two checks of a tenant's archives by one process, and maximum number of tenants whose next
-# check the process remembers.
+# Shortest time between two checks of a tenant's limit by one process, in seconds, and maximum number of
+# tenants for which the process keeps the time of the next check.
 TENANT_CHECK_INTERVAL_S = 60.0
 _MAX_TENANTS = 1_000
-# Seconds for which one process has the right to delete archives of a tenant. After that another process may
-# begin.
+# Lifetime of the lease with which one process deletes archives of a tenant, in seconds. After that, another
+# process may begin.
 _LEASE_S = 10.0
 
 
@@ -51,7 +51,7 @@ class ArchiveBounds(NamedTuple):
     """Limits for archives, in bytes of text. 0 means no limit.
 
     Attributes:
-        conversation_bytes: Limit for one conversation and its branches.
+        conversation_bytes: Limit for all archives under one root: those of a conversation and its branches.
         tenant_bytes: Limit for all archives of a tenant.
     """
 
@@ -60,13 +60,12 @@ class ArchiveBounds(NamedTuple):
 
 
 class ListedArchive(NamedTuple):
-    """An archive in a list.
+    """An archive in the list of a root or of a tenant.
 
     Attributes:
-        ref: The place of the archive in the store.
-        size_bytes: Bytes of its text. In a tenant's list, pieces that the archive shares with earlier
-            archives of the conversation are not counted. 0 if an earlier version of the proxy wrote the
-            archive.
+        ref: The archive.
+        size_bytes: Bytes of the archive's text. In a tenant's list, pieces that an earlier archive under the
+            same root has are not counted. 0 if an earlier version of the proxy wrote the archive.
     """
 
     ref: ArchiveRef
@@ -91,7 +90,7 @@ def _get_line_key(line: Fields) -> tuple[object, object, object]:
 
 
 def _list_present_archives(lines: Iterable[Fields]) -> list[ListedArchive]:
-    """Returns the archives in a tenant's list that are not deleted, oldest first."""
+    """Returns the archives in the lines of a tenant's list that are not deleted, oldest first."""
     found: dict[tuple[object, object, object], ListedArchive] = {}
     for line in lines:
         deleted_kind = line.get("gone")
@@ -100,13 +99,16 @@ def _list_present_archives(lines: Iterable[Fields]) -> list[ListedArchive]:
         elif deleted_kind == "archive":
             found.pop(_get_line_key(line), None)
         elif (held := _parse_line(line, line.get("root"))) is not None:
-            found.pop(_get_line_key(line), None)  # an archive written again counts as new
+            found.pop(_get_line_key(line), None)  # an archive that is listed again moves to the end
             found[_get_line_key(line)] = held
     return list(found.values())
 
 
 def _count_excess(sizes: Sequence[int], bound: int) -> int:
-    """Returns how many of the first items must be deleted to respect the limit. The last always stays."""
+    """Returns how many items must be deleted, from the first on, until the sum of the rest is within `bound`.
+
+    Never counts the last item.
+    """
     total, gone = sum(sizes), 0
     while total > bound and gone < len(sizes) - 1:
         total -= sizes[gone]
@@ -115,7 +117,7 @@ def _count_excess(sizes: Sequence[int], bound: int) -> int:
 
 
 def _compute_own_sizes(pieces: Sequence[ArchiveContents]) -> list[int]:
-    """Returns for each archive, oldest first, the bytes of the pieces that no newer archive has."""
+    """Returns the bytes of each archive, oldest first, without the pieces that a newer archive also has."""
     newer: set[ArchivePiece] = set()
     sizes: list[int] = []
     for each in reversed(pieces):
@@ -137,9 +139,9 @@ def _build_deletion_lines(refs: Iterable[ArchiveRef]) -> Iterator[Fields]:
 
 
 class ArchiveRetention:
-    """Lists tenants' archives and deletes old ones that exceed the limits. For use on one event loop.
+    """Lists tenants' archives and deletes old ones that exceed the limits. Use it on one event loop.
 
-    No method raises because of the store.
+    No method raises if the store fails.
 
     Args:
         records: The store of the archives.
@@ -164,7 +166,8 @@ class ArchiveRetention:
         self._bounds = bounds
         self._clock = clock
         self._now = now
-        # When the archives of each tenant are checked again. The tenant that was checked last is at the end.
+        # Time from which each tenant's limit may be checked again. The tenant that was checked last is at the
+        # end.
         self._check_due_at: OrderedDict[str, float] = OrderedDict()
 
     async def add_archive(self, tenant: str, ref: ArchiveRef, archive: Archive) -> None:
@@ -177,7 +180,7 @@ class ArchiveRetention:
         self._records.background_tasks.start_once(work, lambda: self.enforce_bounds(tenant, ref.root))
 
     async def record_deleted_roots(self, tenant: str, roots: Iterable[bytes]) -> None:
-        """Records that everything under these roots was deleted."""
+        """Records in the tenant's list that all archives under these roots were deleted."""
         await self._append_lines(tenant, [{"gone": "root", "root": root.hex()} for root in roots])
 
     async def list_archives(self, tenant: str) -> list[ListedArchive]:
@@ -194,7 +197,11 @@ class ArchiveRetention:
         return [held for line in lines if (held := _parse_line(line, root.hex())) is not None]
 
     async def enforce_bounds(self, tenant: str, root: bytes) -> None:
-        """Deletes archives that exceed the limits, unless another process does so for this tenant."""
+        """Deletes the oldest archives of a root, and then of its tenant, until the limits are met.
+
+        Does nothing if another process does so for this tenant, or if the store fails. Checks the limit of a
+        tenant at most once in `TENANT_CHECK_INTERVAL_S`.
+        """
         try:
             lease = await self._records.acquire_lease(lease_key(tenant_archives_key(tenant)), _LEASE_S)
         except StoreUnavailableError:
@@ -211,7 +218,7 @@ class ArchiveRetention:
             )
 
     async def _count_new_bytes(self, tenant: str, place: ArchiveRef, pieces: ArchiveContents) -> int:
-        """Returns the bytes of an archive's pieces that no other archive under its root has."""
+        """Returns the bytes of those pieces of an archive that no other archive under its root has."""
         others = [held.ref for held in await self.list_root_archives(tenant, place.root) if held.size_bytes]
         known = await self._read_piece_set(tenant, [other for other in others if other != place])
         return sum(piece.size_bytes for piece in set(pieces) - known)
@@ -226,7 +233,7 @@ class ArchiveRetention:
         archives = await self.list_root_archives(tenant, root) if bound else []
         if (
             sum(each.size_bytes for each in archives) <= bound
-        ):  # the sum counts shared pieces several times, so the true size is no larger
+        ):  # the sum counts shared pieces several times, so the real size is not larger than the sum
             return
         places = [each.ref for each in archives]
         contents = zip(places, await self._archive_reader.read_contents(tenant, places), strict=True)
@@ -256,7 +263,7 @@ class ArchiveRetention:
         return True
 
     async def _delete_archives(self, tenant: str, refs: Sequence[ArchiveRef]) -> None:
-        """Deletes archives under one root, and the pieces that no other archive has."""
+        """Deletes archives that are all under one root, and the pieces that no other archive has."""
         if not refs:
             return
         root = refs[0].root
@@ -279,7 +286,14 @@ class ArchiveRetention:
         known_refs: AbstractSet[ArchiveRef],
         deleted_pieces: Mapping[tuple[bytes, str], Fields],
     ) -> None:
-        """Writes deleted pieces again that belong to an archive committed during the deletion."""
+        """Writes deleted pieces again if an archive that was committed during the deletion contains them.
+
+        Args:
+            tenant: The tenant that owns the archives.
+            root: The root of the deleted archives.
+            known_refs: The archives under the root that were listed before the deletion.
+            deleted_pieces: The contents of the deleted pieces, by root and name.
+        """
         new_refs = [
             held.ref for held in await self.list_root_archives(tenant, root) if held.ref not in known_refs
         ]

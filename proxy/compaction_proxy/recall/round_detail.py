@@ -1,8 +1,10 @@
-"""Builds and reads the details of a compaction for people: removed messages, prompts and what the model saw.
+"""Builds and reads the details of a compaction, which the admin interface shows.
 
-The removed messages are in the archive of the compaction. The prompts and the messages that the model saw are
-in one more record, the detail record. It is committed with the compaction's checkpoint, and its size is
-limited like that of the archive. Neither of them contains privileged messages.
+The details are the removed messages, the prompts of the summary calls, and the visible messages: those that
+the conversation's model got in the request after the compaction. The removed messages are in the archive of
+the compaction. The prompts and the visible messages are in the detail record, which is committed with the
+compaction's checkpoint. The detail record has the same size limit as an archive. Neither of them contains
+privileged messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,13 +27,13 @@ from compaction_proxy.storage.keys import round_detail_key
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 from compaction_proxy.telemetry.event_history import EventHistory
 
-# Maximum number of prompts that are kept of a compaction (the last ones), and maximum characters of each
-# prompt together with its instructions.
+# Maximum number of prompts of a compaction that are kept (the last ones), and maximum characters of each
+# prompt including its instructions.
 MAX_PROMPTS = 8
 MAX_PROMPT_CHARACTERS = 64 * 1024
-# The origin of a visible message: a compaction wrote it, or it is as the client sent it.
+# Origins of a visible message: a compaction wrote or shortened it, or the client sent it in this form.
 STAND_IN, KEPT = "stand-in", "kept"
-# Stored in place of the instructions if the prompt was appended to the conversation itself (an aligned call).
+# Stored instead of the instructions if the prompt was appended to the conversation itself (an aligned call).
 CONTINUED = "[The conversation itself, as it would have been forwarded, with this behind it:]"
 
 
@@ -41,8 +43,8 @@ class SummaryPrompt:
 
     Attributes:
         model: The name of the summary model.
-        system: The instructions; `CONTINUED` if the call continued the conversation and had no instructions.
-        text: The text after the instructions.
+        system: The instructions; `CONTINUED` for an aligned call, which has no instructions of its own.
+        text: The prompt's text after the instructions.
     """
 
     model: str
@@ -52,13 +54,13 @@ class SummaryPrompt:
 
 @dataclass(frozen=True, slots=True)
 class VisibleMessage:
-    """A message as the model saw it after the compaction.
+    """A message that the conversation's model got after the compaction.
 
     Attributes:
         role: The message's role.
-        text: The message as text, as in `RemovedMessage`.
-        origin: `stand-in` or `kept`.
-        id: The message's id, `m_…`. Empty for a replacement, except for a shortened original message.
+        text: The message as text, in the form of `RemovedMessage.text`.
+        origin: `STAND_IN` or `KEPT`.
+        id: The message's id, `m_…`. Empty for a replacement, unless it is a shortened original message.
     """
 
     role: str
@@ -73,9 +75,9 @@ class RoundDetail:
 
     Attributes:
         event: The event that reports the compaction.
-        removed: The messages that it removed or shortened, in the conversation's order.
-        prompts: The prompts of its summary calls, in order; empty if no model was called.
-        visible_messages: The messages that the conversation's model saw afterwards, without privileged
+        removed: The messages that the compaction removed or shortened, in the conversation's order.
+        prompts: The prompts of its summary calls, in the order of the calls; empty if there were none.
+        visible_messages: The messages that the conversation's model got afterwards, without privileged
             messages.
     """
 
@@ -86,7 +88,7 @@ class RoundDetail:
 
 
 def build_bounded_prompt(model: str, system: str, text: str) -> SummaryPrompt:
-    """Builds a prompt whose instructions and text are cut to 65,536 characters together."""
+    """Builds a prompt. Cuts its instructions and text to `MAX_PROMPT_CHARACTERS` characters together."""
     instructions = shorten_text(system, MAX_PROMPT_CHARACTERS // 2)
     return SummaryPrompt(model, instructions, shorten_text(text, MAX_PROMPT_CHARACTERS - len(instructions)))
 
@@ -106,8 +108,8 @@ def build_detail_item(
         root: The root under which the checkpoint is stored.
         archived_round: The compaction.
         prompts: Bounded prompts (`build_bounded_prompt`), in the order in which they were sent.
-        visible_messages: The messages that the model saw afterwards. If they are too large, only the
-            beginning and the end of the longest messages are kept.
+        visible_messages: The messages that the conversation's model got afterwards. If they are too large,
+            the longest messages are shortened to their beginning and end.
         ttl_s: Seconds for which the record is kept.
     """
     kept_prompts = prompts[-MAX_PROMPTS:]
@@ -134,7 +136,7 @@ def _shorten_messages(seen: Sequence[VisibleMessage], room: int) -> Iterator[Vis
 
 
 def parse_prompts(fields: Fields) -> Iterator[SummaryPrompt]:
-    """Yields the prompts in a record. Skips prompts that cannot be read."""
+    """Yields the prompts in a detail record. Skips prompts that cannot be parsed."""
     for row in _get_rows(fields, "prompts"):
         match row:
             case [str(model), str(system), str(text)]:
@@ -142,7 +144,7 @@ def parse_prompts(fields: Fields) -> Iterator[SummaryPrompt]:
 
 
 def parse_visible_messages(fields: Fields) -> Iterator[VisibleMessage]:
-    """Yields the visible messages in a record. Skips messages that cannot be read."""
+    """Yields the visible messages in a detail record. Skips messages that cannot be parsed."""
     for row in _get_rows(fields, "seen"):
         match row:
             case [str(role), str(text), str(origin), str(name)]:
@@ -155,7 +157,7 @@ def _get_rows(fields: Fields, name: str) -> list[object]:
 
 
 class RoundDetailReader:
-    """Reads the details of compactions. No method raises because of the store.
+    """Reads the details of compactions. No method raises if the store fails.
 
     Args:
         records: The store of archives and details.
@@ -170,12 +172,14 @@ class RoundDetailReader:
     async def find_detail(
         self, tenant: str, conversation: str, checkpoint_place: bytes
     ) -> RoundDetail | None:
-        """Returns the stored details of a compaction, or None if it does not belong to the conversation.
+        """Returns the details of a compaction, or None if the conversation has no such compaction.
+
+        If the archive and the detail record have expired, the result contains only the event.
 
         Args:
             tenant: The tenant that owns the conversation.
             conversation: The conversation's id.
-            checkpoint_place: Where the compaction's checkpoint is stored, 64 bytes (`Event.place`, as bytes).
+            checkpoint_place: Id of the compaction's checkpoint, 64 bytes (`Event.place`, decoded from hex).
         """
         events = await self._history.list_events(tenant, conversation)
         matching = (

@@ -1,8 +1,8 @@
-"""Searches messages that compactions have removed from one conversation or all conversations of a tenant.
+"""Searches messages that compactions have removed from one conversation or from all of a tenant.
 
-Conversations with the same beginning share archives. So the search of a conversation returns only messages
-that its own compactions removed, and messages whose ids the caller knows, because they are in the caller's
-request.
+Conversations with the same beginning share the archives under their root. A search of one conversation must
+not return messages of the others. It therefore returns only messages that compactions of this conversation
+removed, and messages whose ids the caller gives, because the caller's own request contained them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +20,12 @@ __all__ = ["ArchiveSearch", "Hit", "RecalledMessage"]
 
 MAX_HITS = 100
 SNIPPET_CHARACTERS = 300
-# A snippet may cut a word (a run without white space) only if the word has more characters than this.
+# Only words (runs without white space) with more characters than this may be cut at the ends of a snippet.
 _WORD_CHARACTERS = 24
-# The part of a snippet before the match is the whole length divided by this number.
+# The text before the match is at most the length of the snippet divided by this number.
 _LEAD_SHARE = 3
-# Maximum bytes of text, and maximum number of archives, that one search of a tenant reads, newest first.
+# Maximum bytes of text, and maximum number of archives, that one search of all conversations of a tenant
+# reads. It reads the newest archives.
 SEARCHED_BYTES = 16_000_000
 SEARCHED_ARCHIVES = 500
 _NO_KNOWN_IDS: frozenset[str] = frozenset()
@@ -36,13 +37,13 @@ class Hit:
 
     Attributes:
         message_id: The message's id, `m_…`.
-        index: Its index among the non-privileged messages.
+        index: Its index among the non-privileged messages of the conversation.
         role: Its role.
         round: The number of the compaction that removed it.
         strategy: The strategy of that compaction.
         at: Time of that compaction, in seconds since the epoch.
         score: Share of the query that the message matches, above 0 and at most 1 (`fulltext.TextMatch`).
-        snippet: The text around the best match, at most 300 characters unless the caller asks for more.
+        snippet: The text around the best match, on one line (`snippet_characters` in `ArchiveSearch.search`).
         conversation: The conversation of that compaction, `c_…`.
         turn: The number of its turn, from 1; 0 if it precedes the first turn; None if unknown.
     """
@@ -60,7 +61,10 @@ class Hit:
 
 
 def _extract_snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -> str:
-    """Returns the text around a match on one line, without cut words at its ends."""
+    """Returns at most `characters` characters around the match at offset `at`, on one line.
+
+    Leaves out words that are cut at the ends, unless they are overlong (`_WORD_CHARACTERS`).
+    """
     start = max(0, min(at - characters // _LEAD_SHARE, len(text) - characters))
     stop = start + characters
     words = text[start:stop].split()
@@ -72,7 +76,10 @@ def _extract_snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -
 
 
 def _is_cut_word(text: str, at: int, word: Sequence[str]) -> bool:
-    """Returns whether the cut at `at` goes through this word. An overlong word may be cut: returns False."""
+    """Returns whether offset `at` is inside `word` and the word is not overlong.
+
+    `word` is a list with the word next to the offset, or an empty list.
+    """
     inside = not (text[at - 1].isspace() or text[at].isspace())
     return inside and all(len(each) <= _WORD_CHARACTERS for each in word)
 
@@ -94,7 +101,7 @@ def _build_hit(recalled: RecalledMessage, found: TextMatch, characters: int) -> 
 
 
 def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
-    """Returns the newest archives, within the limits of what one search may read."""
+    """Returns the newest archives, newest first, up to `SEARCHED_ARCHIVES` and `SEARCHED_BYTES`."""
     remaining_bytes = SEARCHED_BYTES
     places: list[ArchiveRef] = []
     for each in sorted(archives, key=lambda each: each.ref.round.made_at, reverse=True)[:SEARCHED_ARCHIVES]:
@@ -106,7 +113,7 @@ def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
 
 
 class ArchiveSearch:
-    """Searches archives. No method raises because of the store or of any query.
+    """Searches archives. No method raises because the store fails or because of the text of a query.
 
     Args:
         records: The store of the archives.
@@ -128,7 +135,7 @@ class ArchiveSearch:
         self._index_cache = SearchIndexCache(records, index_builder)
 
     async def close(self) -> None:
-        """Frees the cached indexes."""
+        """Frees the cached indexes and stops their threads."""
         await self._index_cache.close()
 
     async def search(
@@ -145,12 +152,14 @@ class ArchiveSearch:
 
         Args:
             tenant: The tenant that owns the archives.
-            conversation: The conversation's id. None searches the newest 16 MB of all the tenant's archives.
-            query: Any text: words, of which one match is enough, `beginnings*` and "quoted phrases". Only the
-                beginning and the end of a long query are used (`recall.tokenize.parse_query`).
-            limit: Maximum number of hits, up to 100.
-            known_ids: Ids of messages that may be found in any archive, such as those of the caller's
-                request.
+            conversation: The conversation's id. None searches the newest archives of all conversations of
+                the tenant, up to `SEARCHED_BYTES` of text.
+            query: Any text. It may contain words (one match is enough), prefixes (`begin*`) and "phrases" in
+                double quotes. Only the beginning and the end of a long query are used
+                (`recall.tokenize.parse_query`).
+            limit: Maximum number of hits. More than `MAX_HITS` count as `MAX_HITS`.
+            known_ids: Ids of messages that may be returned even if another conversation's compaction removed
+                them, such as the messages of the caller's request.
             snippet_characters: Maximum characters of a snippet.
 
         Raises:
@@ -162,7 +171,8 @@ class ArchiveSearch:
         places = await self._find_archives(tenant, conversation, known_ids)
         index = await self._index_cache.get_or_load(tenant, places)
         is_allowed = _build_access_filter(conversation, known_ids)
-        # Messages that the caller must not see may rank before messages that it may see. So all are ranked.
+        # Messages of other conversations may rank before those that the caller may see. So if there are any,
+        # the search returns all matches, which are then filtered.
         search_limit = (
             len(index) if conversation and any(map(_build_foreign_filter(conversation), places)) else most
         )
@@ -180,7 +190,7 @@ class ArchiveSearch:
     ) -> RecalledMessage | None:
         """Returns the archived message with this id, or None if there is none.
 
-        If `conversation` is None, all archives of the tenant are searched.
+        The arguments have the same meaning as in `search`.
         """
         index = await self._index_cache.get_or_load(
             tenant, await self._find_archives(tenant, conversation, known_ids)
@@ -190,7 +200,7 @@ class ArchiveSearch:
         return found if found is not None and _build_access_filter(conversation, known_ids)(found) else None
 
     async def list_removed_messages(self, tenant: str, conversation: str) -> list[RecalledMessage]:
-        """Returns all archived messages that compactions of this conversation have removed, in its order."""
+        """Returns all archived messages that this conversation's compactions have removed, by index."""
         found: dict[str, RecalledMessage] = {}
         for each in await self._archive_reader.read_messages(
             tenant, await self._find_archives(tenant, conversation, _NO_KNOWN_IDS)
@@ -199,7 +209,7 @@ class ArchiveSearch:
         return sorted(found.values(), key=lambda each: (each.message.index, each.round.made_at))
 
     async def record_deleted_roots(self, tenant: str, roots: Iterable[bytes]) -> None:
-        """Records that everything under these roots was deleted, so that no search reads it."""
+        """Records that all archives under these roots were deleted, so that no later search reads them."""
         await self._retention.record_deleted_roots(tenant, roots)
 
     async def _find_archives(
@@ -207,8 +217,8 @@ class ArchiveSearch:
     ) -> Sequence[ArchiveRef]:
         """Returns the archives to search, newest first.
 
-        For a conversation, its own archives come first. If `known_ids` is not empty, the archives follow that
-        other conversations have under the same roots.
+        For a conversation, its own archives come first. If `known` (message ids) is not empty, they are
+        followed by the archives of other conversations under the same roots.
         """
         if conversation is None:
             return _select_newest(await self._retention.list_archives(tenant))
@@ -229,7 +239,7 @@ def _build_foreign_filter(conversation: str) -> Callable[[ArchiveRef], bool]:
 def _build_access_filter(
     conversation: str | None, known: AbstractSet[str]
 ) -> Callable[[RecalledMessage], bool]:
-    """Returns a predicate for messages that the caller may see."""
+    """Returns a predicate for messages that a search may return. `known` holds the caller's message ids."""
     if conversation is None:
         return lambda _: True
     return lambda each: each.round.conversation == conversation or each.message.id in known

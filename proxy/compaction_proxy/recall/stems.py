@@ -1,7 +1,8 @@
 """Stems English words with M. F. Porter's stemmer and a table of irregular forms.
 
 Two words count as forms of one word if their stems are equal. A stem need not be a word. The stemmer knows
-only English endings. A word with other letters than a to z is its own stem.
+only English endings. A word with characters other than a to z, or with less than three letters, is its own
+stem.
 Source: M. F. Porter, "An algorithm for suffix stripping", Program 14 (1980) 130-137.
 """
 
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 from itertools import groupby
 
 _LETTERS = re.compile(r"[a-z]{3,}")
-# A longer ending comes before the shorter endings that it contains, so that the longest is found first.
+# Pairs of an ending and its replacement. A longer ending comes before the shorter endings that it contains,
+# so that the longest matching ending is replaced.
 _STEP_2 = (
     ("ational", "ate"), ("ization", "ize"), ("iveness", "ive"), ("fulness", "ful"), ("ousness", "ous"),
     ("tional", "tion"), ("biliti", "ble"), ("entli", "ent"), ("ousli", "ous"), ("ation", "ate"),
@@ -28,8 +30,8 @@ _STEP_4 = tuple(
         "ous", "ive", "ize", "al", "er", "ic", "ou",
     )
 )  # fmt: skip
-# Each entry lists the forms of one word. The first form names the word. A form that two words share (left,
-# found, saw) is listed with the word that is meant most often.
+# Each entry lists the forms of one word, with the basic form first. A form that two words share (left, found,
+# saw) is listed only for the word that is meant most often.
 _IRREGULAR = (
     "be am is are was were been being", "go went gone goes", "have has had", "do does did done", "say said",
     "get got gotten", "make made", "know knew known", "think thought", "take took taken", "see saw seen",
@@ -59,7 +61,7 @@ _BASE_FORMS = {form: forms.split()[0] for forms in _IRREGULAR for form in forms.
 
 
 def stem_word(word: str) -> str:
-    """Returns a word without its endings. The word must be in lower case."""
+    """Returns the stem of a word, which must be in lower case."""
     return _strip_final_letter(_strip_suffixes(_strip_inflection(word))) if _LETTERS.fullmatch(word) else word
 
 
@@ -69,7 +71,7 @@ def find_word_root(word: str) -> str:
 
 
 def list_irregular_forms(word_root: str) -> tuple[str, ...]:
-    """Returns all forms of the irregular words with this root, including the form that names each word."""
+    """Returns all forms of the irregular words with this root, including their basic forms."""
     return _FORMS_BY_ROOT.get(word_root, ())
 
 
@@ -80,7 +82,10 @@ def _group_by_root() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _classify_letters(word: str) -> str:
-    """Returns `v` for each vowel of a word and `c` for each consonant. A y after a consonant is a vowel."""
+    """Returns a string with `v` for each vowel of a word and `c` for each consonant.
+
+    A y after a consonant is a vowel.
+    """
     shape = ""
     for letter in word:
         vowel = letter in "aeiou" or (letter == "y" and shape.endswith("c"))
@@ -89,7 +94,7 @@ def _classify_letters(word: str) -> str:
 
 
 def _count_vowel_groups(word: str) -> int:
-    """Returns how many times consonants follow vowels in a word."""
+    """Returns the number of vowel groups of a word that a consonant follows (Porter's measure m)."""
     return _classify_letters(word).count("vc")
 
 
@@ -98,7 +103,10 @@ def _ends_in_double_consonant(word: str) -> bool:
 
 
 def _is_short(word: str) -> bool:
-    """Returns whether a word ends in consonant, vowel, consonant, so that it may have lost a final e."""
+    """Returns whether a word ends in consonant, vowel, consonant (but not w, x or y).
+
+    Such a word may have lost a final e, as in hop(e)-ing.
+    """
     return _classify_letters(word).endswith("cvc") and word[-1] not in "wxy"
 
 

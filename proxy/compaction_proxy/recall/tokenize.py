@@ -1,10 +1,10 @@
 """Splits texts into the terms of an index, and parses queries.
 
-A term is the text between two separators, in lower case and without accents. Terms are not stemmed, so that a
-text is found as it was written. The search decides which terms are forms of one word (`recall.stems`). A name
-in camel case gives a term for the whole name and for each of its pieces. A number with thousands separators
-gives a term without them. Text in a script without spaces between words gives pairs of characters. Terms
-consist of letters, digits and marks only.
+A term is a run of letters, digits and marks between two separators, in lower case and without accents. Terms
+are not stemmed, so that a search can also find an exact text. The search decides which terms are forms of one
+word (`recall.stems`). A name in camel case gives a term for the whole name and one for each of its pieces. A
+number with thousands separators gives a term without the separators. Text in a script without spaces between
+words gives a term for each pair of neighbouring characters.
 """
 
 import re
@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 # Maximum characters of a term. Only the beginning of a longer run of letters and digits becomes a term.
 MAX_TERM_CHARACTERS = 128
-# Limits of a query. If a query is too long, only its beginning and end are used, because a question usually
-# comes before or after the text that it is about.
+# Limits of a query. If a query has too many characters or words, only its beginning and end are used, because
+# a question usually comes before or after the text that it is about.
 MAX_QUERY_CHARACTERS = 8_192
 MAX_QUERY_WORDS = 64
 MAX_QUERY_PHRASES = 16
@@ -36,7 +36,7 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
 )
-# Marks that occur inside words but are no letters: accents, points of Hebrew and Arabic, vowels of Indian
+# Marks that occur inside words but are not letters: accents, points of Hebrew and Arabic, vowels of Indian
 # scripts, and marks above and below the letters of the scripts in `_UNSPACED`.
 _MARKS = (
     "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0903\u093a-\u0963\u0981-\u0983\u09bc-\u0a03"
@@ -77,7 +77,7 @@ class Term(NamedTuple):
 
     Attributes:
         text: The term.
-        start: Offset in the text, in characters.
+        start: Offset of the term in the text, in characters.
     """
 
     text: str
@@ -89,9 +89,11 @@ class ParsedQuery:
     """The parts of a query.
 
     Attributes:
-        words: Terms that rank, each once. Stop words are included only if the query has nothing else.
-        prefixes: Beginnings of terms.
-        codes: Names of one thing, such as paths, ids, versions and amounts, as sequences of terms.
+        words: Terms by which results are ranked, each once. Stop words are included only if the query has no
+            other words and no prefixes.
+        prefixes: Beginnings of terms, from words of the query that end with `*`.
+        codes: Chunks of the query that identify one thing, such as paths, ids, versions and amounts. Each is
+            a sequence of terms.
         phrases: Texts that every result must contain. Case and the kind of white space do not matter.
     """
 
@@ -102,7 +104,7 @@ class ParsedQuery:
 
 
 def split_terms(text: str) -> Iterator[Term]:
-    """Yields the terms of a text in their order. The pieces of a camel-case name come before the name."""
+    """Yields the terms of a text in order. The pieces of a camel-case name come before the whole name."""
     known: dict[str, tuple[str, ...]] = {}
     for match in _RUN.finditer(text):
         run, start = match[0], match.start()
@@ -127,12 +129,15 @@ def fold_case(run: str) -> str:
     if run.isascii():
         return run.lower()
     plain = "".join(each for each in unicodedata.normalize("NFKD", run) if not unicodedata.combining(each))
-    # Folding can add characters that are no part of a term, such as the apostrophe of "ŉ".
+    # Folding can add characters that a term must not contain, such as the apostrophe of "ŉ".
     return "".join(_RUN.findall(plain.casefold().translate(_STROKES))) or run
 
 
 def _split_run(run: str) -> tuple[str, ...]:
-    """Returns the terms of a run of letters and digits: the pieces of a name in camel case, and the run."""
+    """Returns the terms of a run of letters and digits.
+
+    For a name in camel case, these are its pieces and the whole name. Otherwise it is the run as one term.
+    """
     if run[0].isdigit() and "," in run:
         return (run.replace(",", "")[:MAX_TERM_CHARACTERS],)
     whole = fold_case(run[:MAX_TERM_CHARACTERS])
@@ -145,7 +150,11 @@ def _split_run(run: str) -> tuple[str, ...]:
 
 
 def _split_unspaced(run: str, start: int) -> Iterator[Term]:
-    """Yields each character with the one after it, and the last one alone. Other parts are split as usual."""
+    """Yields the terms of a run that contains characters of scripts without spaces.
+
+    In such a script, each character and the one after it give a term, and so does the last character alone.
+    The other parts of the run are split by `_split_run`. `start` is the offset of the run.
+    """
     for match in _UNSPACED_RUN.finditer(run):
         part, at = match[0], start + match.start()
         if _IS_UNSPACED.match(part):
@@ -156,7 +165,7 @@ def _split_unspaced(run: str, start: int) -> Iterator[Term]:
 
 
 def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> ParsedQuery:
-    """Parses a query. Any text is a valid query."""
+    """Parses a query. Any text is a valid query. Parts beyond the limits (`MAX_QUERY_…`) are left out."""
     if len(query) > MAX_QUERY_CHARACTERS:
         query = f"{query[: MAX_QUERY_CHARACTERS // 2]} {query[-MAX_QUERY_CHARACTERS // 2 :]}"
     phrases = [" ".join(each.split())[:MAX_PHRASE_CHARACTERS].strip() for each in _PHRASE.findall(query)]
@@ -180,7 +189,10 @@ def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Parsed
 
 
 def _drop_lone_characters(found: Iterable[Term]) -> tuple[str, ...]:
-    """Returns the terms, without each single character that repeats the end of the pair before it."""
+    """Returns the terms without single characters that repeat the end of the pair before them.
+
+    `_split_unspaced` yields such a character at the end of each run.
+    """
     terms: list[str] = []
     for term in found:
         if not (_is_lone_character(term.text) and terms and terms[-1].endswith(term.text)):
@@ -195,7 +207,11 @@ def _is_lone_character(term: str) -> bool:
 def _select_ranking_words(
     words: Iterable[str], stop_words: AbstractSet[str], *, allow_stop_words: bool
 ) -> tuple[str, ...]:
-    """Returns the words that rank: all but stop words, or all words if the query has nothing else."""
+    """Returns the words by which results are ranked, at most `MAX_QUERY_WORDS`.
+
+    These are the words that are not stop words. If there are none and `allow_stop_words` is true, these are
+    all words.
+    """
     ranking_words = [word for word in words if word not in stop_words] or (
         list(words) if allow_stop_words else []
     )
@@ -208,7 +224,7 @@ def _select_ranking_words(
 
 
 def _is_code(chunk: str, terms: tuple[str, ...]) -> bool:
-    """Returns whether a chunk of a query names one thing, such as a path. `terms` are its terms."""
+    """Returns whether a chunk of a query identifies one thing, such as a path. `terms` are its terms."""
     core = _TRIMMED_CHUNK.search(chunk)
     if not core or not terms or len(terms) > MAX_CODE_TERMS or STOP_WORDS.issuperset(terms):
         return False

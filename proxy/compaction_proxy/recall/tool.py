@@ -1,7 +1,7 @@
-"""Answers calls of the search tool, with which a model or an agent searches the removed messages.
+"""Answers calls of the search tool, with which a model or an agent searches removed messages.
 
-Every answer is text for a model. No method raises an error if the store fails or if the model's arguments are
-wrong. In these cases the answer says what is wrong and what to do.
+Every answer is text for a model. No method raises an error if the store fails or if the arguments of the call
+are wrong. In these cases the answer says what is wrong and what to do.
 """
 
 import json
@@ -25,9 +25,9 @@ Scope = Literal["conversation", "tenant"]
 
 MAX_HITS: Final = 20
 MAX_QUERY_CHARACTERS: Final = 1_000
-# Maximum characters of all snippets in one answer together: about as many as fit into 2,000 tokens.
+# Maximum characters of all snippets in one answer together. About 2,000 tokens have this many characters.
 _MAX_SNIPPETS_CHARACTERS: Final = 5_000
-# Maximum characters of a call's arguments. Longer arguments are not read.
+# Maximum characters of a call's arguments. Longer arguments count as unusable.
 _MAX_ARGUMENTS_CHARACTERS: Final = 64_000
 _NO_IDS: frozenset[str] = frozenset()
 USAGE_TEXT: Final = (
@@ -46,8 +46,9 @@ class RecallContext(NamedTuple):
     Attributes:
         tenant: The tenant whose conversations the caller may search.
         conversation: The conversation to search, `c_…`. None if the caller has no conversation.
-        known_ids: Ids of messages that may be found in any archive, such as those of the caller's request.
-        source: `model` or another kind of caller. It is a label of metrics.
+        known_ids: Ids of messages that may be returned even if another conversation's compaction removed
+            them, such as the messages of the caller's request.
+        source: Kind of the caller, such as `model`. It is used as a label in metrics.
     """
 
     tenant: str
@@ -57,13 +58,13 @@ class RecallContext(NamedTuple):
 
 
 class RecallTool:
-    """Answers queries about removed messages. For use on one event loop.
+    """Answers queries about removed messages. Use it on one event loop.
 
     Args:
         archive_search: Searches the archives.
-        count: Returns the number of tokens of a text. The text has at most a few thousand characters.
-        is_store_reachable: Returns whether the store answers. It must not wait.
-        on_search: Called for each search with the source of the call, and `found` or `nothing`.
+        count: Returns the number of tokens of a text. It gets at most a few thousand characters.
+        is_store_reachable: Returns whether the store answers. It must return at once.
+        on_search: Called for each search with `RecallContext.source` and the outcome (`found` or `nothing`).
     """
 
     def __init__(
@@ -82,13 +83,14 @@ class RecallTool:
     async def search(
         self, context: RecallContext, query: str, *, limit: int = 5, scope: Scope = "conversation"
     ) -> str:
-        """Returns the best hits as text, or a sentence if there are none; at most 2,000 tokens.
+        """Returns the best hits as text of at most 2,000 tokens. Without hits, the text says so.
 
         Args:
             context: The caller and what it may search.
             query: Any text. Only its first 1,000 characters are used.
             limit: Maximum number of hits, 1 to 20.
-            scope: Where to search: in the context's conversation, or in all conversations of the tenant.
+            scope: Where to search: `conversation` for the context's conversation, or `tenant` for all
+                conversations of the tenant.
         """
         conversation = context.conversation if scope == "conversation" else None
         hits: list[Hit] = []
@@ -115,13 +117,16 @@ class RecallTool:
     async def read_message(
         self, context: RecallContext, message_id: str, lines: str = "", *, scope: Scope = "conversation"
     ) -> str:
-        """Returns a message or some of its lines, or a sentence if there is none; at most 2,000 tokens.
+        """Returns a message or some of its lines as text of at most 2,000 tokens.
+
+        If there is no such message, the text says so.
 
         Args:
             context: The caller and what it may search.
             message_id: The message's id, `m_…`.
-            lines: The lines to show, such as "10-40"; empty for all. Only lines that fit are shown.
-            scope: Where to search, as in `search`. The context's conversation comes first.
+            lines: The lines to show, such as "10-40"; empty for all. The text contains only as many lines as
+                fit.
+            scope: Where to search, as in `search`. `tenant` searches the context's conversation first.
         """
         found = await self._find_message(context, message_id.strip(), scope)
         if found is None:
@@ -133,7 +138,7 @@ class RecallTool:
 
         Args:
             context: The caller and what it may search.
-            arguments: The arguments as JSON. If they cannot be used, the answer says what is expected.
+            arguments: The arguments as JSON. If they cannot be used, the result is `USAGE_TEXT`.
         """
         parsed = _parse_arguments(arguments)
         query, message_id = (_to_text(parsed.get(name)) for name in ("query", "id"))
@@ -168,7 +173,7 @@ def _quote_message(found: RecalledMessage, context: RecallContext) -> QuotedMess
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """Returns the members of a JSON object, or an empty dict if the text is no JSON object."""
+    """Returns the arguments by name, or an empty dict if the text is not a usable JSON object."""
     if len(arguments) > _MAX_ARGUMENTS_CHARACTERS or has_too_many_brackets(arguments):
         return {}
     try:

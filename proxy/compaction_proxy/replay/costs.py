@@ -1,4 +1,4 @@
-"""Sums up replayed requests in tokens and in dollars."""
+"""Builds the result of a replay: adds up the sizes of its requests, and their costs in tokens and dollars."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.replay.result import ReplayBill, ReplayResult, RequestPoint, RequestSpending, build_bill
 from compaction_proxy.replay.writer import SummaryCallUsage
 
-# Costs are also computed in a unit for which no prices must be known: uncached input tokens of the
-# conversation's model. For this, a cached token is assumed to cost a tenth of an uncached one, a token of a
-# summary model a tenth of a token of the conversation's model, and an output token as much as five input
-# tokens. Most providers charge about this.
+# Costs are also computed in a unit that needs no prices: uncached input tokens of the conversation's model. For
+# this, a cached token is assumed to cost a tenth of an uncached one, a token of a summary model a tenth of a
+# token of the conversation's model, and an output token as much as five input tokens. The ratios of most
+# providers' prices are close to these.
 CACHED_SHARE = 0.1
 SUMMARY_SHARE = 0.1
 OUTPUT_SHARE = 5.0
@@ -35,9 +35,9 @@ class PlayedRequest:
         point: Sizes of the request.
         completion_tokens: Tokens of the recorded answer.
         calls: Summary calls that were made for the request, or in the background after its answer.
-        trigger: T, in tokens; None if no compaction starts automatically.
-        exceeds_window: Whether the compacted request still exceeded the context window and had to be
-            shortened.
+        trigger: T at this request, in tokens; None if no compaction starts automatically.
+        exceeds_window: Whether the request still exceeded the context window after the compactor had fitted
+            it, and had to be shortened.
         failed: Whether the request could not be made to fit, or the proxy had a fault.
         has_stable_prefix: Whether the forwarded request began with all messages of the previous forwarded
             request, so that the provider could read them from its cache.
@@ -62,7 +62,8 @@ def build_result(
     Args:
         subject: Subject of the replay.
         requests: The replayed requests, in order.
-        prices: Price of every used model: the conversation's model and the summary models.
+        prices: Prices of the conversation's model and the used summary models, by model name. A price that is
+            unknown is None.
     """
     points = tuple(each.point for each in requests)
     calls = [call for each in requests for call in each.calls]

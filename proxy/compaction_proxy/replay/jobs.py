@@ -1,4 +1,4 @@
-"""Runs rehearsals for users of the admin pages.
+"""Runs rehearsals that users of the admin pages start.
 
 Each rehearsal runs in a separate process, so that it does not delay the requests that the proxy serves.
 """
@@ -24,9 +24,11 @@ MAX_PARALLEL_JOBS = 2
 # Sections of the configuration that are not sent to the subprocess. A rehearsal does not need them, because
 # it keeps everything in memory.
 UNNEEDED_SECTIONS = {"server", "store", "observability"}
+# Time limit of a rehearsal, in seconds.
 TIMEOUT_S = 30.0
+# Largest number of tokens that a setting in a request for a rehearsal may have.
 MAX_TOKENS = 1_000_000_000
-# A longer error message of the subprocess is cut to this many characters.
+# An error message of the subprocess is cut to this many characters.
 MAX_LINE_CHARACTERS = 300
 # The subprocess searches for modules in the same places as this process, and not in its working directory.
 _PROGRAM = (
@@ -45,9 +47,9 @@ class ReplayJob:
 
     Attributes:
         conversation: Id of a stored conversation; empty if `members` holds the conversation.
-        members: Members of a request body, such as `messages` and `tools`, each value as JSON. If
-            `conversation` is set, they replace the members of the stored conversation.
-        strategies: Names of the strategies to replay; empty for the configured strategy.
+        members: Members of a request body, such as `messages` and `tools`, by name, each value as JSON. If
+            `conversation` is set, they replace members of the same name of the stored conversation.
+        strategies: Names of the strategies under which to replay; empty for the configured strategy.
         options: Settings that differ from the configuration.
     """
 
@@ -109,7 +111,7 @@ def _build_refusal(message: str) -> RequestRefusedError:
 
 
 class ReplayJobRunner:
-    """Replays conversations in subprocesses, two at a time.
+    """Replays conversations in subprocesses, at most `MAX_PARALLEL_JOBS` at a time.
 
     Args:
         config: Configuration in force. Its secrets are not sent to the subprocess.
@@ -159,8 +161,8 @@ class ReplayJobRunner:
     def _encode_input(self, job: ReplayJob, body_members: Mapping[str, bytes]) -> bytes:
         """Encodes the input of the subprocess: a line of JSON with the options, then a request body in JSON.
 
-        Secrets in the configuration are masked when it is written as JSON. The URL in the section `store` may
-        contain a secret that is not masked, so that section is left out.
+        Writing the configuration as JSON masks its secrets. The URL in the section `store` may contain a
+        secret that is not masked, so that section is left out.
         """
         header = {
             "config": self._config.model_dump(mode="json", exclude_unset=True, exclude=UNNEEDED_SECTIONS),
@@ -203,7 +205,10 @@ def _parse_output(stdout: bytes, stderr: bytes) -> Mapping[str, Any]:
 
 
 def _extract_last_line(stderr: bytes, code: int = 0) -> str:
-    """Returns the last line on stderr, such as the error that ended the process, or else its exit code."""
+    """Returns the last line on stderr that is not blank, or else a text with the exit code or signal.
+
+    The last line is usually the error that ended the process.
+    """
     lines = stderr.decode("utf-8", "replace").split("\n")
     plain = ("".join(filter(str.isprintable, line)).strip() for line in reversed(lines))
     otherwise = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

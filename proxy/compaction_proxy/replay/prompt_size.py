@@ -1,4 +1,4 @@
-"""Counts the tokens of messages, and the tokens that the prompt cache serves, by the rules of OpenAI."""
+"""Counts the tokens of messages, and the tokens that a prompt cache serves, by the rules of OpenAI."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 JsonObject = dict[str, Any]
 
 FRAME_TOKENS = 3  # added for every message, and once more for the answer
-PART_TOKENS = 85  # counted for a content part that is not text: what OpenAI counts for a small image
+PART_TOKENS = 85  # counted for a content part that is not text; OpenAI counts this for a small image
 CACHE_MINIMUM_TOKENS = 1024  # OpenAI caches the beginning of a prompt if it has at least this many tokens
 CACHE_BLOCK_TOKENS = 128  # the number of cached tokens is rounded down to a multiple of this
 
@@ -30,7 +30,7 @@ def count_message_tokens(message: JsonObject, count: Callable[[str], int]) -> in
 
 
 def round_down_to_cache_blocks(tokens: int) -> int:
-    """Returns how many tokens the cache serves if it knows the first `tokens` tokens of a prompt.
+    """Returns how many tokens the cache serves if it holds the first `tokens` tokens of a prompt.
 
     The cache serves only whole blocks, and nothing below `CACHE_MINIMUM_TOKENS`.
     """

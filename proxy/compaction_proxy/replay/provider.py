@@ -1,8 +1,8 @@
 """Simulates a provider that counts the tokens of prompts and keeps a prompt cache, but writes no answers.
 
 It counts tokens as OpenAI does: the texts of each message plus a fixed number of tokens for each message. Its
-cache recognises a prompt's beginning if an earlier prompt had the same tools and the same first messages. It
-serves this beginning in blocks of 128 tokens if it has at least 1,024 tokens.
+cache holds the beginning of a prompt if an earlier prompt had the same model, tools and first messages. The
+cache serves whole blocks of 128 tokens, and nothing if the beginning has fewer than 1,024 tokens.
 """
 
 import json
@@ -24,7 +24,7 @@ class ProviderPrompt(NamedTuple):
 
     Attributes:
         model: Requested model.
-        definitions: JSON of each member beside the messages that belongs to the prompt, such as the tools.
+        definitions: JSON of each member other than the messages that is part of the prompt, such as tools.
         messages: JSON of each message.
     """
 
@@ -36,8 +36,8 @@ class ProviderPrompt(NamedTuple):
 class SimulatedProvider:
     """Counts the tokens of prompts, and simulates a prompt cache.
 
-    It remembers the size of every message, and every beginning of a prompt. Nothing is ever dropped, so use
-    one instance for each conversation.
+    It remembers the size of every message, and every beginning of a prompt. It never forgets any, so use a
+    separate instance for each conversation.
 
     Args:
         counter: Token counter for texts.

@@ -1,4 +1,4 @@
-"""Reads recorded conversations from a file or a request, and splits them into the requests of the client."""
+"""Parses recorded conversations, and finds the requests with which the client sent them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -9,14 +9,15 @@ from typing import Any
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# Limits in bytes for a file and for one request in a file. The limit for one request is also the one that the
-# proxy has for its clients' requests.
+# Limits in bytes for a file and for one request in a file. The proxy has the same limit for the requests of its
+# clients.
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
-# Members of a request, besides model and messages, that are part of the prompt or affect the limit of its
-# size.
+# Members of a request, besides model and messages, that are part of the prompt or limit the output, for which
+# room is reserved in the context window.
 SHAPING_MEMBERS = ("tools", "functions", "response_format", "max_tokens", "max_completion_tokens")
-# Roles that a client sends. An assistant message after one of them is the answer to a request.
+# Roles of messages with which a request may end. An assistant message after such a message is the answer to a
+# request.
 _ASKING = frozenset({"user", "tool", "function"})
 # Types of content blocks that only Anthropic's Messages wire has. A recording with such a block is refused,
 # because its blocks would count as empty if they were read as Chat Completions.
@@ -27,14 +28,14 @@ DEFAULT_MODEL = "gpt-4o"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A conversation as the client keeps it, from the first message to the last.
+    """A recorded conversation: all its messages, and which of them were sent in each request.
 
     Attributes:
         name: Name of the conversation in reports.
         model: Requested model; empty if the recording names none.
         messages: Messages as compact JSON.
-        lengths: For each request, in order: the number of messages with which the client sent it.
-        members: Members that every request has besides model and messages, each value as JSON.
+        lengths: The number of messages in each request, in order. A request consists of the first messages.
+        members: Members that every request has besides model and messages, by name, each value as JSON.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Recording:
     members: Mapping[str, bytes] = field(repr=False)
 
     def get_answer(self, length: int) -> bytes:
-        """Returns the answer to the request with `length` messages; empty if the recording ends before it."""
+        """Returns the answer to the request with `length` messages; empty if the recording does not have it."""
         return self.messages[length] if length < len(self.messages) else b""
 
     def build_body(self, length: int, model: str) -> bytes:
@@ -57,7 +58,7 @@ class Recording:
 def dump_json(value: object) -> bytes:
     """Encodes a value as compact JSON in UTF-8.
 
-    A lone surrogate cannot be encoded in UTF-8. If the value contains one, all characters outside ASCII are
+    If the value contains a lone surrogate, which UTF-8 cannot encode, all characters outside ASCII are
     escaped.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -94,7 +95,9 @@ def parse_recording(value: object, name: str) -> Recording:
 
 
 def read_recordings(path: Path) -> Iterator[Recording]:
-    """Reads the conversations in a file: one JSON request body or array of messages, or one per line.
+    """Yields the conversations in a file.
+
+    The file holds a request body or an array of messages as JSON, or one of these in each line.
 
     Raises:
         RequestRefusedError: The file cannot be read, is not a regular file or is too large, or one of its
@@ -119,14 +122,14 @@ def read_recordings(path: Path) -> Iterator[Recording]:
 
 
 def select_lengths(recording: Recording, interval: int) -> tuple[int, ...]:
-    """Returns the lengths of every `interval`-th request, counted back from the last one, in order."""
+    """Returns the `lengths` of every `interval`-th request in order. The last request is always included."""
     return tuple(reversed(recording.lengths[::-1][::interval]))
 
 
 def _read_single_value(path: Path) -> object | None:
-    """Reads a file that holds a single JSON value, on one or several lines.
+    """Returns the JSON value of a file that holds only one, on one or several lines.
 
-    Returns None if each line of the file holds a JSON value of its own.
+    Returns None if the first of several lines is a JSON value by itself. Then each line holds its own value.
     """
     with path.open("rb") as file:
         first = file.readline(MAX_BODY_BYTES + 1)

@@ -32,8 +32,8 @@ class ReplayBill(NamedTuple):
         uncompacted: Cost of the requests as the client sent them, without compaction.
         compacted: Cost of the requests as they were forwarded.
         summaries: Cost of the summary calls.
-        pays_back_after: Number of requests after the first compaction until the total saving is positive and
-            stays so. None if that is never so, or if there was no compaction.
+        pays_back_after: Number of requests from the first compaction until the total saving, less the cost of
+            summaries, becomes positive and stays so. None if it never does, or if there was no compaction.
     """
 
     uncompacted: float
@@ -65,7 +65,7 @@ class RequestSpending(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Result of a strategy for one conversation, or for several together.
+    """Result of the replay of one conversation under a strategy, or the sum of several such results.
 
     Attributes:
         strategy: Name of the strategy.
@@ -88,11 +88,12 @@ class ReplayResult:
         steady_requests: Number of comparable requests that begin with all messages of the previous forwarded
             request, so that the provider can read them from its cache.
         over_without: Number of requests that exceed the context window as the client sent them.
-        over_with: Number of compacted requests that exceeded the context window and had to be shortened.
+        over_with: Number of requests that still exceeded the context window after compaction, and had to be
+            shortened.
         failed_open: Number of requests for which a compaction was due but failed: no summary was written, or
             the compaction would not have shortened the request. These requests were forwarded without it.
         failed: Number of requests that could not be made to fit, or during which the proxy had a fault.
-        tokens: Costs in uncached input tokens, at assumed prices.
+        tokens: Costs in uncached input tokens, at assumed ratios of prices (`costs.CACHED_SHARE`).
         dollars: Costs in dollars; None if a price is unknown.
         price_source: Source of the prices.
         points: The sizes of each request; empty for the sum of several conversations.
@@ -141,7 +142,7 @@ class ReplayResult:
 
 
 def build_bill(spendings: Sequence[RequestSpending]) -> ReplayBill:
-    """Adds up the costs of a conversation's requests, and finds out when compaction pays back its costs."""
+    """Adds up the costs of a conversation's requests, and computes `ReplayBill.pays_back_after`."""
     first = next((index for index, each in enumerate(spendings) if each.round or each.summaries), None)
     saved = list(accumulate(each.uncompacted - each.compacted - each.summaries for each in spendings))
     losing = [index for index, sum_ in enumerate(saved) if sum_ <= 0]
@@ -155,8 +156,8 @@ def build_bill(spendings: Sequence[RequestSpending]) -> ReplayBill:
 def sum_results(results: Sequence[ReplayResult], name: str) -> ReplayResult:
     """Sums up the results of several conversations under one strategy.
 
-    The costs in dollars are added up only if they are known for all conversations. The sum has no
-    `pays_back_after`, because this figure is useful only for a single conversation.
+    The costs in dollars are None if they are unknown for one of the conversations. In the sum,
+    `pays_back_after` is None, because it is useful only for a single conversation.
     """
     dollars = [each.dollars for each in results if each.dollars is not None]
     added: dict[str, Any] = {field: sum(getattr(each, field) for each in results) for field in _ADDED}
@@ -175,7 +176,7 @@ def sum_results(results: Sequence[ReplayResult], name: str) -> ReplayResult:
 
 
 def to_fields(result: ReplayResult) -> dict[str, Any]:
-    """Returns the result as JSON values, including the figures that are computed from other figures."""
+    """Returns the result as JSON values, including figures that are computed from its fields."""
     values = {each.name: getattr(result, each.name) for each in fields(result)}
     return values | {
         "cached_share": round(result.cached_share, 4),

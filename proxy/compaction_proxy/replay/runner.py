@@ -1,9 +1,9 @@
 """Replays a conversation: gives each of its requests to the compactor, in the order in which they were sent.
 
-The compactor is the same as in the proxy, but no model is asked. A simulated provider only counts tokens, and
+The compactor is the same as in the proxy, but no model is called. A simulated provider only counts tokens, and
 code writes the summaries by fixed rules. The proxy does some work in the background after an answer. A replay
-waits until this work is finished before it replays the next request, so that the same recording always gives
-the same result.
+waits for this work before it replays the next request, so that the same recording always gives the same
+result.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from compaction_proxy.wires.wire import TokenUsage
 # not wait for any network.
 BACKGROUND_TIMEOUT_S = 30.0
 
-# Called with two numbers: of the requests replayed so far, and of all requests to replay.
+# Called with the number of requests replayed so far, and the number of all requests to replay.
 ProgressCallback = Callable[[int, int], None]
 
 
@@ -65,7 +65,7 @@ class ReplayOptions:
 class ReplayComponents:
     """The parts of the proxy that a replay needs.
 
-    They work as in a server, but store everything in memory, apart from the data of the server.
+    They work as in a server, but store everything in memory, separate from any server's data.
 
     Attributes:
         compactor: Makes requests fit. It uses `summary_model` for its summaries.
@@ -74,9 +74,9 @@ class ReplayComponents:
         counter: Counts the tokens of texts for the simulated provider.
         get_settings: Returns the settings for a model name.
         resolve_summary_routes: Returns the routes to the summary models, given the settings of the
-            conversation's model, the strategy and the name of that model.
-        get_price: Returns the price of a model, or None if it is unknown.
-        wait_for_prices: Waits until the prices of models have been looked up.
+            conversation's model, the policy and the name of the conversation's model.
+        get_price: Returns the price of a model, given its name; None if the price is unknown.
+        wait_for_prices: Waits until the prices of models have been looked up, given their names.
         origin: Origin of the upstream.
     """
 
@@ -101,10 +101,10 @@ class _ReplayRun:
         strategy: Name of the strategy.
         settings: The settings for the model, with the options of the replay applied.
         tenant: A tenant that only this replay uses, so that replays do not share stored data.
-        provider: Receives the forwarded requests and the summary calls.
-        uncompacted_provider: Receives the requests as the client sent them, to find their costs without
+        provider: Counts and caches the forwarded requests and the summary calls.
+        uncompacted_provider: Counts and caches the requests as the client sent them, for the costs without
             compaction.
-        calls: Usage of the summary calls so far.
+        calls: Usage of the summary calls so far. The summary model appends to this list.
         reader: Parses the requests.
         earlier_tasks: The tasks that ran before the replay. The replay does not wait for them.
         forwarded: Messages of the previous forwarded request.
@@ -146,7 +146,7 @@ async def replay_recording(
         recording: The conversation.
         strategy: Name of a strategy.
         options: Settings that differ from the configuration.
-        progress: Called after each request.
+        progress: Called after each request; see `ProgressCallback`.
     """
     model = options.model or recording.model or DEFAULT_MODEL
     settings = _override_settings(components.get_settings(model), options)
@@ -232,10 +232,7 @@ def _build_prompt(sent: ProviderPrompt, ask: FitRequest, fit: FitResult) -> Prov
 
 
 def _find_overflow(run: _ReplayRun, body: RequestBody, size_tokens: int) -> Overflow | None:
-    """Returns the error with which the provider would refuse a prompt of `size_tokens` tokens.
-
-    None if it fits.
-    """
+    """Returns the error with which the provider would refuse a prompt of `size_tokens`; None if it fits."""
     output = body.max_output or 0
     if size_tokens + output <= run.window:
         return None
@@ -247,7 +244,7 @@ def _find_overflow(run: _ReplayRun, body: RequestBody, size_tokens: int) -> Over
 async def _refit_until_accepted(
     components: ReplayComponents, run: _ReplayRun, ask: FitRequest, refused: FitResult, over: Overflow
 ) -> FitResult:
-    """Shortens a refused request until it is accepted or the proxy gives up; returns the last result."""
+    """Shortens a refused request until it fits or the proxy gives up. Returns the last result."""
     fit, overflow = refused, over
     for refusals in range(1, MAX_REFITS + 1):
         shorter = await components.compactor.refit_after_refusal(ask, fit, overflow, refusals)
@@ -266,7 +263,7 @@ async def _refit_until_accepted(
 
 
 async def _wait_for_background_tasks(earlier_tasks: frozenset[asyncio.Task[Any]]) -> None:
-    """Waits until the proxy has finished the work that it does after an answer."""
+    """Waits for the background work of the proxy: all tasks that are not in `earlier_tasks`."""
     async with asyncio.timeout(BACKGROUND_TIMEOUT_S):
         while pending := asyncio.all_tasks() - earlier_tasks:
             await asyncio.wait(pending)
@@ -275,7 +272,7 @@ async def _wait_for_background_tasks(earlier_tasks: frozenset[asyncio.Task[Any]]
 def _override_settings(settings: ModelSettings, options: ReplayOptions) -> ModelSettings:
     """Returns the settings with the options applied, and without the hourly limit on summary calls.
 
-    The limit would stop summaries wrongly, because a replay makes the calls of several days within seconds.
+    The limit must not apply, because a replay makes the summary calls of several days within seconds.
     """
     over: dict[str, object] = {}
     if options.trigger_tokens is not None:

@@ -1,7 +1,8 @@
-"""Writes summaries by rules, without a model: copies sentences from any transcript, and adds no statements.
+"""Writes summaries by rules, without a model: copies sentences from a transcript, and adds no statements.
 
-The largest share of the size goes to demands and statements of users, because they cannot be found out again
-if they are lost. Names and numbers, findings, finished work and errors have shares of their own.
+The summary's tokens are divided between kinds of content. Demands and statements of users get the largest
+share, because they cannot be recovered if they are lost. Names and numbers, findings, finished work and errors
+have shares of their own.
 """
 
 import re
@@ -19,20 +20,19 @@ from compaction_proxy.replay.transcript import (
     parse_transcript,
 )
 
-TARGET_TOKENS = 700
-FRAME_TOKENS = 90  # tokens that headings, table head and labels are assumed to have
-CLIP_CHARACTERS = 240
-CELL_CHARACTERS = 110
-CALL_CHARACTERS = 60
-PENDING_ENTRIES = 12  # only the last entries, up to this number, are searched for pending work
+TARGET_TOKENS = 700  # largest size of a summary
+FRAME_TOKENS = 90  # assumed tokens of headings, table head and labels
+CLIP_CHARACTERS = 240  # longest copied sentence
+CELL_CHARACTERS = 110  # longest text in a table cell
+CALL_CHARACTERS = 60  # longest tool call in a table cell
+PENDING_ENTRIES = 12  # this many of the last messages are searched for pending work
 
 RULE = "Rule: "
 STATED = "Stated by the user: "
 NAMES = "Identifiers: "
 TABLE_HEAD = "| File/Component | Action | Description |\n|----------------|--------|-------------|"
 
-# A prompt may ask for the seven sections of the format `full`. This maps the headings that are used here to
-# the headings of that format.
+# Maps the headings of this module to the headings of the summary format `full`, for which a prompt may ask.
 FULL_HEADINGS = {
     "### Completed Work": "2. Conversation Timeline and Progress",
     "### Key Technical Decisions": "3. Technical Context and Decisions",
@@ -78,7 +78,7 @@ def _clip_text(text: str, characters: int = CLIP_CHARACTERS) -> str:
 
 
 def _select_fitting(items: Iterable[str], tokens: float, count: CountTokens) -> list[str]:
-    """Returns the items that fit into `tokens` tokens, in order. Skips items that no longer fit."""
+    """Returns the items that fit into `tokens`, in order. An item that does not fit is skipped."""
     selected = []
     for item in items:
         cost = count(item) + 2
@@ -89,7 +89,10 @@ def _select_fitting(items: Iterable[str], tokens: float, count: CountTokens) -> 
 
 
 def _select_both_ends(items: Iterable[str], tokens: float, count: CountTokens) -> list[str]:
-    """Selects the oldest items for half of the tokens and the newest for the rest. Drops repeated items."""
+    """Returns the oldest items that fit into half of `tokens`, and the newest that fit into the rest.
+
+    Repeated items are returned only once.
+    """
     unique = list(dict.fromkeys(items))
     first = _select_fitting(unique, tokens / 2, count)
     left = tokens - sum(count(item) + 2 for item in first)
@@ -123,7 +126,7 @@ def _extract_statements(entries: Iterable[TranscriptEntry]) -> tuple[list[str], 
 
 
 def _extract_identifiers(entries: Iterable[TranscriptEntry]) -> list[str]:
-    """Returns the addresses, paths, ids and amounts in messages of users, then those of the assistant."""
+    """Returns the addresses, paths, ids and amounts in messages of users, then those in assistant messages."""
     prose = [*_list_sentences(entries, "user"), *_list_sentences(entries, "assistant")]
     return [mark.rstrip(".,:") for sentence in prose for mark in IDENTIFIER_PATTERN.findall(sentence)]
 
@@ -137,9 +140,9 @@ def _format_cell(text: str, characters: int = CELL_CHARACTERS) -> str:
 
 
 def _build_rows(entries: Sequence[TranscriptEntry]) -> list[str]:
-    """Builds table rows for files that the assistant mentions, and for tool calls.
+    """Builds table rows for the files that the assistant mentions, and for tool calls.
 
-    The description of a tool call is the first sentence that the assistant writes after the call.
+    The description of a tool call is the first sentence of the next assistant message with text.
     """
     rows, call = [], ""
     for entry in entries:
@@ -158,7 +161,7 @@ def _build_rows(entries: Sequence[TranscriptEntry]) -> list[str]:
 
 
 def _extract_errors(entries: Sequence[TranscriptEntry]) -> list[str]:
-    """Returns the first error line of each tool result, with the assistant's first sentence after it."""
+    """Returns the first error line of each tool result, with the first sentence of the answer to it."""
     errors = []
     for index, entry in enumerate(entries):
         line = next((line for line in entry.text.splitlines() if _ERROR.search(line)), None)
@@ -177,9 +180,9 @@ def _describe_current_state(entries: Sequence[TranscriptEntry]) -> list[str]:
 
 
 def _collect_constraints(material: SummaryMaterial, tokens: float, count: CountTokens) -> list[str]:
-    """Collects rules, statements and names, from an earlier summary and from the messages.
+    """Returns lines with rules, statements and names, from an earlier summary and from the messages.
 
-    They are labelled, so that the next summary can take them over from this one.
+    Each line begins with a label, by which the next summary finds these lines in this one.
     """
     earlier = material.get_section("key technical decisions")
     rules, statements = _extract_statements(material.entries)
@@ -215,15 +218,20 @@ def _collect_completed(material: SummaryMaterial, tokens: float, count: CountTok
 
 
 def summarize_messages(messages: Sequence[JsonObject], tokens: int, count: CountTokens) -> str:
-    """Writes the summary that a summary call asks for, in at most about `tokens` tokens.
+    """Writes the summary for which a summary call asks, in about `tokens` tokens at most.
 
-    If the last message asks for a summary of the conversation above it, that conversation is summarised. Else
-    the user messages are the prompt, and the transcript in it is summarised. If the prompt contains the
-    transcripts of several runs, each gets its own text after a line with its number.
+    In an aligned call, the last message is the prompt, and the messages before it are summarised. In any other
+    call, the user messages are the prompt, and the transcript in it is summarised. A prompt may contain the
+    transcripts of several runs of messages. Then each run gets its own summary, after a line with its number.
 
-    A text has the sections Completed Work, Key Technical Decisions, Current State, Pending Work and, if there
-    were errors, Errors & Resolutions. If the prompt asks for the format `full`, the first four sections have
-    the headings of that format.
+    A summary has the sections Completed Work, Key Technical Decisions, Current State, Pending Work and, if
+    there were errors, Errors & Resolutions. If the prompt asks for the format `full`, the first four sections
+    have the headings of that format.
+
+    Args:
+        messages: The messages of the summary call.
+        tokens: Size of the summary.
+        count: Counts the tokens of a text.
     """
     for_full = any(all(each in extract_text(told) for each in FULL_HEADINGS.values()) for told in messages)
     if is_summary_request(messages):

@@ -1,6 +1,6 @@
 """Parses the prompt of a summary call: the sections of an earlier summary, and a numbered transcript.
 
-Each message of a transcript begins with a line such as `[3] ASSISTANT:`. The numbers have no gaps. The text
+Each message of a transcript begins with a line such as `[3] ASSISTANT:`. The numbers are consecutive. The text
 before the first such line may hold the earlier summary.
 """
 
@@ -20,8 +20,8 @@ _ITEM = re.compile(r"^\s*(?:[-*] (?:\[.\] )?(?P<bullet>.+)|(?P<row>\|.+\|))\s*$"
 _RULER = re.compile(r"^\|[\s|:-]+\|$")
 _BULLET = re.compile(r"^- (?:\[.\] )?")
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[A-Z\"'(`€$£])|\n+")
-# `_RUN` matches the transcript of a run that gets its own summary. `_ALIGNED` recognises the prompt that
-# follows the conversation in the aligned form.
+# `_RUN` matches the transcript of a run of messages that gets its own summary. `_ALIGNED` recognises the prompt
+# of an aligned call, which follows the conversation.
 _RUN = re.compile(
     r"^<run-(?P<number>\d+)-(?P<mark>\w+)>\n(?P<text>.*?)\n</run-(?P=number)-(?P=mark)>$",
     re.MULTILINE | re.DOTALL,
@@ -66,18 +66,21 @@ class SummaryMaterial:
     entries: list[TranscriptEntry]
 
     def get_section(self, title: str) -> list[str]:
-        """Returns the items of all earlier sections whose title contains `title`."""
+        """Returns the items of all sections of the earlier summary whose title contains `title`."""
         return [item for name, items in self.earlier.items() if title in name for item in items]
 
 
 def split_sentences(text: str) -> list[str]:
-    """Splits a text into sentences with single spaces. Leaves out bullets, headings and tables."""
+    """Splits a text into sentences with single spaces. Leaves out headings, tables and the marks of bullets."""
     pieces = (_BULLET.sub("", " ".join(piece.split())) for piece in _SENTENCE.split(text))
     return [piece for piece in pieces if piece and not piece.startswith(("#", "|"))]
 
 
 def _find_entry_starts(text: str) -> Iterator[re.Match[str]]:
-    """Yields the lines with which messages begin. A line with an unexpected number is text of a message."""
+    """Yields the matches of the lines with which messages begin.
+
+    The numbers of these lines are consecutive. A line with any other number is part of a message's text.
+    """
     expected: int | None = None
     for match in _ENTRY.finditer(text):
         number = int(match["number"])
@@ -99,7 +102,7 @@ def _parse_sections(text: str) -> dict[str, list[str]]:
 
 
 def extract_runs(text: str) -> list[str]:
-    """Returns the transcripts of the runs that get separate summaries; empty if no runs are marked."""
+    """Returns the transcripts of the runs that get separate summaries; empty if the prompt marks no runs."""
     return [found["text"] for found in _RUN.finditer(text)]
 
 

@@ -1,4 +1,4 @@
-"""A simulated summary model: writes extracts of realistic size. The same input always gives the same text."""
+"""Simulates a summary model: writes extracts of realistic size. The same input always gives the same text."""
 
 import json
 from typing import NamedTuple
@@ -25,8 +25,8 @@ class ExtractiveSummaryModel:
     """Implements the protocol `providers.types.SummaryModel` by rules. Serves one conversation at a time.
 
     Attributes:
-        provider: The simulated provider that also receives the requests of the conversation. Its cache may
-            therefore already hold the beginning of an aligned call.
+        provider: The simulated provider to which the conversation's requests also go. Its cache may therefore
+            already hold the beginning of an aligned call.
         calls: Usage of the calls since `start_conversation`.
     """
 
@@ -35,7 +35,7 @@ class ExtractiveSummaryModel:
         self.calls: list[SummaryCallUsage] = []
 
     def start_conversation(self, provider: SimulatedProvider) -> list[SummaryCallUsage]:
-        """Switches to another conversation. Returns the list that will receive the usage of its calls."""
+        """Switches to another conversation. Returns the list to which the usage of its calls is appended."""
         self.provider, self.calls = provider, []
         return self.calls
 

@@ -1,9 +1,9 @@
-"""Runs work that a request starts but does not wait for, such as reading a record again."""
+"""Runs work that a request starts but does not wait for, such as deleting old archives."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 
-# The most tasks that run at once. Further work is not started, and the next request tries again.
+# Maximum number of tasks at the same time. Further work is not started; a later request may start it.
 MAX_BACKGROUND_TASKS = 8
 
 
@@ -19,7 +19,10 @@ class BackgroundTasks:
         return bool(self._tasks)
 
     def start_once(self, key: Hashable, create_work: Callable[[], Coroutine[object, object, object]]) -> bool:
-        """Starts a task, unless one with its key or too many others run. Returns whether it was started."""
+        """Starts the coroutine that `create_work` returns as a task. Returns whether it was started.
+
+        Does not start it while a task with the same key or `MAX_BACKGROUND_TASKS` tasks are running.
+        """
         if key in self._tasks or len(self._tasks) >= MAX_BACKGROUND_TASKS:
             return False
         self._tasks[key] = task = asyncio.create_task(create_work())
@@ -27,7 +30,7 @@ class BackgroundTasks:
         return True
 
     async def close(self) -> None:
-        """Cancels the running tasks and waits for their end."""
+        """Cancels the running tasks and waits until they have ended."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

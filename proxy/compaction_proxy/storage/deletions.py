@@ -1,8 +1,8 @@
 """Prevents work that began before a deletion from writing deleted records again.
 
-Each request remembers, as its start mark, how many deletions this process had made when the request began. A
-context variable passes the start mark on to all tasks that the request starts. So a compaction that began
-before a deletion is recognised, and does not write the deleted keys.
+The start mark of a request is the number of deletions that this process had made when the request began. A
+context variable passes the start mark on to all tasks that the request starts. Before a task writes a key, it
+checks whether the key was deleted after its start mark. If so, the task does not write the key.
 """
 
 from collections import deque
@@ -11,19 +11,20 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
 
-# The most deletions that are remembered. If more deletions than this follow the start of some work, that work
-# writes nothing.
+# Number of newest deletions whose prefixes are kept. Work that began before more deletions than this writes
+# nothing, because the proxy no longer knows what was deleted.
 MAX_DELETIONS = 10_000
 
 _start_mark: ContextVar[int | None] = ContextVar("begun", default=None)
 
 
 class DeletionFence:
-    """Remembers the key prefixes that this process has deleted. For use on one event loop.
+    """Keeps the key prefixes that this process has deleted, to check writes. Use it on one event loop.
 
     Attributes:
-        get_start_mark: Returns the start mark of the running context, for a later `is_deleted_since`. It is
-            the context variable's own `get`, because every request calls it and a method would cost more.
+        get_start_mark: Returns the start mark of the current context, for a later `is_deleted_since`; None if
+            it has no start mark. It is the context variable's own `get`, because every request calls it and a
+            method would be slower.
     """
 
     get_start_mark = staticmethod(_start_mark.get)
@@ -33,12 +34,12 @@ class DeletionFence:
         self._count = 0
 
     def set_start_mark(self) -> None:
-        """Marks the start of the work in this context. Work without a start mark may write any key."""
+        """Sets the start mark of the current context to now. Work without a start mark may write any key."""
         _start_mark.set(self._count)
 
     @contextmanager
     def scoped_start_mark(self) -> Iterator[None]:
-        """Marks the start of the work in this block, and restores the earlier mark after it."""
+        """Sets the start mark for the block to now, and restores the earlier start mark afterwards."""
         token = _start_mark.set(self._count)
         try:
             yield
@@ -46,16 +47,19 @@ class DeletionFence:
             _start_mark.reset(token)
 
     def add_deletion(self, prefix: str) -> None:
-        """Records that all keys with this prefix are deleted."""
+        """Records that all keys with this prefix are deleted. Call it before the deletion in the store."""
         self._prefixes.append(prefix)
         self._count += 1
 
     def is_deleted(self, key: str) -> bool:
-        """Whether a key was deleted since the work in this context began."""
+        """Returns whether a key was deleted after the start mark of the current context."""
         return self.is_deleted_since(key, _start_mark.get())
 
     def is_deleted_since(self, key: str, start_mark: int | None) -> bool:
-        """Whether a key was deleted since `start_mark`. None means that the work has no start mark."""
+        """Returns whether a key was deleted after `start_mark`. Returns False if `start_mark` is None.
+
+        Returns True for any key if more than `MAX_DELETIONS` deletions followed.
+        """
         if start_mark is None or start_mark == self._count:
             return False
         newer = self._count - start_mark

@@ -1,9 +1,9 @@
-"""A store whose values cannot be read or forged without the key: AES-256-GCM around every envelope.
+"""A store that encrypts every value with AES-256-GCM, so that it cannot be read or forged without the key.
 
-A sealed value is the envelope's version byte, the form byte 2, four bytes that identify the key, a nonce of
-twelve bytes, and the ciphertext. The store key is associated data, so a value that was moved to another key
-does not decrypt. The first key of the list encrypts, and any of them decrypts. So keys are rotated by putting
-a new one first.
+An encrypted value consists of the envelope's version byte, the form byte 2, four bytes that identify the
+encryption key, a nonce of twelve bytes, and the ciphertext. The store key is associated data, so a value that
+was moved to another store key does not decrypt. The first encryption key of the list encrypts, and any of
+them decrypts. To rotate keys, put a new key first.
 """
 
 import base64
@@ -29,15 +29,15 @@ KEY_BYTES = 32
 _KEY_ID_BYTES = 4
 _NONCE_BYTES = 12
 _START = bytes((VERSION, SEALED))
-# Returned for a value that does not decrypt. It is not a valid envelope, so the reader finds no record.
+# Returned for a value that does not decrypt. It is not a valid envelope, so the record counts as unreadable.
 _UNREADABLE = b""
 
 
 def parse_key(text: str) -> bytes:
-    """Decodes a key of 32 bytes from base64.
+    """Decodes an encryption key of 32 bytes from base64.
 
     Raises:
-        ConfigError: The text is not a key. The message does not quote it.
+        ConfigError: The text is not a key. The message does not contain the text.
     """
     try:
         key = base64.b64decode(text, validate=True)
@@ -49,11 +49,11 @@ def parse_key(text: str) -> bytes:
 
 
 class EncryptedStore:
-    """Implements `store.Store` over another store, with encrypted values.
+    """Implements `store.Store`: encrypts values and keeps them in another store.
 
     Args:
         store: The store that keeps the encrypted values.
-        keys: Keys of 32 bytes, the newest first; at least one.
+        keys: Encryption keys of 32 bytes, the newest first; at least one.
     """
 
     def __init__(self, store: Store, keys: Sequence[bytes]) -> None:
@@ -62,7 +62,7 @@ class EncryptedStore:
         self._newest = next(iter(self._ciphers))
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Reads values as `Store.read` does. A value that does not decrypt comes back empty."""
+        """Reads values as `Store.read` does. Returns empty bytes for a value that does not decrypt."""
         values = await self._store.read(keys)
         return [value and self._decrypt_value(key, value) for key, value in zip(keys, values, strict=True)]
 
@@ -80,7 +80,7 @@ class EncryptedStore:
         await self._store.write([self._encrypt_item(each) for each in items])
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
-        """Reads lines as `Store.read_tail` does. A line that does not decrypt comes back empty."""
+        """Reads lines as `Store.read_tail` does. Returns empty bytes for a line that does not decrypt."""
         return [self._decrypt_value(key, line) for line in await self._store.read_tail(key, limit)]
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
@@ -104,7 +104,7 @@ class EncryptedStore:
         await self._store.publish(channel, self._encrypt_item(Record(channel, message, math.inf)).value)
 
     async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
-        """Yields messages as `Store.listen` does. A message that does not decrypt comes as empty bytes."""
+        """Yields messages as `Store.listen` does. Yields empty bytes for a message that does not decrypt."""
         async with aclosing(self._store.listen(channel)) as messages:
             async for message in messages:
                 yield message and self._decrypt_value(channel, message)

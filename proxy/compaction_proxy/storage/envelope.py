@@ -1,13 +1,13 @@
 """The envelope of every stored record: a version byte, a form byte, and the record's fields as JSON.
 
-Byte 0 is the version of the layout. Byte 1 is the form of the rest: 0 is plain JSON, 1 is JSON deflated with
-zlib, 2 is a whole envelope that is encrypted and authenticated, which `EncryptedStore` decrypts before this
-module sees it. The JSON is UTF-8 with sorted keys, so the same fields give the same bytes. Lone surrogates,
-which clients do send, are encoded as UTF-8 would encode any other code point. JSON has no type for bytes, so
-a record that has bytes carries them as base64 in a field whose name says so.
+Byte 0 is the version of the layout. Byte 1 is the form of the rest: 0 is plain JSON, 1 is JSON compressed
+with zlib, and 2 is a whole encrypted envelope, which `EncryptedStore` decrypts before this module sees it.
+The JSON is UTF-8 with sorted keys, so the same fields give the same bytes. Lone surrogates, which some
+clients send, are encoded in UTF-8 like any other code point. JSON has no type for bytes, so a record stores
+bytes as text, in base64 or hex digits.
 
-Replicas of different versions share a store. So an envelope that cannot be read counts as one of another
-version, and reading it raises no error.
+Replicas of different versions can share a store. An envelope that cannot be decoded may therefore come from
+another version, and decoding it raises no error.
 """
 
 import json
@@ -26,7 +26,7 @@ _DEFLATE_LEVEL = 6
 
 
 def pack(fields: Mapping[str, Any]) -> bytes:
-    """Encodes `fields` as an envelope. The values must be JSON values; tuples come back as lists.
+    """Encodes `fields` as an envelope. The values must be JSON values. `unpack` returns tuples as lists.
 
     Raises:
         TypeError: A value is not a JSON value.
@@ -51,7 +51,7 @@ def _inflate_body(body: bytes) -> bytes | None:
 
 
 def extract_json(data: bytes) -> bytes | None:
-    """Returns the JSON text of an envelope, at most 16 MiB, or None if the envelope cannot be read."""
+    """Returns the JSON text of an envelope, or None if it cannot be decoded or has more than 16 MiB."""
     if len(data) <= _HEADER_BYTES or data[0] != VERSION:
         return None
     body = data[_HEADER_BYTES:]
@@ -64,7 +64,7 @@ def extract_json(data: bytes) -> bytes | None:
 def unpack(data: bytes) -> dict[str, Any] | None:
     """Decodes the fields of an envelope. Never raises.
 
-    Returns None for a newer version, an unknown form, damaged data, or JSON that is not an object.
+    Returns None for another version, an unknown form, damaged data, or JSON that is not an object.
     """
     text = extract_json(data)
     if text is None:

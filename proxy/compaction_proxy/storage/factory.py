@@ -1,9 +1,9 @@
 """Opens the store that `store.url` names, and loads the installation's secret.
 
-The secret is kept in a shared store or beside the file of an embedded one. It is the key of the digests that
-identify tenants, so replicas that share a store must share it. In a shared store it has no time to live, for
-three reasons. It says nothing about any user. With a new secret, nothing that is stored could be found again.
-And the `volatile-…` eviction policies of Redis do not evict keys without a time to live.
+The secret is kept in a shared store, or in a file next to the file of an embedded store. It is the key of the
+digests that identify tenants, so replicas that share a store must share it. In a shared store it does not
+expire, for three reasons. It contains no user data. With a new secret, no stored data could be found again.
+And the `volatile-…` eviction policies of Redis do not evict keys that do not expire.
 """
 
 import math
@@ -29,17 +29,17 @@ NO_SECRET = "secret-unavailable"  # noqa: S105 - a reason
 
 
 def is_shared_store(url: str) -> bool:
-    """Whether the processes of several machines can share this store."""
+    """Returns whether the processes of several machines can share the store with this URL."""
     return is_redis_url(url)
 
 
 def get_store_path(url: str) -> Path | None:
-    """Returns the file of an embedded store, or None for another store.
+    """Returns the file of an embedded store, or None for a shared store or a store in memory.
 
     `sqlite:///~/…` starts at the home directory.
 
     Raises:
-        ConfigError: This version does not support the store.
+        ConfigError: The URL names no file or no supported kind of store.
     """
     scheme, separator, rest = url.partition("://")
     if is_shared_store(url) or (separator and scheme == "memory" and rest in {"", "/"}):
@@ -62,7 +62,7 @@ def open_store(url: str) -> Store:
     """Creates the store that `store.url` names. Opens no file or connection yet.
 
     Raises:
-        ConfigError: This version does not support the store.
+        ConfigError: The URL is not valid or names no supported kind of store.
     """
     if is_shared_store(url):
         store: Store = resolve_name(_REDIS)(parse_redis_url(url))
@@ -72,17 +72,17 @@ def open_store(url: str) -> Store:
 
 
 def get_secret_path(url: str) -> Path | None:
-    """Returns the file of the installation's secret, or None if the secret is kept in no file."""
+    """Returns the file of the installation's secret, or None if the secret is not kept in a file."""
     path = get_store_path(url)
     return None if path is None else path.with_name(path.name + ".secret")
 
 
 def load_installation_secret(url: str, report: Callable[[StoreUnavailableError], None]) -> bytes:
-    """Loads the installation's secret of 32 bytes. The first process that asks creates it.
+    """Returns the installation's secret of 32 bytes from its file. Creates the file if it does not exist.
 
-    If the secret can be neither read nor created, `report` receives the error, and this process uses a random
-    secret until it ends. For a store in memory the secret is always random. For a shared store it is random
-    until `load_shared_secret` returns. This function does blocking I/O; call it at start-up.
+    If the secret can be neither read nor created, passes the error to `report` and returns a random secret.
+    Also returns a random secret for a store in memory and for a shared store. For a shared store, the caller
+    then replaces it by that of `load_shared_secret`. This function does blocking I/O; call it at start-up.
     """
     path = get_secret_path(url)
     if path is None:
@@ -99,13 +99,13 @@ def load_installation_secret(url: str, report: Callable[[StoreUnavailableError],
 
 
 async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
-    """Returns the secret of all processes that share `store`: the first one that any of them offered.
+    """Returns the secret of all processes that share `store`.
 
-    `offered_secret` is this process's offer. The offer may be repeated: the store keeps the secret that it
-    has, and stores the offered secret if it has lost its own.
+    If the store has a secret, returns that. Otherwise stores and returns `offered_secret`. Repeat the call
+    later with the same secret in case the store loses it.
 
     Raises:
-        StoreUnavailableError: The store does not answer, or the record of the secret contains something else.
+        StoreUnavailableError: The store does not answer, or the value under `SECRET_KEY` is not a secret.
     """
     stored = await store.commit(Record(SECRET_KEY, offered_secret, math.inf))
     if stored is None or len(stored) != SECRET_BYTES:
@@ -114,9 +114,9 @@ async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
 
 
 def _read_secret(path: Path) -> bytes:
-    """Reads the secret from a file; raises ValueError if the file does not contain one.
+    """Returns the secret in a file. Raises ValueError if the file does not contain one.
 
-    Only a regular file is opened, because opening a pipe would wait for a writer.
+    Opens only a regular file, because opening a pipe would wait for a writer.
     """
     secret = bytes.fromhex(path.read_text(encoding="ascii")) if path.is_file() else b""
     if len(secret) != SECRET_BYTES:
@@ -125,10 +125,10 @@ def _read_secret(path: Path) -> bytes:
 
 
 def _create_secret(path: Path) -> None:
-    """Writes a secret unless there is one.
+    """Writes a new secret to `path`, unless the file exists.
 
-    The secret is written to a temporary file, which is then linked to `path`. So no process can read an
-    incomplete secret.
+    The secret is written to a temporary file, to which `path` is then linked. Therefore no process can read
+    an incomplete secret.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # created with mode 0600

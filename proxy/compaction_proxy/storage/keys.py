@@ -1,12 +1,13 @@
-"""Builds the keys of everything in a store: `v1:{<scope>}:<kind>[:<rest>]`.
+"""Builds all store keys, in the form `v1:{<scope>}:<kind>[:<rest>]`.
 
-The part in braces is the hash tag. Keys with the same tag live on one node of a cluster, where they can be
-read in one round trip and committed together. A key contains hex digests and fixed words, never an id, a
-model's name, or text from a client. Every store and every version uses these names; a change needs a `v2`.
+The part in braces is the hash tag. Keys with the same hash tag are on the same node of a cluster, where they
+can be read in one round trip and committed together. A key contains hex digests and fixed words, never an id,
+a model's name, or text from a client. Every store and every version of the proxy uses these keys. To change
+their form, replace `v1` by `v2`.
 
 | scope | kinds |
 | --- | --- |
-| tenant and first message, or root | `heads` |
+| tenant and first messages, or first line | `heads` |
 | tenant and root | `checkpoint` (its lease: `…:lease`), `checkpoints`, `staged`, `archive`, `archives` |
 | | `piece`, `detail`, `rounds`, `anchors` |
 | tenant | `archived` (its lease: `…:lease`), `compacted` |
@@ -16,10 +17,10 @@ model's name, or text from a client. Every store and every version uses these na
 | no tenant | `feed`, `compacted` |
 | tenant, upstream origin and model | `model` |
 
-The root of a conversation is the prefix digest of its first four non-privileged messages. Later branches,
-edits and regenerations keep the root, so they share a scope whatever ids clients send, and a checkpoint is
-found by its prefix digest alone. The root covers four messages because many conversations begin with the same
-first one.
+The root of a conversation is the prefix digest of its first four messages that are not fixed. A branch, edit
+or regeneration after these messages has the same root. It therefore shares the scope, whatever ids clients
+send, and the proxy finds a checkpoint by its prefix digest alone. The root covers four messages because many
+conversations begin with the same first message.
 """
 
 import hashlib
@@ -39,13 +40,16 @@ def _short_digest(value: str | bytes) -> str:
 _NOBODY = _short_digest("")
 
 
-# Keys are cached because every request needs the keys of its own records several times.
+# Caches keys, because every request needs the keys of its conversation's records several times.
 _cached_key = lru_cache(maxsize=1_024)
 
 
 @lru_cache(maxsize=4_096)
 def _build_key_start(first: str, second: str | bytes) -> str:
-    """Builds the start of a key. `first` is digested by itself, so all keys of a tenant share a prefix."""
+    """Builds the start of a key, up to the closing brace. `first` is a tenant, or empty for no tenant.
+
+    `first` and `second` are digested separately, so that all keys of a tenant share a prefix.
+    """
     return f"v1:{{{_short_digest(first)}.{_short_digest(second)}}}"
 
 
@@ -55,12 +59,12 @@ def tenant_prefix(tenant: str) -> str:
 
 
 def scope_prefix(tenant: str, scope: str | bytes) -> str:
-    """Returns the prefix of all keys of one scope of a tenant: a root or a conversation."""
+    """Returns the prefix of all keys of one scope of a tenant. `scope` is a root or a conversation's id."""
     return f"{_build_key_start(tenant, scope)}:"
 
 
 def get_conversation_root(prefixes: Sequence[bytes]) -> bytes | None:
-    """Returns the root of a conversation with these prefix digests, or None if it has fewer than four."""
+    """Returns the root of a conversation, given its prefix digests; None if there are fewer than four."""
     return prefixes[_ROOT_MESSAGES - 1] if len(prefixes) >= _ROOT_MESSAGES else None
 
 
@@ -75,63 +79,72 @@ def checkpoint_keys(tenant: str, root: bytes, strategy: str, checkpoint_ids: Ite
 
 @_cached_key
 def checkpoint_list_key(tenant: str, root: bytes, strategy: str) -> str:
-    """Returns the key of the list of a strategy's checkpoint ids, committed with each checkpoint."""
+    """Returns the key of the list of the ids of a strategy's installed checkpoints."""
     return f"{_build_key_start(tenant, root)}:checkpoints:{strategy}"
 
 
 def staged_checkpoints_key(tenant: str, root: bytes, strategy: str) -> str:
-    """Returns the key of the list of ids of staged checkpoints, which no request has used yet."""
+    """Returns the key of the list of the ids of a strategy's staged checkpoints."""
     return f"{_build_key_start(tenant, root)}:staged:{strategy}"
 
 
 def lease_key(key: str) -> str:
-    """Returns the key of the lease on creating the record under `key`."""
+    """Returns the key of the lease that a process holds while it writes the record under `key`."""
     return f"{key}:lease"
 
 
 def archive_key(tenant: str, root: bytes, strategy: str, checkpoint_id: bytes) -> str:
-    """Returns the key of the record that names the pieces with the messages a checkpoint replaced."""
+    """Returns the key of a compaction's archive record, which lists the pieces of the archive.
+
+    The messages that the compaction replaced are in the pieces. `checkpoint_id` is the id of its checkpoint.
+    """
     return f"{_build_key_start(tenant, root)}:archive:{strategy}:{checkpoint_id.hex()}"
 
 
 def root_archives_key(tenant: str, root: bytes) -> str:
-    """Returns the key of the list of a root's archives, of all strategies, committed with each archive."""
+    """Returns the key of the list of a root's archives, for all strategies.
+
+    A line of this list is committed together with each archive.
+    """
     return f"{_build_key_start(tenant, root)}:archives"
 
 
 def archive_piece_key(tenant: str, root: bytes, piece_name: str) -> str:
-    """Returns the key of an archive piece: messages, or one text.
+    """Returns the key of a piece of an archive: several messages, or the text of one long message.
 
-    The archives of a root refer to the piece by `piece_name`, a digest of its content.
+    `piece_name` is a digest of the piece's content, which the archive records of the root contain.
     """
     return f"{_build_key_start(tenant, root)}:piece:{piece_name}"
 
 
 @_cached_key
 def tenant_archives_key(tenant: str) -> str:
-    """Returns the key of the list of a tenant's archives, existing and deleted."""
+    """Returns the key of a tenant's list of archives, which has a line for each archive and each deletion."""
     return f"{_build_key_start(tenant, 'archived')}:archived"
 
 
 def round_detail_key(tenant: str, root: bytes, strategy: str, checkpoint_id: bytes) -> str:
-    """Returns the key of the record with a compaction's cost and what the model saw after it."""
+    """Returns the key of a compaction's detail record: its prompts, and the messages that the model got."""
     return f"{_build_key_start(tenant, root)}:detail:{strategy}:{checkpoint_id.hex()}"
 
 
 def round_events_key(tenant: str, root: bytes) -> str:
-    """Returns the key of the list of a root's compaction events, each committed with its checkpoint."""
+    """Returns the key of the list of the events of a root's compactions.
+
+    Each event is committed together with the checkpoint of its compaction.
+    """
     return f"{_build_key_start(tenant, root)}:rounds"
 
 
 @_cached_key
 def usage_baselines_key(tenant: str, root: bytes) -> str:
-    """Returns the key of the record with the providers' latest token counts for a root's conversations."""
+    """Returns the key of the record with the anchors (latest token counts) of a root's conversations."""
     return f"{_build_key_start(tenant, root)}:anchors"
 
 
 @_cached_key
 def conversation_key(tenant: str, conversation: str) -> str:
-    """Returns the key of the record with a conversation's totals and its latest root."""
+    """Returns the key of the record with a conversation's totals (`telemetry.totals`)."""
     return f"{_build_key_start(tenant, conversation)}:conversation"
 
 
@@ -141,21 +154,23 @@ def roots_key(tenant: str, conversation: str) -> str:
 
 
 def events_key(tenant: str, conversation: str) -> str:
-    """Returns the key of the list of a conversation's events without a checkpoint, such as failures."""
+    """Returns the key of the list of a conversation's events that are not compactions, such as failures."""
     return f"{_build_key_start(tenant, conversation)}:events"
 
 
 @_cached_key
 def conversation_heads_key(tenant: str, beginning_digest: bytes) -> str:
-    """Returns the key of the list of heads of the conversations that begin with `beginning_digest`, a digest.
+    """Returns the key of the list of heads of all conversations with the same beginning.
 
-    By its head, the next request of a conversation is recognised if the client sends no id.
+    If the client sends no conversation id, the proxy recognises the next request of a conversation by its
+    head. `beginning_digest` is the prefix digest of the first messages, or the digest of a user message's
+    first line.
     """
     return f"{_build_key_start(tenant, beginning_digest)}:heads"
 
 
 def exchanges_key(tenant: str, conversation: str) -> str:
-    """Returns the key of the list of figures of a conversation's exchanges."""
+    """Returns the key of the list of a conversation's exchanges and their savings."""
     return f"{_build_key_start(tenant, conversation)}:exchanges"
 
 
@@ -166,38 +181,39 @@ def directives_key(tenant: str, conversation: str) -> str:
 
 
 def conversation_tenant_key(conversation: str) -> str:
-    """Returns the key of the record that names a conversation's tenant.
+    """Returns the key of the record that contains a conversation's tenant.
 
-    The key belongs to no tenant's scope, so a reader that knows only the conversation's id can build it.
+    The key does not depend on the tenant, so that it can be built from the conversation's id alone.
     """
     return f"{_build_key_start('', conversation)}:tenant"
 
 
 def derive_tenant_key(key: str) -> str | None:
-    """Returns the `conversation_tenant_key` of the conversation in whose scope `key` is.
+    """Returns the `conversation_tenant_key` of the conversation to whose scope `key` belongs.
 
-    `key` may end after the closing brace. The key of a root or of a model looks like that of a conversation.
-    For it, the result is a key under which nothing is stored. For a key without a tenant the result is None.
+    `key` may end after the closing brace. Returns None for a key without a tenant. The scope of a root or a
+    model cannot be told from that of a conversation. For such a key, the result is a key under which nothing
+    is stored.
     """
     first, dot, second = parse_hash_tag(key).partition(".")
     return f"v1:{{{_NOBODY}.{second}}}:tenant" if dot and first != _NOBODY else None
 
 
 def day_statistics_prefix(day: str) -> str:
-    """Returns the key prefix of one day's statistics (`2026-11-22`, UTC), which belong to no tenant."""
+    """Returns the prefix of the keys of a day's statistics. `day` is a date in UTC, such as `2026-11-22`."""
     return f"{_build_key_start('', f'day {day}')}:"
 
 
 def hourly_counts_key(day: str, hour: int, writer: str) -> str:
-    """Returns the key of the record with one process's counts for one hour of a day, 0 to 23.
+    """Returns the key of the record with the counts of one process for one hour (0 to 23) of a day.
 
-    `writer` names the process. No other process writes this record.
+    `writer` is the random id of the process. No other process writes this record.
     """
     return f"{day_statistics_prefix(day)}hours:{hashlib.sha256(f'{hour} {writer}'.encode()).hexdigest()}"
 
 
 def statistics_writers_key(day: str) -> str:
-    """Returns the key of the list of processes that have counted something on a day."""
+    """Returns the key of the list of processes that have written statistics of a day."""
     return f"{day_statistics_prefix(day)}writers"
 
 
@@ -207,9 +223,10 @@ def recent_conversations_key(day: str) -> str:
 
 
 def live_feed_key(kind: str) -> str:
-    """Returns the key of a part of the live feed, which belongs to no tenant.
+    """Returns the key of a part of the live feed.
 
-    `kind` is `events` or `exchanges` for a list, or `listening` for a record.
+    `kind` is `events` or `exchanges` for the list of these items, or `listening` for the record that says
+    until when a process has followers.
     """
     return f"{_build_key_start('', 'feed')}:feed:{kind}"
 
@@ -224,12 +241,12 @@ def compacted_conversations_key(tenant: str) -> str:
 
 
 def compacted_tenants_key() -> str:
-    """Returns the key of the list of tenants with compacted conversations, which belongs to no tenant."""
+    """Returns the key of the list of all tenants with compacted conversations."""
     return f"{_build_key_start('', 'compacted')}:compacted:tenants"
 
 
 def compacted_changes_key() -> str:
-    """Returns the key of the list of the newest changes to the lists of compacted conversations."""
+    """Returns the key of the list of the newest changes to all tenants' lists of compacted conversations."""
     return f"{_build_key_start('', 'compacted')}:compacted:changes"
 
 
@@ -243,11 +260,12 @@ def client_key_name(tenant: str) -> str:
 def model_limits_key(tenant: str, origin: str, model: str) -> str:
     """Returns the key of the record of facts about a model at an upstream, such as its context window.
 
-    The proxy learns these facts from a tenant's requests.
+    The proxy learns these facts from the tenant's requests. `origin` is the scheme, host and port of the
+    upstream.
     """
     return f"{_build_key_start(tenant, origin + ' ' + model)}:model"
 
 
 def parse_hash_tag(key: str) -> str:
-    """Returns the text in a key's braces."""
+    """Returns the text in a key's braces; empty if the key has none."""
     return key.partition("{")[2].partition("}")[0]

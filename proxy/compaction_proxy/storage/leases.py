@@ -1,9 +1,8 @@
-"""Lets one process at a time create a record, across all replicas.
+"""Ensures that only one process of all replicas creates a record at a time.
 
-A lease marks the process that creates the record. Other processes wait for the record, and one of them takes
-over if the lease expires because its holder died or was stopped. Each lease has a number, its fence. The
-store checks the number before it writes. So a holder that resumes too late cannot overwrite its successor's
-record.
+The process that creates the record holds a lease on it. Other processes wait for the record. One of them gets
+the lease if it expires because its holder died or was stopped. Each lease has a number, its fence, which the
+store checks before it writes. A former holder that continues too late therefore cannot write the record.
 """
 
 import asyncio
@@ -16,8 +15,8 @@ from compaction_proxy.storage.keys import lease_key
 from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.storage.store import Lease
 
-# A lease lasts this many seconds. If its holder dies, another process can get the lease after that time. A
-# live holder renews its lease `RENEWALS` times in that time.
+# Lifetime of a lease, in seconds. If its holder dies, another process can get the lease after this time. A
+# live holder renews its lease `RENEWALS` times within this time.
 LEASE_S = 10.0
 RENEWALS = 3
 POLL_S = 0.05
@@ -29,8 +28,8 @@ class LeaseOrRecord:
 
     Attributes:
         record: The record's fields, if another process has created the record.
-        lease: The right to create the record. If `record` and `lease` are both None, the store is unavailable
-            and cannot grant a lease. Then any process may create the record.
+        lease: The lease, if this process may create the record. If `record` and `lease` are both None, the
+            store is unavailable and cannot grant a lease. This process may then create the record without it.
     """
 
     record: Fields | None = None
@@ -43,7 +42,7 @@ async def wait_for_lease_or_record(
 ) -> AsyncIterator[LeaseOrRecord]:
     """Waits until the record under `key` exists, or until this process holds the lease to create it.
 
-    The lease is renewed while the block runs, and released after it.
+    A lease is renewed while the block runs, and released after it.
     """
     async with AsyncExitStack() as stack:
         record = lease = None
@@ -64,9 +63,9 @@ async def wait_for_lease_or_record(
 
 
 async def _acquire_or_give_back(records: RecordStore, key: str, lease_s: float) -> Lease | None:
-    """Acquires a lease, or returns None if another process holds it.
+    """Returns a lease on `key`, or None if another process holds one.
 
-    If the caller is cancelled before the store answers, a lease that the store then grants is released.
+    If the caller is cancelled before the store answers, releases a lease that the store then grants.
     """
     request = asyncio.ensure_future(records.acquire_lease(key, lease_s))
     try:
@@ -80,7 +79,7 @@ async def _acquire_or_give_back(records: RecordStore, key: str, lease_s: float) 
 
 
 async def _renew_until_lost(records: RecordStore, lease: Lease, lease_s: float) -> None:
-    """Renews the lease until the store says that it is lost. A store that does not answer is asked again."""
+    """Renews the lease until the store reports that it is lost. Tries again if the store does not answer."""
     while True:
         await asyncio.sleep(lease_s / RENEWALS)
         try:

@@ -16,7 +16,7 @@ _SWEEP_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _StoredItem:
-    """A record (one value) or a list (its lines, oldest first)."""
+    """A record (one value) or a list (its lines, oldest first). `expires` is in monotonic seconds."""
 
     values: tuple[bytes, ...]
     is_list: bool
@@ -37,10 +37,10 @@ def _count_bytes(items: Sequence[Record | ListEntry]) -> int:
 
 
 class MemoryStore:
-    """Implements `store.Store` in a dict. A full store drops the items that were written longest ago.
+    """Implements `store.Store` in a dict. A full store deletes the items that were written longest ago.
 
     Args:
-        max_bytes: The most bytes that keys and values may take together.
+        max_bytes: Maximum bytes of all keys and values together.
         clock: Returns monotonic seconds.
     """
 
@@ -82,7 +82,7 @@ class MemoryStore:
             self._remove_item(next(iter(self._items)))
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
-        """Returns the newest `limit` lines, oldest first."""
+        """Returns the newest `limit` lines of a list, oldest first."""
         item = self._get_live_item(key)
         return list(item.values[-limit:]) if item and item.is_list and limit > 0 else []
 
@@ -98,19 +98,19 @@ class MemoryStore:
         return Lease(key, fence)
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Prolongs a lease. Returns False if it is lost."""
+        """Extends a lease to `ttl_s` seconds from now. Returns False if it is lost."""
         if not self._is_lease_held(lease):
             return False
         self._leases[lease.key] = _HeldLease(lease.fence, self._clock() + ttl_s)
         return True
 
     async def release_lease(self, lease: Lease) -> None:
-        """Releases a lease, unless it is lost."""
+        """Releases a lease. Does nothing if it is lost."""
         if self._is_lease_held(lease):
             del self._leases[lease.key]
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Deletes keys by prefix, leases included. Returns the number of unexpired records and lists."""
+        """Deletes keys as `Store.delete_prefix` does. Returns the number of unexpired records and lists."""
         for key in [key for key in self._leases if key.startswith(prefix)]:
             del self._leases[key]
         keys = [key for key in self._items if key.startswith(prefix)]

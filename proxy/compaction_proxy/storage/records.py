@@ -1,12 +1,12 @@
 """Reads and writes records in a store that may be slow, broken or unreachable.
 
-A store that fails gets no more calls, except probes, until a probe succeeds. This module then says that the
-store is left alone (`storage.resilient`). Each process caches the records that it has lately read or written,
-and looks in its cache first. A record that could not be saved stays in the cache and is used from there.
+A store that fails is left alone: it gets no more calls, except probes, until a probe succeeds
+(`storage.resilient`). Each process caches the records that it has recently read or written, and looks in its
+cache first. A record that could not be saved stays in the cache, and this process uses it from there.
 
-A store may need longer than a call's deadline to open its file or connections for the first time, for example
-to recover a log or to migrate. `open` allows more time at start-up. If the opening takes even longer, or
-nobody calls `open`, the opening continues in the background. The store is used as soon as a probe succeeds.
+When a store opens its file or connections for the first time, this may take longer than the deadline of a
+call, for example to recover a log or to migrate. `RecordStore.open` allows more time at start-up. If the
+opening takes even longer, it continues in the background, and the store is used as soon as a probe succeeds.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RecordItem:
-    """A record to save together with others.
+    """A record to write, alone or together with other items.
 
     Attributes:
         key: The store key, from `storage.keys`.
@@ -68,7 +68,7 @@ class ListItem:
 
 
 def pack_fields(fields: Fields) -> bytes:
-    """Encodes the fields as an envelope.
+    """Encodes the fields as an envelope (`storage.envelope`).
 
     Raises:
         StoreUnavailableError: The fields are too large, or contain a number that is not finite.
@@ -80,7 +80,7 @@ def pack_fields(fields: Fields) -> bytes:
 
 
 def to_entry(item: RecordItem | ListItem) -> Record | ListEntry:
-    """Encodes an item for the store.
+    """Converts an item to the form that a `Store` writes.
 
     Raises:
         StoreUnavailableError: As for `pack_fields`.
@@ -92,7 +92,7 @@ def to_entry(item: RecordItem | ListItem) -> Record | ListEntry:
 
 
 def count_json_bytes(value: bytes) -> int:
-    """Returns the size of the JSON in an envelope, which is about its size in memory."""
+    """Returns the bytes of the JSON in an envelope, or 0 if it cannot be decoded."""
     return len(envelope.extract_json(value) or b"")
 
 
@@ -112,27 +112,25 @@ _UNREADABLE = "store-unreadable"
 class RecordStore:
     """Reads and writes records by key, with a cache in the process.
 
-    No method raises because of the store, except `listen`, `acquire_lease` and `renew_lease`. `report` gets
-    each failure once, except those of `publish` and `listen`. While the store is left alone, every call fails
-    at once. Then only `open`, `save_if_absent` and `delete_prefix` report their failures.
+    No method raises if the store fails, except `listen`, `acquire_lease` and `renew_lease`. Each failure is
+    passed to `report` once, except failures of `publish` and `listen`. While the store is left alone, every
+    call fails at once, and only `open`, `save_if_absent` and `delete_prefix` report these failures.
 
     Args:
         store: The store that keeps the records.
         report: Called with each failure.
         clock: Returns monotonic seconds.
-        deadline_s: The longest time that one call of the store may take.
+        deadline_s: Maximum duration of one call of the store, in seconds.
         probe_every_s: Seconds between two probes of a store that is left alone.
-        cache_bytes: The most JSON bytes of records in the cache.
+        cache_bytes: Maximum bytes of the cache (`support.lru`).
 
     Attributes:
-        deletion_fence: Remembers deletions, so that work that began before the deletion of a key does not
-            write the key again.
-        background_tasks: Runs work for which no request waits, such as reading a record again. `close` ends
-            it.
-        failed_reads: Number of reads that failed so far. A caller that needs several reads compares the
+        deletion_fence: Prevents work that began before the deletion of a key from writing the key again.
+        background_tasks: Runs work for which no request waits. `close` cancels it.
+        failed_reads: Number of failed reads since the start. A caller that makes several reads compares the
             number before and after them. If it has changed, data may be missing.
-        on_delete_callbacks: Each is called with the prefix of deleted keys. It must drop its cached data of
-            these keys, so that the data is not written again.
+        on_delete_callbacks: Functions that are called with the prefix of deleted keys. Each must drop what it
+            has in memory for these keys, so that it is not written again.
     """
 
     def __init__(
@@ -163,11 +161,11 @@ class RecordStore:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the last call or probe got an answer, even a refusal to write."""
+        """Whether the store answered the last call or probe. A refusal to write is an answer, too."""
         return self._resilient_store.is_reachable
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
-        """Lets the store open its file or connections within `limit_s` seconds. Returns whether it did."""
+        """Opens the store's file or connections. Returns whether this succeeded within `limit_s` seconds."""
         try:
             await self._resilient_store.run_call(lambda: self._store.read([]), limit_s)
         except StoreUnavailableError as error:
@@ -180,10 +178,14 @@ class RecordStore:
     ) -> list[Fields | None]:
         """Returns the records under `keys`, in order; None for each that is absent, expired or unreadable.
 
-        Cached records are used first, and one read of the store returns the rest. With `bypass_cache` the
-        store is asked for all records, because other replicas may overwrite them. The cache then supplies
-        only the records that the store does not return. Without `keep_in_cache` the records that are read are
-        not cached, and they are decoded in a thread: use it for large amounts of data that are seldom read.
+        Uses cached records first, and reads the others from the store in one call.
+
+        Args:
+            keys: The store keys of the records.
+            bypass_cache: Reads all records from the store, because other replicas may have overwritten them.
+                Uses a cached record only if the store does not return it.
+            keep_in_cache: Whether to cache the records that are read. If False, they are decoded in a thread.
+                Use False for large amounts of data that are seldom read.
         """
         records = {key: fields for key in keys if (fields := self._cache.get(key)) is not None}
         missing = list(dict.fromkeys(keys)) if bypass_cache else [key for key in keys if key not in records]
@@ -200,12 +202,13 @@ class RecordStore:
         other_items: Sequence[RecordItem | ListItem] = (),
         lease: Lease | None = None,
     ) -> Fields | None:
-        """Commits a record and the items in `other_items`, or nothing. Returns the record in use.
+        """Commits a record and `other_items` together, unless a record is stored under `key` already.
 
-        The record in use is the new one, or the one that was stored first, in which case nothing is written.
-        If the store fails, this process uses the new record: `get_many` returns it and the records in
-        `other_items` from the cache. If the key was deleted after the caller's work began, the new record is
-        returned, but neither stored nor cached. Returns None if `lease` is lost and nothing was written.
+        Returns the record that counts from now on: the stored one if there is one, in which case nothing is
+        written, and otherwise the new one. If the store fails, the new record counts for this process:
+        `get_many` returns it and the records in `other_items` from the cache. If the key was deleted after
+        the caller's work began, the new record is returned, but neither stored nor cached. Returns None if
+        `lease` is lost and nothing was written.
 
         Raises:
             ValueError: The keys do not share a hash tag, so a cluster could not commit them together.
@@ -222,9 +225,11 @@ class RecordStore:
             return self._cache_unsaved(claim, other_items)
 
     async def overwrite(self, key: str, fields: Fields, *, ttl_s: float) -> bool:
-        """Overwrites a record. Returns whether it was saved; this process uses it in any case.
+        """Overwrites a record. Returns whether it was saved.
 
-        A stored record that cannot be read, such as one of a newer version, is not overwritten.
+        If the store fails, this process uses the new record from its cache. A stored record that cannot be
+        decoded, such as one of a newer version, is not overwritten. A key that was deleted after the caller's
+        work began is not written.
         """
         if self.deletion_fence.is_deleted(key):
             return False
@@ -242,13 +247,14 @@ class RecordStore:
         return saved
 
     async def append_line(self, key: str, fields: Fields, *, ttl_s: float, max_lines: int) -> bool:
-        """Adds a line to a list, which keeps its newest `max_lines`. Returns whether the line was saved."""
+        """Adds a line to a list, which keeps its newest `max_lines` lines. Returns whether it was saved."""
         return await self.write([ListItem(key, fields, ttl_s, max_lines)])
 
     async def write(self, items: Sequence[RecordItem | ListItem]) -> bool:
-        """Overwrites records and adds lines of one scope in one call. Returns whether all were saved.
+        """Overwrites records and adds lines in one call. Returns whether all were saved.
 
-        The caller must be the only writer of these records, or hold a lease.
+        All keys must share a scope. The caller must be the only writer of these records, or hold a lease.
+        Writes nothing if one of the keys was deleted after the caller's work began.
         """
         if any(self.deletion_fence.is_deleted(item.key) for item in items):
             return False
@@ -261,7 +267,10 @@ class RecordStore:
         return True
 
     async def read_tail(self, key: str, limit: int) -> list[Fields]:
-        """Returns the newest `limit` lines of a list, oldest first, without lines that cannot be read."""
+        """Returns the newest `limit` lines of a list, oldest first. Skips lines that cannot be decoded.
+
+        Returns an empty list if the store fails.
+        """
         try:
             lines = await self._call_store(lambda: self._store.read_tail(key, limit))
         except StoreUnavailableError:
@@ -282,7 +291,9 @@ class RecordStore:
         return False
 
     async def listen(self, channel: str) -> AsyncGenerator[Fields | None, None]:
-        """Yields messages published on a channel; None at first, and when messages may be missing.
+        """Yields the messages that any process publishes on a channel.
+
+        Yields None when the subscription begins, and again whenever messages may have been missed.
 
         Raises:
             StoreUnavailableError: The store cannot deliver messages, or has stopped delivering them.
@@ -303,7 +314,7 @@ class RecordStore:
         return await self._call_store(lambda: self._store.acquire_lease(key, ttl_s))
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Prolongs a lease. Returns False if it is lost.
+        """Extends a lease to `ttl_s` seconds from now. Returns False if it is lost.
 
         Raises:
             StoreUnavailableError: The store does not answer.
@@ -318,9 +329,9 @@ class RecordStore:
     async def delete_prefix(self, prefix: str) -> int | None:
         """Deletes everything whose key begins with `prefix`. Returns the number, or None if the store failed.
 
-        This process deletes its cached records in any case. Another process may use its cached records for up
-        to an hour. Work of this process that began before the deletion does not write these keys again. Only
-        a store call that is already in progress may still write them.
+        Removes these records from the cache of this process even if the store fails. Other processes may use
+        their cached records for up to an hour. Work of this process that began before the deletion does not
+        write these keys again, except in store calls that are already in progress.
         """
         self.deletion_fence.add_deletion(prefix)
         self.evict_cached_prefix(prefix)
@@ -395,7 +406,10 @@ class RecordStore:
         return winner
 
     def _cache_unsaved(self, claim: RecordItem, other_items: Sequence[RecordItem | ListItem]) -> Fields:
-        """Caches records that could not be saved, unless one is cached. Returns the one in use."""
+        """Caches records that could not be saved, unless `claim.key` is cached already.
+
+        Returns the fields that are cached under `claim.key`, or those of `claim` if they are not cacheable.
+        """
         cached = self._cache.get(claim.key)
         if cached is not None:
             return cached

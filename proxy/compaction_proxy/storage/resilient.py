@@ -1,10 +1,10 @@
 """Calls a store behind a deadline and a circuit breaker.
 
 A store is left alone after three failures within a second, one timeout or one failed probe: it gets no more
-calls, except probes, until a probe succeeds. If the store is dead or does not answer, the calls in progress
-wait a fraction of a second for it, once. After that only a background task probes the store, twice a second.
-So no later request waits for an unreachable store, and all requests use the store again within a second of
-its return.
+calls, except probes, until a probe succeeds. If the store is dead or does not answer, only the calls in
+progress wait for it, for a fraction of a second. After that, a background task probes the store twice a
+second. Therefore no later request waits for an unreachable store, and requests use the store again within a
+second after it answers again.
 """
 
 import asyncio
@@ -24,23 +24,26 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class ReportThrottle(Generic[_Key]):
-    """Lets the first report of a key through, and then at most one report of that key each minute.
+    """Limits the reports of each key to one in `REPEAT_AFTER_S` seconds.
 
     Args:
-        max_keys: The most keys that are remembered. Beyond them, the key reported longest ago is forgotten.
+        max_keys: Maximum number of keys that are tracked. If there are more, the key whose last report is
+            oldest is dropped.
         clock: Returns monotonic seconds.
     """
 
     def __init__(self, *, max_keys: int = MAX_KEYS, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_keys = max_keys
         self._clock = clock
-        # For each key: when it may be reported again, and how many reports were suppressed since.
+        # For each key: the time from which it may be reported again, and the number of reports suppressed
+        # since its last report.
         self._known: OrderedDict[_Key, tuple[float, int]] = OrderedDict()
 
     def count_suppressed(self, key: _Key) -> int | None:
-        """Counts a report of this key. Returns None if the report must be suppressed.
+        """Decides whether to make a report of this key, and counts suppressed reports.
 
-        Else returns how many reports of this key were suppressed since the last one that was let through.
+        Returns None if the caller must suppress the report. Otherwise returns the number of reports of this
+        key that were suppressed since its last report that was made.
         """
         quiet_until, suppressed = self._known.get(key, (0.0, 0))
         now = self._clock()
@@ -55,11 +58,11 @@ class ReportThrottle(Generic[_Key]):
 
 
 class RateLimitedReporter:
-    """Reports the first failure of each reason, and then at most one failure of that reason each minute.
+    """Reports store failures, but at most one of each reason in `REPEAT_AFTER_S` seconds.
 
     Args:
-        report: Called with the failure, and the number of earlier failures of the same reason that were
-            suppressed since the last report.
+        report: Called with the failure, and the number of failures of the same reason that were suppressed
+            since the last report.
         clock: Returns monotonic seconds.
     """
 
@@ -79,20 +82,23 @@ class RateLimitedReporter:
             self._report(error, suppressed)
 
 
-# A deadline is divided into this many waits, one after the other. If the event loop is blocked during one of
-# them, for however long, only this part of the deadline is used up.
+# A deadline is divided into this many waits, one after the other. If the event loop is blocked during a wait,
+# even for long, this uses up only one of these parts of the deadline.
 DEADLINE_PARTS = 25
 
 _T = TypeVar("_T")
 
 
 async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
-    """Returns the result of `call`, or raises its error, or TimeoutError after the deadline.
+    """Returns the result of `call` or raises its error. Cancels it after `limit_s` seconds.
 
-    It differs from `asyncio.timeout` in three ways. An answer that came while the event loop was busy is
-    used, however late the loop sees it. If the call does not end when it is cancelled, this function does not
-    wait for it. A call of several steps can make progress while the loop is busy: the deadline then lasts at
-    least `DEADLINE_PARTS` iterations of the loop.
+    It differs from `asyncio.timeout` in three ways. It returns an answer that arrived while the event loop
+    was blocked, even if the loop sees it after the deadline. It does not wait for a call that does not end
+    when it is cancelled. A call of several steps can make progress although the loop is often blocked,
+    because the deadline lasts at least `DEADLINE_PARTS` iterations of the loop.
+
+    Raises:
+        TimeoutError: The call did not end before the deadline.
     """
     task = asyncio.ensure_future(call)
     try:
@@ -116,17 +122,18 @@ TURN_LIMIT_S = 2.0
 RESTING_REASON = "store-resting"
 """The error reason while the store is left alone."""
 
-# Reasons of refusals. The store answered and works for other calls, so it is not left alone.
+# Reasons with which a store refuses a call. The store has answered and works for other calls, so it is not
+# left alone.
 _REFUSAL_REASONS = frozenset({"store-full", "store-readonly", "store-too-large"})
 
 
 class CallSlots:
-    """Limits the calls in progress. Further calls wait in the order in which they came.
+    """Limits the number of calls in progress. Further calls wait in the order of their arrival.
 
-    For use on one event loop.
+    Use it on one event loop.
 
     Args:
-        count: The most calls that may be in progress.
+        count: Maximum number of calls in progress.
     """
 
     def __init__(self, count: int) -> None:
@@ -147,12 +154,12 @@ class CallSlots:
         try:
             return await run_with_deadline(limit_s, place)
         except asyncio.CancelledError:
-            if not place.cancelled() and place.result():  # the slot came in the same iteration of the loop
+            if not place.cancelled() and place.result():  # it got the slot in the same iteration of the loop
                 self.release()
             raise
 
     def release(self) -> None:
-        """Passes a slot on to the call that has waited longest, or makes it free."""
+        """Gives a slot back. The call that has waited longest gets it."""
         while self._queue:
             place = self._queue.popleft()
             if not place.done():
@@ -161,7 +168,7 @@ class CallSlots:
         self._free += 1
 
     def refuse_waiting(self) -> None:
-        """Refuses a slot to all calls that are waiting now."""
+        """Ends the wait of all waiting calls: their `acquire` returns False."""
         while self._queue:
             place = self._queue.popleft()
             if not place.done():
@@ -171,13 +178,13 @@ class CallSlots:
 class ResilientStore:
     """Runs calls of a store, a few at once, and leaves the store alone while it fails.
 
-    The deadline of a call begins when the call gets its slot. The time before that is not counted: it shows
-    how busy this process is, and says nothing about the store.
+    The deadline of a call begins when the call gets its slot. The time before that is not counted, because it
+    depends on how busy this process is and not on the store.
 
     Args:
-        store: The store, used for probes.
+        store: The store that is probed.
         clock: Returns monotonic seconds.
-        deadline_s: The longest time that one call of the store may take.
+        deadline_s: Maximum duration of one call of the store, in seconds.
         probe_every_s: Seconds between two probes of a store that is left alone.
     """
 
@@ -199,7 +206,7 @@ class ResilientStore:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the last call or probe got an answer, even a refusal to write."""
+        """Whether the store answered the last call or probe. A refusal to write is an answer, too."""
         return self._reachable
 
     @property
@@ -210,11 +217,11 @@ class ResilientStore:
     async def run_call(self, call: Callable[[], Awaitable[_T]], limit_s: float | None = None) -> _T:
         """Runs a call of the store and returns its result.
 
-        `limit_s` is the call's deadline in seconds; None sets the store's usual deadline.
+        `limit_s` is the call's deadline in seconds; None means `deadline_s` of this object.
 
         Raises:
-            StoreUnavailableError: The call failed or took too long. With the reason `RESTING_REASON`, it was
-                not made.
+            StoreUnavailableError: The call failed or took too long. The reason is `RESTING_REASON` if the
+                call was not made because the store is left alone.
         """
         if not self._breaker.is_closed:
             self._ensure_probing()
@@ -233,7 +240,7 @@ class ResilientStore:
             if error.reason not in _REFUSAL_REASONS | {RESTING_REASON}:
                 self._record_failure()
             raise
-        if self._breaker.is_closed:  # else another call has failed since, and this answer may be older
+        if self._breaker.is_closed:  # otherwise another call has failed meanwhile, perhaps after this answer
             self._record_success()
         return answer
 
@@ -244,7 +251,7 @@ class ResilientStore:
             await asyncio.wait((self._probe,))
 
     async def _start_call_in_slot(self, call: Callable[[], Awaitable[_T]]) -> asyncio.Task[_T]:
-        """Starts a call once it has a slot. The slot is free again once the store has finished the call.
+        """Waits for a slot and starts the call. The slot becomes free when the call ends.
 
         Raises:
             StoreUnavailableError: The store failed while this call waited for its slot.
@@ -275,7 +282,7 @@ class ResilientStore:
             self._probe = asyncio.create_task(self._probe_until_reachable())
 
     async def _probe_until_reachable(self) -> None:
-        """Probes the store until it answers. If a probe fails, the store is left alone."""
+        """Probes the store until it answers. A failed probe opens the circuit breaker."""
         while not self._reachable:
             await asyncio.sleep(self._probe_every_s)
             if self._reachable:  # a call has reached the store meanwhile

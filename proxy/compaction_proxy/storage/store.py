@@ -10,9 +10,10 @@ class Record:
     """One value to store.
 
     Attributes:
-        key: The store key. Records that are read or committed together share the part of their key in `{}`.
+        key: The store key. The keys of items that are written together share a hash tag, the part in `{}`.
         value: An envelope (`compaction_proxy.storage.envelope`). A store does not interpret it.
-        ttl_s: Seconds until the record expires, infinite for never. Reading it does not prolong this time.
+        ttl_s: Seconds until the record expires; infinite if it does not expire. A read does not extend this
+            time.
     """
 
     key: str
@@ -42,8 +43,8 @@ class Lease:
     """The right to do one piece of work, for a limited time.
 
     Attributes:
-        key: The store key of the work.
-        fence: A number. Each new lease on the same key gets a higher one, so that the store recognises a
+        key: The store key that identifies the work (`storage.keys.lease_key`).
+        fence: A number that rises with each new lease on the same key. By this number, the store recognises a
             former holder and refuses its writes.
     """
 
@@ -52,33 +53,33 @@ class Lease:
 
 
 class Store(Protocol):
-    """Keeps data that can be made again. Its loss may cost new summaries, but no request fails.
+    """Stores records, lists and leases. A loss of data may cost new summaries, but no request fails.
 
     Every method raises `StoreUnavailableError` if the store cannot do its work. A method has no deadline of
-    its own: the caller sets one. Keys that are written together share one hash tag. Keys that are read
-    together may have several, at the cost of a round trip to each node of a cluster.
+    its own: the caller sets one. Keys that are written together must share a hash tag. Keys that are read
+    together may have several hash tags, at the cost of a round trip to each node of a cluster.
     """
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """Returns the values under `keys`, in order; None for a key that is absent or expired.
 
-        Without keys, nothing is read, but a store that cannot be reached raises an error.
+        Without keys, only checks that the store can be reached.
         """
         ...
 
     async def commit(
         self, claim: Record, other_items: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
-        """Writes all items or none, unless `claim.key` is taken.
+        """Writes `claim` and `other_items` together, unless a value is stored under `claim.key` already.
 
-        Returns the value that is now stored under `claim.key`: the claim's own, or the one that was there
-        first, in which case nothing was written. So the first commit decides the bytes that all processes
-        use. Returns None if the key is free and nothing was written because `lease` is lost.
+        Returns the value that is now stored under `claim.key`: the stored value if there was one, in which
+        case nothing is written, and otherwise that of `claim`. The first commit therefore decides which bytes
+        all processes use. Returns None, and writes nothing, if there was no value and `lease` is lost.
         """
         ...
 
     async def write(self, items: Sequence[Record | ListEntry]) -> None:
-        """Writes all items or none. Replaces earlier values."""
+        """Writes all items or none. Replaces earlier values of records, and adds lines to lists."""
         ...
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
@@ -88,13 +89,13 @@ class Store(Protocol):
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
         """Returns a lease on `key`, or None if another process holds one that has not expired.
 
-        A record may have the same key as the lease; they do not affect each other. A lease that is passed to
-        `commit` must have a key with the same hash tag as the committed records.
+        The lease expires after `ttl_s` seconds. A record and a lease with the same key do not affect each
+        other. A lease that is passed to `commit` must have a key with the hash tag of the committed items.
         """
         ...
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Prolongs a lease. Returns False if it is lost."""
+        """Extends a lease to `ttl_s` seconds from now. Returns False if it has expired or was released."""
         ...
 
     async def release_lease(self, lease: Lease) -> None:
@@ -104,9 +105,9 @@ class Store(Protocol):
     async def delete_prefix(self, prefix: str) -> int:
         """Deletes all records and lists whose keys begin with `prefix`, and returns their number.
 
-        The records that name the tenants of these conversations (`storage.keys.derive_tenant_key`) are
-        deleted, too, and not counted. Leases on such keys end, so that work in progress cannot write the keys
-        again. The call may take longer the more keys there are.
+        Also deletes, without counting them, the records that contain the tenants of these conversations
+        (`storage.keys.derive_tenant_key`). Ends leases on keys with this prefix, so that work in progress
+        cannot commit these keys again. The more keys there are, the longer the call may take.
         """
         ...
 
@@ -118,11 +119,10 @@ class Store(Protocol):
         ...
 
     def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
-        """Yields messages as any process publishes them on a channel.
+        """Yields the messages that any process publishes on a channel.
 
-        The first item is None. It means that the process now receives all messages. None comes again when
-        messages may have been missed. The generator ends at once if the store cannot send messages between
-        processes.
+        Yields None first, when the subscription has begun, and again whenever messages may have been missed.
+        Ends at once, without an item, if the store cannot send messages between processes.
         """
         ...
 

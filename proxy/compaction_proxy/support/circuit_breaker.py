@@ -10,8 +10,8 @@ FAILURE_WINDOW_S = 1.0
 class CircuitBreaker:
     """Opens after three failures within a second, or after one timeout, and closes with the next success.
 
-    While the breaker is open, callers make no calls except a trial call from time to time. `clock` returns
-    monotonic seconds. The breaker must be used on one event loop only.
+    While the breaker is open, callers should only make a trial call from time to time. The breaker does not
+    enforce this. `clock` returns monotonic seconds. Use a breaker on one event loop only.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -1,7 +1,7 @@
-"""The only place that may catch every exception.
+"""Suppresses and reports exceptions of any kind. No other module may catch every exception.
 
 It is used wherever a fault of the proxy must not fail a client's request: around the compaction stage,
-background jobs (the store's thread among them), the tokenizer, and the code that reads an answer while it is
+background jobs (such as the store's thread), the tokenizer, and the code that reads an answer while it is
 relayed.
 """
 
@@ -13,11 +13,11 @@ from types import TracebackType
 _PASS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
-class suppress_and_report:  # noqa: N801 - used as a statement; a class, because a generator costs five times as much
+class suppress_and_report:  # noqa: N801 - used as a statement; a class, because a generator is five times as slow
     """Runs a block, and reports and suppresses its exceptions.
 
-    Exceptions that cancel the block or end the process are not suppressed. Every other exception is, even the
-    tokenizer's `PanicException`, which derives from BaseException (pyo3).
+    Suppresses every exception except those that cancel the block or end the process (`_PASS`). This includes
+    the tokenizer's `PanicException` (pyo3), which is derived from BaseException.
 
     Args:
         report: Receives the exception.

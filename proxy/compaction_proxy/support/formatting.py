@@ -7,7 +7,7 @@ UNKNOWN = "n/a"
 MINUS = "\N{MINUS SIGN}"
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 
-# Why a request was forwarded as it came, or without a summary, in words for people (`core.event`).
+# Texts for the reasons why a request was forwarded unchanged or without a summary (`Event.reason`).
 REASON_TEXTS = {
     "breaker-open": "the summary model has failed repeatedly and is left alone for a while",
     "budget": "this client has had all the summaries of this hour",
@@ -51,12 +51,12 @@ _STATUSES = {
     "http-403": "the summary model refused the credential",
     "http-429": "the summary model's provider asked to slow down",
 }
-# Texts for reasons that have no text of their own, by the beginning of the reason.
+# Texts for reasons that have no text in `REASON_TEXTS` or `_STATUSES`, by the prefix of the reason.
 _FAMILIES = {
     "http-": "the summary model answered with an error",
     "store-": "the store could not be read or written",
 }
-# Why a compaction was due.
+# Texts for the reasons why a compaction was due.
 DUE_REASON_TEXTS = {
     "cost_optimal": "cheapest here",
     "force": "asked for",
@@ -73,7 +73,7 @@ DUE_REASON_TEXTS = {
     "tokens": "trigger reached",
     "turns": "number of turns",
 }
-# Why an upstream failed (`core.upstream_failure`).
+# Texts for the causes of upstream failures (`core.upstream_failure`).
 UPSTREAM_CAUSE_TEXTS = {
     "connection-refused": "connection refused",
     "name-not-resolved": "its name could not be resolved",
@@ -150,7 +150,7 @@ def format_short_number(value: float | None) -> str:
 
 
 def format_percent(part: float | None, whole: float | None) -> str:
-    """Formats a part of a whole in percent."""
+    """Formats a part of a whole in percent, without decimals."""
     if part is None or not whole:
         return UNKNOWN
     return f"{100 * part / whole:.0f} %".replace("-", MINUS)
@@ -170,12 +170,12 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_iso_time(timestamp: float | None) -> str:
-    """Formats a UTC time as ISO 8601, to the second."""
+    """Formats seconds since the epoch as a UTC time in ISO 8601, to the second."""
     return UNKNOWN if not timestamp else time.strftime("%Y-%m-%dT%H:%M:%SZ", _to_utc(timestamp))
 
 
 def format_display_time(timestamp: float | None) -> str:
-    """Formats a UTC time for people."""
+    """Formats a UTC time for people, such as `22 Nov 13:05:09`."""
     return UNKNOWN if not timestamp else time.strftime("%d %b %H:%M:%S", _to_utc(timestamp))
 
 
@@ -184,7 +184,7 @@ def _to_utc(timestamp: float) -> time.struct_time:
 
 
 def format_age(timestamp: float | None, now: float) -> str:
-    """Formats how long before `now` the time `timestamp` was."""
+    """Formats the time from `timestamp` to `now` in its largest unit, such as `3 h ago`."""
     if not timestamp:
         return UNKNOWN
     age_s = max(0.0, now - timestamp)
@@ -195,13 +195,13 @@ def format_age(timestamp: float | None, now: float) -> str:
 
 
 def describe_reason(code: str) -> str:
-    """Describes a reason in words, followed by its code. An unknown code is shown alone."""
+    """Describes a reason in words, followed by its code. Returns an unknown code with spaces for hyphens."""
     text = REASON_TEXTS.get(code) or _STATUSES.get(code) or _FAMILIES.get(code.partition("-")[0] + "-")
     return f"{text} ({code})" if text else code.replace("-", " ")
 
 
 def describe_due_reasons(codes: str) -> str:
-    """Describes in words why a compaction was due or why it failed; `codes` are separated by commas."""
+    """Describes in words why a compaction was due, given codes separated by commas."""
     return (
         ", ".join(DUE_REASON_TEXTS.get(word) or word.replace("-", " ") for word in codes.split(","))
         or UNKNOWN
@@ -209,7 +209,7 @@ def describe_due_reasons(codes: str) -> str:
 
 
 def describe_upstream_cause(code: str) -> str:
-    """Describes in words why an upstream failed. A status reads `upstream answered 503`."""
+    """Describes in words why an upstream failed. For the code `http-503`: `upstream answered 503`."""
     family, _, status = code.partition("-")
     if family == "http":
         return f"upstream answered {status}"
@@ -217,5 +217,5 @@ def describe_upstream_cause(code: str) -> str:
 
 
 def describe_event_kind(code: str) -> str:
-    """Returns the kind of an event in words."""
+    """Returns the kind of an event in words, or an unknown code unchanged."""
     return EVENT_KIND_TEXTS.get(code, code)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-# An entry counts as this many bytes, plus its key, plus twice the packed size of its fields, which take more
-# memory unpacked.
+# Additional size of each entry of an `ExpiringLruCache`. An entry counts as this many bytes, plus the length
+# of its key, plus twice the JSON size of its fields, because the decoded fields take more memory than the
+# JSON.
 ENTRY_BYTES = 600
 
 
@@ -18,9 +19,11 @@ class _CachedFields:
 
 
 class ExpiringLruCache:
-    """Caches fields of records by key until they expire. A full cache drops the least recently used first.
+    """Caches the fields of records by key until they expire. Drops the least recently used first.
 
-    `clock` returns monotonic seconds.
+    Args:
+        max_bytes: Maximum size of all entries (`ENTRY_BYTES`).
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, max_bytes: int, clock: Callable[[], float]) -> None:
@@ -43,7 +46,7 @@ class ExpiringLruCache:
     def put(self, key: str, fields: Mapping[str, Any], packed_bytes: int, ttl_s: float) -> None:
         """Stores `fields` for at most `ttl_s` seconds, unless they are too large for the cache.
 
-        `size` is the number of bytes that the fields take when packed.
+        `packed_bytes` is the number of bytes of the fields as JSON.
         """
         self._evict_key(key)
         packed_bytes = 2 * packed_bytes + len(key) + ENTRY_BYTES
@@ -73,10 +76,10 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Key, Value]):
-    """Caches values by key. A full cache drops the least recently used first.
+    """Caches values by key. Drops the least recently used values if it is full.
 
     Args:
-        max_bytes: Bytes that the cache holds at most. A larger value is not stored.
+        max_bytes: Maximum bytes of all values. A value that is larger is not stored.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -93,7 +96,7 @@ class LruCache(Generic[Key, Value]):
         return entry[0]
 
     def put(self, key: Key, value: Value, size_bytes: int) -> None:
-        """Stores a value that takes `size` bytes, in place of the earlier value under the key."""
+        """Stores a value that takes `size_bytes` bytes. Replaces the earlier value under the key."""
         self.remove(key)
         if size_bytes > self._max_bytes:
             return

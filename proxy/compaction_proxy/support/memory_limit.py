@@ -1,4 +1,4 @@
-"""Reads how much memory this process may take: the smallest of the limits that it can see."""
+"""Reads how much memory this process may use: the smallest of the limits that the system reports."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 PROC: Final = Path("/proc/self")
 CGROUPS: Final = Path("/sys/fs/cgroup")
-# The module does not exist on Windows.
+# Windows has no module `resource`.
 resource: Any = import_module("resource") if find_spec("resource") else None
 
 
@@ -17,8 +17,8 @@ class MemoryLimits(NamedTuple):
     """Memory limits in bytes. None means that the system sets no limit or does not report one.
 
     Attributes:
-        memory_bytes: Memory for this process and all others that share the limit.
-        address_bytes: Address space that this process may still take.
+        memory_bytes: Memory that this process and all other processes under the same limit may use together.
+        address_bytes: Address space that this process may use in addition to what it uses now.
     """
 
     memory_bytes: int | None
@@ -26,10 +26,10 @@ class MemoryLimits(NamedTuple):
 
 
 def read_memory_limits(proc_folder: Path = PROC, cgroup_folder: Path = CGROUPS) -> MemoryLimits:
-    """Reads the limits of control groups (Linux, both versions), of the machine and of the process.
+    """Reads the limits of control groups (versions 1 and 2), of the machine and of this process.
 
     Args:
-        proc_folder: Folder of the process (`/proc/self`).
+        proc_folder: Folder in which the system describes this process (`/proc/self`).
         cgroup_folder: Folder where control groups are mounted.
     """
     limits = [
@@ -41,10 +41,11 @@ def read_memory_limits(proc_folder: Path = PROC, cgroup_folder: Path = CGROUPS) 
 
 
 def _read_cgroup_limits(proc_folder: Path, cgroup_folder: Path) -> Iterator[int | None]:
-    """Yields the limit of each control group of the process, and of all groups above it.
+    """Yields the memory limits of the process's control groups and of all groups above them, in bytes.
 
-    Inside a container, the path that `/proc/self/cgroup` names may not exist. The container's own limit is
-    then in the root folder of the control groups, which is read as well.
+    Yields None for a group without a readable limit. Inside a container, the path in `/proc/self/cgroup` may
+    not exist. The limit of the container is then in the root folder of the control groups, which is also
+    read.
     """
     for line in _read_text(proc_folder / "cgroup").splitlines():
         _, controllers, path = f"{line}::".split(":")[:3]
@@ -67,7 +68,7 @@ def _read_physical_bytes() -> int | None:
 
 
 def _read_free_address_bytes(proc: Path) -> int | None:
-    """Returns the address space that RLIMIT_AS leaves, in bytes, or None if there is no limit."""
+    """Returns RLIMIT_AS less the used address space, in bytes, or None if there is no limit."""
     if resource is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,10 +1,13 @@
-"""Parses the host and port that a request names in its header `Host` or as the origin of a web page."""
+"""Parses a host with an optional port, as in the request headers `Host` and `Origin`."""
 
 from urllib.parse import urlsplit
 
 
 def parse_authority(value: str, default_port: int | None = None) -> tuple[str, int | None] | None:
-    """Returns the host, in lower case, and the port of `host[:port]`; None if the text has another form."""
+    """Returns the host, in lower case, and the port of a text `host[:port]`.
+
+    Returns `default_port` if the text has no port, and None if it has another form.
+    """
     try:
         parts = urlsplit("//" + value)
         host, port = parts.hostname, parts.port

@@ -1,4 +1,4 @@
-"""Runs pure work of milliseconds or more off the event loop, one piece at a time.
+"""Runs computations that take a millisecond or more in a worker thread, one after the other.
 
 Several threads would compute no faster than one, because they share the interpreter lock, and the event loop
 would have to wait for each of them in turn.
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-# One executor for the process, because its threads share one interpreter lock. Its thread starts with the
-# first work.
+# One executor for the whole process, because all threads share one interpreter lock. The thread starts with
+# the first call of `run_in_worker`.
 _EXECUTOR = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
 
 _Result = TypeVar("_Result")
 
 
 async def run_in_worker(work: Callable[[], _Result]) -> _Result:
-    """Runs `work` in the worker thread, after all work that was requested earlier, and returns its result.
+    """Runs `work` in the worker thread, after all earlier work, and returns its result.
 
-    If the caller is cancelled, work that has not begun is dropped. Work that has begun continues to its end,
-    and later work waits for it.
+    If the caller is cancelled, `work` is dropped if it has not begun. If it has begun, it continues to its
+    end, and later work waits for it.
     """
     return await asyncio.get_running_loop().run_in_executor(_EXECUTOR, work)

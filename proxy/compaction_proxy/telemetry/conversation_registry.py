@@ -1,7 +1,7 @@
 """Finds the tenant of a conversation by the conversation's id, and lists recent conversations.
 
 A conversation's id is a keyed digest that includes its tenant, so no two tenants share an id. The store has
-one list for each day. Each process adds at most one line an hour to it for each conversation in use.
+one list for each day. Each process adds at most one line an hour to this list for each conversation in use.
 """
 
 import math
@@ -22,10 +22,11 @@ from compaction_proxy.storage.records import Fields, RecordStore
 
 # Shortest time between two writes of a conversation's tenant, in seconds.
 WRITE_INTERVAL_S = 60.0
-# Time until a failed write is tried again, in seconds.
+# Shortest time between a failed write and the next attempt, in seconds.
 RETRY_INTERVAL_S = 1.0
+# Number of conversations whose next write time is kept in memory.
 MAX_CONVERSATIONS = 10_000
-# Shortest time between two lines for the same conversation in the list of a day, in seconds.
+# Shortest time between two lines that a process adds for a conversation to the list of a day, in seconds.
 LIST_INTERVAL_S = 3_600.0
 # Number of lines that the list of a day keeps, and number of days that `list_recent` reads.
 KEPT_LINES = 10_000
@@ -59,11 +60,13 @@ def _parse_line(line: Fields) -> RegisteredConversation | None:
 
 
 class ConversationRegistry:
-    """Records the tenants of conversations, on one event loop. No method raises if the store fails.
+    """Stores the tenants and the last use of conversations. Use it on one event loop.
+
+    No method raises if the store fails.
 
     Args:
-        records: Store for the tenants.
-        ttl_s: Lifetime of a record after the last request, in seconds.
+        records: Store for the tenants and for the lists of days.
+        ttl_s: Lifetime of a stored tenant, and of a day's list, after it was last written, in seconds.
         clock: Returns monotonic seconds.
         now: Returns the seconds since the epoch.
     """
@@ -90,8 +93,8 @@ class ConversationRegistry:
     async def record_activity(self, tenant: str, conversation: str) -> None:
         """Records that a conversation of this tenant is in use. Call it after each answer.
 
-        Writes at most once a minute for each conversation, or once a second while the store fails. Does
-        nothing if the conversation was deleted after the request began.
+        Writes at most once a minute for each conversation, or once a second while the store fails. Writes
+        nothing for a conversation that was deleted after its request began.
         """
         self._reset_after_outage()
         key, outdated = conversation_key(tenant, conversation), self._records.deletion_fence
@@ -118,7 +121,7 @@ class ConversationRegistry:
             self._write_due_at = OrderedDict.fromkeys(self._write_due_at, 0.0)
 
     async def find_tenant(self, conversation: str) -> str | None:
-        """Returns the tenant of a conversation, or None if it is unknown."""
+        """Returns the stored tenant of a conversation, or None if there is none or the store fails."""
         [fields] = await self._records.get_many([conversation_tenant_key(conversation)], bypass_cache=True)
         tenant = (fields or {}).get("tenant")
         if not isinstance(tenant, str):
@@ -140,7 +143,7 @@ class ConversationRegistry:
         return sorted(seen, key=lambda each: each.last_at, reverse=True)[:limit]
 
     async def forget_conversation(self, conversation: str) -> None:
-        """Deletes the stored tenant of a conversation. The next request stores it again."""
+        """Deletes the stored tenant of a conversation. A later request for it stores the tenant again."""
         await self._records.delete_prefix(conversation_tenant_key(conversation))
 
     async def _append_to_day_list(self, key: str, registered: RegisteredConversation) -> None:
@@ -158,9 +161,10 @@ class ConversationRegistry:
     async def _collect_day(self, day: int, limit: int, found: dict[str, RegisteredConversation]) -> None:
         """Adds a day's conversations to `found`, from the newest line back.
 
-        A conversation gets at most one line in `LIST_INTERVAL_S`, so its last request may be later than its
-        line. The method therefore reads on after `limit` conversations, until all remaining lines are older
-        by `LIST_INTERVAL_S`.
+        A process adds at most one line for a conversation in `LIST_INTERVAL_S`, so the last request of a
+        conversation may be later than its line. The method therefore reads on after it has found `limit`
+        conversations. It stops at the first line that is more than `LIST_INTERVAL_S` older than the line of
+        the conversation found last.
         """
         wanted = 2 * limit
         while True:

@@ -1,4 +1,4 @@
-"""Counters for the figures of exchanges. The counters of several processes can be added up."""
+"""Sums of the figures of exchanges and events, for statistics. The sums of several processes can be added."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,10 @@ _COUNTS, _DOLLARS = frozenset(COUNTS), frozenset(DOLLARS)
 
 
 def count_per_bucket(amounts: Iterable[float], bounds: Sequence[float]) -> list[int]:
-    """Counts the amounts per bucket. A bucket includes its upper bound; the last bucket has no bound."""
+    """Counts the amounts per bucket, for ascending upper bounds.
+
+    A bucket includes its upper bound. The result has one more bucket for the amounts above the last bound.
+    """
     ordered = sorted(amounts)
     marks = [0, *[bisect_right(ordered, bound) for bound in bounds], len(ordered)]
     return [stop - start for start, stop in pairwise(marks)]
@@ -35,26 +38,28 @@ class ExchangeCounters:
     """Sums of exchanges and events. Mutable, because every request adds to them.
 
     Attributes:
-        requests: Exchanges.
-        statuses: Exchanges by what was done to the request (`core.exchange`).
-        failed: Exchanges that the upstream answered with an error status (400 or more).
-        tokens_before: Tokens that clients sent, in the requests that the proxy counted.
-        tokens_after: Tokens of the same requests, as they were forwarded.
+        requests: Number of exchanges.
+        statuses: Number of exchanges by `Exchange.status`, which says what was done to the request.
+        failed: Number of exchanges that the upstream answered with an error status (400 or more).
+        tokens_before: Tokens of the requests as clients sent them, as far as the proxy counted their tokens.
+        tokens_after: Tokens of the same requests as they were forwarded.
         prompt_tokens: Input tokens, as upstreams counted them.
         completion_tokens: Output tokens, as upstreams counted them.
         cached_tokens: Input tokens that upstreams had cached.
-        rounds: Compactions.
-        failures: Failures: a compaction was not made, or a request was forwarded unchanged or too long.
-        summary_calls: Calls of summary models.
+        rounds: Number of compactions.
+        failures: Number of failures: a compaction was not made, or a request was forwarded unchanged or too
+            long.
+        summary_calls: Number of calls of summary models.
         summary_prompt_tokens: Input tokens of summary calls.
         summary_completion_tokens: Output tokens of summary calls.
-        unpriced: Exchanges without a known price. Failed exchanges do not count.
+        unpriced: Number of exchanges without a known price. Failed exchanges are not included.
         cost_usd: Cost of the exchanges whose price is known, in dollars. Summaries are not included.
-        gross_usd: Dollars by which compaction has lowered this cost.
-        cache_loss_usd: Dollars by which compaction has raised this cost, because it broke prompt caches.
+        gross_usd: Dollars that the same exchanges would have cost more without compaction.
+        cache_loss_usd: Dollars that the same exchanges cost more because compaction broke prompt caches.
         summary_usd: Cost of summaries, in dollars.
-        overhead: Number of exchanges by overhead (their time without the wait for the upstream). There is one
-            bucket for each bound in `OVERHEAD_BOUNDS_S`, which includes its bound, and one for all above.
+        overhead: Number of exchanges per bucket of overhead (the time of an exchange without the wait for the
+            upstream). There is one bucket for each upper bound in `OVERHEAD_BOUNDS_S`, which includes the
+            bound, and a last bucket for everything above.
     """
 
     requests: int = 0
@@ -83,7 +88,7 @@ class ExchangeCounters:
         return self.gross_usd - self.cache_loss_usd - self.summary_usd
 
     def add_exchange(self, exchange: Exchange) -> None:
-        """Adds one exchange, without its cost (`add_price` adds that)."""
+        """Adds the counts of one exchange. `add_price` adds its cost."""
         self.requests += 1
         self.failed += exchange.has_failed
         self.tokens_before += exchange.tokens_before or 0
@@ -95,7 +100,7 @@ class ExchangeCounters:
         self.overhead[bisect_left(OVERHEAD_BOUNDS_S, exchange.overhead_s)] += 1
 
     def add_batch(self, batch: ExchangeBatch) -> None:
-        """Adds exchanges whose requests were not read."""
+        """Adds exchanges whose requests were not read, with their cost."""
         count = len(batch.exchanges)
         self.requests += count
         self.statuses[STATUS_UNCHANGED] = self.statuses.get(STATUS_UNCHANGED, 0) + count
@@ -137,9 +142,10 @@ class ExchangeCounters:
         self.overhead = list(map(add, self.overhead, other.overhead))
 
     def compute_overhead_quantile_s(self, share: float) -> float | None:
-        """Returns the overhead that a share of exchanges (0..1) does not exceed; None without exchanges.
+        """Returns the overhead that a share of the exchanges (0..1) does not exceed, in seconds.
 
-        The result is interpolated within a bucket and never larger than the last bound.
+        Returns None without exchanges. The result is interpolated within a bucket and never exceeds the last
+        bound.
         """
         wanted = share * sum(self.overhead)
         low, passed = 0.0, 0
@@ -159,7 +165,7 @@ def to_fields(counters: ExchangeCounters) -> dict[str, Any]:
 
 
 def from_fields(stored: Mapping[str, Any]) -> ExchangeCounters:
-    """Restores counters from stored fields. A value that is not a number counts as 0."""
+    """Restores counters from stored fields. A missing or invalid value counts as 0."""
     values: dict[str, Any] = {name: parse_integer(stored[name]) or 0 for name in stored.keys() & _COUNTS}
     values |= {name: parse_number(stored[name]) or 0.0 for name in stored.keys() & _DOLLARS}
     statuses, overhead = stored.get("statuses"), stored.get("overhead")

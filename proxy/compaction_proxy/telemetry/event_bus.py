@@ -1,4 +1,4 @@
-"""Passes each event once to the log and to all listeners, which show or count events.
+"""Passes each event to the log and to all listeners, such as metrics and the live feed.
 
 The bus stores nothing: `event_history` stores the events. A compaction's event is stored together with its
 checkpoint, in one write, and published after that.
@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 
 
 def ignore_event(_tenant: str, _event: Event) -> None:
-    """Discards an event. Use it as the listener of work whose events nobody should see."""
+    """Discards an event. Use it as the listener where events must not be logged, stored or shown."""
 
 
 def generate_event_id() -> str:
@@ -42,7 +42,7 @@ class EventBus:
         self.listeners = list(listeners)
 
     def __call__(self, tenant: str, event: Event) -> None:
-        """Publishes an event."""
+        """Logs an event and passes it to all listeners."""
         _log_event(event)
         for listener in self.listeners:
             with suppress_and_report(_log_listener_failure):

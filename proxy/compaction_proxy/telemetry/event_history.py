@@ -1,9 +1,9 @@
 """Stores and reads the events of a conversation: its compactions and everything else that happened.
 
-A conversation's root is the prefix digest of its first four messages (`storage.keys`). A compaction's event
-is stored under the root, in one write with its checkpoint. Other events are stored under the conversation.
-A conversation whose beginning was edited has several roots. Conversations that begin with the same messages
-share a root; each event names the conversation to which it belongs.
+A conversation's root is the prefix digest of its first four messages (`storage.keys`). The event of a
+compaction is stored under the root, in one write with the checkpoint. Other events are stored under the
+conversation's id. A conversation whose beginning was edited has several roots. Conversations that begin with
+the same messages share a root, so each event contains the id of its conversation.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,8 +25,8 @@ from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 # Number of events that are kept in each list: the compactions of a root, or the other events of a
 # conversation.
 KEPT_EVENTS = 200
-# Each compaction adds a line with its root to its conversation. Number of these lines that are kept, and
-# number of different roots that are used.
+# For each compaction, its conversation's list of roots gets a line. Number of these lines that are kept, and
+# number of different roots that are read.
 KEPT_ROOT_LINES = 500
 MAX_ROOTS = 50
 # Number of checkpoints per root and strategy that are read.
@@ -39,7 +39,7 @@ class InstalledRound:
 
     Attributes:
         place: Id of its checkpoint, 64 bytes (`core.checkpoint.build_checkpoint_id`).
-        event: Event of the compaction, or one built from the checkpoint.
+        event: Stored event of the compaction. If there is none, an event built from the checkpoint.
     """
 
     place: bytes
@@ -56,9 +56,10 @@ def _parse_events(lines: Iterable[Fields]) -> list[Event]:
 
 
 def _merge_outcomes(events: Iterable[Event]) -> list[Event]:
-    """Sorts events, oldest first. Merges `INSTALLED` and `MEASURED` events into those of their compactions.
+    """Returns the events, oldest first, and completes the events of compactions with later events.
 
-    `MEASURED` events and repeated `INSTALLED` events are then removed.
+    An `INSTALLED` event adds the outcome to its compaction, and a `MEASURED` event adds the upstream's token
+    count. The result contains no `MEASURED` events, and one `INSTALLED` event for each checkpoint.
     """
     ordered = sorted(events, key=lambda event: event.at)
     rounds = {index: event for index, event in enumerate(ordered) if event.kind == COMPACTED}
@@ -77,7 +78,7 @@ def _merge_outcomes(events: Iterable[Event]) -> list[Event]:
 def _apply_outcome(round_event: Event, event: Event) -> Event:
     """Returns a compaction's event with the outcome or token count of a later event.
 
-    If the event has a count already, it keeps that.
+    A compaction's event that has a token count already keeps it.
     """
     if event.kind == INSTALLED:
         return replace(round_event, outcome=event.outcome)
@@ -91,8 +92,8 @@ def _apply_outcome(round_event: Event, event: Event) -> Event:
 def _find_round_index(later: Event, rounds: Mapping[int, Event]) -> int | None:
     """Finds the compaction to which a later event belongs, by the id of its checkpoint (`place`).
 
-    If no id matches, returns the newest earlier compaction with the same strategy and number. Returns None if
-    there is none.
+    If no id matches, finds the newest earlier compaction with the same strategy and number. Returns its index
+    in `rounds`, or None if there is no such compaction.
     """
     placed = [index for index, event in rounds.items() if event.place and event.place == later.place]
     named = [
@@ -104,7 +105,7 @@ def _find_round_index(later: Event, rounds: Mapping[int, Event]) -> int | None:
 
 
 class EventHistory:
-    """Stores and reads events, on one event loop. No method raises if the store fails.
+    """Stores and reads events. Use it on one event loop. No method raises if the store fails.
 
     Args:
         records: Store for the events.
@@ -123,10 +124,11 @@ class EventHistory:
         )
 
     async def record_root(self, tenant: str, conversation: str, root: bytes) -> None:
-        """Records that a conversation has a compaction under this root. Call it before each one is saved.
+        """Records that a conversation has a compaction under this root. Call it before saving a compaction.
 
-        If the conversation was deleted since the compaction began, records the root as deleted instead. The
-        compaction is then not saved, because nothing would refer to its root.
+        If the conversation was deleted after the compaction began, marks the root as deleted instead. This
+        prevents the save: a later deletion of the conversation could not find a compaction whose root is not
+        recorded.
         """
         key, fields = roots_key(tenant, conversation), {"root": root.hex()}
         if self._records.deletion_fence.is_deleted(key):
@@ -141,7 +143,7 @@ class EventHistory:
         return tuple(dict.fromkeys(root for root in roots if root))[:limit]
 
     async def list_events(self, tenant: str, conversation: str) -> list[Event]:
-        """Returns a conversation's events, oldest first. A compaction's event has the upstream's count."""
+        """Returns a conversation's events, oldest first, as completed by `_merge_outcomes`."""
         lines = await self._records.read_tail(events_key(tenant, conversation), KEPT_EVENTS)
         events = _parse_events(lines)
         for root in await self.list_roots(tenant, conversation):
@@ -152,8 +154,8 @@ class EventHistory:
     async def list_installed_rounds(self, tenant: str, conversation: str) -> list[InstalledRound]:
         """Returns the installed compactions of a conversation, of every strategy, newest first.
 
-        A staged compaction is not included until it is installed. The event of a compaction that has none is
-        built from its checkpoint.
+        A staged compaction is not included until it is installed. If a compaction has no stored event, its
+        event is built from its checkpoint.
         """
         events = await self.list_events(tenant, conversation)
         round_events = {event.place: event for event in events if event.kind == COMPACTED and event.place}
@@ -168,9 +170,9 @@ class EventHistory:
     async def _read_installed_rounds(
         self, tenant: str, root: bytes, strategy: str, round_events: Mapping[str, Event]
     ) -> list[InstalledRound]:
-        """Reads the list of checkpoints of a root and a strategy, in the order of the list.
+        """Returns the installed compactions of a root and a strategy, in the order of the checkpoint list.
 
-        A compaction without an event of its own gets the time of the compaction before it.
+        A compaction without a stored event gets the time of the newest compaction before it in the list.
         """
         lines = await self._records.read_tail(
             checkpoint_list_key(tenant, root, strategy), MAX_CHECKPOINT_LINES

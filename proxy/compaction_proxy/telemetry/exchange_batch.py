@@ -1,7 +1,7 @@
-"""Sums of exchanges whose requests were not read.
+"""Batches of exchanges whose requests the proxy forwarded without reading them, with their sums.
 
 There may be thousands of such exchanges with the same tenant, conversation, model and status code. They are
-counted together, because only the sums matter.
+added up together, because this is faster than one by one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange, UnreadE
 
 
 class ExchangeEntry(NamedTuple):
-    """An exchange and its saving.
+    """An exchange, its saving, and to whom it belongs.
 
     Attributes:
         tenant: Tenant of the exchange.
@@ -54,9 +54,9 @@ class ExchangeBatch(NamedTuple):
         exchanges: The exchanges, oldest first; at least one.
         columns: The same exchanges, column by column.
         price: Price of the model; None if it is unknown.
-        prompt_tokens: Input tokens of all exchanges, as the upstream counted them.
-        completion_tokens: Output tokens of all exchanges, as the upstream counted them.
-        cached_tokens: Input tokens that the upstream had cached.
+        prompt_tokens: Sum of the input tokens, as the upstream counted them.
+        completion_tokens: Sum of the output tokens, as the upstream counted them.
+        cached_tokens: Sum of the input tokens that the upstream had cached.
         priced: Number of exchanges with a known price.
         cost_usd: Cost of the exchanges with a known price, in dollars.
     """
@@ -91,7 +91,7 @@ get_entry_time = attrgetter("exchange.at")
 
 
 def select_newest(groups: Iterable[ExchangeBatch], limit: int) -> list[ExchangeEntry]:
-    """Returns the newest exchanges of all groups, at most `limit`, oldest first."""
+    """Returns the newest exchanges of all batches, at most `limit`, oldest first."""
     return sorted([each for alike in groups for each in alike.list_newest(limit)], key=get_entry_time)[
         -limit:
     ]
@@ -123,7 +123,10 @@ def build_batch(
 
 
 def _compute_cost(exchanges: Sequence[UnreadExchange], price: ModelPrice) -> float:
-    """Computes the cost of exchanges with known usage, from their sums if the price has a single tier."""
+    """Computes the cost of exchanges with known usage, in dollars.
+
+    If the price has a single tier, computes it from the sums of the tokens, which is faster.
+    """
     counts = [
         (each.prompt_tokens or 0, each.cached_tokens or 0, each.completion_tokens or 0) for each in exchanges
     ]

@@ -38,9 +38,10 @@ from compaction_proxy.telemetry.live_feed import EXCHANGE, EXCHANGES_PER_S, Live
 from compaction_proxy.telemetry.statistics import Statistics
 from compaction_proxy.telemetry.usage import StoredExchange, UsageStore, to_fields
 
-# Number of conversations for which we track what the provider has cached.
+# Number of conversations for which `SavingsTracker` keeps what the provider has cached.
 MAX_TRACKED_CONVERSATIONS = 1_000
-# Number of a conversation's newest exchanges whose effect on the cache state may be computed later.
+# Number of unchanged exchanges per conversation that are kept until a changed exchange needs the cache state.
+# If there are more, only the newest are kept.
 MAX_DEFERRED = 4
 
 # An exchange, the newest prefix digests of its messages, and our token counts (`track_exchange`).
@@ -57,8 +58,9 @@ class _TrackedConversation(NamedTuple):
 class SavingsTracker:
     """Tracks which messages providers have cached, to compute savings. For use on one event loop.
 
-    An exchange that was forwarded unchanged needs no cache state for its saving. The tracker therefore only
-    keeps such exchanges, and adds them to the cache state when the next changed exchange needs it.
+    The cache state of a conversation says which of its messages the provider has cached. The saving of an
+    exchange that was forwarded unchanged does not depend on it. The tracker therefore only keeps such
+    exchanges, and adds them to the cache state when the next changed exchange needs this state.
     """
 
     def __init__(self) -> None:
@@ -73,7 +75,7 @@ class SavingsTracker:
         prefixes: Sequence[bytes] = (),
         counted_tokens: tuple[int, int] = (0, 0),
     ) -> Saving | None:
-        """Computes the saving of an exchange; None if it is unknown. Call it for the oldest exchange first.
+        """Returns the saving of an exchange; None if it is unknown. Call it in the order of the exchanges.
 
         Args:
             tenant: Tenant of the exchange.
@@ -115,8 +117,8 @@ class SavingsTracker:
 _T = TypeVar("_T")
 
 
-# Receives groups of exchanges, after their requests have ended. Runs on the event loop, so it must not block.
-# The second argument holds the exchanges whose requests were not read.
+# Receives exchanges after they have ended: first those whose requests were read, then batches of those whose
+# requests were not read. Runs on the event loop, so it must not block.
 ExchangeListener = Callable[[Sequence[ExchangeEntry], Sequence[ExchangeBatch]], None]
 
 
@@ -137,7 +139,7 @@ class ExchangeRecorder(Protocol):
         Args:
             tenant: Tenant of the exchange.
             conversation: Conversation of the exchange, if it is known.
-            origin: Origin of the upstream.
+            origin: Origin (scheme, host and port) of the upstream. It selects the price.
             exchange: Figures of the exchange.
             prefixes: Prefix digests of the client's messages that are not privileged; empty if the request
                 was not read.
@@ -155,7 +157,10 @@ class ExchangeRecorder(Protocol):
         code: int,
         unread: UnreadExchange,
     ) -> None:
-        """Records an exchange whose request was not read."""
+        """Records an exchange whose request was forwarded without reading it.
+
+        `model` and `code` are the requested model and the status code of the upstream.
+        """
         ...
 
 
@@ -181,11 +186,11 @@ def split_into_chunks(items: Sequence[_T], length: int) -> Iterator[Sequence[_T]
 
 
 FLUSH_INTERVAL_S = 1.0
-# Number of exchanges that each queue (read requests, unread requests) may hold. Further ones are dropped.
+# Number of exchanges that each of the two queues (read and unread requests) may hold. More are dropped.
 MAX_QUEUED = 50_000
-# Number of exchanges that are processed before other tasks get a turn. Processing starts as soon as so many
-# are queued, without a wait for the periodic flush (`FLUSH_INTERVAL_S`). Otherwise the queue would grow to
-# megabytes on a busy server. A short queue is processed faster, because its memory was used a moment ago.
+# Number of exchanges that are processed before other tasks get a turn. Processing also starts when this many
+# exchanges are queued, without waiting for the periodic flush (`FLUSH_INTERVAL_S`). Otherwise the queue would
+# grow to megabytes on a busy server. A short queue is processed faster, because it is still in the CPU cache.
 CHUNK_LENGTH = 64
 
 _log = structlog.get_logger()
@@ -198,18 +203,19 @@ _PricedModel = tuple[str, str]
 
 
 class ExchangeLog:
-    """Queues exchanges, then prices, counts and writes them in the background, on one event loop.
+    """Queues exchanges, then prices, counts and writes them in the background. Use it on one event loop.
 
     Args:
-        usage_store: Keeps the usage of each conversation.
+        usage_store: Stores the usage of each conversation.
         statistics: Counts all exchanges.
-        feed: Live feed that shows exchanges.
-        deletion_fence: Gives the start mark of each request, so that a deletion after it is noticed.
+        feed: Live feed to which the newest exchanges are published.
+        deletion_fence: Gives the start mark of each request. With it, `usage_store` drops an exchange whose
+            conversation was deleted after the request began.
         pricing: Source of prices. None leaves all exchanges without a price.
 
     Attributes:
         listeners: Receivers of exchanges. A listener that fails does not stop the others.
-        lost: Number of exchanges that were dropped because the queue was full.
+        lost: Number of exchanges that were dropped because a queue was full.
     """
 
     def __init__(
@@ -331,7 +337,7 @@ class ExchangeLog:
             await self._pricing.wait_for_prices([each for each in models if each is not None])
 
     def _drain_priced(self) -> None:
-        """Processes the queued exchanges whose price has been looked up. The others wait for the flush."""
+        """Processes the queued exchanges that need no price lookup. The others wait for the next flush."""
         unread, self._unread = self._split_by_price(self._unread, _get_unread_model)
         self._deliver_unread(unread)
         read, self._read = self._split_by_price(self._read, _get_read_model)
@@ -374,7 +380,7 @@ class ExchangeLog:
                 listener(entries, batches)
 
     def _add_batch(self, key: BatchKey, exchanges: list[UnreadExchange]) -> ExchangeBatch:
-        """Builds a batch and adds it to the statistics and to the usage of its conversation."""
+        """Builds a batch and adds it to the statistics, the usage of its conversation and the live feed."""
         tenant, conversation, origin, start_mark, model, code = key
         price = self._get_price(model, origin)
         batch = build_batch(tenant, conversation, model, code, exchanges, price)
@@ -388,7 +394,7 @@ class ExchangeLog:
         return batch
 
     def _add_exchange(self, recorded: _RecordedExchange) -> ExchangeEntry:
-        """Prices an exchange and adds it to the usage of its conversation."""
+        """Prices an exchange and adds it to the usage of its conversation and to the live feed."""
         tenant, conversation, origin, exchange, prefixes, counted, start_mark = recorded
         price = self._get_price(exchange.model, origin)
         saving = self._savings.track_exchange(tenant, conversation, exchange, price, prefixes, counted)
@@ -398,7 +404,10 @@ class ExchangeLog:
         return entry
 
     def _get_price(self, model: str, origin: str) -> ModelPrice | None:
-        """Returns a price. Caches it until the next flush, because most exchanges use the same model."""
+        """Returns the price of a model, or None if it is unknown.
+
+        Caches it until the next flush, because most exchanges use the same model.
+        """
         name = (model, origin)
         if name not in self._prices:
             self._prices[name] = self._pricing.get_price(*name) if self._pricing else None

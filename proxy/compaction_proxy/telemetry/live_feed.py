@@ -1,9 +1,9 @@
 """The live feed: current events and exchanges of all workers and replicas.
 
 The feed holds figures and ids, but no text of a conversation. A reader of the feed is called a follower.
-Events are always written. Exchanges are written only while any replica has a follower, and then at most
-`EXCHANGES_PER_S` a second. Events and exchanges have separate lists, so that the many exchanges of a busy
-server do not push out events.
+Events are always written. Exchanges are written only while any process has a follower, and then at most
+`EXCHANGES_PER_S` per second and process. Events and exchanges have separate lists, so that the many
+exchanges of a busy server do not push out events.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ LOST = "lost"
 POLL_S = 1.0
 MAX_LINES = {COMPACTION: 2_000, EXCHANGE: 1_000}
 _LISTS = {COMPACTION: "events", EXCHANGE: "exchanges"}
-# Number of lines that a poll reads first. If more lines have come since the last poll, it reads all lines.
+# Number of lines that a poll reads first. If more lines are new since the last poll, it reads the whole list.
 POLL_LINES = 64
 EXCHANGES_PER_S = 50
 # Number of events that may wait to be written.
@@ -59,10 +59,10 @@ class FeedItem(NamedTuple):
 
     Attributes:
         id: Unique id that rises with time.
-        kind: `compaction` (an event), `exchange`, or `lost` (the follower was too slow; the field `lost` of
-            this item gives the number of lost items).
-        fields: Fields of an event without its text and message ids, or of an exchange with its
-            `conversation`.
+        kind: `compaction` (an event), `exchange`, or `lost` (the follower was too slow, and items were
+            dropped).
+        fields: For an event, its fields without texts and message ids. For an exchange, its fields and its
+            `conversation` if that is known. For `lost`, the number of dropped items in the field `lost`.
     """
 
     id: str
@@ -80,7 +80,10 @@ class _Follower:
         self._prepended_ids: frozenset[str] = frozenset()
 
     def prepend_items(self, items: list[FeedItem]) -> None:
-        """Puts older items before the waiting ones. Drops duplicates, also from items that come later."""
+        """Puts older items before the waiting ones.
+
+        Drops duplicates from the waiting items, and later from the items that `push_item` receives.
+        """
         newer = [item for item in self.waiting if item not in items]
         self.waiting.clear()
         for item in (*items, *newer):
@@ -95,7 +98,7 @@ class _Follower:
         self.has_items.set()
 
     def take_items(self) -> list[FeedItem]:
-        """Removes and returns the waiting items. If items were lost, the first one returned says how many."""
+        """Removes and returns the waiting items. If items were dropped, a `lost` item comes first."""
         lost = [FeedItem(self.waiting[0].id, LOST, {"lost": self.lost})] if self.lost else []
         items = [*lost, *self.waiting]
         self.waiting.clear()
@@ -116,7 +119,9 @@ def _to_public_fields(event: Event) -> dict[str, Any]:
 
 
 class LiveFeed:
-    """Publishes items and lets followers read them, on one event loop. No method raises if the store fails.
+    """Publishes items and lets followers read them. Use it on one event loop.
+
+    No method raises if the store fails.
 
     Args:
         records: Store for the lists of items.
@@ -154,9 +159,9 @@ class LiveFeed:
             self.publish(COMPACTION, _to_public_fields(event))
 
     async def flush(self) -> None:
-        """Writes the queued items. Call it once a second. Drops the queued exchanges if nobody follows.
+        """Writes the queued items. Drops the queued exchanges if no process has a follower.
 
-        Each call writes at most `EXCHANGES_PER_S` exchanges, so the interval of the calls limits their rate.
+        Call it once a second: each call writes at most `EXCHANGES_PER_S` exchanges.
         """
         await self._check_remote_followers()
         if not self.has_followers:
@@ -176,7 +181,10 @@ class LiveFeed:
         return wanted[::-1][:limit]
 
     async def follow(self, after_id: str | None = None) -> AsyncGenerator[FeedItem, None]:
-        """Yields the stored items that are newer than the item `after_id`, then items as they come.
+        """Yields the stored items that are newer than the item with the id `after_id`, then new items.
+
+        Without `after_id`, yields only new items. If the reader is too slow, drops the oldest waiting items
+        and yields a `lost` item.
 
         Ends when the feed is closed, or when the reader closes the generator (`aclose`).
         """
@@ -193,7 +201,7 @@ class LiveFeed:
             self._remove_follower(follower)
 
     async def close(self) -> None:
-        """Ends all followers and writes the waiting items."""
+        """Ends `follow` for all followers and writes the queued items."""
         self._closed = True
         for follower in self._followers:
             follower.has_items.set()
@@ -212,7 +220,7 @@ class LiveFeed:
     async def _check_remote_followers(self) -> None:
         """Checks in the store whether other processes have followers, at most once in `LISTENER_CHECK_S`.
 
-        Skips the check if this process has a follower or no exchanges are queued: the answer is not needed.
+        Skips the check if this process has a follower or no exchanges are queued: the result is not needed.
         """
         if self._followers or not self._exchanges or self._next_check_at > self._now():
             return
@@ -226,7 +234,10 @@ class LiveFeed:
         return [item for line in lines if (item := _parse_item(line)) is not None]
 
     async def _read_newer(self, kind: str, after: str) -> list[FeedItem]:
-        """Reads the items after the one with the id `after_id`, or those with a higher id if it is gone."""
+        """Returns the items behind the item with the id `after`.
+
+        If this item is no longer in the list, returns the items with a higher id.
+        """
         items = await self._read_latest(kind, POLL_LINES)
         if len(items) == POLL_LINES and items[0].id > after and all(item.id != after for item in items):
             items = await self._read_latest(kind, MAX_LINES[kind])
@@ -250,7 +261,10 @@ class LiveFeed:
             self._poll = None
 
     async def _poll_store(self, start_id: str) -> None:
-        """Polls the store for all followers once a second. Tells other processes that a follower exists."""
+        """Passes new items of the store to all followers, once a second.
+
+        Also records in the store that this process has followers, so that other processes write exchanges.
+        """
         newest = dict.fromkeys(_LISTS, start_id)
         marked_at = -math.inf
         while True:

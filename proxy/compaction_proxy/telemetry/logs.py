@@ -13,8 +13,8 @@ from typing import Literal, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-# Id of the request to which log lines belong. The log lines of a compaction that a request started have the
-# id of this request, even if they are written after it.
+# Id of the current request, which is added to each log line. The log lines of a compaction have the id of the
+# request that started it, even if they are written after that request has ended.
 REQUEST_ID: ContextVar[str] = ContextVar("request")
 
 CREDENTIAL_KEYS = frozenset(
@@ -41,7 +41,10 @@ MASK = "[credential]"
 
 
 def _mask_credentials(value: object, field_name: str = "") -> object:
-    """Removes credentials from a value, at any depth of nesting."""
+    """Returns the value with each credential replaced by `MASK`, at any depth of nesting.
+
+    The whole value is replaced if `field_name` is in `CREDENTIAL_KEYS`.
+    """
     if field_name.lower().replace("-", "_") in CREDENTIAL_KEYS:
         return MASK
     if isinstance(value, str):
@@ -56,13 +59,13 @@ def _mask_credentials(value: object, field_name: str = "") -> object:
 
 
 def scrub_event(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Removes credentials from an event, by the names of fields and by patterns in text."""
+    """Masks credentials in a log event, by the names of fields and by patterns in text."""
     internal = ("_record", "_from_structlog")
     return {key: value if key in internal else _mask_credentials(value, key) for key, value in event.items()}
 
 
 def add_request_id(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Adds the id of the request during which the event happened, if there is one."""
+    """Adds the id of the current request (`REQUEST_ID`) to a log event, if there is one."""
     request = REQUEST_ID.get("")
     return {"request": request, **event} if request else event
 
@@ -91,7 +94,10 @@ def _build_renderers(style: Literal["json", "console"]) -> list[Processor]:
 
 
 def configure_logging(style: Literal["json", "console"] = "json", level: int = logging.INFO) -> None:
-    """Sends all log lines to stderr in one style. A second call replaces the earlier configuration."""
+    """Sends all log lines of at least `level` to stderr, in the given style.
+
+    A second call replaces the earlier configuration.
+    """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         add_request_id,

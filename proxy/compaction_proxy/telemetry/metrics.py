@@ -31,7 +31,7 @@ from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, STATUS_UNCHANGED,
 from compaction_proxy.telemetry.counters import OVERHEAD_BOUNDS_S, count_per_bucket
 from compaction_proxy.telemetry.exchange_batch import ExchangeBatch, ExchangeEntry
 
-# Upper bounds of histogram buckets, in seconds or as shares.
+# Upper bounds of histogram buckets. Names in `_S` are in seconds, names in `_SHARES` are shares (0..1).
 STORE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 10)
 SUMMARY_S = (0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 UPSTREAM_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 600)
@@ -191,8 +191,8 @@ FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 MAX_LABEL_VALUES = 100
 MAX_NAME_CHARACTERS = 100
 OTHER, UNKNOWN = "other", "unknown"
-# Seconds for which a conversation counts as active after a request, and largest number of conversations that
-# are remembered as active.
+# Time for which a conversation counts as active after a request, in seconds, and largest number of
+# conversations that are kept as active.
 ACTIVE_S = 300.0
 MAX_ACTIVE = 100_000
 # Form of a request: the strategy and number of the compaction that is applied to it; `_PLAIN` without one.
@@ -201,10 +201,10 @@ _PLAIN: _Form = ("", None)
 # Interval at which gauges are refreshed, in seconds.
 GAUGE_REFRESH_S = 5.0
 
-# A single process holds its figures in memory, whatever the environment says. Several workers call
-# `use_shared_folder` instead.
+# Keeps the figures in memory even if `FOLDER_VARIABLE` is set in the environment. A process that is one of
+# several workers calls `use_shared_folder` afterwards.
 values.ValueClass = values.MutexValue
-# The creation times of counters would double the number of time series, and nobody needs them.
+# The creation times of counters would double the number of time series, and no dashboard needs them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -222,21 +222,25 @@ def use_shared_folder(folder: str, worker: int) -> None:
 
 
 def forget_worker(folder: str, worker: int) -> None:
-    """Removes the gauges of a worker that has ended. The counters of that worker stay."""
+    """Removes the gauges of a worker that has ended from the shared folder. Its counters stay."""
     mark_process_dead(worker, folder)  # type: ignore[no-untyped-call]
 
 
 class LabelValues:
-    """Maps names that clients choose to label values. Keeps the first `MAX_LABEL_VALUES`.
+    """Maps names that clients choose to label values, and limits the number of different values.
 
-    Others become `other`.
+    The first `MAX_LABEL_VALUES` names keep their own value. Every other name becomes `other`.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
 
     def to_label_value(self, name: str, *, may_add: bool = True) -> str:
-        """Returns the label value of a name. A new name gets a value of its own only if `may_add` is true."""
+        """Returns the label value of a name, or `unknown` for an empty name.
+
+        A new name gets a value of its own only if `may_add` is true and there is room. Otherwise it becomes
+        `other`.
+        """
         known = self._known.get(name)
         if known is not None:
             return known
@@ -258,7 +262,7 @@ class Metrics:
 
     Attributes:
         breakers: For each target with a circuit breaker, a function that returns whether the breaker is open.
-        figures: For each gauge without labels, a function that returns its current value.
+        figures: For each gauge without labels that changes with time, a function that returns its value.
     """
 
     def __init__(
@@ -276,7 +280,7 @@ class Metrics:
         if self._folder is None:
             ProcessCollector(
                 registry=self._registry
-            )  # not with several workers: it shows only the one that renders the metrics
+            )  # not with several workers, because it would show only the worker that renders the metrics
         self._models, self._reasons, self._targets = LabelValues(), LabelValues(), LabelValues()
         # Time and form of each conversation's last request. The last used conversation is at the end.
         self._active: dict[str, tuple[float, _Form]] = {}
@@ -286,7 +290,7 @@ class Metrics:
         self.record_reload(succeeded=True)
 
     def count_exchanges(self, entries: Iterable[ExchangeEntry]) -> None:
-        """Counts exchanges, given oldest first. Counts those with the same labels together, to save time."""
+        """Counts exchanges, given oldest first. Counts those with equal labels together, which is faster."""
         alike: defaultdict[tuple[str, str, int], list[ExchangeEntry]] = defaultdict(list)
         stable: list[float] = []
         now = self._clock()
@@ -316,7 +320,7 @@ class Metrics:
         self._increment_counter("compaction_output_tokens_total", batch.completion_tokens, model)
         self._increment_counter("compaction_requests_unpriced_total", count - batch.priced, model)
         self._increment_counter("compaction_requests_cost_usd_total", batch.cost_usd, model)
-        if batch.conversation is not None:  # all requests of the batch have the same form
+        if batch.conversation is not None:  # only the first request of a batch can differ from the one before
             stable = self._track_stability(batch.conversation, _PLAIN, self._clock())
             self._observe_amounts("compaction_prefix_stable_ratio", [*stable, *[1.0] * (count - 1)])
 
@@ -368,14 +372,18 @@ class Metrics:
     async def refresh_periodically(self) -> None:
         """Refreshes the gauges every `GAUGE_REFRESH_S` seconds until cancelled.
 
-        Another worker may render the gauges of this one, and does not refresh them.
+        Another worker may render the gauges of this worker, and cannot refresh them.
         """
         while True:
             self.refresh_gauges()
             await asyncio.sleep(GAUGE_REFRESH_S)
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Renders all metrics in the format that the header `accept` prefers. Also returns its media type."""
+        """Returns all metrics as text, and the media type of the text.
+
+        The format is OpenMetrics if the request header `Accept`, given as `accept`, contains its media type.
+        Otherwise it is the plain format of Prometheus.
+        """
         self.refresh_gauges()
         return await asyncio.to_thread(self._render_registry, "application/openmetrics-text" in accept)
 
@@ -405,9 +413,9 @@ class Metrics:
         self._increment_counter("compaction_summary_cost_usd_total", event.cost_usd or 0)
 
     def _track_stability(self, conversation: str, form: _Form, now: float) -> tuple[float, ...]:
-        """Returns 1 if a request has the same form as the conversation's last request, else 0.
+        """Returns (1,) if a request has the same form as the conversation's last request, else (0,).
 
-        Returns an empty tuple if the last request is unknown. Remembers the form for the next call.
+        Returns an empty tuple if the last request is unknown. Keeps the form for the next call.
         """
         before = self._active.pop(conversation, None)
         self._active[conversation] = now, form
@@ -487,7 +495,7 @@ def _drop_unknown(column: Sequence[float | None]) -> list[float]:
 
 
 def _observe_all(child: Histogram, amounts: Sequence[float]) -> None:
-    """Observes many amounts at once. The library offers only single observations, at ten times the cost."""
+    """Adds many amounts to a histogram at once. The library only adds single ones, at ten times the cost."""
     bounds: list[float] = child._upper_bounds  # noqa: SLF001 - a test compares the result with `observe`
     for bucket, count in zip(child._buckets, count_per_bucket(amounts, bounds), strict=False):  # noqa: SLF001
         if count:

@@ -74,7 +74,8 @@ SERVICE = "compaction-proxy"
 TRACES_PATH = "/v1/traces"
 # Time limit for sending the last spans when the process ends, in seconds.
 CLOSE_S = 1.5
-# Number of requests whose spans are remembered. The span of a compaction links to the span of its request.
+# Number of requests whose span contexts are kept, so that the span of a compaction can link to the span of
+# its request.
 MAX_REQUESTS = 10_000
 _FIELDS = (b"traceparent", b"tracestate")
 _NS = 1_000_000_000
@@ -87,7 +88,8 @@ Headers = list[tuple[bytes, bytes]]
 def create_span_processor(endpoint: str) -> BatchSpanProcessor:
     """Creates a processor that sends spans to a collector.
 
-    If `endpoint` is empty, the variables `OTEL_EXPORTER_…` of the environment name the collector.
+    `endpoint` is the base URL of the collector. If it is empty, the environment variables `OTEL_EXPORTER_…`
+    configure the collector.
     """
     whole = f"{endpoint.rstrip('/')}{TRACES_PATH}" if endpoint else None
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=whole))
@@ -103,7 +105,9 @@ class OtelTracer:
     """
 
     def __init__(self, upstream: str, version: str, processor: SpanProcessor) -> None:
-        name = OTELResourceDetector().detect().attributes.get(SERVICE_NAME, SERVICE)  # or OTEL_SERVICE_NAME
+        name = (
+            OTELResourceDetector().detect().attributes.get(SERVICE_NAME, SERVICE)
+        )  # OTEL_SERVICE_NAME overrides `SERVICE`
         resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: version})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
@@ -112,7 +116,7 @@ class OtelTracer:
         self._requests: OrderedDict[str, SpanContext] = OrderedDict()
 
     def start_request(self, headers: Sequence[tuple[bytes, bytes]], request_id: str) -> "OtelTrace":
-        """Starts the span of a client request, as a part of the trace that the request's headers name."""
+        """Starts the span of a client request, in the trace that its headers name, or in a new one."""
         carrier = {
             name.decode("latin-1"): text.decode("latin-1") for name, text in headers if name in _FIELDS
         }
@@ -124,7 +128,7 @@ class OtelTracer:
         return OtelTrace(self._spans, span, self._about)
 
     def set_upstream(self, upstream: str) -> None:
-        """Names the upstream with this base URL in the spans of later requests."""
+        """Uses the upstream with this base URL in the spans of later requests."""
         self._about = _build_upstream_attributes(upstream)
 
     def on_event(self, _tenant: str, event: Event) -> None:
@@ -147,9 +151,9 @@ class OtelTracer:
     async def close(self) -> None:
         """Sends the remaining spans within `CLOSE_S`. Spans that take longer are lost.
 
-        The exporter tries for 10 s and cannot be interrupted. It therefore runs in a daemon thread, for which
-        the process does not wait when it ends. The process would wait for a thread of the event loop's
-        executor.
+        The exporter tries for 10 s and cannot be interrupted. It therefore runs in a daemon thread, because
+        the process does not wait for such a thread when it ends. It would wait for a thread of the event
+        loop's executor.
         """
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
@@ -181,8 +185,8 @@ class OtelTrace:
         self._question: Span | None = None
 
     def start_upstream_call(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-        """Starts the span of an upstream call. Returns the headers with the trace context of this span."""
-        if self._question is not None:  # a further call for the request marks the previous one as refused
+        """Starts the span of an upstream call. Returns `headers` with the trace context of this span."""
+        if self._question is not None:  # a second call means that the upstream refused the first one
             _mark_failed(self._question, "refused")
             self._question.end()
         parent = set_span_in_context(self._span)

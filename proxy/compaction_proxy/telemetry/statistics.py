@@ -1,9 +1,10 @@
 """Statistics: sums of all exchanges by hour, model and client key, over all processes.
 
-Every process has a record of its own for each hour, and always writes the whole record. Processes therefore
-never overwrite each other's counts, and a repeated write does no harm. A reader adds up the records of all
-processes, and caches the sums of hours that ended some time ago. The statistics hold model names and digests
-of client keys, but no data of a single conversation. They therefore stay when a conversation is deleted.
+Every process has its own record for each hour, and always writes the whole record. Processes therefore never
+overwrite each other's counts, and a repeated write does no harm. A process that reads statistics adds up the
+records of all processes, and caches the sums of hours that ended some time ago. The statistics hold model
+names and digests of client keys, but no data of a single conversation. They therefore stay when a
+conversation is deleted.
 Failures of upstreams are counted separately, by target and cause.
 """
 
@@ -39,33 +40,35 @@ from compaction_proxy.telemetry.exchange_batch import ExchangeBatch, ExchangeEnt
 HOUR_S = 3_600
 HOURS_OF_A_DAY = 24
 DAY_S = 86_400
-# Number of pairs of model and client key that one process counts separately in an hour. All further pairs are
-# counted together, as `OTHERS`.
+# A process has one set of counters for each pair of a model and a client key in an hour. Number of such
+# pairs; all further pairs are counted together, as `OTHERS`.
 MAX_PAIRS = 500
 OTHERS = ("other", "other")
-# An hour with more than `SMALL_PAIRS` pairs is written less often: the pause after each write is `PAUSE_S`
-# seconds for every pair above this number.
+# An hour with more than `SMALL_PAIRS` counters (of pairs or failures) is written less often: the pause after
+# each write is `PAUSE_S` seconds for every counter above this number.
 SMALL_PAIRS = 50
 PAUSE_S = 0.02
 # Number of unwritten hours that are kept during an outage of the store.
 MAX_WAITING_HOURS = 48
-# Number of processes whose records are read for a day.
+# Number of processes whose records are kept and read for a day.
 MAX_WRITERS = 1_000
-# Number of seconds after the end of an hour in which late exchanges still count in it. After that, a process
+# Seconds after the end of an hour during which late exchanges are still added to it. After that, a process
 # drops the hour from its memory once it is written.
 SETTLE_S = 900.0
 # Lifetime of the cached sums of an hour, in seconds. Only hours that ended some time ago are cached.
 CACHE_TTL_S = 3_600.0
+# Longest period that is read, up to now, in seconds.
 MAX_READ_S = 400.0 * DAY_S
 CACHE_BYTES = 8 * 1024 * 1024
-# Approximate memory for one cached pair, in bytes.
+# Approximate memory for one cached counter, in bytes.
 PAIR_BYTES = 1_000
+# Number of days that are read from the store at the same time.
 DAYS_AT_ONCE = 4
 _WRITER_BYTES = 8
 
 Grouping = Literal["hour", "day", "model", "key", "total"]
-# Number of pairs of target and cause that a process counts separately in an hour. All further pairs are
-# counted together, as `OTHERS`.
+# A process has one counter of upstream failures for each pair of a target and a cause in an hour. Number of
+# such pairs; all further pairs are counted together, as `OTHERS`.
 MAX_FAILURES = 500
 
 
@@ -106,7 +109,10 @@ def _format_row_label(by: Grouping, hour: int, pair: tuple[str, str]) -> str:
 
 
 def _merge_hours(ours: HourCounters, others: Iterable[HourCounters]) -> HourCounters:
-    """Adds up the counters of several processes. Modifies the counters of `others`, but not `ours`."""
+    """Returns the sums of the counters of this process (`ours`) and of other processes, for one hour.
+
+    Modifies the counters of `others`, but not `ours`.
+    """
     merged = HourCounters()
     for hour in others:
         add_failures(merged.failures, hour.failures.values())
@@ -138,7 +144,7 @@ def _parse_hour(fields: Fields) -> HourCounters:
 
 
 class Statistics:
-    """Counts exchanges and events, and stores and reads the sums, on one event loop.
+    """Counts exchanges and events, and stores and reads the sums. Use it on one event loop.
 
     No method raises if the store fails.
 
@@ -155,7 +161,7 @@ class Statistics:
         self._writer = token_hex(_WRITER_BYTES)
         self._own_hours: dict[
             int, HourCounters
-        ] = {}  # hours that this process may still add to or has to write
+        ] = {}  # hours to which this process may still add exchanges, or which it has to write
         self._unwritten: set[int] = set()
         self._due: dict[int, float] = {}  # time from which an hour may be written again
         self._listed: set[str] = set()  # days whose list of writers contains this process
@@ -163,7 +169,7 @@ class Statistics:
         self._flushing = asyncio.Lock()
 
     def add_entries(self, entries: Iterable[ExchangeEntry]) -> None:
-        """Counts exchanges in the hours in which they began."""
+        """Counts exchanges, each in the hour in which it began."""
         now = self._now()
         for tenant, _, exchange, saving in entries:
             counters = self._get_counters(exchange.at, exchange.model, tenant, now)
@@ -178,11 +184,11 @@ class Statistics:
         self._get_counters(batch.columns.at[-1], batch.model, batch.tenant, self._now()).add_batch(batch)
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Counts one event under the model that the conversation uses (an `event_bus.EventListener`)."""
+        """Counts one event under the model that the client requested (an `event_bus.EventListener`)."""
         self._get_counters(event.at, event.asked, tenant, self._now()).add_event(event)
 
     def record_upstream_failure(self, target: str, cause: str) -> None:
-        """Counts a failure of an upstream at the current time."""
+        """Counts a failure of an upstream (`target`) in the current hour."""
         now = self._now()
         failures = self._get_own_hour(int(now // HOUR_S)).failures
         if (target, cause) not in failures and len(failures) >= MAX_FAILURES:
@@ -206,7 +212,7 @@ class Statistics:
             self._drop_old_hours()
 
     async def list_rows(self, since: float, until: float, by: Grouping) -> list[StatisticsRow]:
-        """Sums up the hours that overlap `[since, until)`. Returns the rows in the order of their labels.
+        """Returns the sums of the hours that overlap `[since, until)`, one row per label, sorted by label.
 
         Args:
             since: Seconds since the epoch. Times more than `ttl_s` ago have no data.
@@ -229,8 +235,8 @@ class Statistics:
         return sorted(failures.values(), key=lambda each: each.last_at, reverse=True)
 
     def _get_counters(self, at: float, model: str, tenant: str, now: float) -> ExchangeCounters:
-        # An exchange from more than `SETTLE_S` ago counts in a later hour, because its own hour may have
-        # been dropped from memory already.
+        # An exchange from more than `SETTLE_S` ago counts as if it was `SETTLE_S` ago, because its own hour
+        # may have been dropped from memory already.
         pairs = self._get_own_hour(int(max(at, now - SETTLE_S) // HOUR_S)).pairs
         pair = (model, client_key_name(tenant))
         counters = pairs.get(pair)
@@ -269,7 +275,7 @@ class Statistics:
         return written
 
     async def _iter_hours(self, since: float, until: float) -> AsyncIterator[tuple[int, HourCounters]]:
-        """Yields the hours with data in this period, oldest first."""
+        """Yields the number (hours since the epoch) and sums of each hour in this period, oldest first."""
         first = int(max(since, self._now() - min(self._ttl_s, MAX_READ_S)) // HOUR_S)
         last = math.ceil(min(until, self._now() + DAY_S) / HOUR_S)
         days = [list(hours) for _, hours in groupby(range(first, last), _format_day)]
@@ -279,7 +285,7 @@ class Statistics:
                     yield hour, counted[hour]
 
     async def _load_day(self, hours: Sequence[int]) -> dict[int, HourCounters]:
-        """Returns the sums of these hours, all of one day, from the cache or else from the store."""
+        """Returns the sums of all processes for these hours of one day, from the cache or the store."""
         now = self._now()
         known = {hour: held[1] for hour in hours if (held := self._cached_hours.get(hour)) and held[0] > now}
         asked = [hour for hour in hours if hour not in known]
@@ -308,14 +314,14 @@ class Statistics:
         ]
         keys = [hourly_counts_key(day, hour % HOURS_OF_A_DAY, writer) for hour, writer in asked]
         found = await self._records.get_many(keys, bypass_cache=True) if keys else []
-        # Cached statistics would displace records that requests need.
+        # In the record cache, statistics would displace records that requests need.
         self._records.evict_cached_prefix(day_statistics_prefix(day))
         return [(hour, _parse_hour(fields)) for (hour, _), fields in zip(asked, found, strict=True) if fields]
 
     def _drop_old_hours(self) -> None:
-        """Drops own hours that are written and ended more than `SETTLE_S` ago.
+        """Drops from memory this process's hours that are written and ended more than `SETTLE_S` ago.
 
-        Also drops the oldest own hours if there are more than `MAX_WAITING_HOURS`.
+        Also drops the oldest hours, even if they are not written, if there are more than `MAX_WAITING_HOURS`.
         """
         settled = int((self._now() - SETTLE_S) // HOUR_S)
         for number in [each for each in self._own_hours if each < settled and each not in self._unwritten]:

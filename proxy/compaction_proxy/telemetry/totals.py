@@ -14,7 +14,7 @@ COUNTS = (
     "priced",
 )  # fmt: skip
 DOLLARS = ("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd")
-# Fields of `Totals` that are not summed. Each holds the value of the latest exchange in which it is known.
+# Fields of `Totals` that are not summed. Each has the value from the latest exchange for which it is known.
 LAST_WHOLE = ("tokens_before", "tokens_after", "trigger", "window")
 LAST_TEXT = ("model", "status")
 
@@ -25,22 +25,24 @@ class Totals:
 
     Attributes:
         model: Model of the latest request whose model is known; empty if there was none.
-        status: What the proxy did with the last request (`core.exchange`).
+        status: What the proxy did with the last request (`Exchange.status`).
         requests: Number of requests.
         request_bytes: Total size of the request bodies, as the client sent them, in bytes.
         prompt_tokens: Input tokens, as the upstream counted them.
         completion_tokens: Output tokens, as the upstream counted them.
         cached_tokens: Input tokens that the upstream had cached.
-        recalls: How often an answer continued after the model searched removed messages.
+        recalls: Number of times that an answer continued after the model had searched removed messages.
         rounds: Number of compactions.
         priced: Number of requests whose price is known.
         cost_usd: Cost of the requests whose price is known, in dollars. Summaries are not included.
-        gross_usd: Dollars by which compaction has lowered this cost.
-        cache_loss_usd: Dollars by which compaction has raised this cost, because it broke prompt caches.
+        gross_usd: Dollars that the same requests would have cost more without compaction.
+        cache_loss_usd: Dollars that the same requests cost more because compaction broke prompt caches.
         summary_usd: Cost of summaries, in dollars.
-        tokens_before: Tokens of the latest counted request, as the client sent it; None if unknown.
-        tokens_after: Tokens of the latest counted request, as it was forwarded; None if unknown.
-        trigger: T of the latest request that was read, in tokens; None if unknown.
+        tokens_before: Tokens of the latest request that the proxy counted, as the client sent it; None if no
+            request was counted.
+        tokens_after: Tokens of the latest request that the proxy counted, as it was forwarded; None if no
+            request was counted.
+        trigger: T for the latest request that the proxy read, in tokens; None if unknown.
         window: Context window of the model of that request, in tokens; None if unknown.
         last_at: Time of the last request, in seconds since the epoch.
     """
@@ -67,11 +69,11 @@ class Totals:
 
     @property
     def net_usd(self) -> float | None:
-        """Dollars that compaction has saved, less cache loss and summaries; None if no price is known."""
+        """Gross saving less cache loss and the cost of summaries, in dollars; None if no price is known."""
         return self.gross_usd - self.cache_loss_usd - self.summary_usd if self.priced else None
 
     def add_exchange(self, exchange: Exchange) -> None:
-        """Adds one request, without its cost (`add_price` adds that)."""
+        """Adds the counts of one request. `add_price` adds its cost."""
         self.requests += 1
         self.request_bytes += exchange.request_bytes
         self.prompt_tokens += exchange.prompt_tokens or 0
@@ -83,7 +85,7 @@ class Totals:
             self.update_latest(exchange)
 
     def add_batch(self, batch: ExchangeBatch) -> None:
-        """Adds requests that were not read."""
+        """Adds requests that were forwarded without being read, with their cost."""
         columns = batch.columns
         self.requests += len(batch.exchanges)
         self.request_bytes += sum(columns.request_bytes)
@@ -97,7 +99,10 @@ class Totals:
             self.update_latest(batch.list_newest(1)[0].exchange)
 
     def update_latest(self, source: "Exchange | Totals") -> None:
-        """Sets the fields that are not summed to their known values in a newer exchange or newer totals."""
+        """Sets the fields that are not summed from `source`, a newer exchange or newer totals.
+
+        A field whose value is unknown in `source` keeps its value.
+        """
         self.model = source.model or self.model
         self.status = source.status or self.status
         if source.tokens_before is not None:
@@ -118,7 +123,10 @@ class Totals:
 
 
 def sum_totals(first: Totals, second: Totals) -> Totals:
-    """Adds up two totals. Fields that are not summed get the values of the totals with the later request."""
+    """Returns the sum of two totals.
+
+    A field that is not summed gets its value from the totals with the later request, if it is known there.
+    """
     early, late = sorted((first, second), key=lambda each: each.last_at)
     sums = {name: getattr(first, name) + getattr(second, name) for name in COUNTS + DOLLARS}
     merged = replace(early, **sums, last_at=late.last_at)
@@ -133,7 +141,7 @@ def to_fields(totals: Totals) -> dict[str, Any]:
 
 
 def from_fields(stored: Mapping[str, Any] | None) -> Totals:
-    """Restores totals from stored fields. A value of the wrong type counts as 0, empty or unknown."""
+    """Restores totals from stored fields. A missing or invalid value becomes 0, empty or unknown."""
     known = stored or {}
     values: dict[str, Any] = {name: parse_integer(known.get(name)) or 0 for name in COUNTS}
     values |= {name: parse_number(known.get(name)) or 0.0 for name in (*DOLLARS, "last_at")}

@@ -1,7 +1,7 @@
 """Protocols for tracing requests across several services.
 
-`telemetry.otel` implements them. Without tracing there is no tracer, and the trace headers of clients are
-forwarded unchanged.
+`telemetry.otel` implements the protocols. If tracing is off, there is no tracer, and the trace headers of
+clients are forwarded unchanged.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ class RequestTrace(Protocol):
     """Trace of one client request."""
 
     def start_upstream_call(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-        """Records the start of an upstream call. Returns the headers to send, with our trace context.
+        """Records the start of an upstream call. Returns `headers` with the trace context of this call.
 
-        Call it again for each repeated call, for example when a shortened request is sent after a refusal.
+        Call it for each call of the upstream, also when a shortened request is sent again after a refusal.
         """
         ...
 
@@ -32,11 +32,11 @@ class Tracer(Protocol):
     """Traces requests and the decisions about them. No method blocks or raises."""
 
     def start_request(self, headers: Sequence[tuple[bytes, bytes]], request_id: str) -> RequestTrace:
-        """Starts the trace of a request with these headers. `request_id` is its id, which events refer to."""
+        """Starts the trace of a client request, given its headers and its id, which its events contain."""
         ...
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Records a decision or a failure (an `event_bus.EventListener`)."""
+        """Adds an event to the trace of its request (an `event_bus.EventListener`)."""
         ...
 
     def set_upstream(self, upstream: str) -> None:

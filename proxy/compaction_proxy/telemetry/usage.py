@@ -30,21 +30,23 @@ from compaction_proxy.telemetry.totals import Totals
 
 # Number of conversations that may wait to be written. Exchanges of further conversations are dropped.
 MAX_WAITING = 10_000
-# Number of lines (one per exchange) of a conversation that may wait, and number that the store keeps.
+# Number of lines (one per exchange) of a conversation that may wait to be written, and number of its lines
+# that the store keeps. The totals include all exchanges.
 MAX_LINES = 32
 KEPT_LINES = 1_000
+# Lifetime of a lease, in seconds.
 LEASE_S = 5.0
-# When the process ends, another process may hold the lease of a conversation. Number of attempts to write the
-# usage then, and the pause between two attempts, in seconds.
+# When this process ends, another process may hold the lease of a conversation. Number of attempts to write
+# the usage before it is lost, and pause between two attempts, in seconds.
 LAST_TRIES = 20
 LAST_TRY_INTERVAL_S = 0.05
-# Age of a lease, in seconds, from which nothing is written under it. It is well below `LEASE_S`, so a slow
-# write does not end after another process has got the lease.
+# Age of a lease, in seconds, after which no write is started under it. It is well below `LEASE_S`, so that
+# even a slow write ends before another process can get the lease.
 LEASE_SAFE_S = 2.5
 
 
 class StoredExchange(NamedTuple):
-    """An exchange of a conversation, and its saving. The saving is None if it is unknown."""
+    """An exchange that was read from the store, and its saving (None if it is unknown)."""
 
     exchange: Exchange
     saving: Saving | None
@@ -52,7 +54,14 @@ class StoredExchange(NamedTuple):
 
 @dataclass(slots=True)
 class _PendingUsage:
-    """Usage of one conversation that is not written yet."""
+    """Usage of one conversation that is not written yet.
+
+    Attributes:
+        lines_key: Store key of the conversation's list of exchanges.
+        totals: Sums of all exchanges that are not written yet.
+        read: Newest exchanges whose requests were read.
+        unread: Newest batches of exchanges whose requests were not read.
+    """
 
     lines_key: str
     totals: Totals = field(default_factory=Totals)
@@ -85,13 +94,13 @@ def _parse_saving(stored: object) -> Saving | None:
 
 
 class UsageStore:
-    """Collects and writes the usage of conversations, on one event loop.
+    """Collects and writes the usage of conversations. Use it on one event loop.
 
     No method raises if the store fails.
 
     Args:
         records: Store for totals and exchanges.
-        ttl_s: Lifetime of the records after a conversation's last request, in seconds.
+        ttl_s: Lifetime of a conversation's records after their last write, in seconds.
         clock: Returns monotonic seconds.
     """
 
@@ -125,7 +134,10 @@ class UsageStore:
         return True
 
     def add_batch(self, batch: ExchangeBatch, start_mark: int | None) -> bool:
-        """Adds exchanges whose requests were not read to their conversation, as `add_exchange` does."""
+        """Adds a batch of exchanges to its conversation. Returns False if the batch is dropped.
+
+        A batch is dropped if its conversation is unknown, or for the same reasons as in `add_exchange`.
+        """
         if batch.conversation is None:
             return False
         waiting = self._get_pending(batch.tenant, batch.conversation, start_mark)
@@ -136,7 +148,10 @@ class UsageStore:
         return True
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Adds an event to the totals of its conversation (an `event_bus.EventListener`)."""
+        """Adds a compaction or a summary's cost to the totals of its conversation.
+
+        This is an `event_bus.EventListener`.
+        """
         paid, made = event.cost_usd or 0.0, event.kind == COMPACTED
         if event.kind == MEASURED or not event.conversation or not (paid or made):
             return
@@ -167,7 +182,10 @@ class UsageStore:
         return [stored for line in lines if (stored := _parse_exchange(line)) is not None]
 
     async def read_totals(self, conversations: Sequence[tuple[str, str]]) -> list[Totals]:
-        """Returns the totals of conversations, each given as tenant and id, in their order."""
+        """Returns the stored totals of conversations, each given as tenant and id, in the same order.
+
+        The totals of a conversation without stored totals are zero.
+        """
         keys = [conversation_key(tenant, conversation) for tenant, conversation in conversations]
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []
         return [totals_of.from_fields(fields) for fields in stored]
@@ -201,7 +219,7 @@ class UsageStore:
         [held] = await self._records.get_many([key], bypass_cache=True)
         if self._records.deletion_fence.is_deleted(
             key
-        ):  # the deletion removed the totals and the earlier usage; newer usage waits for the next flush
+        ):  # `held` may be outdated; usage added since the deletion waits for the next flush
             return
         waiting = self._pending.get(key)
         if waiting is None or self._clock() > until:
@@ -210,7 +228,7 @@ class UsageStore:
         totals = totals_of.sum_totals(totals_of.from_fields(held), waiting.totals)
         lines = [ListItem(waiting.lines_key, line, self._ttl_s, KEPT_LINES) for line in waiting.build_lines()]
         if await self._records.overwrite(key, totals_of.to_fields(totals), ttl_s=self._ttl_s) and lines:
-            # Not reached if the totals were not saved, such as when a newer version has written the record.
+            # The totals are not saved if, for example, a newer version of the proxy has written the record.
             await self._records.write(lines)
 
     def _forget_prefix(self, prefix: str) -> None:

@@ -1,4 +1,6 @@
-"""Wire formats: one package for each, and shared modules. They turn bytes into core records and back.
+"""Wire formats: a package for each format, and modules that all formats share.
+
+They parse the bytes of requests and responses into core records, and encode core records as bytes.
 
 The core and the compaction engine know nothing of these formats; see `Wire`.
 """

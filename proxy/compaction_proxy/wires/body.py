@@ -1,7 +1,8 @@
 """Splits a request body of any wire, and writes it again with other messages.
 
-There is no schema. The proxy never decodes members that it does not understand, so they stay as they are. In
-a forwarded body, only the array of messages is new, and members that must change with the array.
+There is no schema. The proxy never decodes members that it does not understand, so they stay as they are. A
+forwarded body differs from the client's body only in the array of messages, and in the members that must
+change together with this array.
 """
 
 import hashlib
@@ -31,22 +32,22 @@ LEAST_THINKING_TOKENS = 1_024
 _MEMBERS_NOT_PROBED = frozenset({"stream", "stream_options", "n"})
 
 
-class RequestBody(NamedTuple):  # one is made per request, and a dataclass costs four times as much
+class RequestBody(NamedTuple):  # one is made per request; a dataclass takes four times as long
     """A request body, split into its parts.
 
     Attributes:
         raw: The client's bytes.
         messages_slice: The position in `raw` of the value that holds the messages.
-        new_pieces: The bytes of each message. If `previous_fingerprint` is set, only the messages that follow
-            those of the earlier body.
+        new_pieces: The bytes of each message. If `previous_fingerprint` is set, they omit the messages that
+            the earlier body already had.
         model: The requested model; empty if the body names none.
         max_output: The largest output that the client asks for, in tokens; None if the body does not say.
         prompt_members: The JSON of tools and similar members, which count as prompt tokens.
         wire: The wire of the request.
-        fingerprint: Identifies exactly these messages of this tenant. Empty if they need not be recognised in
-            a later request.
-        previous_fingerprint: The mark of an earlier body that holds the messages missing from `new_pieces`;
-            empty if none are missing.
+        fingerprint: Identifies exactly these messages of this tenant, so that a later request that begins
+            with them is recognised. Empty if they need not be recognised.
+        previous_fingerprint: The `fingerprint` of the earlier body that holds the messages missing from
+            `new_pieces`; empty if none are missing.
     """
 
     raw: bytes
@@ -72,9 +73,9 @@ def parse_body(raw: bytes, wire: Wire) -> RequestBody:
     """Splits a request body.
 
     Raises:
-        UnreadableBodyError: The body is not a request that the proxy can rewrite: `not-json`,
-            `duplicate-keys`, `no-messages`, `no-array`, `too-deep`, `too-many`. Or the wire's
-            `find_skip_reason` has found a reason to forward the body unchanged.
+        UnreadableBodyError: The proxy cannot rewrite the body. The error's reason is `not-json`,
+            `duplicate-keys`, `no-messages`, `no-array`, `too-deep`, `too-many`, or what the wire's
+            `find_skip_reason` returns.
     """
     members, elements = split_body(raw, wire)
     place = members[wire.member_names.messages]
@@ -88,7 +89,7 @@ def parse_body(raw: bytes, wire: Wire) -> RequestBody:
 
 
 def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, ...]]:
-    """Returns the positions of a body's members, and the elements of its list of messages.
+    """Returns the positions of a body's members by name, and the elements of its list of messages.
 
     Raises:
         UnreadableBodyError: See `parse_body`.
@@ -119,7 +120,7 @@ def are_objects(values: Iterable[bytes]) -> bool:
 
 
 def pick_small_members(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> dict[str, bytes]:
-    """Returns the JSON of the members that the proxy reads, other than the messages, if they are present."""
+    """Returns the JSON of those members, other than the messages, that the proxy reads and the body has."""
     names = ("model", *wire.member_names.output_limits, *wire.member_names.prompt_members)
     return {
         key: raw[member_slices[key].start : member_slices[key].stop] for key in names if key in member_slices
@@ -181,7 +182,7 @@ def shorten_model_name(model: str) -> str:
 
 
 def build_probe_body(raw: bytes, wire: Wire) -> bytes | None:
-    """Builds a request with the same prompt and `PROBE_TOKENS` of output; None if `raw` is no JSON object."""
+    """Builds a copy of a request with `PROBE_TOKENS` as its output limit; None if `raw` is no JSON object."""
     fields = decode_small_json(raw)
     if not isinstance(fields, dict):
         return None
@@ -194,9 +195,9 @@ def build_probe_body(raw: bytes, wire: Wire) -> bytes | None:
 
 
 def set_output_limit(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
-    """Returns the body with its output limits lowered to this number of tokens.
+    """Returns the body with its output limits lowered to at most `max_tokens`.
 
-    Thinking budgets count towards the output limit. They are lowered so that `LEAST_OUTPUT_TOKENS` remain for
+    Thinking budgets count towards the output limit. They are lowered so that `MIN_OUTPUT_TOKENS` remain for
     the answer, but not below `LEAST_THINKING_TOKENS`. If no token would remain for the answer, the body is
     returned unchanged.
     """
@@ -253,7 +254,7 @@ def _find_max_output(members: Mapping[str, bytes], wire: Wire) -> int | None:
 
 
 def _decode_member(raw: bytes | None) -> Any:
-    """Decodes a small member that is known to be JSON. Plain strings and numbers need no decoder."""
+    """Decodes the valid JSON of a small member. Plain strings and whole numbers need no JSON decoder."""
     if raw is None:
         return None
     if raw.startswith(b'"') and b"\\" not in raw:
@@ -262,7 +263,7 @@ def _decode_member(raw: bytes | None) -> Any:
 
 
 def decode_small_json(raw: bytes | None) -> Any:
-    """Decodes a small member; None if it is absent or invalid."""
+    """Decodes the JSON of a small member. Returns None if `raw` is None or invalid."""
     try:
         return None if raw is None else json.loads(raw)
     except (ValueError, RecursionError):
@@ -275,10 +276,10 @@ def rewrite_messages(body: RequestBody, messages: Sequence[Message]) -> bytes:
 
 
 def splice_messages(body: RequestBody, adapted: AdaptedMessages) -> bytes:
-    """Returns the client's body with an adapted list of messages and the members that must change with it."""
+    """Returns the client's body with its messages and other members replaced by those of `adapted`."""
     raw, joined = body.raw, body.wire.join_messages(adapted.messages)
     if raw.startswith(b'"', body.messages_slice.start) and body.messages == (joined,) and not adapted.members:
-        return raw  # the body holds this only message as a string, which is shorter than a list
+        return raw  # the body holds its only message as a string, and this message has not changed
     replacements = {body.messages_slice: b"[" + joined + b"]"}
     if adapted.members:
         member_slices = find_members(raw)

@@ -1,10 +1,9 @@
 """Decodes bodies by their `content-encoding`: whole request bodies, and responses as they pass.
 
-A request body may be zstd, gzip, deflate or br. There are limits for the size of the output, the memory of
-the decoder, and the number of consecutive streams. With the input size, they also limit the time.
-A response may be gzip or deflate. It is decompressed only for code of the proxy that reads it; the client
-gets the bytes unchanged. If the response cannot be decompressed, this is no error: the reading code gets
-nothing.
+A request body may be zstd, gzip, deflate or br. The output size, the decoder's memory, and the number of gzip
+members or zstd frames are limited. Together with the limited input size, this also limits the decoding time.
+A response may be gzip or deflate. It is decompressed only for the proxy's own readers; the client gets the
+bytes unchanged. A response that cannot be decompressed is no error: the readers get no bytes.
 """
 
 import sys
@@ -28,7 +27,7 @@ GZIP: Final = frozenset({"gzip", "x-gzip"})
 MAX_CODINGS: Final = 2
 # A body may consist of at most this many gzip members or zstd frames. Each of them needs a new decoder.
 MAX_MEMBERS: Final = 256
-# The window of a zstd frame may have at most 2 to this power bytes: the limit of RFC 9659 for HTTP.
+# The window of a zstd frame may have at most 2**MAX_WINDOW_LOG bytes, the limit of RFC 9659 for HTTP.
 MAX_WINDOW_LOG: Final = 23
 # Decoders get at most this many bytes of input at once. A decoder copies the input that follows the end of
 # its member, so this limits the size of each copy.
@@ -60,7 +59,8 @@ class Decoder(Protocol):
 def parse_codings(values: Iterable[bytes]) -> tuple[str, ...] | None:
     """Returns the codings of a body in the order in which they were applied; empty if there are none.
 
-    The result is None if the body cannot be decoded, because a coding is unknown or there are too many.
+    The result is None if the body cannot be decoded: a coding is unknown, or there are more than
+    `MAX_CODINGS`.
 
     Args:
         values: The values of all `content-encoding` fields.
@@ -73,12 +73,12 @@ def parse_codings(values: Iterable[bytes]) -> tuple[str, ...] | None:
 
 
 def decode_body(raw: bytes, codings: Sequence[str], limit_bytes: int) -> bytes | None:
-    """Returns a body as it was before it was encoded; None if it is longer than the limit.
+    """Returns a body as it was before it was encoded; None if it is longer than `limit_bytes`.
 
     Args:
         raw: The body as received.
         codings: The result of `parse_codings`.
-        limit_bytes: The largest size of the body after any of the decodings.
+        limit_bytes: The largest size that the body may have after each decoding step.
 
     Raises:
         UnreadableBodyError: `encoded`: the body is damaged or incomplete, or a decoder would need too much
@@ -97,7 +97,10 @@ def decode_body(raw: bytes, codings: Sequence[str], limit_bytes: int) -> bytes |
 def _decode_members(
     raw: bytes, limit_bytes: int, open_decoder: Callable[[bytes], Decoder], max_members: int
 ) -> bytes | None:
-    """Decodes consecutive streams, each to its end; None if the output is longer than the limit."""
+    """Decodes the gzip members, zlib streams or zstd frames of a body, one after the other.
+
+    Returns None if the output is longer than `limit_bytes`.
+    """
     view, start, remaining_bytes, parts = memoryview(raw), 0, limit_bytes, []
     for _ in range(max_members):
         decoder = open_decoder(raw[start : start + _HEAD_BYTES])
@@ -105,9 +108,8 @@ def _decode_members(
             piece = view[start : start + _STEP_BYTES]
             if not piece:
                 raise UnreadableBodyError("encoded")
-            part = decoder.decompress(
-                piece, remaining_bytes + 1
-            )  # with room for one more byte, a decoder whose output fits consumes the whole piece
+            # With room for one more byte, a decoder whose output fits consumes the whole piece.
+            part = decoder.decompress(piece, remaining_bytes + 1)
             remaining_bytes -= len(part)
             if remaining_bytes < 0:
                 return None
@@ -158,9 +160,10 @@ _DECODERS: Final[Mapping[str, Callable[[bytes, int], bytes | None]]] = {
 
 
 def detect_window_bits(head: bytes) -> int:
-    """Returns zlib's `wbits` for raw deflate data, or for data with a zlib or gzip header.
+    """Returns zlib's `wbits` argument for data that begins with the two bytes `head`.
 
-    Senders that declare deflate may send any of the three (RFC 9110 §8.4.1.2).
+    Senders that declare deflate may send raw deflate data, or data with a zlib or gzip header
+    (RFC 9110 §8.4.1.2).
     """
     gzip = head == b"\x1f\x8b"
     zlib_header = head[0] & 0x0F == zlib.DEFLATED and int.from_bytes(head, "big") % 31 == 0
@@ -172,8 +175,8 @@ class Inflater:
 
     Args:
         encoding: The `content-encoding` as sent. Only gzip and deflate are supported.
-        limit_bytes: The largest number of decompressed bytes. At more, the inflater sets `has_failed` and
-            stops, as a protection against decompression bombs.
+        limit_bytes: The largest number of decompressed bytes. If there are more, the inflater sets
+            `has_failed` and stops. This protects against decompression bombs.
     """
 
     __slots__ = ("_engine", "_head", "_remaining_bytes", "has_failed")

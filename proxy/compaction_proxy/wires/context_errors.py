@@ -1,4 +1,4 @@
-"""Recognises errors that say that a request is too long, by their wording, and reads the limit.
+"""Recognises provider errors that say that a request is too long, and reads the limit that they name.
 
 Providers report this error in different ways: the status, the shape of the body and the wording differ, and
 some send the error inside a stream with status 200. So the proxy compares the wording with rules, in order.
@@ -24,8 +24,9 @@ _NUMBER: Final = rf"(?<!\d)(?P<%s>\d{{1,3}}(?:[,._' ]\d{{3}}){{1,2}}|\d{{1,{_MAX
 def _compile_rule(wording: str) -> re.Pattern[str]:
     """Compiles a rule: a pattern for text in lower case with single spaces.
 
-    A word in braces matches a number, such as `{limit}`, `{used}` or `{output}`. Gaps in a rule have a
-    largest length, and no unlimited repetition is itself repeated, so matching takes linear time.
+    A word in braces, such as `{limit}`, `{used}` or `{output}`, matches a number and names its group. Every
+    gap in a rule, such as `.{0,80}?`, has a largest length, and no unlimited repetition is itself repeated.
+    So matching takes linear time.
     """
     return re.compile(re.sub(r"\{([a-z]+)\}", lambda name: _NUMBER % name[1], wording))
 
@@ -95,7 +96,7 @@ RULES: Final = (
     _compile_rule(r"maximum prompt length is {limit} but the request contains {used}"),
     _compile_rule(r"prompt token count of {used} exceeds the limit of {limit}"),
     _compile_rule(r"current length is {used} while limit is {limit}"),
-    # This error also gives a number of tokens, which is not read because it includes the requested output.
+    # This error also gives the request's tokens. They are not read, because they include the output limit.
     _compile_rule(r"exceeded model token limit: {limit}"),
     _compile_rule(r"input length {used} exceeds the maximum allowed input length of {limit}"),
     _compile_rule(r"input \({used} tokens\) is longer than the model'?s context length \({limit} tokens"),
@@ -168,9 +169,9 @@ class Overflow:
             error does not say. Also None if the error gives only a lower bound, or a sum with the output,
             because calibration must not learn from such numbers.
         output_tokens: Tokens of the requested output; None if the error does not say.
-        is_size_meaningful: Whether the size of the refused request tells something about the context window,
-            if the error names no limit. It does not if the status is about a rate or about bytes, or if the
-            proxy has only inferred the cause.
+        is_size_meaningful: Whether the context window must be smaller than the refused request, if the error
+            names no limit. False if the status is about a rate or about bytes, or if the proxy has only
+            inferred the cause.
     """
 
     kind: OverflowKind
@@ -273,8 +274,9 @@ def _match_quota(text: str) -> Overflow | None:
 def _classify_error_texts(status: int, words: Iterator[str]) -> Overflow | None:
     """Classifies an error by its texts.
 
-    If the text has the wording of a quota per minute, the error is about the quota or not recognised at all.
-    Otherwise, a known error code decides, even if the text also has one of the `EXCLUDED_WORDING` wordings.
+    Statuses in `_TEXT_STATUSES` are classified by `_match_wording` alone. For others, a text about tokens per
+    minute is either a quota error or not recognised. Otherwise, a code in `OVERFLOW_CODES` decides, even if
+    the text also matches `EXCLUDED_WORDING`.
     """
     text = _normalize_texts(words)
     if status in _TEXT_STATUSES:
@@ -296,7 +298,7 @@ def _match_wording(status: int, text: str) -> Overflow | None:
 
 
 def _has_answer(choice: object) -> bool:
-    """Returns whether a choice holds a part of the model's answer."""
+    """Returns whether an element of `choices` holds a part of the model's answer, apart from its role."""
     if not isinstance(choice, dict):
         return False
     message = choice.get("delta") or choice.get("message")
@@ -304,9 +306,9 @@ def _has_answer(choice: object) -> bool:
 
 
 def _find_failure(payload: object) -> object:
-    """Returns a payload that was sent with status 200 if it is an error; otherwise None.
+    """Returns the payload of a response with status 200 if it reports an error; otherwise None.
 
-    A payload that holds a part of an answer is not an error.
+    Of a list, only the first element counts. A payload with a part of an answer is not an error.
     """
     if isinstance(payload, list):
         payload = payload[0] if payload else None
@@ -321,7 +323,10 @@ def _find_failure(payload: object) -> object:
 
 
 def _read_event_payload(text: str) -> object:
-    """Returns the data of a stream's first event that has data. Comments and other fields are skipped."""
+    """Returns the decoded data of a stream's first event that has data; None if the data is not JSON.
+
+    The data of an `error` event is returned as the value of `error`, even if it is not JSON.
+    """
     data: list[str] = []
     failed = False
     for line in _LINE_ENDS.split(text):
@@ -344,7 +349,7 @@ class _FailedResponse(msgspec.Struct, gc=False):
 
 
 class _ErrorEvent(msgspec.Struct, gc=False):
-    """The fields of an event that tell about an error. The decoder skips all others."""
+    """The fields of an event that can describe an error. The decoder skips all other fields."""
 
     type: str = ""
     error: msgspec.Raw = _NULL
@@ -355,9 +360,9 @@ _ERROR_EVENT: Final = msgspec.json.Decoder(_ErrorEvent)
 
 
 def condense_error_event(stream: bytes) -> bytes:
-    """Returns a stream's first event with only its errors; empty if the event is not JSON.
+    """Returns a stream's first event with only the fields that describe an error; empty if it is not JSON.
 
-    The rest is removed because some events repeat the whole request.
+    Other fields are removed, because some events repeat the whole request.
     """
     event = next(iter(EventSplitter().feed(stream)), b"")
     try:
@@ -367,7 +372,7 @@ def condense_error_event(stream: bytes) -> bytes:
 
 
 def parse_overflow(status: int, body: bytes, content_encoding: str = "") -> Overflow | None:
-    """Returns what an error says about a request that is too large; None if it is about anything else.
+    """Parses an error that says that a request is too large; None if the response is anything else.
 
     Args:
         status: The upstream's status. With 200, the body counts as an error only if it holds no answer.

@@ -1,9 +1,9 @@
-"""Reads request bodies, and parses only the end of a body that has grown since an earlier request.
+"""Reads request bodies. Of a body that has grown since an earlier request, only the new end is parsed.
 
-Clients send their whole list of messages with every request. The reader remembers the *beginning* of a body,
-which ends with its last message, as a keyed fingerprint of the bytes. If a later body begins with exactly
-these bytes, only the rest of it, its *tail*, is parsed, as strictly as a whole body. Any other body is read
-from its first byte (ADR 0018). The bytes of a body after its last message are its *closing*.
+Clients send their whole list of messages with every request. The *beginning* of a body is all its bytes up to
+the end of its last message; the bytes after that are its *closing*. The reader remembers a keyed fingerprint
+of the beginning. If a later body begins with exactly these bytes, only the rest of it, its *tail*, is parsed,
+as strictly as a whole body. Any other body is parsed from its first byte (ADR 0018).
 """
 
 import asyncio
@@ -37,7 +37,8 @@ MAX_SPACE_BYTES = 256
 MAX_CLOSING_BYTES = 512
 
 ConversationKey = tuple[str, str | None]  # tenant, conversation
-BeginningKey = tuple[str, str | None, int, bytes]  # also the length and the last bytes of a beginning
+# Tenant, conversation, the length of a beginning in bytes, and its last `ENDING_BYTES`.
+BeginningKey = tuple[str, str | None, int, bytes]
 
 
 class BodyClosing(NamedTuple):
@@ -45,7 +46,7 @@ class BodyClosing(NamedTuple):
 
     Attributes:
         raw: The bytes.
-        array_bytes: How many of these bytes belong to the value of `messages`.
+        array_bytes: How many of these bytes belong to the array of messages: white space and the bracket.
         options: The parsed values of the body's small members.
     """
 
@@ -55,15 +56,16 @@ class BodyClosing(NamedTuple):
 
 
 class BodyBeginning(NamedTuple):
-    """Describes a body up to the end of its last message, without its bytes. Later bodies may begin with it.
+    """Describes the beginning of a body, without its bytes, to recognise later bodies that begin with it.
 
     Attributes:
         fingerprint: The fingerprint of the beginning.
-        key: The key under which the beginning is stored.
+        key: The key under which the reader stores the beginning.
         stop: The length of the beginning in bytes.
-        messages_start: Where the value of `messages` starts.
+        messages_start: The position at which the array of messages starts.
         element_count: The number of elements of `messages`.
-        is_ended: Whether the last element ends a piece (see `Wire`). If not, new elements may belong to it.
+        is_ended: Whether the last element ends a piece (see `Wire`). If not, later elements may belong to the
+            same piece.
         leading_members: The positions of the members before `messages`.
         previous_key: The key of the shorter beginning from which this one has grown; None if there is none.
         closing: The closing of the body; None if it is too large to remember.
@@ -84,10 +86,11 @@ class BodyTail(NamedTuple):
     """The part of a body after a known beginning.
 
     Attributes:
-        messages_slice: The position of the value of `messages` in the body.
-        new_elements: The elements of `messages` after the beginning.
+        messages_slice: The position of the array of messages in the body.
+        new_elements: The elements of this array that follow the beginning.
         options: The parsed values of the body's small members.
-        last_message_stop: Where the last message ends; 0 if `find_last_message_end` does not find it.
+        last_message_stop: The position at which the last message ends; 0 if `find_last_message_end` does not
+            find it.
         closing: The closing of the body; None if it is too large to remember.
     """
 
@@ -99,14 +102,15 @@ class BodyTail(NamedTuple):
 
 
 def build_beginning_key(raw: bytes, stop: int, owner: ConversationKey) -> BeginningKey:
-    """Builds the key of the beginning that consists of the first `last_message_stop` bytes of a body."""
+    """Builds the key of the beginning that consists of the first `stop` bytes of a body."""
     return (*owner, stop, raw[max(0, stop - ENDING_BYTES) : stop])
 
 
 def find_last_message_end(raw: bytes, messages_slice: Slice) -> int:
-    """Returns where the last message ends.
+    """Returns the position at which a body's last message ends.
 
-    The result is 0 if there is no array, or if too much white space follows the message (`MAX_SPACE_BYTES`).
+    The result is 0 if the messages are not an array, or if more than `MAX_SPACE_BYTES` of white space follow
+    the last one.
     """
     if not raw.startswith(b"[", messages_slice.start):  # a string in place of a list of one message
         return 0
@@ -123,9 +127,9 @@ def build_closing(raw: bytes, stop: int, messages_slice: Slice, options: BodyOpt
 
 
 def match_closing(raw: bytes, beginning: BodyBeginning) -> BodyTail | None:
-    """Returns the tail if it consists of more messages and the closing of the earlier body, else None.
+    """Returns the tail if it consists of new messages and the same closing as the earlier body, else None.
 
-    In this case, only the new messages are parsed. The earlier body was valid, and it stays valid with more
+    Then only the new messages need to be parsed. The earlier body was valid, and it stays valid with more
     elements at the end of its array.
     """
     closing = beginning.closing
@@ -149,7 +153,7 @@ def match_closing(raw: bytes, beginning: BodyBeginning) -> BodyTail | None:
 
 
 def parse_tail(raw: bytes, beginning: BodyBeginning, wire: Wire) -> BodyTail | None:
-    """Parses the tail after a known beginning. The result is None if any of it is not valid."""
+    """Parses the tail after a known beginning. Returns None if the body must be parsed as a whole."""
     position = skip_space(raw, beginning.stop)
     has_more = raw.startswith(b",", position)
     if not has_more and not raw.startswith(b"]", position):
@@ -185,18 +189,19 @@ KEY_BYTES = 32
 MAX_BEGINNINGS = 4_096
 # A body is compared with at most this many known beginnings by their fingerprints.
 MAX_CANDIDATES = 3
-# At most this many closing braces, from the end of a body, are tried as the end of a known beginning. There
-# is a limit because texts may hold many braces.
+# A message ends with a closing brace. At most this many closing braces of a body, from the last one back, are
+# tried as the end of a known beginning, because texts may hold many braces.
 MAX_BRACES = 256
-# The beginning of a body is not remembered if more members precede its messages, or if their names have more
-# characters together. Such a body is read in full each time.
+# The beginning of a body is not remembered if more members than this precede its messages, or if the names of
+# these members have more characters in total. Such a body is read in full each time.
 MAX_LEADING_MEMBERS = 32
 MAX_KEY_CHARACTERS = 1_024
-# Bodies up to the first size are read on the event loop. Bodies up to the second size are read there too if
-# they begin like an earlier body. All others are read in a thread, because they would block the event loop.
+# Bodies up to `MAX_INLINE_BYTES` are read on the event loop. Bodies up to `MAX_INLINE_GROWN_BYTES` are read
+# there too if they begin like an earlier body. All others are read in a thread, because they would block the
+# event loop.
 MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_GROWN_BYTES = 1024 * 1024
-# How many bodies are read in threads at the same time.
+# At most this many bodies are read in threads at the same time.
 MAX_READ_THREADS = 2
 
 
@@ -216,7 +221,7 @@ class IncrementalReader:
     """Reads request bodies, and remembers how they begin.
 
     Args:
-        key: 32 random bytes that key the fingerprints. Nobody who does not know them can make two beginnings
+        key: 32 random bytes that key the fingerprints. Without them, a client cannot construct two beginnings
             with the same fingerprint.
         wire: The wire of the bodies.
         max_beginnings: How many beginnings to remember.
@@ -248,7 +253,10 @@ class IncrementalReader:
         return self._remember_result(owner, result)
 
     def read(self, raw: bytes, tenant: str, conversation: str | None = None) -> RequestBody:
-        """Splits a request body like `body.parse_body`, and sets its marks if its beginning is remembered.
+        """Splits a request body like `body.parse_body`, and remembers its beginning for later bodies.
+
+        The result has a `fingerprint` if its beginning is remembered, and a `previous_fingerprint` if it
+        begins like an earlier body of the same tenant.
 
         Raises:
             UnreadableBodyError: See `body.parse_body`.
@@ -266,7 +274,7 @@ class IncrementalReader:
         return self._read_grown(raw, owner) or self._read_whole(raw, owner)
 
     def _read_grown(self, raw: bytes, owner: ConversationKey) -> _ReadResult | None:
-        """Reads a body that begins like an earlier body; None if it does not, or if its tail is not valid."""
+        """Reads a body that begins like an earlier body. Returns None if the body must be read in full."""
         for beginning in islice(self._iter_candidates(raw, owner), MAX_CANDIDATES):
             hasher = self._start_hasher(owner).update(memoryview(raw)[: beginning.stop])
             if beginning.stop < len(raw) and hasher.digest() == beginning.fingerprint:
@@ -274,7 +282,10 @@ class IncrementalReader:
         return None
 
     def _iter_candidates(self, raw: bytes, owner: ConversationKey) -> Iterator[BodyBeginning]:
-        """Yields the known beginnings whose last bytes the body has: first the latest, then the longest."""
+        """Yields the known beginnings that a body may begin with: their last bytes are at the same position.
+
+        The latest beginning of this conversation comes first. The others follow, longest first.
+        """
         latest = self._latest.get(owner)
         if latest is not None and raw.endswith(latest.key[3], 0, latest.stop):
             yield latest
@@ -360,7 +371,7 @@ class IncrementalReader:
         return self._empty_hasher.copy().update(owner[0].encode() + b"\0")
 
     def _remember_beginning(self, owner: ConversationKey, beginning: BodyBeginning) -> None:
-        """Stores a beginning. Of the shorter beginnings from which it has grown, only the longest is kept."""
+        """Stores a beginning. Of the shorter beginnings that led to it, only the latest stays stored."""
         older = self._beginnings.get(beginning.previous_key) if beginning.previous_key else None
         if older is not None and older.previous_key is not None:
             self._beginnings.pop(older.previous_key, None)

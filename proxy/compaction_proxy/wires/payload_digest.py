@@ -16,7 +16,7 @@ def hash_text(text: str) -> bytes:
 def hash_address(url: str) -> bytes:
     """Returns the SHA-256 that identifies the content of a URL.
 
-    It is computed from the decoded bytes of inline data, from an HTTP URL without its query, and from the
+    It is computed from the decoded bytes of base64 data, from an HTTP URL without its query, and from the
     text of any other URL.
     """
     if url.startswith(("http://", "https://")):
@@ -31,6 +31,6 @@ def hash_address(url: str) -> bytes:
 
 
 def hash_part(part: Any) -> bytes:
-    """Returns the SHA-256 of the JSON of a part of unknown kind, without the client's cache marks."""
+    """Returns the SHA-256 of the JSON of a message part of unknown kind, without its `cache_control`."""
     plain = {k: v for k, v in part.items() if k != "cache_control"} if isinstance(part, Mapping) else part
     return hash_text(json.dumps(plain, sort_keys=True, default=str))

@@ -1,7 +1,7 @@
 """Reads single values from a request body of any wire without parsing the whole body.
 
-The searches find every value that the body has, and perhaps others that only look alike. The gate uses them,
-and so does the code that handles a provider's error that a request is too long.
+The searches find every occurrence of a value in the body, and perhaps others that only look alike. They serve
+the gate, and the code that handles a provider's error about a request that is too long.
 """
 
 import re
@@ -10,13 +10,13 @@ import msgspec
 
 from compaction_proxy.wires.body import decode_small_json, shorten_model_name
 
-# A member with more bytes is ignored, because values that identify a session are short. OpenAI's `metadata`
-# may hold 16 values of 512 characters, and Codex lists the folders that it works in.
+# A member with more bytes is ignored, because the values that identify a session are short. OpenAI's
+# `metadata` may hold 16 values of 512 characters, and Codex lists the folders that it works in.
 MAX_MEMBER_BYTES = 16_384
 
 
 class BodyOutline(msgspec.Struct, gc=False):
-    """Members of a body as undecoded JSON; empty if absent.
+    """Members of a body as undecoded JSON. A member that is absent is empty.
 
     Attributes:
         litellm_session_id: Sent by clients of LiteLLM.
@@ -24,9 +24,9 @@ class BodyOutline(msgspec.Struct, gc=False):
         client_metadata: Sent by Codex.
         prompt_cache_key: The same in all requests that share a prompt cache: usually those of one
             conversation.
-        max_tokens: The limit of the answer, in tokens. The next two members are other names of this limit.
-        max_completion_tokens: See `max_tokens`.
-        max_output_tokens: See `max_tokens`.
+        max_tokens: The output limit, in tokens.
+        max_completion_tokens: Another name of the output limit.
+        max_output_tokens: Another name of the output limit.
     """
 
     litellm_session_id: msgspec.Raw = msgspec.Raw()
@@ -43,7 +43,7 @@ _ANY = msgspec.json.Decoder()
 
 
 def scan_outline(raw: bytes) -> BodyOutline | None:
-    """Returns the members of a body; None if it is not a JSON object. Takes 0.5 ms per megabyte."""
+    """Returns a body's `BodyOutline`; None if the body is not a JSON object. Takes 0.5 ms per megabyte."""
     try:
         return _OUTLINE.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -64,7 +64,8 @@ def decode_member(member: bytes) -> object:
 def read_texts(raw: bytes) -> tuple[list[str], list[str]]:
     """Returns the texts of a body's system prompts, and the texts of its user messages, on any wire.
 
-    The whole body is parsed, so it should be small.
+    Messages of all roles except `user` count as system prompts. The whole body is parsed, so it should be
+    small.
     """
     try:
         body = _ANY.decode(raw)
@@ -96,16 +97,16 @@ def _join_text(content: object) -> str:
 _MODEL = re.compile(rb'"model"(?<!\\"model")\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _OUTPUT = re.compile(rb'"max_(?<!\\"max_)(?:completion_|output_)?tokens"\s*:\s*(\d{1,18}+)\d*+\b')
 _MEDIA = re.compile(rb'"(?:(?:input_)?(?:image|audio|file)(?:_url)?|video_url|document|computer_screenshot)"')
-# The first pattern matches an optional separator between groups of three digits, and the second matches
-# escaped digits and separators.
+# `_SEPARATOR` matches an optional separator between groups of three digits. `_UNESCAPED` matches an escaped
+# digit or separator, or an escaped backslash.
 _SEPARATOR = r"(?:[ ,._]|\xc2\xa0)?"
 _UNESCAPED = re.compile(rb"\\(?:(\\)|u(00(?:[23][0-9a-fA-F]|[aA]0)))")
-# Only this many bytes of a body are searched for numbers.
+# Only the first bytes of a body, up to this number, are searched for numbers.
 MAX_NUMBER_SEARCH_BYTES = 8 * 1024 * 1024
 
 
 def find_models(raw: bytes) -> set[str]:
-    """Returns every value of a key `model` in the body, without parsing the body; empty if there is none.
+    """Returns every string value of a key `model` in the body, without parsing the body.
 
     The set holds the requested model, and perhaps others from nested keys of the same name.
     """
@@ -118,17 +119,17 @@ def _decode_escapes(text: bytes) -> str:
 
 
 def find_output_limits(raw: bytes) -> list[int]:
-    """Returns every value that may be the body's output limit, in tokens, without parsing the body."""
+    """Returns every number that may be the body's output limit, in tokens, without parsing the body."""
     return [int(digits) for digits in _OUTPUT.findall(raw)]
 
 
 def may_have_media(raw: bytes) -> bool:
-    """Returns whether the body may hold parts, such as images, with more tokens than they have bytes."""
+    """Returns whether the body may hold images or other parts that can have more tokens than bytes."""
     return _MEDIA.search(raw) is not None
 
 
 class MentionedNumbers:
-    """The numbers in a body. They are found with or without thousands separators and escapes.
+    """Tells whether a whole number occurs in a body, with or without thousands separators and escapes.
 
     A number is also found at the end of a longer number with separators: 234 in 1,234. Only the first
     `MAX_NUMBER_SEARCH_BYTES` of a body are searched.

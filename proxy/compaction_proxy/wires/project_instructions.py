@@ -3,8 +3,8 @@
 A text is recognised only if three conditions hold. First, a header field or the beginning of the system
 prompt identifies the client. Second, a whole text part of a user message has exactly a form that this client
 uses. Third, the same turn also has words of the user. Otherwise, the user has probably pasted the text. Text
-inside a tool's result is ignored, and so is a message that holds tool results as text. ADR 0031 has the
-sources.
+inside a tool's result is ignored, and so is a message that holds tool results as text. ADR 0031 lists the
+sources for these forms.
 """
 
 import re
@@ -36,7 +36,8 @@ class InstructionForm(NamedTuple):
         closing: The end of the text, apart from white space. It occurs nowhere else in the text. Empty if any
             end is allowed.
         path_pattern: Matches the part of the text that tells two instructions of one kind apart, such as a
-            file's path. For `ENVIRONMENT`, all matches count, otherwise only the first match.
+            file's path. For the kind `ENVIRONMENT`, all matches together form the path; for other kinds, only
+            the first match.
         is_before_first_answer: Whether the client sends such text only before the first answer.
         client_reply: The assistant message that the client itself adds after the text. Empty if the client
             adds none.
@@ -244,12 +245,12 @@ def find_client_by_headers(header_map: Mapping[bytes, bytes]) -> str:
 
 
 def find_client_by_prompt(text: str) -> str:
-    """Returns the name of the client whose system prompt begins like this text; empty if none is known."""
+    """Returns the name of the known client whose system prompt is this text; empty if there is none."""
     return next((name for name, client in CLIENTS.items() if text.startswith(client.prompt_prefixes)), "")
 
 
 def find_client_by_messages(messages: Sequence[Message]) -> str:
-    """Returns the name of the client whose system prompt is in the list; empty if none is known."""
+    """Returns the name of the known client whose system prompt the list holds; empty if there is none."""
     first = next((each for each in messages if each.is_privileged), None)
     return find_client_by_prompt(first.text) if first is not None else ""
 
@@ -271,7 +272,7 @@ def find_client_by_members(prompt_members: Sequence[str]) -> str:
 
 
 def find_form(client: str, text: str) -> InstructionForm | None:
-    """Returns the form of this client's instructions that the whole text has; None if it has none of them."""
+    """Returns the form, among those of this client's instructions, that the whole text has; else None."""
     for form in CLIENTS[client].forms if client in CLIENTS else ():
         if text.startswith(form.opening) and (
             not form.closing or (text.rstrip().endswith(form.closing) and text.count(form.closing) == 1)
@@ -281,7 +282,7 @@ def find_form(client: str, text: str) -> InstructionForm | None:
 
 
 def starts_with_form(text: str, client: str) -> bool:
-    """Returns whether a text begins like one of a client's forms."""
+    """Returns whether a text begins like one of the forms of a known client's instructions."""
     return text.startswith(tuple(form.opening for form in CLIENTS[client].forms))
 
 
@@ -297,11 +298,11 @@ def may_hold_form(raw: bytes, client: str) -> bool:
 def divide_message(
     record: Message, client: str, *, is_before_first_answer: bool
 ) -> list[tuple[bytes, Instruction | None]]:
-    """Divides a user message into its instructions and the words of the user.
+    """Divides a user message into its project instructions and the words of the user.
 
-    The result is a list of new messages: the bytes of each message with its instruction, or with None for the
-    user's words. The parts with the user's words form one message, at the place of the last of these parts.
-    The list is empty if the message holds no instructions.
+    Returns pairs: the bytes of a new message, and its instruction, or None for the user's words. All parts
+    with the user's words form one message, which takes the place of the last of these parts. The list is
+    empty if the message holds no instructions.
 
     Args:
         record: The message.
@@ -353,12 +354,12 @@ def divide_messages(
 def drop_instructions(
     messages: Sequence[Message], client: str, parse_message: Callable[[bytes], Message]
 ) -> tuple[Message, ...]:
-    """Returns a whole list without a client's instructions.
+    """Returns a conversation without the client's project instructions.
 
     Args:
-        messages: The list.
-        client: The name of the client that sends the list.
-        parse_message: Parses a message of the list's wire.
+        messages: All messages of the conversation.
+        client: The name of the client that sends them.
+        parse_message: Parses a message of the conversation's wire.
     """
     divided: list[Message] = []
     for record, parts in divide_messages((), messages, client):
@@ -369,7 +370,7 @@ def drop_instructions(
 
 
 def _read_content(raw: bytes) -> str | list[Any]:
-    """Returns the content of a message; empty if it cannot be divided."""
+    """Returns the content of a message; empty if it is neither a string nor a list of parts."""
     try:
         fields = large.decode_value(raw)
     except UnreadableBodyError:
@@ -399,7 +400,7 @@ def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tupl
     place = find_members(raw)["content"]
     parts = split_elements(raw[place.start : place.stop])
     fields = large.decode_value(raw)
-    if fields.pop("id", None) is not None:  # an id may name only one message
+    if fields.pop("id", None) is not None:  # two messages may not have the same id
         raw = encode_json(fields | {"content": ""})
         place = find_members(raw)["content"]
     user_indices = [k for k, kind in enumerate(kinds) if kind is None]
@@ -411,11 +412,11 @@ def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tupl
 
 
 def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns the list without the marks of instructions on texts that the user has pasted.
+    """Returns the list with `instruction` cleared on messages whose text the user has probably pasted.
 
-    In this function, a turn is the messages between two answers. If a turn holds instructions but no words of
-    the user, the user has probably pasted its last message, so that message loses its mark. It keeps the mark
-    if the client has added its own reply to it (`InstructionForm.reply`).
+    Here, a turn is the messages between two answers or tool results. If a turn holds instructions but no
+    words of the user, the user has probably pasted its last message, so this message no longer counts as an
+    instruction. It still does if the client's own reply follows it (`InstructionForm.client_reply`).
     """
     unmarked = list(messages)
     start = 0
@@ -447,7 +448,7 @@ def _is_user_text(record: Message) -> bool:
 
 
 def _has_client_reply(record: Message, reply: str) -> bool:
-    """Returns whether `reply` is what the client itself adds after a message with this form."""
+    """Returns whether `reply` is the assistant message that the client itself adds after this instruction."""
     if record.instruction is None:
         return False
     form = find_form(record.instruction.client, record.text)
@@ -455,7 +456,7 @@ def _has_client_reply(record: Message, reply: str) -> bool:
 
 
 def rejoin_divided_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the list with divided messages joined again. A message that lost a part stays divided."""
+    """Returns the list with divided messages as the client sent them. One that lost a part stays divided."""
     if not any(each.source for each in messages):
         return messages
     joined: list[Message] = []

@@ -1,6 +1,6 @@
 """Splits streams of server-sent events, reads the data of an event, and replaces it.
 
-Lines may end with any of the three line ends that the format allows. The result does not depend on the sizes
+Lines may end with CRLF, LF or CR. The result does not depend on the sizes
 of the chunks in which the stream arrives. Comments and fields other than `data` stay unchanged.
 """
 

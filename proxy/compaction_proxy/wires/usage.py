@@ -1,8 +1,8 @@
 """Reads the token usage of a response as it passes, without delaying or changing a byte.
 
 While bytes pass, they are only copied into a buffer of limited size. They are parsed when the response has
-ended. Only JSON in the place where a provider reports usage counts, never text in which the model mentions
-usage. That place differs between wires, so each wire has its own `UsageParser`.
+ended. Usage is read only from the JSON member in which a provider reports it, never from text in which the
+model mentions usage. This member's place differs between wires, so each wire has its own `UsageParser`.
 """
 
 import json
@@ -17,7 +17,7 @@ from compaction_proxy.wires.wire import TokenUsage
 
 _MAX_KEPT_BYTES: Final = 65_536
 _MAX_INFLATED_BYTES: Final = 32 * 1024 * 1024
-_INFLATE_STEP_BYTES: Final = 4096  # few, because deflate may expand data a thousand times
+_INFLATE_STEP_BYTES: Final = 4096  # small, because inflating may expand data a thousand times
 _IMPLAUSIBLE_TOKENS: Final = 10**9
 _MAX_CANDIDATES: Final = 8
 
@@ -31,7 +31,7 @@ class UsageParser(NamedTuple):
     """Parses the usage in the answers of one wire.
 
     Attributes:
-        parse_counts: Parses a `usage` object; None if its numbers are not credible.
+        parse_counts: Parses a `usage` object. Returns None if its numbers are not credible.
         parse_body: Parses a JSON answer, or an object that holds only the last members of an answer.
         parse_stream: Parses a stream, given its first bytes, its last lines, and whether the first of these
             lines is whole.
@@ -45,7 +45,7 @@ class UsageParser(NamedTuple):
 
 
 def decode_shape(decoder: msgspec.json.Decoder[_Answer], body: bytes) -> _Answer | None:
-    """Decodes an answer that has the shape that a decoder expects; None if it has another shape."""
+    """Decodes an answer. Returns None if the answer does not have the shape that the decoder expects."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -77,9 +77,9 @@ def as_token_count(value: object) -> int | None:
 
 
 def build_usage(prompt: object, completion: object, cached: object, reason: str = "") -> TokenUsage | None:
-    """Builds a `TokenUsage`. None as `completion` or `cached` counts as 0.
+    """Builds a `TokenUsage`, or returns None if `prompt` or `completion` cannot be a number of tokens.
 
-    The result is None if `prompt` or `completion` cannot be a number of tokens.
+    None as `completion` counts as 0, and so does anything as `cached` that cannot be a number of tokens.
     """
     asked, made = as_token_count(prompt), as_token_count(0 if completion is None else completion)
     return (
@@ -90,7 +90,7 @@ def build_usage(prompt: object, completion: object, cached: object, reason: str 
 
 
 def add_finish_reason(usage: TokenUsage | None, reason: str) -> TokenUsage | None:
-    """Returns the usage with the reason why the answer ended."""
+    """Returns the usage with the reason why the answer ended; None if there is no usage."""
     return usage and usage._replace(finish_reason=reason)
 
 
@@ -111,7 +111,11 @@ def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator
 
 
 def cut_first_line(tail: bytes) -> tuple[bytes, bytes]:
-    """Splits off the first line, whose beginning was not kept. Its rest could look like some other line."""
+    """Returns the first line and the bytes after it.
+
+    Callers ignore the first line if its beginning was not kept, because the rest of a line may look like
+    another line.
+    """
     first, *rest = _LINE_ENDS.split(tail, 1)
     return first, rest[0] if rest else b""
 
@@ -121,13 +125,13 @@ def find_usage_in_tail(
 ) -> TokenUsage | None:
     """Finds the usage among the last members of a body that is too large to keep.
 
-    The bytes from a member to the end of the body close exactly the objects around the member. So a member is
-    in the right place if `opening`, the member, and everything after it can be parsed together.
+    The bytes from a member to the end of the body close exactly the objects around the member. So a `usage`
+    member is the provider's if `opening`, the member, and everything after it form valid JSON.
 
     Args:
         tail: The end of the body.
         parse_body: Parses the object that these bytes form.
-        opening: The bytes that open the objects around a member in the right place.
+        opening: The bytes that open the objects around the provider's `usage` member.
     """
     places = [match.start() for match in _USAGE.finditer(tail)][-_MAX_CANDIDATES:]
     return next(filter(None, (parse_body(opening + tail[place:]) for place in reversed(places))), None)
@@ -138,7 +142,7 @@ def _find_usage_in_head(
 ) -> TokenUsage | None:
     """Finds the usage among the first members of a body that is too large to keep.
 
-    The bytes before the usage must be whole members of one object.
+    The bytes before the `usage` member must be whole members of one object.
     """
     for match in list(_USAGE.finditer(head))[:_MAX_CANDIDATES]:
         if parse_json(head[: match.start()] + b'"usage":0}') is None:

@@ -1,7 +1,7 @@
 """Defines `Wire`: a record of functions, one for each thing that differs between wire formats.
 
-The engine knows no formats. A request body carries its wire, and code that reads or writes bytes calls the
-wire's functions.
+The compaction engine does not depend on a format. A `RequestBody` carries its wire, and code that reads or
+writes bytes calls the wire's functions.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ class UncountedMessage(NamedTuple):
     """A message whose tokens are not counted yet.
 
     Attributes:
-        record: The message's core record, without digest and tokens.
+        record: The message's core record, in which the digest and the tokens are not set.
         digest: The message's digest.
         nontext_tokens: An estimate of the tokens of all parts that are not text. It is not calibrated.
     """
@@ -108,14 +108,14 @@ class SummaryCallFormat:
     Attributes:
         path: The path to append to a provider's base URL, such as `/chat/completions`.
         get_thinking_allowance: Returns how many tokens a model may use for thinking, in addition to the limit
-            of its answer.
-        build_own_members: Builds the members of a call's body that some providers refuse, without those that
-            this provider has already refused.
+            of its answer, given its name and the conversation that the call continues, if any.
+        build_own_members: Builds the members of a call's body that some providers refuse. Omits those that
+            this provider has already refused, which are the second argument.
         build_request: Builds the body of a call from the call and the result of `build_own_members`.
         parse_answer: Parses the body of a successful response. Raises `SummaryError` (`garbage`) if the body
             is not an answer.
-        headers: Headers that a call needs in addition to the credential. A header that the client's own
-            request has is not added.
+        headers: Headers that a call needs in addition to the credential. A header is not added if the
+            client's own request has it.
     """
 
     path: str
@@ -127,7 +127,7 @@ class SummaryCallFormat:
 
 
 class ToolSupport(NamedTuple):
-    """A request body, and whether the proxy can add its tool to it.
+    """A request body, and whether the proxy can add its search tool to it.
 
     Attributes:
         raw: The body.
@@ -286,17 +286,18 @@ class Wire:
             stay unchanged; empty if it may change.
         group_into_pieces: Groups the elements into pieces.
         may_continue_piece: Tells whether a list that ends in this element may continue within the same piece.
-        parse_uncounted: Parses a piece into its record and the tokens of its parts that are not text, for a
-            given model. Raises `UnreadableBodyError`.
+        parse_uncounted: Parses a piece, given the model, which decides the tokens of parts that are not text.
+            Raises `UnreadableBodyError`.
         estimate_nontext_tokens: Estimates the tokens of a piece's parts that are not text, for a given model;
             0 if the bytes are not a piece.
         parse_message: Parses a piece into its record with its digest. Raises `UnreadableBodyError`.
-        encode_message: Encodes a record of a message that the proxy has written itself as a piece.
-        attach_parts: Returns such a record with those parts of a client's record added that are not text. The
-            parts stay unchanged.
-        shorten_message: Returns a record with about a share (0..1) of its text. The text says that something
-            is missing, and names the message by its handle. The same record is returned if the result would
-            not be shorter.
+        encode_message: Encodes as a piece the record of a message that the proxy has written itself.
+        attach_parts: Given the record of a message that the proxy has written, and that of a client's
+            message, returns the first with all parts of the second that are not text. The parts stay
+            unchanged.
+        shorten_message: Given a record, a share (0..1) and a handle, returns the record with about this share
+            of its text. The text says that something is missing, and names the message by the handle. The
+            same record is returned if the result would not be shorter.
         join_messages: Encodes a list of records as the text between the brackets of the array.
         summary_call_format: The format of the proxy's own summary calls.
         open_tap: Returns a new reader of the usage in one answer, given its content type and content
@@ -307,10 +308,12 @@ class Wire:
         encode_error: Encodes an error of the proxy as a body in this wire's shape.
         api_key_header: The header field in which providers expect the proxy's own key. Empty means the field
             in which the client sends its key.
-        regroups_previous: Tells whether new elements change how the elements before them form pieces.
-        adapt_for_provider: Adapts the list of messages that replaces the list in a client's body, so that the
-            provider accepts it.
-        search_tool: The search of removed messages. None means that the wire does not offer it.
+        regroups_previous: Tells whether new elements change how the elements before them are grouped into
+            pieces.
+        adapt_for_provider: Given a client's body and the messages that replace its own, adapts these messages
+            so that the provider accepts them.
+        search_tool: The tool with which the model searches removed messages. None if the wire does not offer
+            it.
         drop_refused_content: Returns a body without the content that the provider has refused, given the
             error's body; None if nothing can be left out.
     """

@@ -1,8 +1,8 @@
 """Connects to Redis in its three modes, and maps its errors to `StoreUnavailableError`.
 
 redis-py's defaults (ten retries, five seconds each) would stall every request while a server is dead. Here a
-command gets one retry, on a new connection, and the caller decides how long to wait. No command waits inside
-redis-py's pools, because the store admits no more commands than there are connections.
+command is retried once, on a new connection, and the caller decides how long to wait. No command waits inside
+redis-py's pools, because `RedisStore` never runs more commands at once than a pool has connections.
 """
 
 import re
@@ -41,7 +41,7 @@ The deadline (`resilient.run_with_deadline`) allows for a busy event loop. The t
 """
 HEALTH_CHECK_EVERY_S = 15
 MAX_RETRIES = 1
-# Connections that a redis-py pool may have for each command that may run at once. One would not be enough,
+# Size of a redis-py pool, as a multiple of the number of commands that may run at once. 1 would be too small,
 # because a connection that is being closed still counts.
 _POOL_SIZE_FACTOR = 2
 
@@ -49,8 +49,8 @@ _POOL_SIZE_FACTOR = 2
 REDIS_ERRORS = (RedisError, RedisClusterException, OSError, AttributeError)
 """The errors that redis-py raises. `RedisClusterException` is not derived from `RedisError`."""
 
-# The error reason for each class of error. The first match counts, because some of these classes are derived
-# from others.
+# The reason (`StoreUnavailableError.reason`) for each class of error. The first matching class decides,
+# because some of these classes are derived from others.
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (BusyLoadingError, "store-loading"),
     (AuthenticationError, "store-denied"),
@@ -67,8 +67,8 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (OSError, "store-down"),
 )
 
-# The error reason for a word in the server's message. redis-py has no class for some errors, and none for
-# errors that occur within a script.
+# The reason for a word in the server's message. It is used if no class in `_REASONS` matches: redis-py has no
+# class for some errors, nor for errors that occur within a script.
 _REASONS_BY_WORD = {
     "OOM": "store-full",
     "READONLY": "store-readonly",
@@ -93,10 +93,10 @@ class RedisConnections:
 
     Attributes:
         client: redis-py's client, which runs commands.
-        find_servers: Discovers the servers, if that has to happen before a command. Further calls cost
-            nothing.
-        drop_idle: Closes idle connections. The next command then connects to the server that accepts writes
-            now.
+        find_servers: Discovers the servers if the client needs this before its first command. Later calls
+            do nothing.
+        drop_idle: Closes idle connections, so that the next command connects again. It then reaches the
+            server that accepts writes at that time.
         close: Closes all connections.
     """
 
@@ -107,7 +107,7 @@ class RedisConnections:
 
 
 def to_store_unavailable(error: Exception) -> StoreUnavailableError:
-    """Converts a redis-py error. Leaves out the server's message, which may quote data that was sent."""
+    """Converts a redis-py error. Leaves out the server's message, which may contain stored data."""
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "")
     word = _WORD.search(str(error))
     if not reason and word:
@@ -123,7 +123,7 @@ def build_connections(url: RedisUrl) -> RedisConnections:
 
 
 async def _skip_discovery() -> None:
-    """Does nothing: the address already says where the server is."""
+    """Does nothing, because the URL contains the address of the server."""
 
 
 def _build_drop_idle(client: Redis) -> Callable[[], Awaitable[None]]:
@@ -131,8 +131,8 @@ def _build_drop_idle(client: Redis) -> Callable[[], Awaitable[None]]:
 
 
 def _build_retry() -> Retry:
-    # A command that timed out is not sent again: the server may have executed it, and the caller's deadline
-    # is over anyway.
+    # A command that timed out is not retried: the server may have executed it, and the caller's deadline has
+    # passed anyway.
     return Retry(NoBackoff(), MAX_RETRIES, supported_errors=(RedisConnectionError,))
 
 
@@ -141,7 +141,7 @@ def _build_timeout_options() -> dict[str, Any]:
         "socket_timeout": ANSWER_TIMEOUT_S,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_keepalive": True,
-        "protocol": 2,  # RESP3 would add push messages, which nothing here needs
+        "protocol": 2,  # RESP3 would add push messages, which the proxy does not need
         "retry": _build_retry(),
     }
 
@@ -166,8 +166,9 @@ def _build_standalone(url: RedisUrl) -> RedisConnections:
     else:
         ((host, port),) = url.nodes
         address, arguments = {"host": host, "port": port}, _build_client_options(url)
-    # There is no other server to try, so a short connect timeout has no use. With this longer one, the
-    # caller's deadline ends the attempt. Unlike redis-py's timeout, it allows for a busy event loop.
+    # There is no other server to try, so a short connect timeout is useless. With this longer timeout, the
+    # caller's deadline ends the attempt. Unlike redis-py's timeout, the deadline allows for a busy event
+    # loop.
     arguments["socket_connect_timeout"] = ANSWER_TIMEOUT_S
     client = Redis(**address, db=url.database, **arguments)
     return RedisConnections(client, _skip_discovery, _build_drop_idle(client), client.aclose)
@@ -176,7 +177,7 @@ def _build_standalone(url: RedisUrl) -> RedisConnections:
 def _build_sentinel(url: RedisUrl) -> RedisConnections:
     credentials = {"username": url.sentinel_username, "password": url.sentinel_password}
     tls = {"ssl": True, **url.tls_options} if url.tls else {}
-    # redis-py asks one sentinel after the other. If one hangs, there must be time left for the next.
+    # redis-py tries one sentinel after the other. The short timeout leaves time for the next if one hangs.
     timeouts = {"socket_timeout": CONNECT_TIMEOUT_S}
     sentinel = Sentinel(
         url.nodes, sentinel_kwargs={**_build_timeout_options(), **timeouts, **tls, **credentials}
@@ -192,8 +193,8 @@ def _build_sentinel(url: RedisUrl) -> RedisConnections:
 
 def _build_cluster(url: RedisUrl) -> RedisConnections:
     nodes = [ClusterNode(host, port) for host, port in url.nodes]
-    # `reinitialize_steps=0`: otherwise redis-py closes all connections after some moved slots, while commands
-    # use them.
+    # With `reinitialize_steps=0`, redis-py does not close all connections after some hash slots have moved to
+    # other nodes. Commands may be using these connections.
     client = RedisCluster(startup_nodes=nodes, reinitialize_steps=0, **_build_client_options(url))
     # `find_servers` is `client.initialize`: without it, redis-py sends the first commands to any node.
     return RedisConnections(client, client.initialize, client.aclose, client.aclose)

@@ -1,7 +1,8 @@
-"""Lua scripts that a Redis server runs in one step. Each key that a script touches is one of its KEYS.
+"""Lua scripts that a Redis server runs atomically. Each key that a script reads or writes is one of its KEYS.
 
-A script that fails has written nothing. The server checks free memory and the right to write no later than at
-the script's first write. After that, no command can fail because a key has the wrong type.
+A script that fails has written nothing. The server checks free memory and the permission to write at the
+first write of the script or earlier. The scripts ensure that no later command fails because a key has the
+wrong type.
 """
 
 import hashlib
@@ -34,12 +35,13 @@ local function prolong(key, ttl)
 end
 """
 
-# Writes the items of a commit or of a plain write. In a commit the first item is the claim (`Store.commit`).
-# KEYS: the lease of the claim, the scope's list of keys, then the items.
-# ARGV: 1 if the first item is a claim; the lease's fence, or empty; the ttl of the list of keys, 0 for no
-# list; then for each item the number of lines to keep (0 for a record), its ttl (0 for no expiry), and its
-# value.
-# Returns 1 if all items were written, the stored value if the claim's key is taken, or nothing if the lease
+# Writes the items of a commit or of a plain write. In a commit, the first item is the claim (`Store.commit`).
+# Every ttl in these scripts is in milliseconds.
+# KEYS: the lease of the claim, the set of the keys of the scope, then the key of each item.
+# ARGV: 1 if the first item is a claim, else 0; the fence of the lease, empty for none; the ttl of the set of
+# keys, 0 for no set; then for each item the number of lines to keep (0 for a record), its ttl (0 for no
+# expiry), and its value.
+# Returns 1 if all items were written, the stored value if the key of the claim has one, or nil if the lease
 # is lost.
 WRITE = _build_script(
     _LUA_FUNCTIONS
@@ -70,11 +72,12 @@ return 1
 """
 )
 
-# Acquires a lease and returns its fence, or nothing if another process holds one.
-# KEYS: the lease, its counter. ARGV: the lease's ttl, a token of the caller, the counter's ttl.
-# A fence is at least the server's time in microseconds, so it rises even if the counter was lost. If the
-# answer was lost with the connection, the caller repeats the call with the same token and gets the same
-# fence.
+# Acquires a lease and returns its fence, or nil if another process holds one.
+# KEYS: the lease, its counter (the last fence). ARGV: the ttl of the lease, a random token of the caller, the
+# ttl of the counter.
+# A fence is at least the server's time in microseconds, so fences rise even if the counter was lost. If the
+# connection breaks before the answer arrives, redis-py repeats the call. The token is the same, so the
+# repeated call returns the same fence.
 ACQUIRE = _build_script(
     _LUA_FUNCTIONS
     + """
@@ -93,7 +96,7 @@ return text
 """
 )
 
-# Prolongs a lease. KEYS: the lease. ARGV: its fence, the new ttl.
+# Extends a lease. Returns 1, or 0 if it is lost. KEYS: the lease. ARGV: its fence, the new ttl.
 RENEW = _build_script(
     _LUA_FUNCTIONS
     + """
@@ -102,7 +105,7 @@ return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 )
 
-# Releases a lease. KEYS: the lease. ARGV: its fence.
+# Releases a lease. Returns 1, or 0 if it is lost. KEYS: the lease. ARGV: its fence.
 RELEASE = _build_script(
     _LUA_FUNCTIONS
     + """
@@ -111,9 +114,10 @@ return redis.call('DEL', KEYS[1])
 """
 )
 
-# Registers a write to a scope, and removes the oldest scopes if a tenant has too many. KEYS: the tenant's
-# scopes, sorted by the time of their last write. ARGV: the scope, its ttl, the most scopes that may exist,
-# the most that are removed at once. Returns the removed scopes, the oldest first.
+# Registers a write to a scope of a tenant. If the tenant has too many scopes, removes those from the sorted
+# set whose last write is oldest, and returns them, oldest first. The caller deletes their keys.
+# KEYS: the sorted set of the tenant's scopes by the time of their last write.
+# ARGV: the scope, its ttl, the maximum number of scopes, the maximum number that one call removes.
 REGISTER_SCOPE = _build_script(
     _LUA_FUNCTIONS
     + """

@@ -1,13 +1,12 @@
 """The shared store: Redis or Valkey, as one server, behind sentinels, or as a cluster.
 
-Only the server's clock is used. Every key has a time to live, unless its `ttl_s` is infinite, so unused keys
-expire by themselves. If the server has an eviction policy, it may delete any key at any time. The key then
-counts as absent.
+Only the server's clock is used. Every key expires, unless its `ttl_s` is infinite. If the server has an
+eviction policy, it may delete any key at any time. The key then counts as absent.
 
-The store also keeps internal keys, marked by a `#`: leases and their counters, a list of the keys of each
-scope (`storage.keys`), and a list of each tenant's scopes, sorted by their last write. If a tenant has too
-many scopes, the oldest are deleted. With a conversation's scope, the record that names the conversation's
-tenant is deleted, too, although it is in no tenant's scope.
+The store also has internal keys, which contain a `#`: leases and their counters, the set of the keys of each
+scope (`storage.keys`), and the set of each tenant's scopes, sorted by their last write. If a tenant has too
+many scopes, those whose last write is oldest are deleted. With the scope of a conversation, the record that
+contains the conversation's tenant is also deleted, although it is in no tenant's scope.
 """
 
 import asyncio
@@ -36,15 +35,15 @@ from compaction_proxy.storage.store import Lease, ListEntry, Record
 
 MAX_VALUE_BYTES = 1024 * 1024
 DEFAULT_MAX_SCOPES = 10_000
-# Maximum seconds of one wait for messages. Between two waits redis-py can test the connection.
+# Maximum duration of one wait for messages, in seconds. Between two waits, redis-py can check the connection.
 LISTEN_TIMEOUT_S = 5.0
 FENCE_EXTRA_TTL_MS = 24 * 3_600_000
 _MAX_EVICTED_SCOPES = 8
 _KEYS_PER_COMMAND = 500
 _SCANNED_PER_COMMAND = 1000
 _TOKEN_BYTES = 12
-# If a command's timeout comes only after this many seconds, this process was stopped meanwhile and could not
-# read the answer.
+# If redis-py reports a timeout only after this many seconds, this process was stopped meanwhile (for example
+# suspended) and could not read the answer.
 _PROCESS_STOPPED_S = ANSWER_TIMEOUT_S + 0.25
 
 _LEASE, _FENCE, _KEY_LIST = "#lease", "#fence", "#keys"
@@ -56,7 +55,7 @@ _Items = Sequence[Record | ListEntry]
 
 
 def _to_milliseconds(ttl_s: float) -> int:
-    """Converts seconds to milliseconds, at least one. 0 means no expiry."""
+    """Returns a time to live in milliseconds, at least 1; 0 (no expiry) if it is infinite."""
     return 0 if math.isinf(ttl_s) else max(1, math.ceil(ttl_s * 1000))
 
 
@@ -66,7 +65,7 @@ def _check_sizes(items: _Items) -> None:
 
 
 def _is_tenant_key(key: str) -> bool:
-    """Whether a key belongs to a tenant's scope. The number of scopes of a tenant is limited."""
+    """Returns whether a key is in a scope of a tenant. Only such scopes are counted and limited."""
     return derive_tenant_key(key) is not None
 
 
@@ -85,9 +84,9 @@ class RedisStore:
 
     Args:
         url: The servers, and the credentials for them.
-        max_scopes: The most scopes that are kept for each tenant. Scopes with commits (checkpoints) and
-            scopes with plain writes (conversations) are counted separately. The scopes that were written to
-            longest ago are deleted first.
+        max_scopes: Maximum number of scopes of each tenant. Scopes that commits write (checkpoints) and
+            scopes that plain writes write (conversations) are counted separately. The scopes whose last write
+            is oldest are deleted first.
     """
 
     def __init__(self, url: RedisUrl, *, max_scopes: int = DEFAULT_MAX_SCOPES) -> None:
@@ -98,7 +97,7 @@ class RedisStore:
         self._closed = False
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Returns the unexpired values under `keys`. Without keys, only checks that the server answers."""
+        """Returns values as `Store.read` does. Without keys, only checks that a server answers."""
         if not keys:
             await self._send_command("EXISTS", self._add_prefix("answers"))
         starts = range(0, len(keys), _KEYS_PER_COMMAND)
@@ -123,7 +122,7 @@ class RedisStore:
             await self._register_scope(items, _WRITTEN)
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
-        """Returns the newest `limit` lines, oldest first."""
+        """Returns the newest `limit` lines of a list, oldest first."""
         if limit <= 0:
             return []
         try:
@@ -143,18 +142,18 @@ class RedisStore:
         return None if fence is None else Lease(key, int(fence))
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Prolongs a lease. Returns False if it is lost."""
+        """Extends a lease to `ttl_s` seconds from now. Returns False if it is lost."""
         keys = [self._add_prefix(lease.key + _LEASE)]
         return bool(await self._run_script(RENEW, keys, [lease.fence, _to_milliseconds(ttl_s)]))
 
     async def release_lease(self, lease: Lease) -> None:
-        """Releases a lease, unless it is lost."""
+        """Releases a lease. Does nothing if it is lost."""
         await self._run_script(RELEASE, [self._add_prefix(lease.key + _LEASE)], [lease.fence])
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Deletes keys by prefix, leases included. Returns the number of records and lists.
+        """Deletes keys as `Store.delete_prefix` does. Returns the number of records and lists.
 
-        Scans the keys of every server, so it takes longer the more keys there are.
+        Scans all keys of every server, so the more keys there are, the longer it takes.
         """
         deleted = 0
         tenant_keys: set[bytes] = set()
@@ -169,7 +168,7 @@ class RedisStore:
         await self._send_command("PUBLISH", self._add_prefix(channel), message)
 
     async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:
-        """Yields messages as they arrive, over a separate connection; None at first, and after a reconnect.
+        """Yields messages as `Store.listen` does, over a separate connection.
 
         Raises:
             StoreUnavailableError: The server is unreachable, or does not permit the subscription.
@@ -205,7 +204,7 @@ class RedisStore:
         return self._prefix + key
 
     def _derive_tenant_key(self, key: bytes) -> bytes:
-        """Returns the key of the record that names the tenant of a key's conversation, or empty bytes."""
+        """Returns `keys.derive_tenant_key` for a key of the server, or empty bytes if that is None."""
         tenant_key = derive_tenant_key(key.decode("utf-8", "replace").removeprefix(self._prefix))
         return self._add_prefix(tenant_key).encode() if tenant_key else b""
 
@@ -226,7 +225,7 @@ class RedisStore:
             raise
         except REDIS_ERRORS as error:
             store_error = to_store_unavailable(error)
-            # The connections lead to a former master. New connections may lead to the new one.
+            # The connections lead to a former master. New connections may lead to the new master.
             if store_error.reason == "store-readonly":
                 await self._redis.drop_idle()
             raise store_error from error
@@ -236,11 +235,11 @@ class RedisStore:
         started_at = time.monotonic()
         try:
             return await execute(*command, **options)
-        except AttributeError:  # redis-py closed a cluster's connection before anything was written
+        except AttributeError:  # redis-py closed the cluster's connection before it sent the command
             return await execute(*command, **options)
         except RedisTimeoutError:
             # If this process was stopped, redis-py's timeout went on, and redis-py dropped an answer that had
-            # already arrived. So the command is sent again.
+            # already arrived. Therefore the command is sent again.
             if time.monotonic() - started_at < _PROCESS_STOPPED_S:
                 raise
             return await execute(*command, **options)
@@ -272,9 +271,10 @@ class RedisStore:
         return answer
 
     async def _register_scope(self, items: _Items, registry_suffix: str) -> None:
-        """Records that a scope was written to, and deletes a tenant's oldest scopes if there are too many.
+        """Registers a write to the scope of `items`. Deletes the tenant's oldest scopes if it has too many.
 
-        The items are already written. If this call fails, the next write registers the scope.
+        Call it after the items are written. If the registration fails, the next write to the scope registers
+        it. `registry_suffix` (`_COMMITTED` or `_WRITTEN`) selects the set of scopes.
         """
         key = items[0].key
         if not _is_tenant_key(key):
@@ -297,11 +297,11 @@ class RedisStore:
         keys: list[bytes] = await self._send_command("SMEMBERS", list_key)
         await self._send_command("UNLINK", list_key, *keys)
         tenant_key = derive_tenant_key(scope)
-        if tenant_key is not None:  # its key has another hash slot
+        if tenant_key is not None:  # a separate command, because its key may be on another node
             await self._send_command("UNLINK", self._add_prefix(tenant_key))
 
     async def _scan_keys(self, pattern: str) -> AsyncIterator[list[bytes]]:
-        """Yields batches of matching keys from every server that has some."""
+        """Yields batches of keys that match `pattern`, from all servers. A batch may be empty."""
         for target in await self._list_masters():
             cursor: int | None = None
             while cursor != 0:
@@ -313,15 +313,15 @@ class RedisStore:
                 yield keys
 
     async def _list_masters(self) -> list[dict[str, Any]]:
-        """Returns, for each server with keys, the options that send a command to it."""
+        """Returns, for each server that has keys, the options with which `_send_command` uses it."""
         client = self._redis.client
         if not isinstance(client, RedisCluster):
             return [{}]
-        await self.read([])  # discovers the nodes, if no command has done so
+        await self.read([])  # discovers the nodes if no earlier command has done so
         return [{"target_nodes": node} for node in client.get_primaries()]
 
     async def _unlink_keys(self, keys: Sequence[bytes]) -> int:
-        """Deletes keys, whichever nodes they are on. Returns how many of them were records and lists."""
+        """Deletes keys on any nodes. Returns the number of deleted keys that are not internal."""
         starts = range(0, len(keys), _KEYS_PER_COMMAND)
         counts = [
             each
@@ -331,14 +331,14 @@ class RedisStore:
         return sum(count for key, count in zip(keys, counts, strict=True) if not _INTERNAL_KEY.search(key))
 
     async def _read_batch(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Reads values in one round trip, or in one to each node of a cluster that has any of the keys."""
+        """Reads values with one command, or with one for each key if they have several hash tags."""
         names = [self._add_prefix(key) for key in keys]
         if isinstance(self._redis.client, RedisCluster) and len(set(map(parse_hash_tag, keys))) > 1:
             return [value for (value,) in await self._run_pipeline("MGET", names)]
         return list(await self._send_command("MGET", *names))
 
     async def _run_pipeline(self, command: str, keys: Sequence[str | bytes]) -> list[Any]:
-        """Runs one command for each key, all sent together."""
+        """Runs a command once for each key, all sent together. Returns the answers in order."""
         if self._closed:
             raise StoreUnavailableError("store-closed")
         pipeline = self._redis.client.pipeline(transaction=False)

@@ -36,13 +36,15 @@ _KINDS: Mapping[str, RedisKind] = {
 _TLS = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
 _ANY: frozenset[RedisKind] = frozenset({"standalone", "unix", "sentinel", "cluster"})
 _OPTIONS: Mapping[str, frozenset[RedisKind]] = {
-    "prefix": _ANY,  # the prefix of all keys; separates several installations on one server
-    "max_connections": _ANY,  # the most connections at once, to each server
-    "db": frozenset({"unix"}),  # number of the database, which this kind's path cannot name
-    "sentinel_username": frozenset({"sentinel"}),  # ACL user of the sentinels themselves
+    "prefix": _ANY,  # prefix of all keys, to separate several installations on one server
+    "max_connections": _ANY,  # maximum number of commands that run at once
+    "db": frozenset({"unix"}),  # number of the database, for which a socket's path has no place
+    "sentinel_username": frozenset(
+        {"sentinel"}
+    ),  # ACL user for the sentinels themselves, which is not that of the servers
     "sentinel_password": frozenset({"sentinel"}),
     "ssl_ca_certs": _ANY,  # file of the trusted certificates
-    "ssl_certfile": _ANY,  # file of the client certificate, if the server asks for one
+    "ssl_certfile": _ANY,  # file of the client certificate, if the server requires one
     "ssl_keyfile": _ANY,
     "ssl_cert_reqs": _ANY,  # required (default), optional, none
     "ssl_check_hostname": _ANY,  # true (default), false
@@ -57,16 +59,16 @@ class RedisUrl:
         kind: How the servers are run: alone, on a Unix socket, behind sentinels, or as a cluster.
         nodes: Host and port of the server, of the sentinels, or of nodes of the cluster.
         socket: Path of a Unix socket.
-        service: Name of the service that the sentinels watch.
-        database: Number of the database. A cluster has only 0.
-        username: ACL user. None uses the default user.
-        password: Password of the user. None sends no password.
-        sentinel_username: ACL user of the sentinels.
-        sentinel_password: Password of the sentinels.
+        service: Name of the service (group of servers) that the sentinels watch.
+        database: Number of the database. A cluster has only database 0.
+        username: ACL user for the servers. None uses the default user.
+        password: Password of `username`. None sends no password.
+        sentinel_username: ACL user for the sentinels.
+        sentinel_password: Password of `sentinel_username`.
         tls: Whether connections use TLS.
         tls_options: redis-py's TLS arguments, by name.
         prefix: The prefix of all keys.
-        max_connections: The most connections at once, to each server.
+        max_connections: Maximum number of commands that run at once, on as many connections.
     """
 
     kind: RedisKind
@@ -85,7 +87,7 @@ class RedisUrl:
 
 
 def is_redis_url(url: str) -> bool:
-    """Whether a store's URL names a Redis store of any kind."""
+    """Returns whether a store's URL names a Redis store of any kind."""
     base, _, kind = url.partition("://")[0].partition("+")
     return "://" in url and base in _TLS and kind in _KINDS
 
@@ -94,7 +96,7 @@ def parse_redis_url(url: str) -> RedisUrl:
     """Parses the URL of a Redis store.
 
     Raises:
-        ConfigError: The URL is not valid. The message shows nothing of the URL except the name of an option.
+        ConfigError: The URL is not valid. The message contains nothing from the URL except names of options.
     """
     base, _, name = url.partition("://")[0].partition("+")
     if not is_redis_url(url):
@@ -168,7 +170,10 @@ def _check_prefix(text: str) -> str:
 
 
 def _parse_path(kind: RedisKind, path: str, database: str) -> tuple[str, int]:
-    """Returns a socket's path or a service's name, and the number of the database."""
+    """Returns the path of a socket or the name of a service (else empty), and the number of the database.
+
+    `database` is the option `db`. Only a URL of the kind `unix` has it.
+    """
     if kind == "unix":
         if path in {"", "/"}:
             raise _build_error("name a socket, as in redis+unix:///run/redis.sock")
@@ -201,7 +206,7 @@ def _parse_nodes(kind: RedisKind, hosts: str) -> tuple[tuple[str, int], ...]:
 
 def _parse_node(text: str, port: int) -> tuple[str, int]:
     host, colon, number = text.rpartition(":")
-    if not colon or text.endswith("]"):  # no port; an IPv6 address has its colons in brackets
+    if not colon or text.endswith("]"):  # no port: the colons of an IPv6 address are in brackets
         host, number = text, str(port)
     host = host.removeprefix("[").removesuffix("]")
     if not host:
@@ -217,6 +222,6 @@ def _parse_tls_options(options: Mapping[str, str]) -> Mapping[str, str | bool]:
         if kwargs["ssl_check_hostname"] not in {"true", "false"}:
             raise _build_error("ssl_check_hostname is true or false")
         kwargs["ssl_check_hostname"] = kwargs["ssl_check_hostname"] == "true"
-    if kwargs.get("ssl_cert_reqs") == "none":  # the host name of an unverified certificate proves nothing
+    if kwargs.get("ssl_cert_reqs") == "none":  # an unverified certificate proves no host name
         kwargs["ssl_check_hostname"] = False
     return MappingProxyType(kwargs)

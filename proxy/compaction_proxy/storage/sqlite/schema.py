@@ -1,4 +1,4 @@
-"""Opens the SQLite file of a store: its access rights, its settings, and the version of its schema."""
+"""Opens the SQLite file of a store: creates it with private access rights, migrates and configures it."""
 
 import os
 import sqlite3
@@ -19,8 +19,8 @@ BUSY_TIMEOUT_MS = 200
 _WAL_KEPT_BYTES = 16 * 1024 * 1024
 
 _VERSION_1 = (
-    # A record has a value. A list has none, but has rows in `lines`. If the store is full, the items with the
-    # oldest `written` are deleted first.
+    # An item is a record or a list. A record has a value. A list has no value, but rows in `lines`. If the
+    # store is full, the items with the oldest `written` are deleted first.
     """CREATE TABLE items (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, value BLOB,
            expires REAL NOT NULL, written REAL NOT NULL)""",
     "CREATE INDEX items_by_expiry ON items (expires)",
@@ -31,7 +31,7 @@ _VERSION_1 = (
 )
 
 _VERSION_2 = (
-    # AUTOINCREMENT: a fence is never used twice, even after its lease is gone.
+    # AUTOINCREMENT ensures that a fence is never used twice, even after its lease was deleted.
     """CREATE TABLE leases (fence INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE,
            expires REAL NOT NULL)""",
     "CREATE INDEX leases_by_expiry ON leases (expires)",
@@ -53,10 +53,10 @@ _REASONS = {
 
 
 def to_store_unavailable(error: sqlite3.Error | OSError) -> StoreUnavailableError:
-    """Converts an error. SQLite's message is kept, because it never quotes a stored value."""
+    """Converts an error. Keeps SQLite's message, because it never contains a stored value."""
     if isinstance(error, OSError):
         return StoreUnavailableError("store-unwritable", error.strerror or "the file cannot be used")
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # extended codes have the plain code in the low byte
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte of an extended code is the plain code
     return StoreUnavailableError(_REASONS.get(code, "store-failed"), str(error))
 
 
@@ -65,12 +65,12 @@ def open_database(path: Path) -> sqlite3.Connection:
 
     Raises:
         StoreUnavailableError: The file cannot be used, is damaged, belongs to another program, or has a newer
-            version. The file is not changed.
+            schema version. It is not changed.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # SQLite would create the file with the mode that the umask gives. SQLite's other files (-wal, -shm)
-        # get the mode of this file.
+        # Creates the file here, because SQLite would create it with the mode that the umask allows. SQLite's
+        # other files (-wal, -shm) get the mode of this file.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
     except (sqlite3.Error, OSError) as error:
@@ -89,8 +89,8 @@ def open_database(path: Path) -> sqlite3.Connection:
 def _prepare_database(db: sqlite3.Connection) -> None:
     """Migrates and configures the database.
 
-    If other processes prepare a new file at the same time, SQLite fails at once instead of waiting. So this
-    function tries again.
+    If another process prepares the same new file at the same time, SQLite fails at once instead of waiting.
+    Therefore this function tries again, for `PREPARE_LIMIT_S` seconds.
     """
     limit = time.monotonic() + PREPARE_LIMIT_S
     while True:
@@ -106,8 +106,8 @@ def _prepare_database(db: sqlite3.Connection) -> None:
 
 
 def _apply_pragmas(db: sqlite3.Connection) -> None:
-    # With `synchronous = NORMAL`, a power cut may lose the last commits, but does not damage the file. The
-    # lost data can be made again.
+    # With `synchronous = NORMAL`, a power failure may lose the last commits, but does not damage the file.
+    # That is acceptable, because the proxy can compute lost data again.
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA foreign_keys = ON")
@@ -119,10 +119,10 @@ def _query_number(db: sqlite3.Connection, sql: str) -> int:
 
 
 def migrate(db: sqlite3.Connection, migrations: Sequence[Sequence[str]]) -> None:
-    """Brings a file to version `len(migrations)` in one transaction.
+    """Migrates a file to schema version `len(migrations)` in one transaction.
 
     Raises:
-        StoreUnavailableError: The file belongs to another program, or has a newer version.
+        StoreUnavailableError: The file belongs to another program, or has a newer schema version.
     """
     if _read_schema_version(db, len(migrations)) == len(migrations):
         return
@@ -137,7 +137,7 @@ def migrate(db: sqlite3.Connection, migrations: Sequence[Sequence[str]]) -> None
 
 
 def _read_schema_version(db: sqlite3.Connection, newest: int) -> int:
-    """Returns the file's schema version, 0 for an empty file."""
+    """Returns the file's schema version, 0 for an empty file. Raises as `migrate` does."""
     version = _query_number(db, "PRAGMA user_version")
     empty = not version and not _query_number(db, "SELECT count(*) FROM sqlite_master")
     if not empty and _query_number(db, "PRAGMA application_id") != APPLICATION_ID:

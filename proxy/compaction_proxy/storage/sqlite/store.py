@@ -1,8 +1,8 @@
 """The embedded store: one SQLite file, shared by the processes of one machine.
 
-A single thread does all the work, so the event loop never waits for a disk. The first call opens the file,
-and the first call after a failure opens it again. So if the file cannot be used for a while, only the calls
-made in that time fail.
+A single thread runs all SQLite calls, so the event loop never waits for a disk. The first call opens the
+file, and the first call after a failure opens it again. If the file cannot be used for a while, only the
+calls during that time fail.
 """
 
 import sqlite3
@@ -69,7 +69,7 @@ def _put_entry(db: sqlite3.Connection, entry: ListEntry, now: float) -> None:
 
 
 def put_items(db: sqlite3.Connection, items: Sequence[Record | ListEntry], now: float) -> None:
-    """Writes all items and replaces earlier values."""
+    """Writes records, replacing earlier values, and adds lines to lists."""
     for item in items:
         if isinstance(item, Record):
             _put_record(db, item, now)
@@ -88,7 +88,7 @@ def read_tail(db: sqlite3.Connection, key: str, limit: int, now: float) -> list[
 
 
 def _read_used_bytes(db: sqlite3.Connection) -> int:
-    """Returns the bytes of the file's used pages. Pages of deleted items are free and are reused first."""
+    """Returns the bytes of the file's used pages. SQLite reuses the free pages before the file grows."""
     pages, free, size = (
         int(db.execute(f"PRAGMA {name}").fetchone()[0])
         for name in ("page_count", "freelist_count", "page_size")
@@ -108,7 +108,7 @@ def evict_until_fits(db: sqlite3.Connection, max_bytes: int) -> None:
 
 
 def sweep_expired(db: sqlite3.Connection, now: float) -> bool:
-    """Deletes a batch of expired items. Returns whether no expired item is left."""
+    """Deletes at most `_SWEEP_BATCH_ITEMS` expired items. Returns whether no expired item is left."""
     deletion = db.execute(
         "DELETE FROM items WHERE id IN (SELECT id FROM items WHERE expires <= ? LIMIT ?)",
         (now, _SWEEP_BATCH_ITEMS),
@@ -117,7 +117,7 @@ def sweep_expired(db: sqlite3.Connection, now: float) -> bool:
 
 
 def delete_prefix(db: sqlite3.Connection, prefix: str, now: float) -> int:
-    """Deletes keys by prefix, leases included. Returns the number of unexpired records and lists."""
+    """Deletes keys as `Store.delete_prefix` does. Returns the number of unexpired records and lists."""
     end = prefix + _LAST_CHARACTER
     db.execute("DELETE FROM leases WHERE key >= ? AND key < ?", (prefix, end))
     db.execute("DELETE FROM items WHERE key >= ? AND key < ? AND expires <= ?", (prefix, end, now))
@@ -137,20 +137,20 @@ def acquire_lease(db: sqlite3.Connection, key: str, ttl_s: float, now: float) ->
 
 
 def is_lease_held(db: sqlite3.Connection, lease: Lease, now: float) -> bool:
-    """Whether the holder of a lease still holds it."""
+    """Returns whether a lease is neither expired nor lost."""
     sql = "SELECT 1 FROM leases WHERE key = ? AND fence = ? AND expires > ?"
     return db.execute(sql, (lease.key, lease.fence, now)).fetchone() is not None
 
 
 def renew_lease(db: sqlite3.Connection, lease: Lease, ttl_s: float, now: float) -> bool:
-    """Prolongs a lease to at most `LEASE_LIMIT_S` from now. Returns False if it is lost."""
+    """Extends a lease to `ttl_s`, at most `LEASE_LIMIT_S`, seconds from now. Returns False if it is lost."""
     sql = "UPDATE leases SET expires = ? WHERE key = ? AND fence = ? AND expires > ?"
     end = now + min(ttl_s, LEASE_LIMIT_S)
     return bool(db.execute(sql, (end, lease.key, lease.fence, now)).rowcount)
 
 
 def release_lease(db: sqlite3.Connection, lease: Lease) -> None:
-    """Releases a lease, unless it is lost."""
+    """Releases a lease. Does nothing if it is lost."""
     db.execute("DELETE FROM leases WHERE key = ? AND fence = ?", (lease.key, lease.fence))
 
 
@@ -173,10 +173,10 @@ class SqliteStore:
 
     Args:
         path: The file. The first call creates it if absent.
-        max_bytes: The most bytes that the file may use. The items that were written longest ago are deleted
-            first. SQLite's log is a file of its own and takes extra space.
-        now: Returns wall-clock seconds. Expiry times are stored in the file, so they need a clock that has
-            the same meaning in the next process.
+        max_bytes: Maximum bytes of the file's used pages. If they are exceeded, the items that were written
+            longest ago are deleted. SQLite's log is a separate file and takes additional space.
+        now: Returns the seconds since the epoch. Expiry times are stored in the file, so all processes must
+            use the same clock.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class SqliteStore:
         await self._run_on_thread(partial(self._write_items, items=items, now=self._now()))
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
-        """Returns the newest `limit` lines, oldest first."""
+        """Returns the newest `limit` lines of a list, oldest first."""
         return await self._run_on_thread(partial(read_tail, key=key, limit=limit, now=self._now()))
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
@@ -216,15 +216,15 @@ class SqliteStore:
         return await self._run_transaction(partial(acquire_lease, key=key, ttl_s=ttl_s, now=self._now()))
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Prolongs a lease. Returns False if it is lost."""
+        """Extends a lease to `ttl_s` seconds from now. Returns False if it is lost."""
         return await self._run_transaction(partial(renew_lease, lease=lease, ttl_s=ttl_s, now=self._now()))
 
     async def release_lease(self, lease: Lease) -> None:
-        """Releases a lease, unless it is lost."""
+        """Releases a lease. Does nothing if it is lost."""
         await self._run_transaction(partial(release_lease, lease=lease))
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Deletes keys by prefix, leases included. Returns the number of unexpired records and lists."""
+        """Deletes keys as `Store.delete_prefix` does. Returns the number of unexpired records and lists."""
         return await self._run_transaction(partial(delete_prefix, prefix=prefix, now=self._now()))
 
     async def publish(self, channel: str, message: bytes) -> None:
@@ -236,14 +236,14 @@ class SqliteStore:
         yield
 
     async def close(self) -> None:
-        """Finishes the pending calls and closes the file. Does not wait longer than a second."""
+        """Finishes the waiting calls and closes the file. Waits at most one second for this."""
         await self._worker.close(self._close_connection, _CLOSE_LIMIT_S)
 
     async def _run_on_thread(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         return await self._worker.run(partial(self._run_with_connection, work))
 
     async def _run_transaction(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Runs `work` on the worker thread, within a transaction that writes."""
+        """Runs `work` on the worker thread, in a write transaction."""
         return await self._run_on_thread(partial(_run_in_transaction, work))
 
     def _run_with_connection(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
@@ -254,7 +254,7 @@ class SqliteStore:
             raise to_store_unavailable(error) from error
 
     def _get_connection(self) -> sqlite3.Connection:
-        """Returns the connection. Opens it again if the file was removed or replaced."""
+        """Returns the connection. Opens the file if it is not open, or if it was removed or replaced."""
         if self._db is not None and self._file != self._read_file_identity():
             self._close_connection()
         if self._db is None:
@@ -295,7 +295,7 @@ class SqliteStore:
             put_items(db, items, now)
 
     def _free_space(self, db: sqlite3.Connection, items: _Items, now: float) -> None:
-        """Deletes a batch of expired items and makes room for `items`. Called within a transaction."""
+        """Makes room for `items`, and deletes expired items from time to time. Call it in a transaction."""
         needed = sum(len(item.key) + len(item.value) for item in items)
         if needed > self._max_bytes:
             raise StoreUnavailableError("store-too-large", "more than the store may hold")

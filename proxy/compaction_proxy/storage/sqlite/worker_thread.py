@@ -19,7 +19,7 @@ def _run_calls(calls: _Calls) -> None:
     while (call := calls.get()) is not None:
         future, work = call
         if future.set_running_or_notify_cancel():
-            # No error is lost here: the error is raised again where the result is awaited.
+            # No error is lost here, because the error is raised again where the result is awaited.
             with suppress_and_report(future.set_exception):
                 future.set_result(work())
 
@@ -27,9 +27,8 @@ def _run_calls(calls: _Calls) -> None:
 class WorkerThread:
     """A daemon thread that runs calls one after the other.
 
-    It is used in place of a `ThreadPoolExecutor`. At the end of the process, Python waits for the threads of
-    an executor, so a call that hangs would keep the process alive for ever. The thread starts with the first
-    call.
+    It replaces a `ThreadPoolExecutor`: when the process ends, Python waits for the threads of an executor, so
+    a call that hangs would keep the process alive forever. The thread starts with the first call.
     """
 
     def __init__(self, name: str) -> None:
@@ -51,9 +50,10 @@ class WorkerThread:
         return await asyncio.wrap_future(self._submit_call(work))
 
     async def close(self, final_call: Callable[[], None], limit_s: float) -> None:
-        """Finishes the waiting calls, then runs `final_call`.
+        """Finishes the waiting calls, then runs `final_call` on the thread.
 
-        If this takes longer than `limit_s` seconds, it returns without waiting any longer.
+        If this takes longer than `limit_s` seconds, returns before it is finished. If no call was ever made,
+        does not run `final_call`.
         """
         if self._closed:
             return

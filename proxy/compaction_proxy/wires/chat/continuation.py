@@ -1,7 +1,7 @@
 """Adds the search tool to a request, and builds the next request after the model has called the tool.
 
-The next request ends with the assistant message that the model wrote, with its calls and its thinking, and
-with a result for each call. The client sees the texts of all these answers as one answer.
+The next request ends with the model's assistant message, including its calls and its thinking, and a result
+for each call. The client sees the texts of all answers as one answer.
 """
 
 import json
@@ -46,8 +46,8 @@ def inspect_tool_support(raw: bytes, name: str) -> ToolSupport:
 
     It cannot be added in these cases:
     - The client has a tool of that name.
-    - The body has a tool choice but no tools. Providers refuse such a body. With the tool added, they would
-      accept it.
+    - The body has a tool choice but no tools. Providers refuse such a body, and the client should see this
+      error. With the tool added, they would accept the body.
     - The client asks for several answers (`n`). Each of them could call the tool, but one answer cannot be
       continued without the others.
     - The answer must be JSON. The text before a call and the text after it cannot be joined into JSON.
@@ -73,7 +73,7 @@ def inspect_tool_support(raw: bytes, name: str) -> ToolSupport:
 
 
 def is_prefill(last: bytes) -> bool:
-    """Returns whether a request's last message is the beginning of the answer that the model must continue.
+    """Returns whether a request's last message is the beginning of an answer, which the model must continue.
 
     No message may be added after such a message: providers refuse the request, or begin the answer anew.
 
@@ -128,12 +128,13 @@ def continue_request(raw: bytes, messages: Sequence[Mapping[str, Any]]) -> bytes
 
 
 def encode_ascii_json(value: object) -> bytes:
-    """Returns compact JSON in ASCII. In UTF-8, a lone surrogate from a provider could not be encoded."""
+    """Returns compact JSON in ASCII, because UTF-8 cannot encode a lone surrogate that a provider sent."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-# Fields with the thinking before a call. Providers (DeepSeek, Kimi, vLLM, OpenRouter, LiteLLM, Gemini) want
-# them back in the assistant message that made the call. They may hold signatures, so they stay unchanged.
+# Fields that hold the model's thinking before a tool call. Providers (DeepSeek, Kimi, vLLM, OpenRouter,
+# LiteLLM, Gemini) want them back in the assistant message that made the call. They may hold signatures, so
+# they stay unchanged.
 REASONING_FIELDS: Final = (
     "reasoning_content",
     "reasoning",
@@ -141,7 +142,7 @@ REASONING_FIELDS: Final = (
     "thinking_blocks",
     "extra_content",
 )
-# A field of `REASONING_FIELDS`. Clients join the pieces of this field that have the same index.
+# The member of `REASONING_FIELDS` that is a list. Clients join its elements that have the same `index`.
 REASONING_DETAILS: Final = "reasoning_details"
 
 # Matches the end of a sentence or of a heading. If the text before a call ends like this, the text after the
@@ -168,12 +169,12 @@ class AnswerContent:
 
     @property
     def text(self) -> str:
-        """The text, joined."""
+        """The answer's whole text, without the text in `parts`."""
         return "".join(self.texts)
 
     @property
     def reasoning_indices(self) -> int:
-        """The number of indices that the answer's reasoning details use: the highest index plus one."""
+        """The highest index in the answer's `reasoning_details` plus one; 0 if there is none."""
         return 1 + max((_get_index(each) for each in self.reasoning.get(REASONING_DETAILS) or ()), default=-1)
 
     def add_delta(self, delta: Mapping[str, Any]) -> None:
@@ -201,7 +202,7 @@ class AnswerContent:
             self.reasoning[key] = list(value) if isinstance(value, list) else value
 
     def build_message(self, calls: Iterable[PartialToolCall]) -> JsonObject:
-        """Builds the assistant message from this content and the calls that the proxy answers."""
+        """Builds the assistant message of the next request from this content and the proxy's tool calls."""
         text = self.text
         content: Any = text or None
         if self.parts:
@@ -216,14 +217,14 @@ class AnswerContent:
 
 
 def _build_returned_call(call: PartialToolCall, index: int) -> JsonObject:
-    """Builds a call in the form in which its provider accepts it in a request.
+    """Builds a tool call for the assistant message of the next request.
 
     Arguments that are not a JSON object are replaced by an empty object, because servers that put arguments
     into a template would refuse them. The result of the call tells the model what was wrong.
 
     Args:
         call: The call as the model made it.
-        index: The call's position in its message. A call without an id gets an id with this number.
+        index: The call's position in its message. A call without an id gets an id that contains it.
     """
     fields, function = call.fields, get_function(call.fields)
     arguments = call.arguments if is_json_object(call.arguments) else "{}"
@@ -246,7 +247,7 @@ def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
 
 
 def _join_reasoning(pieces: list[Any], piece: Any) -> None:
-    """Merges a piece of reasoning into the piece with the same index, or appends it."""
+    """Merges a piece of reasoning into the earlier piece with the same index, or appends it."""
     index = _get_index(piece)
     for each in pieces:
         if index >= 0 and _get_index(each) == index:
@@ -256,13 +257,16 @@ def _join_reasoning(pieces: list[Any], piece: Any) -> None:
 
 
 def _get_index(piece: object) -> int:
-    """Returns the index of a piece; -1 if it has none."""
+    """Returns the `index` of a piece of reasoning; -1 if it has none."""
     index = piece.get("index") if isinstance(piece, dict) else None
     return index if type(index) is int else -1
 
 
 def shift_indices(pieces: object, offset: int) -> None:
-    """Adds `offset`, the number of indices that earlier answers use, to the index of each piece."""
+    """Adds `offset` to the `index` of each piece of reasoning, in place.
+
+    The client joins pieces with the same index, so an answer must not use the indices of earlier answers.
+    """
     for piece in pieces if isinstance(pieces, list) else ():
         if _get_index(piece) >= 0:
             piece["index"] += offset
@@ -280,7 +284,7 @@ def choose_separator(before: str, after: str) -> str:
 
 
 def add_usage(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> JsonObject:
-    """Returns the sum of two `usage` objects, number by number. Other values come from the object `later`."""
+    """Returns the sum of two `usage` objects, number by number. Other values come from `later`."""
     total = dict(later)
     for key, value in earlier.items():
         other = later.get(key)

@@ -1,6 +1,7 @@
 """Separates calls of the proxy's own tool from calls of the client's tools, as an answer arrives in pieces.
 
-A piece is an element of `delta.tool_calls`. Other modules read the streams in which the pieces arrive.
+A piece is an element of `delta.tool_calls`. `intercept_stream` and `intercept_response` read the answers that
+contain the pieces.
 """
 
 import json
@@ -15,10 +16,10 @@ JsonObject = dict[str, Any]
 
 TOOL_CALLS: Final = "tool_calls"
 STOP: Final = "stop"
-# The proxy answers no calls of an answer with one of these finish reasons, because arguments may be cut off.
+# If an answer has one of these finish reasons, the proxy does not answer its calls: arguments may be cut off.
 CUT_OFF_REASONS: Final = frozenset({"length", "content_filter"})
 
-# The text fields whose value arrives in pieces that must be joined.
+# Text fields whose value arrives in several pieces, which must be joined.
 _STREAMED_FIELDS: Final = frozenset(
     {"arguments", "input", "text", "summary", "data", "thinking", "signature"}
 )
@@ -48,7 +49,7 @@ class PartialToolCall:
 
     @property
     def name(self) -> str:
-        """The name of the function, as far as it has arrived."""
+        """The part of the function's name that has arrived."""
         return _as_text(get_function(self.fields).get("name"))
 
     @property
@@ -65,7 +66,7 @@ def get_function(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_json_object(arguments: str) -> bool:
-    """Returns whether arguments are a complete JSON object."""
+    """Returns whether the arguments of a call are a complete JSON object."""
     if has_too_many_brackets(arguments):
         return False
     try:
@@ -79,10 +80,13 @@ def _as_text(value: object) -> str:
 
 
 class ToolCallFilter:
-    """Hides calls of the proxy's tool from the client, for one answer.
+    """Hides the calls of the proxy's tool in one answer from the client.
 
     Args:
         name: The name of the proxy's tool.
+
+    Attributes:
+        client_call_count: How many calls the client has been shown.
     """
 
     __slots__ = ("_calls", "_has_own_calls", "_latest_by_index", "_name", "client_call_count")
@@ -90,7 +94,7 @@ class ToolCallFilter:
     def __init__(self, name: str) -> None:
         self._name = name
         self._calls: list[PartialToolCall] = []
-        self._latest_by_index: dict[int | None, PartialToolCall] = {}  # by index
+        self._latest_by_index: dict[int | None, PartialToolCall] = {}
         self._has_own_calls = False
         self.client_call_count = 0
 
@@ -100,14 +104,17 @@ class ToolCallFilter:
         return [call for call in self._calls if call.is_ours]
 
     def filter_pieces(self, pieces: list[Any]) -> list[Any]:
-        """Returns the pieces for the client. They equal the given pieces until the proxy's tool is called.
+        """Returns the pieces to send to the client. Until the proxy's tool is called, none are changed.
 
         The pieces of a call are held back until the name of the call has arrived.
         """
         return [shown for piece in pieces for shown in self._filter_piece(piece)]
 
     def release_unnamed(self) -> list[Any]:
-        """Returns, for the client, the calls without a complete name. To be called when the answer ends."""
+        """Returns the held-back calls whose name never became complete, to be sent to the client.
+
+        To be called when the answer ends.
+        """
         return [self._show_call(call) for call in self._calls if call.is_ours is None]
 
     def _filter_piece(self, piece: Any) -> Iterable[Any]:
@@ -129,7 +136,7 @@ class ToolCallFilter:
     def _find_call(self, piece: JsonObject) -> PartialToolCall:
         """Returns the call to which a piece belongs.
 
-        The index is not enough to find it: some providers give calls no index, or give all of them the same.
+        The index does not suffice to find the call: some providers give calls no index, or all the same.
         """
         raw_index = piece.get("index")
         index = raw_index if type(raw_index) is int else None
@@ -144,9 +151,10 @@ class ToolCallFilter:
     def _is_new_call(piece: JsonObject, last: PartialToolCall) -> bool:
         """Returns whether a piece begins a new call. Otherwise, it belongs to the call `last`.
 
-        Only a piece with a name can begin a call, and usually it has a new id. Some servers give all calls
-        the same id, or none. Then a piece with a name begins a new call if its arguments begin an object and
-        those of `last` are complete. If there is neither id nor index, every piece with a name begins a call.
+        Only a piece with a function name can begin a call, and usually it has a new id. Some servers give all
+        calls the same id, or none. Then a piece with a name begins a new call if its arguments begin an
+        object and those of `last` are complete. If there is neither id nor index, every piece with a name
+        begins a call.
         """
         function = get_function(piece)
         if not function.get("name") or not last.name:
@@ -191,6 +199,7 @@ def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
         elif isinstance(previous, str) and isinstance(value, str) and key in _STREAMED_FIELDS:
             fields[key] = previous + value
         elif key == "name" and isinstance(previous, str) and isinstance(value, str):
-            fields[key] = previous if value == previous else previous + value  # some repeat the whole name
+            # Some providers repeat the whole name in each piece.
+            fields[key] = previous if value == previous else previous + value
         elif key not in fields or value not in (None, ""):
             fields[key] = dict(value) if isinstance(value, dict) else value

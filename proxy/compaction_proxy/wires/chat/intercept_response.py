@@ -45,7 +45,7 @@ class ChatAnswerJoiner:
         """Returns the body for the client, or None if the proxy must answer calls of its tool first.
 
         A first answer without calls of the proxy's tool is returned unchanged. The result is empty if a later
-        answer is not JSON.
+        answer is not a JSON object.
 
         Args:
             body: The upstream's answer.
@@ -70,7 +70,7 @@ class ChatAnswerJoiner:
             _remove_own_calls(choice, message, shown)
         if message:
             return self._build_last_answer(payload, choice, message)
-        return body if payload else b""  # a body without a message may be an error, which the client gets
+        return body if payload else b""  # a body without a message may be an error for the client
 
     @property
     def calls(self) -> tuple[PartialToolCall, ...]:
@@ -108,7 +108,7 @@ class ChatAnswerJoiner:
 
 
 def _remove_own_calls(choice: JsonObject, message: JsonObject, shown: list[Any]) -> None:
-    """Removes calls of the proxy's tool from an answer, and leaves the calls `shown` for the client."""
+    """Replaces the calls of an answer by `shown`, the calls for the client, and adapts the finish reason."""
     message[TOOL_CALLS] = shown
     if not shown:
         del message[TOOL_CALLS]
@@ -125,7 +125,7 @@ def _decode_object(body: bytes) -> JsonObject:
 
 
 def _get_choice(payload: Mapping[str, Any]) -> tuple[JsonObject, JsonObject]:
-    """Returns the first choice and its message; empty objects if there is none."""
+    """Returns an answer's first choice and the message of this choice; empty if they are missing."""
     choices = payload.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     choice = first if isinstance(first, dict) else {}

@@ -1,4 +1,4 @@
-"""Hides calls of the proxy's tool in a streamed answer, and joins further answers to it.
+"""Hides calls of the proxy's tool in a streamed answer, and appends the upstream's next answers to it.
 
 Bytes from the upstream go in, and bytes for the client come out. In the first answer, an event without calls
 is forwarded unparsed. If the only calls of an answer are calls of the proxy's tool, the end of the answer is
@@ -30,9 +30,9 @@ from compaction_proxy.wires.chat.intercept_calls import (
 from compaction_proxy.wires.json.slices import DECODER
 from compaction_proxy.wires.sse import DONE_DATA, EventSplitter, read_data, replace_data
 
-# If an answer has more bytes, its events are no longer kept, and the proxy cannot continue it.
+# If an answer has more bytes than this, its events are no longer kept, and the proxy cannot continue it.
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
-# Events are compressed when they exceed this many bytes together. It takes a third of a millisecond.
+# Kept events are compressed once they exceed this many bytes in total. It takes a third of a millisecond.
 BLOCK_BYTES: Final = 64 * 1024
 # The fastest level of compression.
 _FAST_LEVEL: Final = 1
@@ -44,7 +44,7 @@ class EventBuffer:
     """Keeps events in order, compressed in blocks.
 
     Attributes:
-        size: The number of bytes of all events that were added, before compression.
+        size_bytes: The size of all events that were added, before compression.
     """
 
     __slots__ = ("_blocks", "_unpacked_bytes", "_unpacked_events", "size_bytes")
@@ -77,19 +77,19 @@ class EventBuffer:
         self._unpacked_bytes = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields all events, if `is_complete`.
+        """Yields all events that were added, but only if `is_complete`.
 
-        An event that contains `_EVENT_SEPARATOR` may come in pieces.
+        An event that contains `_EVENT_SEPARATOR` may be yielded in pieces.
         """
         for block in self._blocks:
             yield from zlib.decompress(block).split(_EVENT_SEPARATOR)
         yield from self._unpacked_events
 
 
-# Members of an event that identify its answer.
+# Members of an event or an answer that identify the answer. The client sees those of the first answer.
 ENVELOPE: Final = ("id", "created", "model", "system_fingerprint", "service_tier")
 # Matches events that must be parsed because they hold calls, a finish reason or usage. The end marker of the
-# stream is not in this pattern: without the marker all alternatives begin alike, which is five times as fast.
+# stream is tested separately: without it, all alternatives begin with a quote, which is five times as fast.
 _EVENT_PATTERN: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usage"\s*:\s*\{)')
 
 
@@ -100,19 +100,17 @@ class ChatStreamJoiner:
         name: The name of the proxy's tool.
 
     Attributes:
-        done: Whether the upstream has signalled the end of the current answer.
+        is_done: Whether the upstream has signalled the end of the current answer.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._is_first_answer = True
-        self._may_answer_calls = (
-            True  # whether the proxy may answer calls of its tool; if False, they are left out
-        )
+        self._may_answer_calls = True  # if False, calls of the proxy's tool are only removed
         self._envelope: JsonObject = {}
         self._has_sent_role = False
-        self._previous_text = ""  # text of the answer before, until the separator after it is chosen
-        self._reasoning_offset = 0  # number of reasoning indices that earlier answers have used
+        self._previous_text = ""  # text of the previous answer, until the separator after it is chosen
+        self._reasoning_offset = 0  # added to the index of `reasoning_details`; see `shift_indices`
         self._previous_usage: JsonObject = {}
         self._reset_answer()
 
@@ -197,7 +195,10 @@ class ChatStreamJoiner:
         return b"" if self._is_continuing else event
 
     def _may_continue(self, reason: str) -> bool:
-        """Returns whether the proxy answers its calls and continues an answer with this finish reason."""
+        """Returns whether the proxy answers its tool's calls and continues an answer that ended for `reason`.
+
+        It does not if the client must answer calls too, or if the answer was cut off or is too large to keep.
+        """
         only_own_calls = bool(self._calls.own_calls) and not self._calls.client_call_count
         return (
             self._may_answer_calls
@@ -230,9 +231,9 @@ class ChatStreamJoiner:
         )
 
     def _filter_choice(self, choice: JsonObject) -> bool:
-        """Removes calls of the proxy's tool from a choice, and adapts its finish reason.
+        """Removes calls of the proxy's tool from a choice, and adapts the finish reason of this choice.
 
-        Returns whether the choice changed.
+        Returns whether the choice has changed.
         """
         delta = _get_delta(choice)
         pieces = delta.get(TOOL_CALLS)
@@ -319,7 +320,7 @@ def _clear_usage(usage_holders: list[JsonObject]) -> list[JsonObject]:
 
 
 def _has_content(payload: JsonObject, choice: JsonObject, usage_holders: list[JsonObject]) -> bool:
-    """Returns whether an event still holds anything that a client could need."""
+    """Returns whether a changed event still holds anything for the client."""
     if not choice or usage_holders or choice.get("finish_reason"):
         return bool(payload)
     return any(_get_delta(choice).values())

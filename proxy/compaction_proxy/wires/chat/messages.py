@@ -1,4 +1,7 @@
-"""Converts chat messages to core records and back, shortens them, and estimates parts that are not text."""
+"""Converts chat messages to core records and back, and shortens them.
+
+It also estimates the tokens of their parts that are not text.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +19,7 @@ from compaction_proxy.wires.json.shorten import TextCutter, cut_arguments, cut_l
 from compaction_proxy.wires.payload_digest import hash_address, hash_part, hash_text
 from compaction_proxy.wires.wire import UncountedMessage
 
-# A message with more parts is not parsed, because no model could read it.
+# A message with more content parts than this is not parsed, because no model could read it.
 MAX_PARTS = 10_000
 # Messages with these roles make no tool calls, whatever fields they have.
 _ROLES_WITHOUT_CALLS = frozenset({"system", "developer", "user", "tool", "function"})
@@ -35,7 +38,7 @@ def decode_fields(raw: bytes) -> dict[str, Any]:
     """Decodes one message.
 
     Raises:
-        UnreadableBodyError: The bytes are not a message: `not-json`, `no-messages`, `too-many` or `too-deep`.
+        UnreadableBodyError: `not-json`, `no-messages` (not an object), `too-many` or `too-deep`.
     """
     value = large.decode_value(raw)
     if not isinstance(value, dict):
@@ -44,7 +47,7 @@ def decode_fields(raw: bytes) -> dict[str, Any]:
 
 
 def parse_message(raw: bytes) -> Message:
-    """Parses one message into a core record with its digest. `tokens` is not set.
+    """Parses one message into a core record with its digest. The `tokens` of the record are 0.
 
     Raises:
         UnreadableBodyError: The bytes are not a message.
@@ -54,7 +57,7 @@ def parse_message(raw: bytes) -> Message:
 
 
 def build_record(raw: bytes, fields: Mapping[str, Any]) -> Message:
-    """Builds the core record of a message that `decode_fields` has decoded, without its digest.
+    """Builds the core record, without digest, of a message that `decode_fields` has decoded.
 
     Raises:
         UnreadableBodyError: The fields are not a message.
@@ -165,7 +168,7 @@ def _hash_payload(kind: str, part: Any) -> bytes:
 
 
 def encode_message(record: Message) -> bytes:
-    """Encodes a message that the proxy has written itself."""
+    """Returns the JSON of a message that the proxy has written itself."""
     fields: dict[str, Any] = {"role": record.role}
     if record.role == "function":
         fields["name"] = record.name
@@ -250,14 +253,14 @@ def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
     return {"type": "text", "text": f"[{kind} of {handle} left out]"}
 
 
-# A part of unknown kind is estimated at no more than this number of tokens.
+# The largest estimate for a part of unknown kind, and the estimate for a video, in tokens.
 UNKNOWN_PART_TOKENS = 1_000
-# Base64 encodes three bytes as four characters.
+# Bytes per character of base64, which encodes three bytes as four characters.
 _BASE64_RATIO = 0.75
 
 
 def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
-    """Parses one message, and estimates the tokens of its parts that are not text.
+    """Parses one message, and estimates the tokens that its parts other than text take for `model`.
 
     Raises:
         UnreadableBodyError: The bytes are not a message.
@@ -270,7 +273,10 @@ def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
 
 
 def estimate_nontext_tokens(raw: bytes, model: str) -> int:
-    """Estimates the tokens of all parts of a message that are not text. The estimate is not calibrated."""
+    """Estimates the tokens of a message's parts that are not text; 0 if the bytes are not a message.
+
+    The estimate is not calibrated.
+    """
     try:
         return _sum_part_tokens(decode_fields(raw), model)
     except UnreadableBodyError:

@@ -1,7 +1,7 @@
 """Summary calls on the Chat Completions wire: builds the request body and parses the answer.
 
-The body of a call holds either two messages that the proxy writes, or the client's conversation with the
-prompt at its end. In the second form, everything that a provider reads before the messages stays the same
+The body of a call holds either two messages that the proxy writes, or the client's conversation followed by
+the prompt. In the second form, tools and other members that a provider puts before the messages stay the same
 byte for byte, so the provider's prompt cache still applies.
 """
 
@@ -26,14 +26,14 @@ REASONING_ALLOWANCE_TOKENS = 2_000
 # Tokens added for thinking, if the call continues the client's conversation. Such a call keeps the client's
 # reasoning effort, because the prompt cache depends on it.
 CLIENT_EFFORT_ALLOWANCE_TOKENS = 8_000
-# The reasoning efforts to try, lowest first. No model accepts both of the first two.
+# The reasoning efforts to try, in this order. No model accepts both `minimal` and `none`.
 REASONING_EFFORTS = ("minimal", "none", "low")
 # Added after tool results at the end of a conversation, because the user message with the prompt may not
 # directly follow tool results.
 ACKNOWLEDGEMENT = Message(role="assistant", text="Understood.")
 
-# Members of a client's request that concern only the answer to it. A summary call that continues the client's
-# conversation must not have them.
+# Members of a client's request that affect only its answer, and the messages. A summary call that continues
+# the client's conversation does not copy them.
 _ANSWER_MEMBERS = frozenset(
     {"stream", "stream_options", "n", "stop", "response_format", "max_tokens", "max_completion_tokens"}
     | {"logprobs", "top_logprobs", "logit_bias", "audio", "modalities", "prediction", "metadata", "store"}
@@ -50,7 +50,12 @@ _MAX_COUNT = 1_000_000_000
 
 
 def get_thinking_allowance(model: str, conversation: ContinuedConversation | None = None) -> int:
-    """Returns how many tokens a model may use for thinking, in addition to the limit of its answer."""
+    """Returns how many tokens a model may use for thinking, in addition to the limit of its answer.
+
+    Args:
+        model: The summary model.
+        conversation: The client's conversation, if the summary call continues it.
+    """
     reasoning = _REASONING.search(model) is not None
     if conversation is None:
         return REASONING_ALLOWANCE_TOKENS if reasoning else 0
@@ -72,7 +77,8 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
 
     Args:
         call: The summary call.
-        refused: The results of `find_refused_member` for earlier calls. These members are left out.
+        refused: The results of `find_refused_member` for earlier calls to this provider. These members are
+            left out.
     """
     client = _read_client_members(call.conversation) if call.conversation else {}
     reasoning = _REASONING.search(call.model) is not None
@@ -114,7 +120,7 @@ def _continue_conversation(
 ) -> bytes:
     """Returns the client's body with the prompt after its messages.
 
-    The members that concern the answer to the client are replaced by the call's own members.
+    The members in `_ANSWER_MEMBERS` are left out, and `own_members` are added.
     """
     messages = conversation.messages
     acknowledgements = (ACKNOWLEDGEMENT,) if messages and messages[-1].answered_call_ids else ()
@@ -135,10 +141,10 @@ def _read_client_members(conversation: ContinuedConversation) -> dict[str, bytes
 
 
 def find_refused_member(body: bytes, own_members: Mapping[str, Any]) -> str | None:
-    """Returns which of the call's own members a provider refuses according to its error, or None.
+    """Returns the name of the member that a provider refuses according to its error; None if unknown.
 
     If the error names the requested reasoning effort, the provider refuses only this effort. The result then
-    names it too: `reasoning_effort=minimal`.
+    contains it: `reasoning_effort=minimal`.
 
     Args:
         body: The body of the error.
@@ -202,7 +208,7 @@ def parse_answer(body: bytes) -> SummaryAnswer:
 
 
 def _get_cached_tokens(usage: Mapping[str, Any]) -> int:
-    """Returns the cached tokens of the input, which providers name in one of three ways."""
+    """Returns the cached tokens of the input; 0 if unknown. Providers report them in one of three places."""
     details = _as_mapping(usage.get("prompt_tokens_details"))
     counts = (details.get("cached_tokens"), usage.get("prompt_cache_hit_tokens"), usage.get("cached_tokens"))
     return next((count for count in map(_as_count, counts) if count), 0)

@@ -40,7 +40,7 @@ class _ChatChoice(msgspec.Struct):
 
 
 class _ChatCompletion(msgspec.Struct):
-    """An answer in the shape that nearly every provider uses. Only these fields are decoded."""
+    """The fields to decode of an answer in the shape that nearly every provider uses."""
 
     usage: _ChatTokenCounts
     choices: list[_ChatChoice] = []
@@ -80,7 +80,7 @@ def _parse_counts(value: object) -> TokenUsage | None:
 
 
 def _find_usage(payload: Mapping[str, object]) -> TokenUsage | None:
-    """Returns the usage in a response or a chunk, from the places where providers put it."""
+    """Returns the usage in an answer or in an event of a stream, from any place where a provider puts it."""
     return (
         _parse_counts(payload.get("usage"))
         or _parse_counts(_get_choice(payload).get("usage"))  # Kimi, in streams
@@ -102,7 +102,7 @@ def _parse_body(body: bytes) -> TokenUsage | None:
 
 
 def _parse_stream(_: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  # noqa: FBT001 - set by `UsageParser`
-    """Returns the last usage in a stream, with the last finish reason."""
+    """Returns the last usage in a stream, with the last finish reason; None if there is no usage."""
     usage: TokenUsage | None = None
     reason = ""
     for payload in iter_payloads_backwards(tail if whole else cut_first_line(tail)[1], _USAGE_PATTERN):

@@ -47,7 +47,7 @@ def _never_skip(_: Mapping[str, bytes]) -> str:
 
 
 def _group_into_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Returns the elements as they are, because every element is one message."""
+    """Returns the elements unchanged, because every element is one message."""
     return elements
 
 
@@ -60,7 +60,7 @@ def _join_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns False once bytes have arrived: the first event is already part of the answer, or an error."""
+    """Returns False once bytes have arrived: the first event is already an error or a part of the answer."""
     return not seen
 
 

@@ -1,8 +1,8 @@
-"""Decodes JSON of megabytes in pieces, because a call of a decoder holds the interpreter lock until it ends.
+"""Decodes megabytes of JSON in pieces, because a call of a decoder holds the interpreter lock until it ends.
 
-In a large message, the long value is usually one string: a text or an image. So the containers around it are
-split without decoding their values, long strings are decoded piece by piece, and everything else in one call.
-The result and the errors are the same as for one call that decodes the whole message.
+Most of a large message is usually one long string: a text or an image. So the objects and arrays around it
+are split without decoding their values. Long strings are decoded piece by piece, all other values in one call
+each. The result and the errors are the same as if one call decoded the whole message.
 """
 
 import base64
@@ -17,13 +17,12 @@ from compaction_proxy.wires.json.slices import DECODER, find_members, split_elem
 
 # JSON of at most this many bytes is decoded in one call.
 LONG_BYTES = 128 * 1024
-# A long message with more opening brackets, commas and colons outside strings is refused, because no model
-# could read it.
+# JSON longer than `LONG_BYTES` is refused if it has more opening brackets, commas and colons outside strings
+# than this, because no model could read such a message.
 MAX_STRUCTURAL = 60_000
-# How many levels of containers are searched for long strings: content, part, the part's value, its text.
+# Objects and arrays are searched for long strings to this depth: message, content, part, the part's value.
 _MAX_DEPTH = 4
-# Containers with more items are decoded in one call, because their many items take the time, not long
-# strings.
+# Objects and arrays with more items are decoded in one call: splitting is of use only for long strings.
 _MAX_ITEMS = 10_000
 
 
@@ -59,10 +58,10 @@ def _decode_at_depth(raw: bytes, depth: int) -> Any:
 
 
 def _split_container(raw: bytes) -> dict[str, bytes] | list[bytes] | None:
-    """Splits a container into its values.
+    """Splits an object or array into its undecoded values.
 
-    The result is None if the container is invalid, empty or has too many items. Then it must be decoded in
-    one call, which also reports errors.
+    The result is None if the JSON is neither, is invalid or empty, or has too many items. Then it must be
+    decoded in one call, which also reports errors.
     """
     values: dict[str, bytes] | list[bytes] = []
     try:

@@ -1,7 +1,7 @@
 """Finds where JSON can be cut into pieces, and masks its escapes.
 
-A decoder takes up to ten times as long for JSON with many escapes. Each call holds the interpreter lock until
-it ends. So only fast functions are called with megabytes of JSON; all others get one piece at a time.
+A decoder takes up to ten times as long for JSON with many escapes, and each call holds the interpreter lock
+until it ends. So only fast functions get megabytes of JSON in one call; all others get one piece at a time.
 """
 
 import re
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 # The size of a piece: in bytes for JSON, in characters (whole groups of four) for base64.
 PIECE_BYTES = 64 * 1024
-# With one escape in this many bytes, a decoder takes twice as long. A numeric escape, such as `\u00e9`,
-# counts as many escapes as `NUMERIC_ESCAPE_WEIGHT` says.
+# With one escape in this many bytes, a decoder takes twice as long as without escapes. A numeric escape, such
+# as `\u00e9`, counts as `NUMERIC_ESCAPE_WEIGHT` escapes.
 BYTES_PER_ESCAPE = 5
 NUMERIC_ESCAPE_WEIGHT = 8
 # The length of the longest escape, a pair of surrogates, in bytes.
@@ -22,14 +22,14 @@ _CONTINUATION_MASK, _CONTINUATION = 0xC0, 0x80
 _BACKSLASH_TO_HASH = bytes.maketrans(b"\\", b"#")
 _HEX_DIGIT_TO_ZERO = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 _HEXADECIMAL = rb"\u0000"
-# Structural characters (RFC 8259 §2) except closing brackets. Each of them begins a value or follows a value,
-# so JSON has about as many values as such characters.
+# Structural characters (RFC 8259 §2) except closing brackets. JSON has about as many values as it has of
+# these characters.
 _STRUCTURAL = (b",", b":", b"[", b"{")
 _LETTER_ESCAPES = (rb"\n", rb"\t", rb"\r", rb"\/", rb"\b", rb"\f")
 
 
 def iter_pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields where each piece of the JSON from `start` to `end` starts and stops.
+    """Yields the start and the stop of each piece of the JSON from `start` to `end`.
 
     No piece ends inside a character or an escape, but pieces may end inside strings. `start` must not be
     inside a character.
@@ -84,7 +84,7 @@ def _has_many_escapes(raw: bytes, start: int, stop: int, escapes: int) -> bool:
 
 
 def _mask_piece(piece: bytes) -> bytes:
-    """Masks a piece that ends outside an escape. Returns it unchanged if one of its escapes is invalid."""
+    """Masks all escapes of a piece. Returns the piece unchanged if one of its escapes is invalid."""
     piece = piece.replace(rb"\\", b"##").replace(rb"\"", b"##")  # `\\` first: any `\` left begins an escape
     unmatched = piece.count(b"\\")
     if unmatched:
@@ -98,7 +98,8 @@ def _mask_piece(piece: bytes) -> bytes:
 def has_excess_structure(raw: bytes, limit: int) -> bool:
     """Returns whether JSON has more than `limit` opening brackets, commas and colons outside its strings.
 
-    For each of them, a decoder takes 5 ns if it skips the value, and 100 ns if it builds an object from it.
+    For each of these characters, a decoder takes 5 ns if it skips the value, and 100 ns if it builds a Python
+    object from it.
     """
     if sum([_count_structural(raw, start, stop) for start, stop in iter_pieces(raw, 0, len(raw))]) <= limit:
         return False

@@ -7,7 +7,7 @@ from typing import Any
 from compaction_proxy.core.json_bounds import has_too_many_brackets
 from compaction_proxy.wires.json.slices import DECODER
 
-# Text in the arguments of a call is shortened only if it has at least this many characters.
+# A text in the arguments of a tool call is shortened only if it has at least this many characters.
 LONG_ARGUMENT = 200
 
 TextCutter = Callable[[str], str]
@@ -28,12 +28,12 @@ def encode_json(value: Any) -> bytes:
 
 
 def cut_long_argument(text: str, cut: TextCutter) -> str:
-    """Returns a text from the arguments of a call, cut if it has at least `LONG_ARGUMENT` characters."""
+    """Returns a text from the arguments of a tool call, cut if it has at least `LONG_ARGUMENT` characters."""
     return cut(text) if len(text) >= LONG_ARGUMENT else text
 
 
 def cut_long_texts(value: Any, cut: TextCutter) -> Any:
-    """Returns a JSON value in which the long texts are cut. Keys stay the same."""
+    """Returns a JSON value in which texts of at least `LONG_ARGUMENT` characters are cut. Keys stay."""
     if isinstance(value, str):
         return cut_long_argument(value, cut)
     if isinstance(value, list):
@@ -44,7 +44,7 @@ def cut_long_texts(value: Any, cut: TextCutter) -> Any:
 
 
 def cut_arguments(arguments: str, cut: TextCutter) -> str:
-    """Returns the arguments of a call with long texts cut.
+    """Returns the arguments of a tool call with long texts cut.
 
     Valid JSON stays valid JSON with the same keys. Arguments that are not valid JSON, or have too many
     brackets to be parsed, are cut like plain text.

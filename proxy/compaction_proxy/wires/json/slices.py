@@ -1,9 +1,9 @@
 """Finds the members of an object and the elements of an array as slices of the JSON bytes.
 
 Values are checked to be JSON, but no Python objects are built from them. So everything in them is preserved:
-big integers, duplicate keys, the order of keys, white space. msgspec does this fast, except for escapes. If
-there are many escapes, or escapes that msgspec refuses although JSON allows them (lone surrogates), msgspec
-gets a copy in which the escapes are masked.
+big integers, duplicate keys, the order of keys, white space. msgspec does this, but it is slow if there are
+many escapes, and refuses lone surrogates, which JSON allows. In both cases, msgspec gets a copy of the JSON
+in which the escapes are masked.
 """
 
 import codecs
@@ -27,27 +27,28 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-# The standard decoder, but it refuses NaN and Infinity, which are not JSON.
+# The decoder of Python's `json`, except that it refuses NaN and Infinity, which are not JSON.
 DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 # Decoders for objects and arrays that leave the values as raw JSON.
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
-# How many bytes are checked, and how many elements are copied, in one call. A call holds the interpreter lock
-# until it ends.
+# How many bytes are checked as UTF-8, and how many elements are copied, in one call. A call holds the
+# interpreter lock until it ends.
 _BATCH_BYTES = 256 * 1024
 _BATCH_ELEMENTS = 4_096
 # JSON of at most this many bytes is decoded unmasked. In the worst case, if it is full of escapes, this takes
 # 4 ms.
 SHORT_BYTES = 960 * 1024
-# JSON with more opening brackets, commas and colons outside strings is refused: no model could read it.
+# JSON with more opening brackets, commas and colons outside strings than this is refused: no model could read
+# it.
 MAX_STRUCTURAL = 1_000_000
 # An object with more members is refused: it is neither a request nor a message. Each member takes 300 bytes
 # of memory, however short it is.
 MAX_MEMBERS = 10_000
-# If an array has more bytes than the first number, and on average more than one comma in as many bytes as the
-# second, its elements are checked before it is split. Each element takes 140 bytes of memory, however short
-# it is, and no message is as short as this.
+# An array with more than `MAX_UNCHECKED_ARRAY_BYTES`, and with more than one comma per `MIN_ELEMENT_BYTES`,
+# is checked for short elements before it is split. Each element takes 140 bytes of memory, however short it
+# is, and no message is shorter than `MIN_ELEMENT_BYTES`.
 MAX_UNCHECKED_ARRAY_BYTES = 16 * 1024
 MIN_ELEMENT_BYTES = 8
 
@@ -72,8 +73,8 @@ def find_members(raw: bytes) -> dict[str, Slice]:
     """Returns the positions of the values of a JSON object, by key.
 
     Raises:
-        UnreadableBodyError: `not-json`, `too-many`, or `duplicate-keys`. Keys that differ only in masked
-            escapes count as duplicates.
+        UnreadableBodyError: `not-json`; `too-many` for more than `MAX_MEMBERS` or `MAX_STRUCTURAL`;
+            `duplicate-keys`. Keys that differ only in their escapes may count as duplicates.
         RecursionError: The object is nested too deeply.
     """
     if len(raw) > MAX_STRUCTURAL and has_excess_structure(raw, MAX_STRUCTURAL):
@@ -115,8 +116,8 @@ def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
     """Returns the elements of a JSON array, each as a copy of its bytes that does not keep `raw` alive.
 
     Raises:
-        UnreadableBodyError: `no-array`; `too-many` if a long array has very short elements
-            (`MIN_ELEMENT_BYTES`).
+        UnreadableBodyError: `no-array`; `too-many` if the elements of a long array are shorter than
+            `MIN_ELEMENT_BYTES` on average, or, in an array with many commas, are not objects.
         RecursionError: The array is nested too deeply.
     """
     whole = bytes(raw)
@@ -140,13 +141,13 @@ def _refuse_short_elements(raw: bytes) -> None:
 def _decode_container(
     decoder: msgspec.json.Decoder[_Container], raw: bytes, reason: str
 ) -> tuple[bytes | bytearray, _Container]:
-    """Decodes a container, and returns the JSON that was decoded, and the container with raw values.
+    """Decodes an object or array, and leaves its values undecoded.
 
-    The JSON that was decoded is `raw` itself or a copy in which escapes are masked.
+    Returns the JSON that was decoded (`raw` itself, or a copy in which escapes are masked) and the result.
 
     Raises:
-        UnreadableBodyError: The JSON is not such a container. The error has the given `reason`.
-        RecursionError: The container is nested too deeply.
+        UnreadableBodyError: The JSON is not what `decoder` expects. The error has the given `reason`.
+        RecursionError: The JSON is nested too deeply.
     """
     try:
         smooth = mask_escapes(raw) if len(raw) > SHORT_BYTES else raw
@@ -160,17 +161,18 @@ def _decode_container(
 
 
 def _find_elements(raw: bytes, values: list[msgspec.Raw]) -> tuple[bytes, ...]:
-    """Returns the elements of `raw`.
+    """Returns the elements of an array, given the elements of its masked copy.
 
     Args:
         raw: The array.
-        values: The elements of a masked copy of the array. They have the same lengths.
+        values: The elements of the masked copy. They have the same lengths as those of `raw`.
     """
     copies: list[bytes] = []
     stop = 0
     for value in values:
         before = _BEFORE_ELEMENT.match(raw, stop)
-        start = before.end() if before else stop  # there always is a bracket or a comma
+        # The pattern always matches, because every element follows a bracket or a comma.
+        start = before.end() if before else stop
         stop = start + len(value)
         copies.append(raw[start:stop])
     return tuple(copies)

@@ -1,9 +1,9 @@
-"""Encodes a list of records as the value of `messages`, in which user and assistant must alternate.
+"""Encodes a list of records as the array `messages`, in which user and assistant must alternate.
 
-In this module, a turn is a run of consecutive messages of one role, which is written as one element. A
-message that is the only one of its turn keeps its bytes. If a turn has several messages, their blocks keep
-their bytes but may change places: tool results come first in a user's turn, because they must directly follow
-their calls, and thinking comes first in an assistant's turn.
+In this module, a turn is a run of consecutive messages of one role, which is written as one element of the
+array. A message that is the only one of its turn keeps its bytes. If a turn has several messages, their
+blocks keep their bytes but may change places: tool results come first in a user's turn, because they must
+directly follow their calls, and thinking comes first in an assistant's turn.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _TURNS: Final = frozenset({_ASSISTANT, _USER})
 
 
 def join_messages(messages: Sequence[Message]) -> bytes:
-    """Returns the text between the brackets of the array."""
+    """Encodes messages as the bytes between the brackets of the array `messages`."""
     return b",".join(
         [_write_turn(role, run) for role, run in _group_turns(rejoin_divided_messages(messages))]
     )
@@ -45,8 +45,9 @@ def _choose_role(record: Message) -> str:
 def _group_turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[Message]]]:
     """Yields each turn with its role, in order.
 
-    The first turn is a user's turn. A privileged message is allowed only after a user's turn. If a compaction
-    has removed that turn, the privileged message is written after the next user's turn.
+    The first turn is a user's turn; if the list begins with another role, one is added. A privileged message
+    is allowed only after a user's turn. If a compaction has removed the user's turn before it, the privileged
+    message is written after the next user's turn.
     """
     waiting: list[Message] = []
     role, run = "", list[Message]()
@@ -100,9 +101,9 @@ def _get_blocks(record: Message) -> tuple[bytes, ...]:
 def _put_thoughts_first(
     run: Sequence[Message], parts: Sequence[tuple[bytes, ...]]
 ) -> list[tuple[bytes, ...]]:
-    """Returns the blocks of an assistant's turn in a new order, so that the turn begins with thinking.
+    """Returns the blocks of each message of an assistant's turn, with the turn's first thinking moved ahead.
 
-    The thinking blocks that open the first message with thinking become the first blocks of the turn.
+    The moved blocks are the thinking at the beginning of the first message that has thinking.
     """
     first = next((k for k, each in enumerate(run) if has_thoughts(each)), 0)
     if not first:

@@ -13,13 +13,14 @@ TEXT: Final = "text"
 RESULT: Final = "tool_result"
 CALL: Final = "tool_use"
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
-# The member of a block that makes a provider cache the prompt up to this block. Models do not see it.
+# The member of a block that makes a provider cache the prompt up to this block: a cache mark. Models do not
+# see it.
 CACHE_MARK: Final = "cache_control"
 # The tag around text that Claude Code adds to a user's message.
 _REMINDER: Final = b"system-reminder"
 _OPENING: Final = "<system-reminder>"
 _CLOSING: Final = "</system-reminder>"
-# Longer blocks are not tested for being blank.
+# Blocks with more bytes than this are not tested for being blank.
 _BLANK_BYTES: Final = 256
 
 
@@ -86,7 +87,7 @@ def is_decoded_reminder(fields: Mapping[str, Any]) -> bool:
 
 
 def is_blank(block: bytes) -> bool:
-    """Returns whether a block is blank text, which providers refuse."""
+    """Returns whether a block is text of white space alone, which providers refuse."""
     if len(block) > _BLANK_BYTES or b'"text"' not in block:
         return False
     value: Any = large.decode_value(block)
@@ -96,7 +97,7 @@ def is_blank(block: bytes) -> bool:
 
 _MEMBERS: Final = ("content", "role")
 _USER: Final = b'"user"'
-# A message without these words is one piece, and need not be parsed to find this out.
+# A message that contains neither of these is one piece, so it need not be parsed.
 _SPLIT_MARKERS: Final = b'"tool_result"', b'"compaction"'
 # The kind of a block with a provider's own compaction. The model reads nothing that precedes this block.
 _COMPACTION: Final = "compaction"
@@ -110,7 +111,7 @@ def group_into_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
     other blocks are reminders, they stay with the last result.
 
     Raises:
-        UnreadableBodyError: An element is not a message, or holds a compaction by the provider.
+        UnreadableBodyError: An element is not a message, or holds a provider's own compaction.
     """
     found: list[bytes] = []
     for each in elements:

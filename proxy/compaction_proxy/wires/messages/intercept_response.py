@@ -52,7 +52,7 @@ class MessagesAnswerJoiner:
         if self._is_first_answer and not own_blocks:
             return body
         if not isinstance(content, list):
-            return body if payload else b""  # a body without blocks may be an error
+            return body if payload else b""  # a body without blocks may be an error for the client
         shown = [block for block in blocks if not is_call(block, self._name)]
         only_own_calls = bool(own_blocks) and not any(block.get("type") == CALL for block in shown)
         if may_answer_calls and only_own_calls and payload.get("stop_reason") not in CUT_OFF_REASONS:

@@ -1,10 +1,10 @@
-"""Hides calls of the search tool in a streamed answer on the Messages wire, and joins further answers to it.
+"""Hides calls of the search tool in a streamed answer on the Messages wire, and appends the next answers.
 
 Bytes from the upstream go in, and bytes for the client come out. In the first answer, an event before the
-first call is forwarded unchanged. A block that calls the tool is left out, and later blocks get lower
-indices, so that no index is missing. If the only calls of an answer are such calls, the end of the answer is
-held back. The blocks of the upstream's next answer then follow as part of the same answer. Its end has the
-usage of all answers together.
+first call of the search tool is forwarded unchanged. A block that calls the search tool is left out, and
+later blocks get lower indices, so that no index is missing. If an answer calls only the search tool, its end
+is held back. The blocks of the upstream's next answer then follow as part of the same answer, whose end
+reports the usage of all answers together.
 """
 
 import json
@@ -33,7 +33,8 @@ from compaction_proxy.wires.sse import DONE_DATA, EventSplitter, read_data, repl
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:message_start|content_block_start|message_delta|message_stop|error)"|\[DONE\]'
 )
-# The counts that the end of a joined answer always reports, because clients use the last value of each count.
+# The token counts that the end of a joined answer always reports, because clients use the last value that
+# they receive for each count.
 _COUNTS: Final = (
     "input_tokens",
     "cache_creation_input_tokens",
@@ -49,15 +50,13 @@ class MessagesStreamJoiner:
         name: The name of the search tool.
 
     Attributes:
-        done: Whether the upstream has signalled the end of the current answer.
+        is_done: Whether the upstream has signalled the end of the current answer.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._is_first_answer = True
-        self._may_answer_calls = (
-            True  # whether the proxy may answer calls of its tool; if False, they are left out
-        )
+        self._may_answer_calls = True  # if False, calls of the search tool are only removed
         self._next_index = 0  # index of the next block that the client sees
         self._previous_usage: JsonObject = {}
         self._reset_answer()
@@ -65,8 +64,8 @@ class MessagesStreamJoiner:
     def _reset_answer(self) -> None:
         self._events = EventSplitter()
         self._buffered_events = EventBuffer()
-        self._own_calls: dict[int, SearchToolCall] = {}  # by the upstream's index
-        self._client_indices: dict[int, int] = {}  # the client's index by the upstream's
+        self._own_calls: dict[int, SearchToolCall] = {}  # by the upstream's index of the block
+        self._client_indices: dict[int, int] = {}  # the client's index of a block, by the upstream's
         self._client_call_count = 0
         self._usage: JsonObject = {}
         self._is_continuing = False
@@ -156,12 +155,12 @@ class MessagesStreamJoiner:
         self._next_index += 1
 
     def _record_usage(self, usage: Any) -> None:
-        """Updates the usage. A count that is zero or absent does not replace an earlier one."""
+        """Merges counts into the answer's usage. A zero does not replace an earlier count."""
         counts = _as_object(usage)
         self._usage |= {name: count for name, count in counts.items() if count or name not in self._usage}
 
     def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the end of an answer; empty if the answer continues."""
+        """Returns the event to send for the `message_delta` that ends an answer; empty if it continues."""
         self._record_usage(payload.get("usage"))
         delta = _as_object(payload.get("delta"))
         reason = delta.get("stop_reason")
@@ -207,7 +206,7 @@ def _join_events(payloads: Iterable[JsonObject]) -> list[JsonObject]:
 def _apply_delta(
     block: JsonObject, index: Any, delta: JsonObject, pieces: dict[tuple[Any, str], list[str]]
 ) -> None:
-    """Adds a delta to its block. Texts are collected in `pieces`, so that they can be joined all at once."""
+    """Adds a delta to its block. Texts are only collected in `pieces`, to be joined all at once later."""
     for name, value in delta.items():
         if name == "citation":
             block["citations"] = [*(block.get("citations") or ()), value]

@@ -1,7 +1,7 @@
 """Converts pieces of the list `messages` to core records, and encodes messages that the proxy writes.
 
-A piece is the JSON of one core message (see `Wire`). The same content gives the same record and the same
-digest as on the Chat Completions wire: the record of a tool result has the role `tool`, and the input of a
+A piece is the JSON of one core message (see `Wire`). The same content gives the same record and digest as on
+the Chat Completions wire. For example, the record of a tool result has the role `tool`, and the input of a
 call becomes its arguments as text.
 """
 
@@ -27,15 +27,15 @@ from compaction_proxy.wires.messages.thinking import has_thoughts
 from compaction_proxy.wires.payload_digest import hash_address, hash_part, hash_text
 from compaction_proxy.wires.wire import UncountedMessage
 
-# A message with more blocks is not parsed, because no model could read it.
+# A message with more blocks than this is not parsed, because no model could read it.
 MAX_BLOCKS: Final = 10_000
-# The `name` in the record of a failed tool result. With it, the result is still a failure after a mask has
-# replaced its text.
+# The `name` in the record of a failed tool result. A mask that replaces the text keeps the name, so the
+# result still counts as failed.
 FAILED_RESULT_NAME: Final = "error"
-# Kinds of blocks that are not part of the text or parts of a record. Calls have their own field, and thinking
-# is left out because only the model reads it.
+# Kinds of blocks that go neither into the `text` nor into the `parts` of a record. Calls have their own
+# field, and thinking is left out because only the model reads it.
 _NONCONTENT_KINDS: Final = THINKING | {CALL}
-# The names of these blocks on the Chat Completions wire.
+# Kinds of blocks, with their names on the Chat Completions wire.
 _CHAT_KINDS: Final = {"image": "image_url", "document": "file"}
 
 
@@ -43,7 +43,7 @@ def decode_fields(raw: bytes) -> dict[str, Any]:
     """Decodes the JSON of one piece.
 
     Raises:
-        UnreadableBodyError: The bytes are not a message: `not-json`, `no-messages`, `too-many` or `too-deep`.
+        UnreadableBodyError: `not-json`, `no-messages` (not an object), `too-many` or `too-deep`.
     """
     value = large.decode_value(raw)
     if not isinstance(value, dict):
@@ -52,7 +52,7 @@ def decode_fields(raw: bytes) -> dict[str, Any]:
 
 
 def parse_message(raw: bytes) -> Message:
-    """Parses one piece into a core record with its digest. `tokens` is not set.
+    """Parses one piece into a core record with its digest. The `tokens` of the record are 0.
 
     Raises:
         UnreadableBodyError: The bytes are not a message.
@@ -62,7 +62,7 @@ def parse_message(raw: bytes) -> Message:
 
 
 def build_record(raw: bytes, fields: Mapping[str, Any]) -> Message:
-    """Builds the core record of a piece that `decode_fields` has decoded, without its digest.
+    """Builds the core record, without digest, of a piece that `decode_fields` has decoded.
 
     Raises:
         UnreadableBodyError: The fields are not a message.
@@ -74,9 +74,9 @@ def build_record(raw: bytes, fields: Mapping[str, Any]) -> Message:
 
 
 def find_result(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the tool result of a piece; None if the piece holds anything else than a result and reminders.
+    """Returns the tool result block of a piece; None if the piece is not a tool result.
 
-    The reminders must follow the result.
+    Only reminders may follow the block (see `blocks.is_reminder`).
     """
     content = fields.get("content")
     if not isinstance(content, list) or fields.get("role") != "user":
@@ -148,7 +148,7 @@ def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...]]:
 
 
 def is_text(block: object) -> bool:
-    """Returns whether a block is plain text."""
+    """Returns whether a decoded block is plain text."""
     if not isinstance(block, Mapping):
         return isinstance(block, str)
     return isinstance(block.get("text"), str) and block.get("type", TEXT) == TEXT
@@ -166,7 +166,7 @@ def _hash_payload(kind: str, block: Any) -> bytes:
 
 
 def encode_message(record: Message) -> bytes:
-    """Encodes a message that the proxy has written itself. A privileged role becomes `user`."""
+    """Returns the JSON of a message that the proxy has written itself. A privileged role becomes `user`."""
     if record.answered_call_ids:
         result = {"type": RESULT, "tool_use_id": record.answered_call_ids[0], "content": record.text}
         error_mark = {"is_error": True} if record.name == FAILED_RESULT_NAME else {}
@@ -181,8 +181,8 @@ def _choose_role(record: Message) -> str:
 def attach_parts(record: Message, source: Message) -> Message:
     """Returns a message with the text of `record` and all parts of `source` that are not text.
 
-    From the parts, only the client's cache marks are removed: a replacement never changes, but each request
-    has its own marks.
+    The parts lose the client's cache marks, because the marks move with each request, but the bytes of a
+    replacement never change. Otherwise, the parts stay unchanged.
 
     Args:
         record: A message that the proxy has written itself.
@@ -211,16 +211,16 @@ def drop_cache_marks(value: Any) -> Any:
     return plain
 
 
-# Base64 encodes three bytes as four characters.
+# Bytes per character of base64, which encodes three bytes as four characters.
 _BASE64_RATIO: Final = 0.75
-# Characters per token, for text that is only estimated.
+# Characters per token, for text whose tokens are only estimated.
 _TOKEN_CHARACTERS: Final = 4
-# How many characters of inline data are searched for the header of an image.
+# How many characters of an image's base64 data are searched for its header, which holds its size.
 _HEADER_CHARACTERS: Final = 128 * 1024
 
 
 def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
-    """Parses one piece, and estimates the tokens of its blocks that are not text.
+    """Parses one piece, and estimates the tokens that its blocks other than text take for `model`.
 
     Raises:
         UnreadableBodyError: The bytes are not a message.
@@ -235,7 +235,10 @@ def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
 
 
 def estimate_nontext_tokens(raw: bytes, model: str) -> int:
-    """Estimates the tokens of all blocks of a piece that are not text. The estimate is not calibrated."""
+    """Estimates the tokens of a piece's blocks that are not text; 0 if the bytes are not a piece.
+
+    The estimate is not calibrated.
+    """
     try:
         return _sum_block_tokens(decode_fields(raw), model)
     except UnreadableBodyError:
@@ -267,7 +270,7 @@ def _estimate_block(block: Any, model: str) -> int:
 
 
 def _get_image_url(source: Mapping[str, Any]) -> str:
-    """Returns the URL of an image. Inline data is cut after the header, which has the size of the image."""
+    """Returns the URL of an image. Inline data is cut, because only its header with the size is needed."""
     data = source.get("data")
     return (
         f"data:;base64,{data[:_HEADER_CHARACTERS]}" if isinstance(data, str) else str(source.get("url", ""))
@@ -290,7 +293,7 @@ def _estimate_document(source: Mapping[str, Any], model: str) -> int:
 
 
 def _estimate_thought(block: Mapping[str, Any]) -> int:
-    """Estimates the tokens of a thinking block by its text, or its encrypted copy if that may hold more."""
+    """Estimates the tokens of a thinking block by the longer of its text and its encrypted copy."""
     text_length = max(len(str(block.get(key, ""))) for key in ("thinking", "data"))
     sealed_length = int(len(str(block.get("signature", ""))) * _BASE64_RATIO)
     return max(text_length, sealed_length) // _TOKEN_CHARACTERS

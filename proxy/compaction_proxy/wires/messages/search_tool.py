@@ -22,7 +22,7 @@ TOOL_JSON: Final[bytes] = json.dumps(
     ensure_ascii=False,
 ).encode()
 # Stop reasons after which the proxy does not answer calls: the answer was cut off or refused, or the provider
-# continues it.
+# itself will continue it (`pause_turn`).
 CUT_OFF_REASONS: Final = frozenset(
     {"max_tokens", "model_context_window_exceeded", "stop_sequence", "refusal", "pause_turn"}
 )
@@ -39,7 +39,7 @@ def inspect_tool_support(raw: bytes, name: str) -> ToolSupport:
     - The client has a tool of that name.
     - The client sets a `tool_choice` other than `auto`. With `any` or `tool`, each answer of the upstream
       must call a tool, and with `none`, no answer may call one.
-    - The client requires a format of the answer. The text before a call and the text after it cannot be
+    - The answer must have a format, such as JSON. The text before a call and the text after it cannot be
       joined into JSON.
 
     Raises:
@@ -75,10 +75,10 @@ def forbid_calls(raw: bytes) -> bytes:
 
 @dataclass(slots=True)
 class SearchToolCall:
-    """A call of the search tool, such as a `tool_use` block.
+    """A call of the search tool: a `tool_use` block, or its equivalent on the Responses wire.
 
     Attributes:
-        arguments: The part of the call's input that has arrived, as JSON.
+        arguments: The part of the call's input that has arrived, as JSON text.
     """
 
     arguments: str = ""
@@ -98,10 +98,10 @@ def encode_input(block: Mapping[str, Any]) -> str:
 
 
 def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
-    """Builds the assistant message of these blocks in the form in which its provider accepts it in a request.
+    """Builds the assistant message of the next request from the blocks of the model's answer.
 
-    Blank text is left out, and input that is not an object becomes an empty object, because providers refuse
-    both. The result of the call tells the model what was wrong with the input.
+    Blank text is left out, and call input that is not an object becomes an empty object, because providers
+    refuse both in a request. The result of the call tells the model what was wrong with the input.
     """
     content = []
     for number, block in enumerate(blocks):
@@ -117,12 +117,15 @@ def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
 
 
 def requires_same_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether messages hold thinking. New models accept it only in a request with the same tools."""
+    """Returns whether messages hold thinking.
+
+    Newer models accept thinking only in a request with the same tools as the request that it answers.
+    """
     return any(block.get("type") in THINKING for each in messages for block in each["content"])
 
 
 def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
-    """Returns the assistant message, and a user message with the results of its calls, in order."""
+    """Returns the assistant message, followed by a user message with the results of its calls, in order."""
     calls = [block for block in message["content"] if block.get("type") == CALL]
     results = [
         {"type": RESULT, "tool_use_id": call["id"], "content": text}

@@ -1,7 +1,8 @@
 """Shortens a client's message block by block. Blocks that need no change keep their bytes.
 
-Thinking is signed by its provider, so it stays unchanged. The client's cache marks are removed, because a
-shortened message is sent with the same bytes in all later requests, but the client moves its marks.
+Thinking is signed by its provider, so it stays unchanged. The client's cache marks (`cache_control`) are
+removed: the client moves them with each request, but a shortened message must keep its bytes in all later
+requests.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,8 +39,9 @@ BlockChange = Callable[[Any], Any]
 def shorten_message(record: Message, share: float, handle: str) -> Message:
     """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
-    Long texts in the input of calls are shortened as well. Blocks of other kinds are replaced by a note with
-    the `handle`. Cache marks are removed. If the result would not be shorter, only the marks are removed.
+    Long texts in the input of calls are shortened as well. Blocks such as images are replaced by a note with
+    the `handle`. Cache marks are removed. If the result would not be shorter, only the marks are removed; if
+    there are none, the same record is returned.
     """
     raw = record.raw or encode_message(record)
     cut = partial(build_excerpt, share=share, source_name=handle)
@@ -53,7 +55,11 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
 
 
 def _change_content(raw: bytes, change: BlockChange) -> bytes:
-    """Returns the message with its content changed by `change`. All other bytes stay the same."""
+    """Returns the message with `change` applied to each block of its content. All other bytes stay the same.
+
+    Thinking stays unchanged. Blocks whose other half is in another message lose only their cache marks (see
+    `_find_unpaired_ids`).
+    """
     place = find_message_members(raw).get("content")
     if place is None:
         return raw
@@ -78,7 +84,7 @@ def _change_block(raw: bytes, value: Any, change: BlockChange, unpaired_ids: fro
 
 
 def _get_pair_id(block: Mapping[str, Any]) -> str:
-    """Returns the id that links a call of a provider's own tool and its result; empty for other blocks."""
+    """Returns the id that links a call of a provider's own tool to its result; empty for other blocks."""
     if get_kind(block) in {CALL, RESULT}:
         return ""
     pair_id = block.get("tool_use_id", block.get("id"))
@@ -86,10 +92,9 @@ def _get_pair_id(block: Mapping[str, Any]) -> str:
 
 
 def _find_unpaired_ids(values: list[Any]) -> frozenset[str]:
-    """Returns the ids of calls without their result, and of results without their call, in one message.
+    """Returns the ids of calls and results of a provider's own tools whose other half is in another message.
 
-    The other half of such a pair is in another message. The block stays, because providers refuse one half of
-    a pair without the other.
+    Such a block is not replaced by a note, because providers refuse one half of a pair without the other.
     """
     ids = [_get_pair_id(each) for each in values if isinstance(each, Mapping)]
     return frozenset(each for each in ids if each and ids.count(each) == 1)

@@ -1,8 +1,8 @@
 """Summary calls on the Messages wire: builds the request body and parses the answer.
 
 The body of a call holds either a system prompt and a message that the proxy writes, or the client's
-conversation with the prompt at its end. In the second form, everything that a provider reads before the
-messages stays the same byte for byte, so the provider's prompt cache still applies.
+conversation followed by the prompt. In the second form, tools and other members that a provider puts before
+the messages stay the same byte for byte, so the provider's prompt cache still applies.
 """
 
 import json
@@ -20,14 +20,15 @@ from compaction_proxy.wires.messages.thinking import adapt_for_provider
 from compaction_proxy.wires.messages.usage import open_usage_tap
 from compaction_proxy.wires.usage import as_mapping, parse_json
 
-# Tokens added to the output limit for thinking, if no budget is set. The first number applies if the request
-# has no setting for thinking, and the second if the call continues a request with such a setting. A call
-# keeps the client's setting because the prompt cache depends on it.
+# Tokens added to the output limit for thinking, if the client has set no thinking budget.
+# `CLIENT_ALLOWANCE_TOKENS` applies if the call continues a client's request that has the member `thinking`,
+# and `DEFAULT_ALLOWANCE_TOKENS` in other cases. A call keeps the client's `thinking`, because the prompt
+# cache depends on it.
 DEFAULT_ALLOWANCE_TOKENS: Final = 2_000
 CLIENT_ALLOWANCE_TOKENS: Final = 8_000
 
-# Members of a client's request that concern only the answer to it. A summary call that continues the client's
-# conversation must not have them.
+# Members of a client's request that affect only its answer, and the messages. A summary call that continues
+# the client's conversation does not copy them.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stop_sequences", "max_tokens", "temperature", "top_p", "top_k", "tool_choice", "metadata"}
     | {"output_config", "output_format", "diagnostics", "messages"}
@@ -35,12 +36,17 @@ _ANSWER_MEMBERS: Final = frozenset(
 _EMPTY_TOOLS: Final = frozenset({b"[]", b"null", b""})
 # Values of `thinking.type` that mean that thinking is off. `None` means that the request has no such member.
 _NO_THINKING_TYPES: Final = frozenset({"None", "disabled"})
-# Translates a stop reason of this wire that means an unfinished answer into the word of the other wires.
+# Translates stop reasons of this wire into the finish reasons of the Chat Completions wire.
 _FINISH_REASONS: Final = {"model_context_window_exceeded": "length"}
 
 
 def get_thinking_allowance(model: str, conversation: ContinuedConversation | None = None) -> int:
-    """Returns how many tokens a model may use for thinking, in addition to the limit of its answer."""
+    """Returns how many tokens a model may use for thinking, in addition to the limit of its answer.
+
+    Args:
+        model: The summary model.
+        conversation: The client's conversation, if the summary call continues it.
+    """
     thinking = _read_thinking(conversation)
     if thinking.get("type") == "disabled":
         return 0
@@ -62,7 +68,7 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
 
     Args:
         call: The summary call.
-        refused: Names of members that the provider has refused before. These members are left out.
+        refused: The names of members that this provider has already refused. They are left out.
     """
     fields: dict[str, Any] = {}
     if (
@@ -98,7 +104,7 @@ def _continue_conversation(
 ) -> bytes:
     """Returns the client's body with the prompt after its messages.
 
-    The members that concern the answer to the client are replaced by the call's own members.
+    The members in `_ANSWER_MEMBERS` are left out, except for the effort, and `own_members` are added.
     """
     own_list = group_into_pieces(split_elements(memoryview(_read_client_members(conversation)["messages"])))
     messages: Sequence[Message] = conversation.messages
@@ -132,7 +138,7 @@ def parse_answer(body: bytes) -> SummaryAnswer:
     """Parses an answer of the Messages API.
 
     Raises:
-        SummaryError: `garbage`: the body is not such an answer.
+        SummaryError: `garbage`: the body is not an answer of the Messages API.
     """
     payload = as_mapping(parse_json(body))
     content = payload.get("content")

@@ -1,13 +1,13 @@
 """Removes the thinking blocks that a provider would refuse in a rewritten list.
 
-Newer models accept signed thinking only after exactly the messages that it was made for. Otherwise they
-refuse the request. They accept requests from which thinking was left out. So all thinking is removed from
-every rewritten request. As this happens each time, the forwarded messages stay the same, and prompt caches
-stay valid.
+Newer models refuse a request in which signed thinking does not follow exactly the messages for which it was
+made. They accept requests without the earlier thinking. So all thinking is removed from every rewritten
+request. Because it is removed each time, the forwarded messages stay the same, and prompt caches stay valid.
 
-Older models, whose thinking has a budget (`enabled`), do not check the messages before the thinking. But they
-require that a turn with tools begins with thinking. So for them thinking stays. If a compaction has removed
-the first thinking block of a turn, all thinking is removed, and the request disables thinking.
+Older models, whose requests set a thinking budget (`"type":"enabled"`), do not check the messages before the
+thinking. But they require that a turn with tool calls begins with thinking, so for them thinking stays. If a
+compaction has removed the first thinking block of a turn, all thinking is removed, and the request disables
+thinking.
 
 Sources: Anthropic's documentation of preserved thinking and of extended thinking with tools, 2026-11.
 """
@@ -22,14 +22,14 @@ from compaction_proxy.wires.messages.blocks import THINKING, find_message_member
 from compaction_proxy.wires.usage import as_mapping, parse_json
 from compaction_proxy.wires.wire import AdaptedMessages
 
-_THINKING_MARKER: Final = b"thinking"  # part of the kinds of both blocks
+_THINKING_MARKER: Final = b"thinking"  # occurs in the names of both kinds of thinking blocks
 _THINKING_DISABLED: Final = b'{"type":"disabled"}'
 
 
 def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
     """Returns the list without the thinking that the provider would refuse.
 
-    The result also has the members of the body that must change with the list.
+    The result also holds the members of the body that must change together with the list.
 
     Args:
         raw: The client's body.
@@ -46,7 +46,8 @@ def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessag
 def drop_thoughts(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
     """Returns the list without any thinking. If the request sets a thinking budget, thinking is disabled.
 
-    A list that holds nothing but thinking is returned unchanged, because no provider accepts an empty list.
+    If the list holds nothing but thinking, the same list is returned, because no provider accepts an empty
+    list.
     """
     remaining = _drop_all_thoughts(messages)
     if not remaining:
@@ -61,7 +62,10 @@ def _read_thinking(raw: bytes) -> Mapping[str, Any]:
 
 
 def _begins_with_a_thought(messages: Sequence[Message]) -> bool:
-    """Returns whether the current turn begins with thinking, or the model has called no tools in it."""
+    """Returns whether the latest turn's first assistant message has thinking, or needs none.
+
+    It needs none if it calls no tools, or does not exist yet.
+    """
     user = find_latest_user_message(messages)
     turn = messages[0 if user is None else user + 1 :]
     first = next((each for each in turn if each.role == "assistant"), None)

@@ -1,7 +1,8 @@
 """Parses the token usage in answers on the Messages wire.
 
-A stream reports its input at the beginning and its output at the end; some providers report both at the end.
-`input_tokens` does not include tokens that the provider's cache wrote or read.
+A stream reports its input tokens at the beginning and its output tokens at the end; some providers report
+both at the end. `input_tokens` does not include tokens that were written to the provider's cache or read from
+it.
 """
 
 import re
@@ -24,7 +25,7 @@ from compaction_proxy.wires.usage import (
 )
 from compaction_proxy.wires.wire import TokenUsage
 
-# How many bytes of a stream's beginning are read. They hold the first event, which is short.
+# How many of a stream's first bytes are kept. They hold the first event, which is short.
 _HEAD_BYTES: Final = 2_048
 _USAGE_PATTERN: Final = re.compile(rb'"usage"\s*:\s*\{')
 
@@ -37,7 +38,7 @@ class _MessagesTokenCounts(msgspec.Struct):
 
 
 class _MessagesAnswer(msgspec.Struct):
-    """An answer in the shape that nearly every provider uses. Only these fields are decoded."""
+    """The fields to decode of an answer in the shape that nearly every provider uses."""
 
     usage: _MessagesTokenCounts
     stop_reason: str | None = None

@@ -42,7 +42,7 @@ from compaction_proxy.wires.wire import MemberNames, SearchTool, SummaryCallForm
 
 # Types of events that come before the content of an answer.
 _OPENING_EVENTS: Final = frozenset({"message_start", "ping"})
-# A header that Anthropic requires in every request.
+# The header that Anthropic requires in every request.
 _VERSION_HEADER: Final = {"anthropic-version": "2023-06-01"}
 _ERROR_KINDS: Final = {
     401: "authentication_error",
@@ -53,7 +53,7 @@ _ERROR_KINDS: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# Matches errors about thinking that belongs to other messages, that is missing, or that was changed.
+# Matches errors about thinking that was made for other messages, is missing, or was changed.
 _THINKING_REFUSAL: Final = re.compile(
     rb"bound to a different conversation|Invalid `signature` in `thinking`"
     rb"|must start with a thinking block|`redacted_thinking` blocks in the latest assistant message"
@@ -113,9 +113,9 @@ def _encode_error(error: ClientFacingError) -> bytes:
 def _drop_refused_content(raw: bytes, refusal: bytes) -> bytes | None:
     """Returns the body without thinking if the provider has refused the thinking, else None.
 
-    The model may have made the thinking for a list of messages that the proxy had rewritten. The client sends
-    it back with its own list. If that list is forwarded unchanged, because the compaction was undone or has
-    expired, the provider refuses the thinking.
+    The provider refuses thinking that follows other messages than those for which it was made. This happens
+    if the thinking was made after a compaction that was then undone or has expired: the client's own list is
+    now forwarded unchanged.
     """
     if _THINKING_REFUSAL.search(refusal) is None:
         return None

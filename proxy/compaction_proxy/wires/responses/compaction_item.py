@@ -1,9 +1,10 @@
 """Detects requests for a compaction item on the Responses wire, and expands items that the proxy has made.
 
-A client such as Codex asks for a compaction by ending its `input` with an item of type `compaction_trigger`.
-The streamed answer holds a `compaction` item, which the client then sends in place of the compacted input. If
-the proxy has made that item, it holds a token: the items of the compacted input, encrypted. This module finds
-tokens and replaces them by their items; `gateway.compaction_items` encrypts and decrypts them.
+A client such as Codex asks for a compaction by ending its `input` with an item of type `compaction_trigger`,
+the trigger. The answer holds a `compaction` item, which the client then sends in place of the compacted
+input. If the proxy has made that item, its content is a token: the items of the compacted input, encrypted.
+This module finds tokens and replaces them by their items; `gateway.compaction_items` encrypts and decrypts
+them.
 """
 
 import json
@@ -37,7 +38,7 @@ class TriggeredRequest(NamedTuple):
 
 
 def has_trigger(raw: bytes) -> bool:
-    """Returns whether a body may end in a trigger. If the result is False, it certainly does not."""
+    """Returns whether a body may end with a trigger. If the result is False, it certainly does not."""
     return _TRIGGER_BYTES in raw
 
 
@@ -47,9 +48,9 @@ def has_token(raw: bytes) -> bool:
 
 
 def read_trigger(raw: bytes) -> TriggeredRequest | None:
-    """Returns the request if it asks for a compaction item, else None.
+    """Parses a body that asks for a compaction item; None if it does not.
 
-    The trigger must be the last item and the only one of its kind, as the provider demands.
+    The trigger must be the last item and the only trigger, as the provider demands.
     """
     try:
         members, place, items = _cut_items(raw)
@@ -77,16 +78,16 @@ def read_items(raw: bytes) -> tuple[bytes, ...]:
 def expand_items(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool = False) -> bytes:
     """Returns a body in which each token is replaced by its items. Items of the client keep their bytes.
 
-    Clients keep some user messages of the compacted input. So a user message of a token is left out if the
-    body also has it before the token. Instructions of a token are left out if the body has instructions of
-    its own: a privileged message or project instructions. A token that occurs twice is expanded only once. A
-    body without a list of items is returned unchanged.
+    Clients keep some user messages of the compacted input. So a user message in a token is left out if it
+    also precedes the token in the body. Instructions (privileged messages and project instructions) in a
+    token are left out if the body has instructions of its own. A token that occurs twice is expanded only
+    once. A body without a list of items is returned unchanged.
 
     Args:
         raw: The body.
         open_token: Returns the JSON array of a token's items. It may raise an error to stop the expansion.
-        with_latest: Whether the latest user message of a token is always put back, so that it is also the
-            latest user message of the body.
+        with_latest: Whether to include a token's latest user message even if it precedes the token, so that
+            it becomes the latest user message of the body.
     """
     try:
         return _expand_tokens(raw, open_token, with_latest=with_latest)
@@ -123,12 +124,12 @@ def _compute_user_digests(items: Iterable[bytes]) -> list[bytes]:
 def _select_items(
     items: tuple[bytes, ...], known_digests: set[bytes], *, instructed: bool
 ) -> Iterator[bytes]:
-    """Yields the items of a token that the request does not already hold.
+    """Yields the items of a token that the body does not already hold.
 
     Args:
         items: The items of the token.
-        known_digests: The digests of the messages that the request holds.
-        instructed: Whether the request holds instructions. Then the instructions of the token are left out.
+        known_digests: The digests of user messages in the body. The same messages in the token are left out.
+        instructed: Whether the body holds instructions. Then the instructions in the token are left out.
     """
     for item in items:
         record = _read_message(item)
@@ -140,7 +141,7 @@ def _select_items(
 
 
 def _read_message(item: bytes) -> Message | None:
-    """Returns the record of a message; None for other items."""
+    """Returns the record of a message; None for assistant messages and for other items."""
     kind, role = read_type_and_role(item)
     return parse_message(item) if kind in {"", "message"} and role not in {"", "assistant"} else None
 
@@ -188,9 +189,10 @@ def _replace_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[byt
 
 
 def strip_privilege(item: bytes) -> bytes:
-    """Returns an item that the proxy has written in the form in which it is put into a token.
+    """Returns an item, but with the role `user` if it is a privileged message.
 
-    Only the client may give instructions. So a replacement with a privileged role gets the role `user`.
+    It is called for items that the proxy has written, before they are put into a token: only the client may
+    give instructions.
     """
     record = _read_message(item)
     return (
@@ -228,7 +230,7 @@ def build_response(
 
 
 def build_stream(response: Mapping[str, Any]) -> bytes:
-    """Returns an answer as a stream of events: response created, item added, item done, response completed.
+    """Returns the result of `build_response` as a stream of server-sent events.
 
     Codex reads the item from `response.output_item.done`, and the id and the usage from `response.completed`.
     """

@@ -50,7 +50,7 @@ class ResponsesAnswerJoiner:
         if self._is_first_answer and not own_calls:
             return body
         if not isinstance(output, list):
-            return body if payload else b""  # a body without items may be an error
+            return body if payload else b""  # a body without items may be an error for the client
         shown = [item for item in items if not is_call(item, self._name)]
         only_own_calls = bool(own_calls) and not any(map(must_client_answer, shown))
         if may_answer_calls and only_own_calls and payload.get("status", COMPLETED) == COMPLETED:
@@ -63,7 +63,7 @@ class ResponsesAnswerJoiner:
         return encode_ascii_json(payload)
 
     def get_assistant_message(self) -> JsonObject:
-        """Returns the items of the answer for which `join_answer` returned None, in the member `output`."""
+        """Returns the answer for which `join_answer` returned None, as an object with its items in `output`."""
         return self._message
 
     def _record_answer(self, payload: JsonObject, items: list[JsonObject], shown: list[JsonObject]) -> None:

@@ -1,10 +1,10 @@
-"""Hides calls of the search tool in a streamed answer on the Responses wire, and joins further answers.
+"""Hides calls of the search tool in a streamed answer on the Responses wire, and appends the next answers.
 
 Bytes from the upstream go in, and bytes for the client come out. In the first answer, an event before the
-first call is forwarded unchanged. An item that calls the tool is left out, and later items and events get
-lower numbers, so that no number is missing. If the client has nothing to answer but the proxy's tool was
-called, the end of the answer is held back. The items of the upstream's next answer then follow as part of the
-same answer. Its end lists all items.
+first call of the search tool is forwarded unchanged. An item that calls the search tool is left out, and
+later items and events get lower numbers, so that no number is missing. If an answer calls only the search
+tool, its end is held back. The items of the upstream's next answer then follow as part of the same answer,
+whose end lists the items of all answers.
 """
 
 import re
@@ -44,19 +44,17 @@ class ResponsesStreamJoiner:
         name: The name of the search tool.
 
     Attributes:
-        done: Whether the upstream has signalled the end of the current answer.
+        is_done: Whether the upstream has signalled the end of the current answer.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._is_first_answer = True
-        self._may_answer_calls = (
-            True  # whether the proxy may answer calls of its tool; if False, they are left out
-        )
+        self._may_answer_calls = True  # if False, calls of the search tool are only removed
         self._next_index = 0  # output index of the next item that the client sees
         self._next_sequence_number = 0  # sequence number of the next event that the client sees
         self._envelope: JsonObject = {}
-        self._previous_items: list[JsonObject] = []  # items of earlier answers that the client has got
+        self._previous_items: list[JsonObject] = []  # items of earlier answers that the client has received
         self._previous_usage: JsonObject = {}
         self._reset_answer()
 
@@ -64,15 +62,16 @@ class ResponsesStreamJoiner:
         self._events = EventSplitter()
         self._buffered_events = EventBuffer()
         self._own_call_keys: set[int | str] = set()
-        self._client_indices: dict[int | str, int] = {}  # the client's output index by the upstream's
-        self._answer_items: list[JsonObject] = []  # items of an answer that continues
+        # The output index that the client sees, by the upstream's key of the item (`_get_item_key`).
+        self._client_indices: dict[int | str, int] = {}
+        self._answer_items: list[JsonObject] = []  # items of the current answer, if the next one continues it
         self._usage: JsonObject = {}
         self._is_continuing = False
         self.is_done = False
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of bytes of the current answer that are kept because its end must list its items."""
+        """The number of bytes of the current answer that are kept: the items that its end must list."""
         return self._buffered_events.size_bytes
 
     @property
@@ -110,7 +109,7 @@ class ResponsesStreamJoiner:
     def write_error(self, body: bytes) -> bytes:
         """Returns the event that reports an error to the client.
 
-        The event has the fields of the documentation, and also the field `error`, which SDKs read.
+        The event has the documented fields, and also the field `error`, which SDKs read.
         """
         details = DECODER.decode(body.decode()).get("error")
         error = details if isinstance(details, dict) else {"message": str(details)}
@@ -138,7 +137,10 @@ class ResponsesStreamJoiner:
         return b"" if self._is_hidden(event, payload) else self._renumber_event(event, payload)
 
     def _is_hidden(self, event: bytes, payload: JsonObject) -> bool:
-        """Records the item of an event, and returns whether the event is about a call of the search tool."""
+        """Returns whether an event belongs to a call of the search tool, and records the event's item.
+
+        Also records the envelope and the first sequence number of a `response.created` event.
+        """
         if payload.get("type") == "response.created":
             self._envelope = {
                 key: payload["response"][key] for key in ENVELOPE if key in _get_response(payload)
@@ -158,7 +160,10 @@ class ResponsesStreamJoiner:
         return key in self._own_call_keys
 
     def _renumber_event(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the event with the client's numbers; the same bytes if the numbers stay the same."""
+        """Returns the event with the output index and the sequence number that the client expects.
+
+        The same bytes are returned if both stay the same.
+        """
         numbers: JsonObject = {}
         index = payload.get("output_index")
         if type(index) is int:
@@ -170,7 +175,7 @@ class ResponsesStreamJoiner:
         return event if is_unchanged else replace_data(event, encode_ascii_json({**payload, **numbers}))
 
     def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the end of an answer; empty if the answer continues."""
+        """Returns the event to send for the last event of an answer; empty if the answer continues."""
         response = _get_response(payload)
         output = response.get("output")
         items = (
@@ -220,7 +225,7 @@ def _get_response(payload: JsonObject) -> JsonObject:
 
 
 def _get_item_key(payload: JsonObject) -> int | str:
-    """Returns the key of the item that an event is about: its output index, or else its id."""
+    """Returns the key of an event's item: its output index, or else its id; empty if it has neither."""
     index, item = payload.get("output_index"), payload.get("item")
     if type(index) is int:
         return index

@@ -1,7 +1,7 @@
-"""The items of a Responses input: which of them belong together, and what each type is for.
+"""Classifies the items of a Responses input, and groups them into pieces (see `Wire`).
 
-All items of one answer form one piece (see `Wire`), so that reasoning is never removed without the calls that
-follow from it. To group items, this module decodes only their type and role.
+All items of one answer form one piece, so that reasoning is never removed without the calls that follow from
+it. To group items, this module decodes only their type and role.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from compaction_proxy.wires.body import are_objects
 from compaction_proxy.wires.json import large
 from compaction_proxy.wires.json.slices import find_members, split_elements
 
-# The types of calls that the client answers with text, by the type of the answering item.
+# For each type of item with which a client answers a call: the type of the call.
 CALL_TYPES_BY_OUTPUT: Final[Mapping[str, str]] = {
     "function_call_output": "function_call",
     "custom_tool_call_output": "custom_tool_call",
@@ -42,8 +42,8 @@ _EMPTY_VALUES: Final = frozenset({b"", b"null", b'""', b"[]"})
 class ItemGrouping(Enum):
     """How an item is grouped into pieces.
 
-    It forms a piece alone (`ALONE`), with its neighbours of this kind (`RUN`), or with everything before it
-    (`COMPACTION_TYPES`).
+    An `ALONE` item is a piece of its own. Neighbouring `RUN` items form one piece. A `COMPACTED` item forms
+    one piece with all items before it.
     """
 
     ALONE = "alone"
@@ -60,11 +60,11 @@ _ITEM_HEAD = msgspec.json.Decoder(_ItemHead)
 
 
 def classify_item(kind: str, role: str) -> ItemGrouping:
-    """Classifies an item by its type, and a message also by its role.
+    """Returns how an item of this type and role is grouped into pieces.
 
     Raises:
-        UnreadableBodyError: `stateful`: the item refers to something that only the provider has, or has
-            neither type nor role. `provider-compacts`: the item asks the provider to compact.
+        UnreadableBodyError: `stateful`: the item refers to an item that only the provider has, or has neither
+            type nor role. `provider-compacts`: the item asks the provider to compact.
     """
     if kind in COMPACTION_TYPES:
         return ItemGrouping.COMPACTED
@@ -78,7 +78,6 @@ def classify_item(kind: str, role: str) -> ItemGrouping:
 
 
 def _classify_raw_item(raw: bytes) -> ItemGrouping:
-    """Classifies an item by its bytes."""
     return classify_item(*read_type_and_role(raw))
 
 
@@ -125,7 +124,7 @@ def group_into_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Groups the items into pieces by `classify_item`.
 
     Raises:
-        UnreadableBodyError: The list has an item because of which the proxy must not rewrite the list.
+        UnreadableBodyError: `classify_item` refuses an item, so the proxy must not rewrite the list.
     """
     groupings = [_classify_raw_item(each) for each in items]
     start = (
@@ -142,7 +141,7 @@ def group_into_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def may_continue_piece(item: bytes) -> bool:
-    """Returns whether the item after this one may belong to the same piece."""
+    """Returns whether the item after this one may belong to the same piece as this one."""
     return _classify_raw_item(item) is ItemGrouping.RUN
 
 
@@ -154,7 +153,7 @@ def regroups_previous(items: tuple[bytes, ...]) -> bool:
 def find_skip_reason(indicators: Mapping[str, bytes]) -> str:
     """Returns why a body must stay unchanged; empty if it may change.
 
-    It must stay unchanged if the provider stores the rest of the conversation, or compacts the input itself.
+    It must stay unchanged if the provider stores a part of the conversation, or compacts the input itself.
     """
     names = {name for name, value in indicators.items() if value not in _EMPTY_VALUES}
     if names & {"previous_response_id", "conversation"}:

@@ -24,9 +24,9 @@ from compaction_proxy.wires.responses.items import (
     decode_items,
 )
 
-# Separates the messages of one answer.
+# Separates the texts of several messages in one answer.
 _MESSAGE_SEPARATOR = "\n\n"
-# Members of an item that do not belong to its content. Digests leave them out.
+# Members of an item that are not part of its content, so digests leave them out.
 _IDENTITY_MEMBERS = frozenset({"id", "status"})
 # Types of calls that have no name: the name in the call's record, and the member that holds the arguments.
 _UNNAMED_CALLS = {
@@ -39,7 +39,7 @@ JsonObject = dict[str, Any]
 
 
 def parse_message(raw: bytes) -> Message:
-    """Parses a piece into a core record with its digest. `tokens` is not set.
+    """Parses a piece into a core record with its digest. The `tokens` of the record are 0.
 
     Raises:
         UnreadableBodyError: The bytes are not a piece.
@@ -49,7 +49,7 @@ def parse_message(raw: bytes) -> Message:
 
 
 def build_record(raw: bytes, items: Sequence[JsonObject]) -> Message:
-    """Builds the core record of a piece that `decode_items` has decoded, without its digest.
+    """Builds the core record, without digest, of a piece that `decode_items` has decoded.
 
     Raises:
         UnreadableBodyError: The items are not a piece.
@@ -89,7 +89,7 @@ def get_kind(item: Mapping[str, Any]) -> str:
 
 
 def _convert_run(raw: bytes, items: Sequence[JsonObject]) -> Message:
-    """Converts the items of an answer. Reasoning only sets `signed`; all other items become content."""
+    """Converts the items of one answer. Reasoning only sets `has_signed_reasoning` of the record."""
     text, refusal, signed = "", "", False
     parts: list[ContentPart] = []
     calls: list[MessageToolCall] = []
@@ -119,7 +119,7 @@ def _drop_identity(item: Mapping[str, Any]) -> JsonObject:
 
 
 def build_call(item: Mapping[str, Any]) -> MessageToolCall:
-    """Builds the call that an item makes."""
+    """Converts an item that is a tool call to the core's form of a call."""
     kind = get_kind(item)
     name, arguments_key = _UNNAMED_CALLS.get(
         kind, ("", "input" if kind == "custom_tool_call" else "arguments")
@@ -131,7 +131,7 @@ def build_call(item: Mapping[str, Any]) -> MessageToolCall:
 
 
 def _get_call_id(item: Mapping[str, Any]) -> str:
-    """Returns the id that links a call and its answer. Items of a local shell may have it as `id`."""
+    """Returns the id that links a call to its answer. Items of a local shell may have it as `id`."""
     return as_string(item.get("call_id")) or (
         as_string(item.get("id")) if get_kind(item).startswith("local_shell") else ""
     )
@@ -150,14 +150,14 @@ def _convert_output(raw: bytes, item: Mapping[str, Any], kind: str) -> Message:
 
 
 def _iter_shell_texts(output: object) -> Iterator[str]:
-    """Yields what the commands of a shell have written."""
+    """Yields the texts that shell commands have written to stdout and stderr."""
     for each in output if isinstance(output, list) else ():
         if isinstance(each, Mapping):
             yield from filter(None, (as_string(each.get("stdout")), as_string(each.get("stderr"))))
 
 
 def _read_outcome(output: object) -> str:
-    """Returns how the last command of a shell ended: its exit code, or `timeout`."""
+    """Returns how the last shell command ended: its exit code, or `timeout`."""
     last = output[-1] if isinstance(output, list) and output else None
     outcome = last.get("outcome") if isinstance(last, Mapping) else None
     fields = outcome if isinstance(outcome, Mapping) else {}
@@ -168,7 +168,7 @@ def read_content(content: object) -> tuple[str, tuple[ContentPart, ...], str]:
     """Returns the text, the other parts and the refusal of a message's content or a call's output.
 
     Raises:
-        UnreadableBodyError: `too-many`: the content has more parts than a model could read.
+        UnreadableBodyError: `too-many`: the content has more than `MAX_PARTS` parts.
     """
     if not isinstance(content, list):
         plain = content is None or isinstance(content, str)
@@ -195,7 +195,7 @@ def is_text(part: Any) -> bool:
 
 
 def _build_part(part: Any, text_offset: int) -> ContentPart:
-    """Builds a part with the same kind and digest as on the other wires."""
+    """Builds the record of a part that is not text, with the same kind and digest as on the other wires."""
     kind = as_string(part.get("type")) if isinstance(part, Mapping) else ""
     if kind == "input_image" and isinstance(part.get("image_url"), str):
         return ContentPart("image_url", hash_address(part["image_url"]), text_offset)
@@ -220,10 +220,10 @@ def _build_part(part: Any, text_offset: int) -> ContentPart:
 
 
 def encode_message(record: Message) -> bytes:
-    """Encodes a message that the proxy has written itself.
+    """Returns the JSON of a message that the proxy has written itself.
 
-    An assistant message has the shape that it has in an answer, because servers that translate requests to
-    Chat Completions accept no other shape.
+    An assistant message gets the shape that messages have in answers, because servers that translate requests
+    to Chat Completions accept no other shape.
     """
     if record.answered_call_ids:
         kind, _, ending = record.name.partition(":")
@@ -242,7 +242,8 @@ def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
     Args:
         record: The message to encode.
         kind: The type of the item.
-        ending: How the shell's command or the patch ended; empty if that is unknown.
+        ending: How the shell command or the patch ended: an exit code, `timeout` or a status. Empty if
+            unknown.
     """
     call_id, text = record.answered_call_ids[0], record.text
     if kind == "shell_call_output":
@@ -253,13 +254,16 @@ def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
     if kind == "apply_patch_call_output":
         status = ending if ending in {"completed", "failed"} else "failed"
         return {"type": kind, "call_id": call_id, "status": status, "output": text}
-    # The specification has the call's id in `id` here, and the provider's examples have it in `call_id`.
+    # Here, the specification puts the call's id into `id`, but the provider's examples put it into `call_id`.
     item_id = {"id": call_id} if kind == "local_shell_call_output" else {}
     return {"type": kind, **item_id, "call_id": call_id, "output": text}
 
 
 def join_messages(messages: Sequence[Message]) -> bytes:
-    """Encodes a list as items. If the proxy has written a call's answer, the call determines its type."""
+    """Encodes messages as items, separated by commas.
+
+    An answer to a call that the proxy has written, such as a mask, gets the type that the call requires.
+    """
     encoded: list[bytes] = []
     messages = rejoin_divided_messages(messages)
     for index, each in enumerate(messages):
@@ -276,7 +280,10 @@ def join_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _find_output_kind(call_id: str, before: Sequence[Message]) -> str:
-    """Returns the type of answer that the nearest call with this id requires."""
+    """Returns the type of the item that must answer the latest call with this id in `before`.
+
+    Returns `function_call_output` if the call is not found.
+    """
     for message in reversed(before):
         if any(call.id == call_id for call in message.calls):
             call_items = (

@@ -15,8 +15,8 @@ from compaction_proxy.wires.json.slices import find_members, read_member, split_
 from compaction_proxy.wires.usage import as_mapping, parse_json
 from compaction_proxy.wires.wire import ToolSupport
 
-# On this wire, `strict` is the default. It is off here because it does not allow optional arguments, and all
-# arguments of the tool are optional.
+# On this wire, `strict` is on by default. It is off here because it does not allow optional arguments, and
+# all arguments of the tool are optional.
 TOOL_JSON: Final[bytes] = json.dumps(
     {
         "type": "function",
@@ -38,8 +38,8 @@ _SELF_CONTAINED_TYPES: Final = frozenset(
     {"message", _REASONING, "web_search_call", "file_search_call", "code_interpreter_call"}
     | {"image_generation_call", "mcp_call", "mcp_list_tools", "compaction"}
 )
-# With these members, the provider stores the answer, or uses stored tools, which a request's own tools
-# replace.
+# If a request has one of these members, the provider stores the answer, or uses stored tools, which the
+# request's own tools would replace.
 _STATEFUL_MEMBERS: Final = ("previous_response_id", "conversation", "prompt")
 
 
@@ -96,12 +96,12 @@ def is_call(item: Mapping[str, Any], name: str) -> bool:
 
 
 def must_client_answer(item: Mapping[str, Any]) -> bool:
-    """Returns whether the client must answer an item. For items of unknown type, the result is True."""
+    """Returns whether an item of an answer is a call that the client must answer; True for unknown types."""
     return item.get("type") not in _SELF_CONTAINED_TYPES
 
 
 def read_arguments(item: Mapping[str, Any]) -> str:
-    """Returns the arguments of a call as the model wrote them."""
+    """Returns the arguments of a call as the model wrote them; as JSON if the provider has parsed them."""
     arguments = item.get("arguments")
     return arguments if isinstance(arguments, str) else json.dumps(arguments or {})
 
@@ -109,10 +109,10 @@ def read_arguments(item: Mapping[str, Any]) -> str:
 def build_message(items: Iterable[JsonObject]) -> JsonObject:
     """Returns an object whose `output` has the items of an answer as the provider accepts them in a request.
 
-    Reasoning goes back unchanged, with its encrypted content. Reasoning without content is left out, because
-    a provider that stores nothing does not know it by its id. Then the ids of all other items are removed,
-    because the provider refuses items with ids if the reasoning before them is missing. Arguments that are
-    not an object become an empty object.
+    Reasoning stays unchanged, with its encrypted content. Reasoning without content is left out, because a
+    provider that stores nothing does not know it by its id. In this case, the ids of all other items are
+    removed, because the provider refuses items with ids if the reasoning before them is missing. Call
+    arguments that are not an object become an empty object.
     """
     all_items = list(items)
     remaining = [item for item in all_items if item.get("type") != _REASONING or _has_content(item)]

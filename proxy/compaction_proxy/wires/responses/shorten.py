@@ -1,7 +1,7 @@
 """Shortens pieces of a Responses input, and adds a client's images to messages that the proxy writes.
 
-A piece is the JSON of one core message (see `Wire`). Reasoning, and items that only the provider reads, stay
-byte for byte, because they are encrypted or refer to each other.
+A piece is the JSON of one core message (see `Wire`). Reasoning, and items that only the provider reads, keep
+their bytes, because they are encrypted or refer to each other.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,11 +26,11 @@ _ItemShortener = Callable[[JsonObject, TextCutter, str], JsonObject]
 
 
 def shorten_message(record: Message, share: float, handle: str) -> Message:
-    """Returns the piece with about `share` (0..1) of its text, from the beginning and the end of the text.
+    """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
     Unknown fields stay. Text in the arguments of calls is shortened if it is long. In a user's message or a
-    tool's result, each part that is not text is replaced by a note with the `handle`. A privileged message
-    stays as it is. If the result would not be shorter, the same record is returned.
+    tool's result, each part that is not text is replaced by a note with the `handle`. A privileged message is
+    not shortened. If the result would not be shorter, the same record is returned.
     """
     raw = record.raw or encode_message(record)
     if record.is_privileged:
@@ -62,7 +62,10 @@ def _shorten_output(item: JsonObject, cut: TextCutter, handle: str) -> JsonObjec
 
 
 def _shorten_content(item: JsonObject, key: str, cut: TextCutter, handle: str) -> JsonObject:
-    """Returns the item with shorter content. With a handle, a note replaces each part that is not text."""
+    """Returns the item with shorter content in the member `key`.
+
+    A note with the `handle` replaces each part that is not text. If `handle` is empty, such parts stay.
+    """
     content = item.get(key)
     if isinstance(content, str):
         return {**item, key: cut(content)}
@@ -86,7 +89,7 @@ def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
 
 
 def _replace_text(part: Mapping[str, Any], text: str) -> JsonObject:
-    """Returns a part with another text, without members that refer to characters of the old text."""
+    """Returns a part with another text, and without members that refer to positions in the old text."""
     remaining = {key: each for key, each in part.items() if key != "logprobs"}
     return {**remaining, "text": text, **({"annotations": []} if "annotations" in remaining else {})}
 

@@ -1,8 +1,8 @@
 """Summary calls on the Responses wire: builds the request body and parses the answer.
 
 The body of a call holds either instructions and an input that the proxy writes, or the client's conversation
-with the prompt at its end. In the second form, everything that a provider reads before the input stays the
-same byte for byte, so the provider's prompt cache still applies.
+followed by the prompt. In the second form, tools and other members that a provider puts before the input stay
+the same byte for byte, so the provider's prompt cache still applies.
 """
 
 import json
@@ -21,14 +21,14 @@ from compaction_proxy.wires.usage import as_mapping, build_usage, parse_json
 # The lowest effort that all reasoning models accept: newer ones refuse `minimal`, and older ones `none`.
 REASONING_EFFORT: Final = "low"
 
-# Members of a client's request that concern only the answer to it. A summary call that continues the client's
-# conversation must not have them.
+# Members of a client's request that affect only its answer or its stored state, and the input. A summary call
+# that continues the client's conversation does not copy them.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stream_options", "max_output_tokens", "max_tool_calls", "text", "top_logprobs", "include"}
     | {"temperature", "top_p", "tool_choice", "metadata", "store", "background", "background_options"}
     | {"truncation", "input", "previous_response_id", "conversation", "context_management", "moderation"}
 )
-# Translates the reasons why an answer was cut off into the words that the proxy uses for every wire.
+# Translates the reasons why an answer was cut off into the finish reasons that the proxy uses for all wires.
 _FINISH_REASONS: Final[Mapping[str, str]] = {
     "max_output_tokens": "length",
     "content_filter": "content_filter",
@@ -40,7 +40,7 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
 
     Args:
         call: The summary call.
-        refused: Names of members that the provider has refused before. These members are left out.
+        refused: The names of members that this provider has already refused. They are left out.
     """
     client = _read_client_members(call.conversation) if call.conversation else {}
     reasoning = get_thinking_allowance(call.model) > 0
@@ -75,7 +75,7 @@ def _continue_conversation(
 ) -> bytes:
     """Returns the client's body with the prompt at the end of its input.
 
-    The members that concern the answer to the client are replaced by the call's own members.
+    The members in `_ANSWER_MEMBERS` are left out, and `own_members` are added.
     """
     messages = conversation.messages
     acknowledgements = (ACKNOWLEDGEMENT,) if messages and messages[-1].answered_call_ids else ()
@@ -100,7 +100,7 @@ def parse_answer(body: bytes) -> SummaryAnswer:
     """Parses an answer of the Responses API.
 
     Raises:
-        SummaryError: `garbage`: the body is not such an answer, or the answer has failed.
+        SummaryError: `garbage`: the body is not an answer of the Responses API, or has the status `failed`.
     """
     payload = as_mapping(parse_json(body))
     output = payload.get("output")

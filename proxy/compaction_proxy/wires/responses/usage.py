@@ -1,7 +1,7 @@
 """Parses the token usage in answers on the Responses wire.
 
-A stream ends with an event that repeats the whole answer with its tools and instructions, and may be
-megabytes long. Of a long event only the end is kept, which has the usage.
+A stream ends with an event that repeats the whole answer, including the request's tools and instructions.
+This event may be megabytes long. Of a long event, only the end is kept, which holds the usage.
 """
 
 import re
@@ -25,7 +25,8 @@ from compaction_proxy.wires.usage import (
 from compaction_proxy.wires.wire import TokenUsage
 
 _USAGE_PATTERN: Final = re.compile(rb'"usage"\s*:\s*\{')
-# Opens the objects around the usage of an event whose beginning was not kept, so that its end can be parsed.
+# Opens the objects around the `usage` of an event. Put before the end of an event whose beginning was not
+# kept, it makes this end valid JSON.
 _OPENING: Final = b'{"response":{'
 
 
@@ -40,7 +41,7 @@ class _ResponsesTokenCounts(msgspec.Struct):
 
 
 class _ResponsesAnswer(msgspec.Struct):
-    """An answer in the shape that nearly every provider uses. Only these fields are decoded."""
+    """The fields to decode of an answer in the shape that nearly every provider uses."""
 
     usage: _ResponsesTokenCounts
     status: str | None = None
@@ -74,7 +75,7 @@ def _parse_event(data: bytes) -> TokenUsage | None:
 
 
 def _parse_stream(_: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  # noqa: FBT001 - set by `UsageParser`
-    """Returns the usage of the last event that has one."""
+    """Returns the usage of the last event in a stream that reports it; None if there is none."""
     first, rest = (b"", tail) if whole else cut_first_line(tail)
     for line in iter_lines_backwards(rest):
         if line.startswith(b"data:") and _USAGE_PATTERN.search(line) and (usage := _parse_event(line[5:])):

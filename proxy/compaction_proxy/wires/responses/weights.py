@@ -1,7 +1,7 @@
 """Estimates the tokens of everything in a piece that is not text.
 
-That is parts such as images, reasoning, and items that the provider has made. A piece is the JSON of one core
-message (see `Wire`).
+This includes images and other parts, reasoning, and items that the provider has made. A piece is the JSON of
+one core message (see `Wire`).
 """
 
 import json
@@ -25,18 +25,18 @@ from compaction_proxy.wires.responses.items import (
 from compaction_proxy.wires.responses.messages import as_string, build_record, get_kind, is_text
 from compaction_proxy.wires.wire import UncountedMessage
 
-# A part of unknown kind is estimated at no more than this number of tokens.
+# The largest estimate for a part of unknown kind, in tokens.
 UNKNOWN_PART_TOKENS: Final = 1_000
-# Base64 encodes three bytes as four characters.
+# Bytes per character of base64, which encodes three bytes as four characters.
 _BASE64_RATIO: Final = 0.75
-# Used for English, for JSON, and for the text that encrypted reasoning holds.
+# For English, for JSON, and for the text that was encrypted in reasoning.
 _BYTES_PER_TOKEN: Final = 4
 
 ItemFields = Mapping[str, Any]
 
 
 def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
-    """Parses a piece, and estimates the tokens of everything in it that is not text.
+    """Parses a piece, and estimates the tokens that everything in it except text takes for `model`.
 
     Raises:
         UnreadableBodyError: The bytes are not a piece.
@@ -50,7 +50,10 @@ def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
 
 
 def estimate_nontext_tokens(raw: bytes, model: str) -> int:
-    """Estimates the tokens of everything in a piece that is not text. The estimate is not calibrated."""
+    """Estimates the tokens of everything in a piece that is not text; 0 if the bytes are not a piece.
+
+    The estimate is not calibrated.
+    """
     try:
         return _sum_item_tokens(decode_items(raw), model)
     except UnreadableBodyError:
@@ -67,8 +70,8 @@ def _select_read_items(items: Sequence[ItemFields]) -> Iterable[ItemFields]:
     """Returns the items that the model reads from a piece with a provider's compaction.
 
     Providers return a compaction item together with some messages, and the model reads both. But if the piece
-    also has calls or their answers, the client has kept its whole input. The provider then skips everything
-    except the compaction items.
+    also has calls or their answers, the client sends its whole input together with the compaction item. Then
+    the provider skips all items except the compaction items.
     """
     is_uncut = any(get_kind(each) in {*OUTPUT_TYPES_BY_CALL, *CALL_TYPES_BY_OUTPUT} for each in items)
     return [each for each in items if not is_uncut or get_kind(each) in COMPACTION_TYPES]
@@ -104,11 +107,10 @@ def _estimate_sealed(item: ItemFields) -> int:
 def _estimate_reasoning(item: ItemFields) -> int:
     """Estimates the tokens of a reasoning item.
 
-    In the prompt, providers include the reasoning of the current turn. They leave out the reasoning of
-    earlier turns, and do not bill it. A piece is estimated only once, even if its turn later becomes an
-    earlier turn. So all reasoning counts. An estimate that is too high is on the safe side, and calibration
-    corrects it. If an item has encrypted reasoning, its readable reasoning does not count, because the model
-    does not get both.
+    Providers include only the reasoning of the current turn in the prompt, and bill only this. But a piece is
+    estimated only once, while it belongs to the current turn, so all reasoning counts. For earlier turns, the
+    estimate is too high; this is on the safe side, and calibration corrects it. If an item has encrypted
+    reasoning, its readable reasoning does not count, because the model does not get both.
     """
     readable = [*_as_list(item.get("content")), *_as_list(item.get("summary"))]
     counted = _as_list(item.get("content")) or readable

@@ -42,7 +42,7 @@ _RESPONSE_EVENT: Final = msgspec.json.Decoder(_ResponseEvent)
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns whether the bytes of a stream so far hold only opening events and comments."""
+    """Returns whether the bytes of a stream so far hold only comments and events in `_OPENING_EVENTS`."""
     return all(map(_is_opening_event, map(read_data, EventSplitter().feed(seen))))
 
 
