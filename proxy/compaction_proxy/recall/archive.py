@@ -30,7 +30,7 @@ class RemovedMessage:
 
     Attributes:
         id: The message's id, `m_…`.
-        index: Its index among the non-privileged messages of the conversation.
+        index: Its index among the messages of the conversation that are not fixed.
         role: Its role.
         text: Its text, followed by a line for each other part and each tool call (`format_message_text`).
         turn: The number of its turn, from 1; 0 if it precedes the first turn; None if unknown.
@@ -187,7 +187,7 @@ class OriginalMessage:
     """A message to be archived.
 
     Attributes:
-        index: Its index among the non-privileged messages of the conversation.
+        index: Its index among the messages of the conversation that are not fixed.
         id: The message's id, `m_…`.
         turn: The number of its turn, from 1; 0 if it precedes the first turn.
         message: The message as the client sent it.

@@ -4,7 +4,7 @@ The details are the removed messages, the prompts of the summary calls, and the 
 the conversation's model got in the request after the compaction. The removed messages are in the archive of
 the compaction. The prompts and the visible messages are in the detail record, which is committed with the
 compaction's checkpoint. The detail record has the same size limit as an archive. Neither of them contains
-privileged messages.
+fixed messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -77,8 +77,7 @@ class RoundDetail:
         event: The event that reports the compaction.
         removed: The messages that the compaction removed or shortened, in the conversation's order.
         prompts: The prompts of its summary calls, in the order of the calls; empty if there were none.
-        visible_messages: The messages that the conversation's model got afterwards, without privileged
-            messages.
+        visible_messages: The messages that the conversation's model got afterwards, without fixed messages.
     """
 
     event: Event

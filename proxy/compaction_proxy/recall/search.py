@@ -37,7 +37,7 @@ class Hit:
 
     Attributes:
         message_id: The message's id, `m_…`.
-        index: Its index among the non-privileged messages of the conversation.
+        index: Its index among the messages of the conversation that are not fixed.
         role: Its role.
         round: The number of the compaction that removed it.
         strategy: The strategy of that compaction.

@@ -82,7 +82,7 @@ class SavingsTracker:
             conversation: Conversation of the exchange; None if it is unknown.
             exchange: The exchange.
             price: Price of the requested model; None if it is unknown.
-            prefixes: Prefix digests of the client's messages that are not privileged; empty if the request
+            prefixes: Prefix digests of the client's messages that are not fixed; empty if the request
                 was not read.
             counted_tokens: Our uncalibrated token counts of the client's request and of the forwarded
                 request; zeros if the request was not read.
@@ -141,7 +141,7 @@ class ExchangeRecorder(Protocol):
             conversation: Conversation of the exchange, if it is known.
             origin: Origin (scheme, host and port) of the upstream. It selects the price.
             exchange: Figures of the exchange.
-            prefixes: Prefix digests of the client's messages that are not privileged; empty if the request
+            prefixes: Prefix digests of the client's messages that are not fixed; empty if the request
                 was not read.
             counted_tokens: Our uncalibrated token counts of the client's request and of the forwarded
                 request; zeros if the request was not read.

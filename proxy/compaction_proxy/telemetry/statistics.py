@@ -184,7 +184,7 @@ class Statistics:
         self._get_counters(batch.columns.at[-1], batch.model, batch.tenant, self._now()).add_batch(batch)
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Counts one event under the model that the client requested (an `event_bus.EventListener`)."""
+        """Counts one event under the model that the conversation uses (an `event_bus.EventListener`)."""
         self._get_counters(event.at, event.asked, tenant, self._now()).add_event(event)
 
     def record_upstream_failure(self, target: str, cause: str) -> None:
