@@ -21,9 +21,8 @@ MIN_RATIO, MAX_RATIO = 0.3, 4.0  # a ratio outside this range has another cause 
 _SLOWEST = 0.05  # smallest weight of a new observation in the averages
 _TRUSTED_AFTER = 3  # after this many observations, the effect of an outlier is limited
 _FAR = 4.0  # an observation is an outlier if it is more than this many deviations from the mean
-_LEAST_DEVIATION = (
-    0.01  # smallest deviation for this test; without it, any change after equal counts is an outlier
-)
+# The smallest deviation in this comparison. Without it, any change after equal counts would be an outlier.
+_LEAST_DEVIATION = 0.01
 _WIDEST = 2.6  # log(MAX_RATIO / MIN_RATIO): no learned mean or deviation is larger
 _SIGMA = 1.25  # a standard deviation is this many mean absolute deviations (normal distribution)
 
@@ -102,7 +101,7 @@ class Calibration:
         return type(self)(self.mean + weight * gap, deviation, self.observations + 1)
 
     def predict_tokens(self, estimate: int) -> int:
-        """Predicts the upstream's count, in tokens, rounded up. Adds one sigma before the first observation."""
+        """Predicts the upstream's token count, rounded up. Adds one sigma before the first observation."""
         margin = 0.0 if self.observations else self.margin
         return math.ceil(estimate * math.exp(self.mean + margin))
 

@@ -26,7 +26,7 @@ _LOCAL_DOMAINS: Final = (".local", ".internal", ".lan", ".home.arpa", ".localhos
 
 
 def build_model_urls(base_url: str, model: str) -> tuple[str, ...]:
-    """Returns the URLs to ask for a model's context window: the list of all models, then the model's own page.
+    """Returns the URLs to ask for a model's context window: the list of models, then the model's own page.
 
     Returns an empty tuple for providers that name no context windows.
     """
@@ -76,9 +76,7 @@ def parse_window(body: bytes, model: str) -> int | None:
 
 def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
     page = _as_mapping(payload)
-    yield _as_mapping(page.get("default_generation_settings")).get(
-        "n_ctx"
-    )  # llama.cpp, the window of one slot
+    yield _as_mapping(page.get("default_generation_settings")).get("n_ctx")  # llama.cpp: window of one slot
     for entry in _find_entries(page, model):
         yield _as_mapping(entry.get("meta")).get("n_ctx")  # llama.cpp
         yield entry.get("max_model_len")  # vLLM, SGLang
@@ -89,7 +87,7 @@ def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
 
 
 def _find_entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]]:
-    """Returns the parts of a response that describe the model: its entries in a list, or the whole response."""
+    """Returns the parts of a response that describe the model: its entries in a list, or the response."""
     listed = page.get("data") if "data" in page else page.get("models")
     if isinstance(listed, Mapping):
         return [listed]
@@ -156,7 +154,7 @@ class HttpWindowDiscovery:
     async def _find_first_window(
         self, urls: Sequence[str], headers: Mapping[str, str], model: str
     ) -> list[int]:
-        """Returns the window that the first informative URL names, as a list of one; empty if no URL names one."""
+        """Returns a list of the first window that one of the URLs names, in tokens; empty if none does."""
         for url in urls:
             window = await asyncio.to_thread(parse_window, await self._fetch_page(url, headers), model)
             if window is not None:
@@ -164,7 +162,7 @@ class HttpWindowDiscovery:
         return []
 
     async def _fetch_page(self, url: str, headers: Mapping[str, str]) -> bytes:
-        """Returns the body at a URL; empty if the status is not 200, the URL is unreachable or the body is too large."""
+        """Returns the body at a URL; empty if the URL cannot be fetched, or if the body is too large."""
         sent = {"accept": "application/json", "accept-encoding": "identity", **headers}
         fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent.items()]
         body = bytearray()

@@ -4,12 +4,12 @@ The context window is also learned by discovery: some upstreams name it when ask
 requests silently, the window is inferred from its token counts.
 
 There is one record (`LearnedLimits`) per tenant, upstream origin and model. Each process keeps it in memory,
-and the store keeps it for a day, so that a restart does not cause the same error again. Errors and token counts
-depend on what a tenant sends, and one tenant must not influence the limits of another.
+and the store keeps it for a day, so that a restart does not cause the same error again. Errors and token
+counts depend on what a tenant sends, and one tenant must not influence the limits of another.
 
 Replicas learn from each other. Every `REFRESH_INTERVAL_S`, a background task reads the record from the store
-and merges it with the one in memory; no request waits for this. The merged record has the calibration with the
-most observations, the smallest window that an error named, and the window that was discovered last.
+and merges it with the one in memory; no request waits for this. The merged record has the calibration with
+the most observations, the smallest window that an error named, and the window that was discovered last.
 """
 
 import asyncio
@@ -184,7 +184,7 @@ def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> Lear
 
 
 def _add_sizes(limits: LearnedLimits, parts: Sequence[LearnedLimits], now: float) -> LearnedLimits:
-    """Adds the refused and accepted sizes of the records `parts` to `limits`, in the order of their expiry."""
+    """Adds the refused and accepted sizes of the records `parts`, in the order of their expiry."""
     sizes = [(each.refused_until, False, each.refused_estimate) for each in parts]
     sizes += [(each.accepted_estimate_until, True, each.accepted_estimate) for each in parts]
     for until, is_accepted, estimate in sorted(sizes):
@@ -259,8 +259,8 @@ REFRESH_INTERVAL_S = 10.0
 MAX_DISCOVERIES = 4
 # Number of conversations whose last answer is remembered, for `judge_answer`.
 MAX_THREADS = 4_096
-# Lifetime of an inferred window and of a refused or accepted size, in seconds. After it, requests are no longer
-# made smaller, so that the next large one shows whether the limit still holds.
+# Lifetime of an inferred window and of a refused or accepted size, in seconds. After it, requests are no
+# longer made smaller, so that the next large one shows whether the limit still holds.
 INFERRED_TTL_S = 3_600.0
 # Number of answers with low token counts that are remembered for each model, for `infer_window`.
 MAX_LOW_COUNTS = 8
@@ -302,7 +302,7 @@ class ModelLimits:
         self._accepted_bytes: dict[str, int] = {}  # see `record_accepted_bytes`
 
     async def get(self, tenant: str, origin: str, model: str) -> LearnedLimits:
-        """Returns the learned limits of a model. Waits for the store only at its first use in this process."""
+        """Returns the learned limits of a model. Waits for the store only at the first use in a process."""
         return await self._get_by_key(model_limits_key(tenant, origin, model), model)
 
     async def _get_by_key(self, key: str, model: str) -> LearnedLimits:
@@ -465,7 +465,7 @@ class ModelLimits:
         await self._save_to_store(key, model)
 
     async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether the upstream is assumed not to answer a compaction trigger with a compaction item."""
+        """Returns whether the upstream is assumed not to answer a compaction trigger with an item."""
         return (await self.get(tenant, origin, model)).lacks_compaction_until > self._now()
 
     async def learn_token_count(
@@ -651,7 +651,7 @@ class ModelLimits:
         self._known[key] = learned
 
     async def _save_to_store(self, key: str, model: str) -> None:
-        """Merges the record in memory with the stored one, to which other replicas write, and stores the result."""
+        """Merges the record in memory with the stored one, which replicas share, and stores the result."""
         await self._load_from_store(key, model)
         learned = self._known[key]
         self._kept[key] = learned.calibration.mean

@@ -62,7 +62,7 @@ class PriceTable(Protocol):
 
 @lru_cache(maxsize=256)
 def is_local(origin: str) -> bool:
-    """Returns whether an upstream has a private address, or a host name that does not exist on the internet."""
+    """Returns whether an upstream has a private address, or a host name that is not on the internet."""
     host = urlsplit(origin).hostname or ""
     try:
         return ip_address(host).is_private
@@ -126,7 +126,7 @@ class PriceBook:
             return self._get_or_queue((model, origin))
 
     def is_resolved(self, model: str, origin: str) -> bool:
-        """Returns whether `get_price` would return its result without starting a lookup. Starts none itself."""
+        """Returns whether `get_price` would return its result without a lookup. Starts no lookup itself."""
         if is_local(origin) or get_model_settings(self._config, model).prices is not None:
             return True
         with self._lock:
@@ -168,7 +168,10 @@ class PriceBook:
         await asyncio.gather(*asked)
 
     def _get_or_queue(self, name: PriceKey) -> ModelPrice | None:
-        """Returns the cached price; queues a lookup if it is missing or expired. The caller holds the lock."""
+        """Returns the cached price; queues a lookup if none is cached or it has expired.
+
+        The caller holds the lock.
+        """
         held = self._held.get(name) or _UNKNOWN
         if held.until <= self._now():
             self._queue_lookup(name)

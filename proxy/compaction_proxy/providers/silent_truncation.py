@@ -2,8 +2,8 @@
 
 Ollama, for example, removes the beginning of a request that is too long, and answers with status 200. Only
 the token count in the answer's usage shows this. If the counts stay the same while the requests grow, the
-counts equal the context window. A single low count proves nothing: a text of one repeated letter has far fewer
-tokens than estimated, and an answer from a cache reports the count of another request.
+counts equal the context window. A single low count proves nothing: a text of one repeated letter has far
+fewer tokens than estimated, and an answer from a cache reports the count of another request.
 """
 
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from compaction_proxy.providers.calibration import MIN_USAGE_TOKENS, Calibration
 
 # A count below this share of our calibrated estimate is low: the upstream may not have read everything.
 LOW_COUNT_SHARE = 0.6
-# If the estimate grows by more than this factor between two requests of a conversation, but the count stays the
-# same, the count is low or doubtful.
+# If the estimate grows by more than this factor between two requests of a conversation, but the count stays
+# the same, the count is low or doubtful.
 GROWTH_FACTOR = 1.1
-# If the count has grown by at least this share of the growth of the estimate since the previous request, a low
-# count is believed: the upstream has read the whole request.
+# If the count has grown by at least this share of the growth of the estimate since the previous request, a
+# low count is believed: the upstream has read the whole request.
 COUNT_GROWTH_SHARE = 0.5
 # To infer a window, at least `MIN_LOW_COUNTS` requests of different sizes with low counts are needed. Their
-# counts may differ from the newest count by at most the factor `COUNT_SPREAD`. The largest request must exceed
-# the smallest by at least the factor `SIZE_SPREAD`.
+# counts may differ from the newest count by at most the factor `COUNT_SPREAD`. The largest request must
+# exceed the smallest by at least the factor `SIZE_SPREAD`.
 MIN_LOW_COUNTS = 3
 COUNT_SPREAD = 1.15
 SIZE_SPREAD = 1.3
-# Requests with fewer tokens are assumed to be read as a whole, because no model has so small a context window.
+# Requests with fewer tokens count as read in full, because no model has so small a context window.
 MIN_JUDGED_TOKENS = 2_000
 TRUSTED_AFTER = 3  # number of observations after which the calibration is trusted
 

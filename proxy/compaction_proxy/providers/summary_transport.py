@@ -32,7 +32,7 @@ class HttpSummaryModel:
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """Requests one summary. Members of the request that this provider has refused are left out from then on.
+        """Requests one summary. Members that this provider has refused are left out of all later requests.
 
         Raises:
             SummaryError: The provider cannot be reached or gives no usable answer.

@@ -29,9 +29,8 @@ from compaction_proxy.support.fail_open import suppress_and_report
 
 GOLDEN_COUNTS_PATH = DATA_FOLDER / "golden_counts.json"
 PACKAGE = "toktok-rs"
-_THREADS = (
-    1  # threads that toktok uses per call; one, because the caller itself runs calls in several threads
-)
+# Number of threads that toktok uses per call. One, because the caller itself runs calls in several threads.
+_THREADS = 1
 
 
 class Tokenizer(Protocol):

@@ -35,7 +35,7 @@ class UsageBaseline:
     """A provider's token count of one request: an anchor for the estimate of the next request.
 
     Attributes:
-        prefix: Prefix digest of the client's messages that are not privileged.
+        prefix: Prefix digest of the client's messages that are not fixed.
         length: Number of these messages.
         key: Digest of the upstream's origin, the model and the checkpoint in force (`build_baseline_key`).
         estimate: Our uncalibrated count of the forwarded request, in tokens.

@@ -9,9 +9,9 @@ from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.replay.result import ReplayBill, ReplayResult, RequestPoint, RequestSpending, build_bill
 from compaction_proxy.replay.writer import SummaryCallUsage
 
-# Costs are also computed in a unit that needs no prices: uncached input tokens of the conversation's model. For
-# this, a cached token is assumed to cost a tenth of an uncached one, a token of a summary model a tenth of a
-# token of the conversation's model, and an output token as much as five input tokens. The ratios of most
+# Costs are also computed in a unit that needs no prices: uncached input tokens of the conversation's model.
+# For this, a cached token is assumed to cost a tenth of an uncached one, a token of a summary model a tenth
+# of a token of the conversation's model, and an output token as much as five input tokens. The ratios of most
 # providers' prices are close to these.
 CACHED_SHARE = 0.1
 SUMMARY_SHARE = 0.1

@@ -9,8 +9,8 @@ from typing import Any
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# Limits in bytes for a file and for one request in a file. The proxy has the same limit for the requests of its
-# clients.
+# Limits in bytes for a file and for one request in a file. The proxy has the same limit for the requests of
+# its clients.
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
 # Members of a request, besides model and messages, that are part of the prompt or limit the output, for which
@@ -45,7 +45,7 @@ class Recording:
     members: Mapping[str, bytes] = field(repr=False)
 
     def get_answer(self, length: int) -> bytes:
-        """Returns the answer to the request with `length` messages; empty if the recording does not have it."""
+        """Returns the answer to the request with `length` messages; empty if it was not recorded."""
         return self.messages[length] if length < len(self.messages) else b""
 
     def build_body(self, length: int, model: str) -> bytes:

@@ -1,9 +1,9 @@
 """Replays a conversation: gives each of its requests to the compactor, in the order in which they were sent.
 
-The compactor is the same as in the proxy, but no model is called. A simulated provider only counts tokens, and
-code writes the summaries by fixed rules. The proxy does some work in the background after an answer. A replay
-waits for this work before it replays the next request, so that the same recording always gives the same
-result.
+The compactor is the same as in the proxy, but no model is called. A simulated provider only counts tokens,
+and code writes the summaries by fixed rules. The proxy does some work in the background after an answer. A
+replay waits for this work before it replays the next request, so that the same recording always gives the
+same result.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Writes summaries by rules, without a model: copies sentences from a transcript, and adds no statements.
 
 The summary's tokens are divided between kinds of content. Demands and statements of users get the largest
-share, because they cannot be recovered if they are lost. Names and numbers, findings, finished work and errors
-have shares of their own.
+share, because they cannot be recovered if they are lost. Names and numbers, findings, finished work and
+errors have shares of their own.
 """
 
 import re
@@ -126,7 +126,7 @@ def _extract_statements(entries: Iterable[TranscriptEntry]) -> tuple[list[str], 
 
 
 def _extract_identifiers(entries: Iterable[TranscriptEntry]) -> list[str]:
-    """Returns the addresses, paths, ids and amounts in messages of users, then those in assistant messages."""
+    """Returns the addresses, paths, ids and amounts in user messages, then those in assistant messages."""
     prose = [*_list_sentences(entries, "user"), *_list_sentences(entries, "assistant")]
     return [mark.rstrip(".,:") for sentence in prose for mark in IDENTIFIER_PATTERN.findall(sentence)]
 
@@ -220,9 +220,10 @@ def _collect_completed(material: SummaryMaterial, tokens: float, count: CountTok
 def summarize_messages(messages: Sequence[JsonObject], tokens: int, count: CountTokens) -> str:
     """Writes the summary for which a summary call asks, in about `tokens` tokens at most.
 
-    In an aligned call, the last message is the prompt, and the messages before it are summarised. In any other
-    call, the user messages are the prompt, and the transcript in it is summarised. A prompt may contain the
-    transcripts of several runs of messages. Then each run gets its own summary, after a line with its number.
+    In an aligned call, the last message is the prompt, and the messages before it are summarised. In any
+    other call, the user messages are the prompt, and the transcript in it is summarised. A prompt may contain
+    the transcripts of several runs of messages. Then each run gets its own summary, after a line with its
+    number.
 
     A summary has the sections Completed Work, Key Technical Decisions, Current State, Pending Work and, if
     there were errors, Errors & Resolutions. If the prompt asks for the format `full`, the first four sections

@@ -1,7 +1,7 @@
 """Parses the prompt of a summary call: the sections of an earlier summary, and a numbered transcript.
 
-Each message of a transcript begins with a line such as `[3] ASSISTANT:`. The numbers are consecutive. The text
-before the first such line may hold the earlier summary.
+Each message of a transcript begins with a line such as `[3] ASSISTANT:`. The numbers are consecutive. The
+text before the first such line may hold the earlier summary.
 """
 
 import re
@@ -20,8 +20,8 @@ _ITEM = re.compile(r"^\s*(?:[-*] (?:\[.\] )?(?P<bullet>.+)|(?P<row>\|.+\|))\s*$"
 _RULER = re.compile(r"^\|[\s|:-]+\|$")
 _BULLET = re.compile(r"^- (?:\[.\] )?")
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[A-Z\"'(`€$£])|\n+")
-# `_RUN` matches the transcript of a run of messages that gets its own summary. `_ALIGNED` recognises the prompt
-# of an aligned call, which follows the conversation.
+# `_RUN` matches the transcript of a run of messages that gets its own summary. `_ALIGNED` recognises the
+# prompt of an aligned call, which follows the conversation.
 _RUN = re.compile(
     r"^<run-(?P<number>\d+)-(?P<mark>\w+)>\n(?P<text>.*?)\n</run-(?P=number)-(?P=mark)>$",
     re.MULTILINE | re.DOTALL,
@@ -71,7 +71,7 @@ class SummaryMaterial:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Splits a text into sentences with single spaces. Leaves out headings, tables and the marks of bullets."""
+    """Splits a text into sentences with single spaces. Leaves out headings, tables and bullet marks."""
     pieces = (_BULLET.sub("", " ".join(piece.split())) for piece in _SENTENCE.split(text))
     return [piece for piece in pieces if piece and not piece.startswith(("#", "|"))]
 

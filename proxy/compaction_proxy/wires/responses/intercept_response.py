@@ -63,7 +63,7 @@ class ResponsesAnswerJoiner:
         return encode_ascii_json(payload)
 
     def get_assistant_message(self) -> JsonObject:
-        """Returns the answer for which `join_answer` returned None, as an object with its items in `output`."""
+        """Returns an object whose `output` holds the items of the answer that `join_answer` kept back."""
         return self._message
 
     def _record_answer(self, payload: JsonObject, items: list[JsonObject], shown: list[JsonObject]) -> None:
