@@ -1,4 +1,4 @@
-"""Builds the application from a configuration: its handlers and routes, and what a reload replaces."""
+"""Builds the ASGI application from a configuration, and rebuilds its parts when the configuration changes."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -52,7 +52,8 @@ from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.wire import Wire
 
-# Imported only at the first compaction item, because the library that it needs takes 8 MB of memory.
+# Module that encrypts and decrypts compaction items (`gateway.compaction_items`). It is imported only when
+# the first item is needed, because its library takes 8 MB of memory.
 _CIPHER = "compaction_proxy.gateway.compaction_cipher"
 
 
@@ -64,7 +65,7 @@ class EndpointTable:
         wire_endpoints: The endpoints for requests that carry a conversation. The key is the name of the wire.
         post_endpoints: The endpoints for other POST requests whose bodies the proxy reads. The key is the
             ending of the path.
-        passthrough: The endpoint for all other requests.
+        passthrough: The endpoint for all other requests. It relays them without reading their bodies.
         compact: The endpoint for `/v1/compact`.
     """
 
@@ -86,8 +87,9 @@ def build_endpoints(
     Args:
         config: The configuration.
         components: The components that live as long as the process.
-        hop_mark: The mark of this installation, by which a request that comes back to it is recognised.
-        gates: The size gates, by the wire's name.
+        hop_mark: Text that is sent with each forwarded request. A request that arrives with it has come back
+            in a loop.
+        gates: The size gate of each wire, by the wire's name.
         admission: Limits the number of concurrent requests.
     """
     targets = build_upstreams(config, components.engine, hop_mark, components.upstream_monitor)
@@ -137,7 +139,8 @@ def _build_wire_endpoint(
 ) -> RelayEndpoint:
     """Builds the endpoint for requests of one wire that carry a conversation.
 
-    Only the endpoint of the Responses wire handles compaction items and triggers.
+    Only the endpoint of the Responses wire gets `triggers`, because only this wire has an item by which a
+    client asks for a compaction (`compaction_trigger`).
     """
     searching = any(row.settings.recall.tool != "none" for row in config.settings_by_glob)
     compactor = components.create_compactor(config)
@@ -205,7 +208,7 @@ HOP_BYTES = 8
 
 
 class _LifespanTracker:
-    """Passes the ASGI lifespan events on, and tells whether the server is stopping.
+    """Passes ASGI lifespan events to the application, and knows whether the server is stopping.
 
     Args:
         app: The application that handles the lifespan events.
@@ -217,11 +220,11 @@ class _LifespanTracker:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles the server's lifespan events (ASGI)."""
-        self._state = scope.get("state", {})  # the server sets `stopping` in this object; requests get copies
+        self._state = scope.get("state", {})  # the server later sets `stopping` in this dict
         await self._app(scope, receive, send)
 
     def is_stopping(self) -> bool:
-        """Returns whether the server will soon accept no more requests (`gateway.server.shutdown`)."""
+        """Returns whether the server has begun to stop. `gateway.server.shutdown` sets this state."""
         return bool(self._state.get("stopping"))
 
 
@@ -298,8 +301,8 @@ def _has_provider_key(config: Config) -> bool:
 def _build_client_authenticator(config: Config, *, refuses_foreign_pages: bool) -> ClientAuthenticator:
     """Builds the component that checks client keys.
 
-    If no client keys are configured, every client is admitted. With `refuses_foreign_pages`, web pages of
-    other machines are refused even then.
+    If no client keys are configured, every client is admitted. With `refuses_foreign_pages`, requests that a
+    browser sends for a web page from another machine are refused even then.
     """
     server = config.server
     return ClientAuthenticator(
@@ -313,8 +316,8 @@ def _build_client_authenticator(config: Config, *, refuses_foreign_pages: bool) 
 def _build_mcp_endpoint(config: Config, components: Components, admission: ConcurrencyLimiter) -> ASGIApp:
     """Builds the MCP endpoint for agents.
 
-    The endpoint always refuses web pages of other machines. Otherwise such a page could read the
-    conversations of clients that send no key.
+    The endpoint always refuses requests that a browser sends for a web page from another machine. Otherwise,
+    such a page could read the conversations of clients that send no key.
     """
     conversations = TenantConversations(
         _build_commands(components),
@@ -337,11 +340,12 @@ class Proxy:
     Args:
         config: The configuration.
         components: The components that live as long as the process.
-        loaded_config: The origin of the configuration, for the admin API; None if it is unknown.
+        loaded_config: The configuration with the origin of each value, which the admin API reports. None if
+            the origins are unknown.
 
     Attributes:
-        api: The FastAPI application. It describes the proxy's own paths, and the endpoints whose requests the
-            proxy compacts, under their usual paths.
+        api: The FastAPI application. Its OpenAPI document describes the proxy's own paths and the endpoints
+            whose requests the proxy compacts.
     """
 
     def __init__(self, config: Config, components: Components, loaded_config: LoadedConfig | None) -> None:
@@ -363,11 +367,11 @@ class Proxy:
     def reload(self, loaded_config: LoadedConfig) -> None:
         """Applies another configuration to all later requests.
 
-        The keys in `config.reload.AT_START` take effect only when a process starts.
+        The keys in `config.change.RESTART_KEYS` take effect only when a process starts.
 
         Raises:
-            ConfigError: The configuration names something that does not exist. The old configuration stays in
-                use.
+            ConfigError: A prompt file that the configuration names cannot be read. The old configuration
+                stays in use.
         """
         config = loaded_config.config
         check_instructions(config)
@@ -431,10 +435,12 @@ def create_app(
 
     Args:
         config: The configuration.
-        store: A store to use in place of the configured one.
-        loaded_config: The origin of the configuration, for the admin API; None if it is unknown.
+        store: A store to use in place of the configured one. None uses the configured one.
+        loaded_config: The configuration with the origin of each value, which the admin API reports. None if
+            the origins are unknown.
 
     Raises:
-        ConfigError: The configuration names something that does not exist.
+        ConfigError: A prompt file cannot be read, the store cannot be opened, or a package is missing that
+            the configuration needs.
     """
     return Proxy(config, Components(config, store), loaded_config)

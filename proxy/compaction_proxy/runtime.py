@@ -92,10 +92,11 @@ from compaction_proxy.telemetry.usage import UsageStore
 
 SECRET_DEADLINE_S = 1.0
 SECRET_RETRY_S = 1.0
-# Seconds between two checks of the shared secret. A store may lose its content. Within this time, a replica
-# has then stored the secret again, or all replicas have taken over a new one.
+# Seconds between two checks of the shared secret. If the store loses its content, all replicas agree on one
+# secret again within about this time.
 SECRET_CHECK_S = 5.0
-# The largest number of earlier secrets that a process remembers.
+# The largest number of earlier secrets that a process remembers. It needs them to open compaction items that
+# were sealed with them.
 MAX_PREVIOUS_SECRETS = 16
 # Environment variables that can name the server to which traces are sent.
 COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -108,14 +109,19 @@ _log = structlog.get_logger()
 def log_store_failure(error: StoreUnavailableError, suppressed: int = 0) -> None:
     """Logs that the store failed.
 
-    `suppressed` is the number of failures of the same kind since the last log line that were not logged.
+    `suppressed` is the number of earlier failures of the same kind that were left out of the log.
     """
     left_out = {"suppressed": suppressed} if suppressed else {}
     _log.warning(STORE_FAILED, reason=error.reason, error=type(error.__cause__ or error).__name__, **left_out)
 
 
 def open_configured_store(config: Config, store_url: str) -> Store:
-    """Returns the configured store. It encrypts its records if encryption keys are configured."""
+    """Returns the store at a URL. The store encrypts its records if encryption keys are configured.
+
+    Raises:
+        ConfigError: The URL or an encryption key is not valid, or the package for encryption is not
+            installed.
+    """
     keys = [key.get_secret_value() for key in config.store.encryption_keys]
     if not keys:
         return open_store(store_url)
@@ -139,9 +145,9 @@ def choose_body_budget(server: ServerSection) -> int:
 
 
 def create_full_text_index() -> TextIndexBuilder:
-    """Returns the builder of full-text indexes, by which removed messages are searched.
+    """Returns the builder of the full-text indexes that are needed to search removed messages.
 
-    Logs a warning if SQLite lacks FTS5. Then only this search is missing; everything else works.
+    Logs a warning if SQLite lacks FTS5. In that case only the search does not work.
     """
     if not is_fts5_available():
         _log.warning(SEARCH_UNAVAILABLE, reason=FTS5_MISSING)
@@ -178,9 +184,10 @@ def create_tracer(config: Config) -> Tracer | None:
 class TenantSecret:
     """The secret key of the digests that identify tenants.
 
-    The key is configured, or belongs to this installation, or comes from the shared store. Replicas that
-    share a store must have the same key. Until the store answers, each replica uses a key of its own. Records
-    that it stores under that key are not found later. `report` receives the error if a secret cannot be used.
+    The key is configured, or it is read from a file of this installation or from the shared store. Replicas
+    that share a store must have the same key. Until the store answers, each replica uses a key of its own.
+    Records that it stores under that key are not found later. `report` receives the error if a secret cannot
+    be used.
 
     Attributes:
         current_key: The key that is used now.
@@ -196,9 +203,10 @@ class TenantSecret:
         self._store = None if configured or not is_shared_store(store_url) else store
 
     async def sync_with_store(self) -> bool:
-        """Takes over the secret in the shared store, or stores ours there if the store has none.
+        """Takes over the secret in the shared store, or stores `current_key` there if the store has none.
 
-        Returns False if that failed and the store has to be asked again.
+        Returns False if that failed and the caller should try again later. Returns True on success, and if
+        the secret does not come from a shared store.
         """
         if self._store is None:
             return True
@@ -208,7 +216,7 @@ class TenantSecret:
             )
         except (StoreUnavailableError, TimeoutError, OSError) as error:
             if isinstance(error, StoreUnavailableError) and error.reason == NO_SECRET:
-                self._report(error)  # the records already report an unavailable store
+                self._report(error)  # `RecordStore` reports an unavailable store
             return False
         if shared != self.current_key:
             self._previous = [self.current_key, *self._previous][:MAX_PREVIOUS_SECRETS]
@@ -217,11 +225,17 @@ class TenantSecret:
 
     @property
     def accepted_keys(self) -> tuple[bytes, ...]:
-        """The current key, followed by earlier keys: configured ones, and ones that this process has used."""
+        """The current key, followed by earlier keys that still open data which was sealed with them.
+
+        The earlier keys are configured, or this process has used them.
+        """
         return self.current_key, *self._previous
 
     async def poll_store(self) -> None:
-        """Runs `sync_with_store` at intervals for ever, because the store may lose its content."""
+        """Runs `sync_with_store` at intervals until it is cancelled, because the store may lose its content.
+
+        Returns at once if the secret does not come from a shared store.
+        """
         while self._store is not None:  # noqa: ASYNC110 - the store offers no event to wait for
             await asyncio.sleep(SECRET_CHECK_S if await self.sync_with_store() else SECRET_RETRY_S)
 
@@ -247,10 +261,11 @@ class Components:
 
     Args:
         config: The configuration. If it sets no store URL, the store is in memory.
-        store: A store to use in place of the configured one.
-        summary_model: Writes summaries in place of the models that the configuration names.
-        clock: Returns monotonic seconds. It measures how long the proxy makes no new summary for a
-            conversation after a summary has failed.
+        store: A store to use in place of the configured one. None uses the configured one.
+        summary_model: Writes summaries in place of the models that the configuration names. Only rehearsals
+            set it. None uses the configured models.
+        clock: Returns monotonic seconds. It measures the pause that follows a failed summary, in which the
+            proxy makes no new summary for that conversation.
     """
 
     def __init__(
@@ -398,7 +413,7 @@ class Components:
         self.metrics.count_exchanges(entries)
 
     async def render_metrics(self, accept: str) -> tuple[bytes, str]:
-        """Returns the metrics (`Metrics.render`).
+        """Returns the metrics as text, and the media type of the text (see `Metrics.render`).
 
         First waits until all recorded exchanges are counted, for at most `FLUSH_LIMIT_S` seconds.
         """
@@ -458,7 +473,7 @@ class Components:
         )
 
     def create_feedback(self) -> UsageFeedback:
-        """Creates the component that learns token counts and limits from the usage in answers."""
+        """Creates the component that learns token counts and model limits from the `usage` in responses."""
         return UsageFeedback(
             self.model_limits,
             self.usage_baselines,

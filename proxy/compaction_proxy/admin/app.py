@@ -27,7 +27,7 @@ RenderMetrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 
 
 def create_metrics_router(render_metrics: RenderMetrics) -> APIRouter:
-    """Creates the route that serves the metrics."""
+    """Creates a router with one route, `METRICS_PATH`, which serves the metrics."""
     routes = APIRouter()
 
     async def get_metrics(request: Request) -> Response:
@@ -42,7 +42,7 @@ ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/healthz", "/health", "/health/readiness")
 ROUTERS = (conversations.router, overview.router, events.router, export.router)
 ERROR_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
-# Messages for request bodies that are refused, by the status of the response.
+# Error messages for refused request bodies, by the status of the response.
 BODY_MESSAGES = {
     HTTP_400_BAD_REQUEST: "The body cannot be read.",
     HTTP_413_CONTENT_TOO_LARGE: f"The request body is larger than {MAX_BODY_BYTES} bytes.",
@@ -55,7 +55,8 @@ class Readiness:
 
     Attributes:
         ready: Whether the server accepts requests. False while it starts or stops.
-        store: Whether the store answers. Requests work without the store, so it does not affect readiness.
+        store: `ok` if the store answers, or else `down`. Requests work without the store, so this does not
+            affect `ready`.
         version: Version of the proxy.
     """
 
@@ -65,7 +66,7 @@ class Readiness:
 
 
 async def _respond_http_error(request: Request, error: Exception) -> Response:
-    """Responds to an unknown path or method, or to a body that is unreadable or too large."""
+    """Responds to a request with an unknown path or method, or with an unreadable or too large body."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = error.headers if isinstance(error, HTTPException) else None
     unknown = f"{request.method} {request.url.path} is not something this proxy answers"
@@ -108,9 +109,10 @@ def create_admin_app(
     Args:
         read_readiness: Returns the state of the server. Called at each health check, so it must not block.
         base_path: Empty, or a path that starts with `/` and does not end with it.
-        api: Parts of the admin API. If None, the application has no admin API.
+        api: What the routes of the admin API need. If None, the application has no admin API.
         render_metrics: Renders the response of `/metrics`. If None, the application does not have this path.
-        lifespan: Opens and closes the resources of the application if a server runs it alone.
+        lifespan: Opens and closes the resources of the application. Used only if a server runs this
+            application itself, outside the proxy's application.
     """
     app = FastAPI(
         title="compaction-proxy admin",

@@ -4,9 +4,10 @@ If an admin key is configured, every client that presents the key has access. A 
 password, with any user name. Without a key, only clients on this machine have access, and only if the server
 listens on loopback.
 
-A web page of another site, open in a browser on this machine, must not get access. Therefore, a request that
-names the page from which it comes must come from the proxy's own pages. Without a key, the request must also
-name this machine as its host, because a site could point its own host name at this machine (DNS rebinding).
+A web page of another site, open in a browser on this machine, must not get access. Therefore, the `Origin`
+header of a request, if it has one, must name the same host and port as its `Host` header. Without a key, the
+`Host` header must also name this machine, because a site could point its own host name at this machine (DNS
+rebinding).
 """
 
 import hmac
@@ -24,32 +25,33 @@ from compaction_proxy.core.errors import RequestRefusedError, format_openai_erro
 from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.support.net import parse_authority
 
-# Largest body of most admin requests, in bytes. The largest one needed is a pin: 2,000 characters, each of at
-# most 12 bytes if JSON escapes it.
+# Largest body of most admin requests, in bytes. The largest body that a client needs here is a pin: 2,000
+# characters, each of at most 12 bytes if JSON escapes it.
 MAX_BODY_BYTES = 65_536
-# Largest body of any admin request, in bytes: a form with a pasted transcript. A body without a declared
-# length is assumed to be of this size.
+# Largest body of any admin request, in bytes: that of a form with a pasted transcript. `BodyBudgetMiddleware`
+# reserves at most this much room for a body.
 MAX_FORM_BYTES = 24 * 1024 * 1024
-# End of the path whose body is a whole conversation. Its route limits the body itself.
+# End of the path of replay requests. Their body is a whole conversation, which may exceed `MAX_BODY_BYTES`.
+# The route has its own limit.
 REPLAY_PATH = "/admin/v1/replay"
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimitMiddleware:
-    """Limits request bodies to `MAX_BODY_BYTES`. Larger ones get a response with status 413. Pure ASGI.
+    """Refuses request bodies larger than `MAX_BODY_BYTES` with status 413, except for replays. Pure ASGI.
 
     Starlette can limit bodies as well, but its response cannot have OpenAI's format.
 
     Attributes:
         app: Wrapped application. It turns an `HTTPException` into a response.
-        path: Beginning of the paths whose bodies are limited.
+        path: Only requests whose path begins with this text are limited.
     """
 
     app: ASGIApp
     path: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request. Counts the body only as far as the application reads it."""
+        """Passes a request on. Counts the bytes of its body as the application reads them."""
         path = scope.get("path", "")
         if not path.startswith(self.path) or path.endswith(REPLAY_PATH):
             await self.app(scope, receive, send)
@@ -72,7 +74,8 @@ class BodyBudgetMiddleware:
     """Counts the bodies of requests against the memory budget of the process. Pure ASGI.
 
     Attributes:
-        app: Wrapped application. It turns `OverloadedError` into a response.
+        app: Wrapped application. It turns `OverloadedError` into a response. Reading a body raises this error
+            if the budget has no room.
         budget: Memory budget for bodies.
     """
 
@@ -80,7 +83,7 @@ class BodyBudgetMiddleware:
     budget: BodyBudget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request. Counts its body while it is read, and frees the budget after the response."""
+        """Passes a request on. Counts its body while it is read, and stops counting it after the response."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -106,6 +109,7 @@ BEARER = "Bearer"
 BASIC = "Basic"
 # Value of the header `WWW-Authenticate`, by authentication scheme.
 _CHALLENGES = {BEARER: "Bearer", BASIC: 'Basic realm="compaction-proxy", charset="UTF-8"'}
+# Default ports, by URL scheme.
 _PORTS = {"http": 80, "https": 443}
 # Headers that show that the request came through another proxy. The address of the peer is then not that of
 # the client, which may be on another machine.
@@ -118,7 +122,7 @@ class AccessPolicy:
 
     Attributes:
         host: Address that the server listens on, `server.host`.
-        key: Admin key; empty without one.
+        key: Admin key; empty if none is configured.
     """
 
     host: str
@@ -130,7 +134,7 @@ def _build_forbidden_error(message: str, code: str) -> RequestRefusedError:
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Returns whether `origin`, the origin of a web page, names the same host and port as the request."""
+    """Returns whether an `Origin` header and a `Host` header name the same host and port."""
     scheme, separator, rest = origin.lower().partition("://")
     if not separator or scheme not in _PORTS:
         return False
@@ -139,7 +143,7 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 def _has_key(key: str, headers: Headers, scheme: str) -> bool:
-    """Returns whether a request presents the key, as a bearer token or, with `BASIC`, as a password."""
+    """Returns whether a request has the key: as a bearer token or, if `scheme` is `BASIC`, as a password."""
     named, _, credentials = headers.get("authorization", "").partition(" ")
     secret = credentials.strip().encode("latin-1")
     if scheme == BASIC and named.lower() == "basic":
@@ -160,9 +164,10 @@ def _decode_password(credentials: bytes) -> bytes:
 def _check_local_request(
     policy: AccessPolicy, scope: Scope, headers: Headers, host: str
 ) -> RequestRefusedError | None:
-    """Checks a request if no admin key is configured. Returns why it is refused, or None if it is allowed.
+    """Checks a request without an admin key. Returns the error that refuses it, or None if it is allowed.
 
-    It is allowed if the server listens on loopback, and the request comes from this machine and names it.
+    It is allowed if the server listens on loopback, the request comes from this machine, and its `Host`
+    header names this machine.
     """
     if not is_loopback(policy.host):
         return _build_forbidden_error(
@@ -180,7 +185,7 @@ def _check_local_request(
 
 
 def check_access(policy: AccessPolicy, scope: Scope, scheme: str = BEARER) -> RequestRefusedError | None:
-    """Returns why a request is refused, or None if it is allowed.
+    """Returns the error that refuses a request, or None if the request is allowed.
 
     Args:
         policy: Rules for access.
@@ -210,7 +215,8 @@ class AccessMiddleware:
         app: Wrapped application.
         policy: Rules for access.
         path: Path to protect. All paths below it are protected as well.
-        scheme: Authentication scheme that a 401 response asks for.
+        scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts it as a password. A 401
+            response asks for this scheme.
     """
 
     app: ASGIApp

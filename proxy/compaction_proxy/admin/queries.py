@@ -28,13 +28,15 @@ from compaction_proxy.telemetry.statistics import OTHERS, Grouping, Statistics, 
 from compaction_proxy.telemetry.totals import Totals
 from compaction_proxy.telemetry.usage import StoredExchange, UsageStore
 
-# Largest number of conversations that are read to search, sort or export them.
+# Largest number of conversations that a query reads to search, sort or export them: the most recently used.
 MAX_SCANNED = 1_000
 # The list of models contains those that were used within this time, in seconds.
 RECENT_MODELS_S = 30 * 86_400.0
-# Number of recent conversations that are read to find the context windows in use.
+# Number of recent conversations from which `list_models` takes the context windows of models.
 MAX_WINDOW_SAMPLES = 200
+# Size of a checkpoint id, in bytes.
 _PLACE_BYTES = 64
+# A configured model name with one of these characters is a pattern for several models.
 _GLOB = frozenset("*?[")
 
 Sort = Literal["last", "tokens", "net", "requests"]
@@ -52,9 +54,9 @@ class CompactionRecord(NamedTuple):
 
     Attributes:
         event: Event of the compaction.
-        undone: Whether the compaction is no longer applied.
-        pays_back_after: Number of requests until the compaction has paid for itself; None if unknown or
-            never.
+        undone: Whether the compaction was undone, so that it is no longer applied.
+        pays_back_after: Number of requests after which the compaction has saved as much as it cost; None if
+            this is unknown or never happens.
     """
 
     event: Event
@@ -70,7 +72,12 @@ class AccountStatus(NamedTuple):
 
 
 class StatisticsReport(NamedTuple):
-    """Statistics: a row for each hour, day, model or key, and their sum."""
+    """Statistics of exchanges.
+
+    Attributes:
+        rows: One row for each hour, day, model or client key, or a single row for everything.
+        total: Sum of all rows.
+    """
 
     rows: tuple[StatisticsRow, ...]
     total: ExchangeCounters
@@ -82,7 +89,8 @@ class ModelInfo(NamedTuple):
     Attributes:
         model: Name of the model.
         window: Context window, in tokens.
-        window_source: `configured`, `learned`, `table` (found in the shipped table), or `default`.
+        window_source: Where `window` comes from: `configured`, `learned` (from a recent request), `table`
+            (shipped with the proxy), or `default`.
         price: Price of the model; None if it is unknown.
     """
 
@@ -94,7 +102,7 @@ class ModelInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConversationQueries:
-    """Answers the queries of the admin API, on one event loop.
+    """Answers the queries of the admin API. Use it on one event loop.
 
     Queries about one conversation raise `RequestRefusedError` (404) if it is unknown. All queries except
     `follow_feed` and `list_upstream_failures` raise `StoreUnavailableError` if the store cannot be reached.
@@ -102,15 +110,15 @@ class ConversationQueries:
     Attributes:
         records: The store.
         conversation_registry: Lists conversations and finds their tenants.
-        usage: Totals and exchanges of conversations.
-        history: Events of conversations.
-        details: Details of compactions.
-        directives: Directives for conversations, such as pins.
+        usage: Reads totals and exchanges of conversations.
+        history: Reads events of conversations.
+        details: Reads details of compactions.
+        directives: Reads directives for conversations, such as pins.
         statistics: Statistics of all exchanges.
         feed: Live feed of events and exchanges.
         pricing: Source of prices.
         config: Configuration.
-        origin: Origin of the upstream, for which prices are looked up.
+        origin: Origin of the upstream. Prices are those of its models.
         now: Returns the seconds since the epoch.
     """
 
@@ -130,14 +138,15 @@ class ConversationQueries:
     async def list_conversations(
         self, limit: int, *, text: str = "", sort: Sort = "last"
     ) -> list[ListedConversation]:
-        """Returns at most `limit` conversations with their totals.
+        """Returns conversations with their totals, from the `MAX_SCANNED` most recently used ones.
 
         Args:
-            limit: Largest number of conversations.
+            limit: Largest number of conversations in the result.
             text: Text that the id or the model must contain, in upper or lower case; empty for all
                 conversations.
-            sort: Sort key, the largest first: time of the last request, input tokens that the upstream
-                counted, net saving in dollars (unknown ones last), or number of requests.
+            sort: Sort key: `last` (time of the last request), `tokens` (input tokens that the upstream
+                counted), `net` (net saving in dollars), or `requests` (their number). The conversation with
+                the largest value comes first, and those with an unknown net saving come last.
         """
         plain = sort == "last" and not text
         listed = await self._list_with_totals(limit if plain else MAX_SCANNED)
@@ -152,7 +161,7 @@ class ConversationQueries:
         return AccountStatus(totals, (await self.directives.get(tenant, conversation)).bypass)
 
     async def list_exchanges(self, conversation: str, limit: int) -> list[StoredExchange]:
-        """Returns the newest exchanges of a conversation, oldest first."""
+        """Returns the newest `limit` exchanges of a conversation, oldest first."""
         return await self.usage.list_exchanges(await self._find_tenant(conversation), conversation, limit)
 
     async def list_compactions(self, conversation: str) -> list[CompactionRecord]:
@@ -179,7 +188,7 @@ class ConversationQueries:
         return record, detail
 
     async def get_statistics(self, since: float, until: float, by: Grouping) -> StatisticsReport:
-        """Returns the sums of all exchanges in a period; see `Statistics.list_rows`."""
+        """Returns the sums of all exchanges in a period. For the arguments, see `Statistics.list_rows`."""
         await self._open_store()
         rows = await self.statistics.list_rows(since, until, by)
         total = ExchangeCounters()
@@ -188,22 +197,25 @@ class ConversationQueries:
         return StatisticsReport(tuple(rows), total)
 
     async def list_recent_items(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
-        """Returns the latest events, newest first. With `failures`, returns only failures."""
+        """Returns the latest events of all conversations, newest first. With `failures`, only failures."""
         await self._open_store()
         return await self.feed.list_recent_events(limit, failures=failures)
 
     async def list_upstream_failures(self, since: float, until: float) -> tuple[list[UpstreamFailure], bool]:
-        """Returns the failures of upstreams in a period, and whether the store has answered.
+        """Returns the failures of upstreams in a period, and whether the store answered all reads.
 
-        The latest failure comes first. Without the store, the list holds only the failures that this process
-        has counted.
+        The latest failure comes first. If the store did not answer, the list may hold only the failures that
+        this process has counted.
         """
         failed_before = self.records.failed_reads
         failures = await self.statistics.list_upstream_failures(since, until)
         return failures, self.records.failed_reads == failed_before
 
     def follow_feed(self, after_id: str | None) -> AsyncGenerator[FeedItem]:
-        """Yields the stored feed items that are newer than the one with the id `after_id`, then new ones."""
+        """Yields the stored feed items that are newer than the item with the id `after_id`, then new items.
+
+        If `after_id` is None, yields only new items.
+        """
         return self.feed.follow(after_id)
 
     async def list_models(self) -> list[ModelInfo]:
@@ -225,9 +237,10 @@ class ConversationQueries:
     async def iter_conversations(
         self,
     ) -> AsyncIterator[tuple[ListedConversation, list[StoredExchange], list[Event]]]:
-        """Yields conversations with their exchanges and events, the most recently used first.
+        """Yields at most `MAX_SCANNED` conversations with their exchanges and events.
 
-        Reads one conversation at a time, so that little memory is needed.
+        The most recently used conversation comes first. Reads one conversation at a time, so that little
+        memory is needed.
         """
         for seen in await self._list_recent(MAX_SCANNED):
             [totals] = await self.usage.read_totals([(seen.tenant, seen.id)])
@@ -257,7 +270,7 @@ class ConversationQueries:
         ]
 
     def _estimate_payback(self, event: Event, totals: Totals) -> float | None:
-        """Estimates the number of requests until a compaction has paid for itself."""
+        """Estimates after how many requests a compaction has saved its cost; None if unknown or never."""
         before, after = event.tokens_before, event.tokens_real or event.tokens_after
         if before is None or after is None:
             return None
@@ -292,7 +305,8 @@ def build_model_info(
 ) -> ModelInfo:
     """Builds the information about a model.
 
-    `last_window` is the window that its last request had, in tokens.
+    `last_window` is the context window that the proxy assumed for a recent request to the model, in tokens;
+    None if there was none.
     """
     configured, shipped = get_model_settings(config, name).window, find_shipped_window(name)
     if configured is not None:

@@ -1,8 +1,8 @@
 """Rebuilds a conversation from the store, to replay it.
 
 The messages are those that compactions have removed, and those that remained after the last compaction. The
-store holds only their text: a tool call is a line with its name and arguments, and privileged messages and
-tools are missing. The results of the replay are therefore approximate.
+store holds only their text: a tool call is a line with its name and arguments, and fixed messages and tool
+definitions are missing. The results of the replay are therefore approximate.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,6 +14,7 @@ from compaction_proxy.recall.archive import RemovedMessage
 from compaction_proxy.recall.round_detail import KEPT, VisibleMessage
 from compaction_proxy.replay.prompt_size import JsonObject
 
+# Roles of tool results.
 _ANSWERING = frozenset({"tool", "function"})
 
 
@@ -42,11 +43,12 @@ def create_conversation_loader(
 def rebuild_messages(
     removed: Sequence[RemovedMessage], visible: Sequence[VisibleMessage]
 ) -> list[JsonObject]:
-    """Rebuilds the messages of a conversation up to its last compaction, as far as possible.
+    """Rebuilds the messages of a conversation, up to those that the model saw after the last compaction.
 
     Args:
         removed: Messages that compactions removed. If several have the same index, the last one counts.
-        visible: Messages that the model saw after the last compaction.
+        visible: Messages that the model saw after the last compaction. Only those that the compaction kept
+            are used.
 
     Raises:
         RequestRefusedError: Too little of the conversation is stored (409).
@@ -65,9 +67,10 @@ def rebuild_messages(
 
 
 def _to_wire_messages(texts: Sequence[tuple[str, str]]) -> list[JsonObject]:
-    """Converts messages to the Chat Completions wire.
+    """Converts pairs of a role and a text to messages of the Chat Completions wire.
 
-    The ids of tool calls are not stored. A tool result therefore belongs to the assistant message before it.
+    The ids of tool calls are not stored. Each tool result therefore gets a new call in the assistant message
+    before it. Without such a message, it becomes a user message.
     """
     messages: list[JsonObject] = []
     caller: JsonObject | None = None

@@ -19,7 +19,7 @@ from compaction_proxy.core.errors import ConfigError, ProxyError
 
 API_PATH = "/admin/v1"
 TIMEOUT_S = 30.0
-MAX_ANSWER_BYTES = 256 * 1024 * 1024  # so large because an export holds a whole conversation
+MAX_ANSWER_BYTES = 256 * 1024 * 1024  # an export holds a whole conversation
 MAX_LINE_BYTES = 1024 * 1024
 MAX_SHOWN_CHARACTERS = 500
 _KEY_VARIABLE = "COMPACTION_PROXY__SERVER__ADMIN_KEY"
@@ -28,10 +28,10 @@ _MAX_LISTED = 1_000
 
 
 class AdminRefusedError(ProxyError):
-    """Reports an error answer, an answer that is not JSON, or a prefix that no single conversation matches.
+    """Reports an error answer, an answer that is not JSON, or an id prefix without exactly one match.
 
     Attributes:
-        status: The HTTP status code of the answer, or 404 if the prefix is the problem.
+        status: The HTTP status code of the answer, or 404 if the id prefix is the problem.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -199,7 +199,8 @@ def read_rows(answer: object, name: str) -> list[dict[str, Any]]:
 def create_admin_client(url: str | None, key_file: Path | None, config: Path | None = None) -> AdminClient:
     """Creates a client of the admin API from command-line options.
 
-    If an option is missing, the environment or the configuration supplies the URL or the key.
+    Without `url`, the configuration supplies the address. Without `key_file`, the environment or else the
+    configuration supplies the key.
 
     Raises:
         ConfigError: The URL, the key file or the configuration cannot be used.

@@ -15,8 +15,8 @@ from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.core.errors import ConfigError, ProxyError
 from compaction_proxy.gateway import server
 
-# Seconds that the proxy may take to start. It reads the tokenizer's vocabulary and opens the store. A proxy
-# that takes longer counts as failed.
+# Seconds that the proxy may take to read the tokenizer's vocabulary and open the store. If it takes longer,
+# the start has failed.
 START_TIMEOUT_S = 30.0
 # Seconds that the proxy may take to end before it is killed. Clients send no requests by then, and pending
 # writes take only moments.

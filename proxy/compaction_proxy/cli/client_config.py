@@ -1,9 +1,9 @@
 """Edits the text of clients' configuration files so that the clients use the proxy.
 
-Each function takes the text of a file and returns the new text. It writes no file. In TOML and YAML, only the
-relevant lines change. The new text is then parsed and compared with the intended values. If they differ,
-because the file has an unusual layout, the function refuses to edit the file rather than damage it. JSON is
-written anew as a whole.
+Each `edit_…` function takes the text of a file and returns the new text, or the same text if nothing has to
+change. It writes no file. In TOML and YAML, only the relevant lines change. The new text is then parsed and
+compared with the intended values. If they differ, because the file has an unusual layout, the function raises
+`ClientConfigError` rather than damage the file. JSON is written anew as a whole.
 """
 
 import copy
@@ -22,8 +22,9 @@ from compaction_proxy.config import yaml_file
 from compaction_proxy.core.errors import ConfigError, ProxyError
 
 PROVIDER_NAME = "compaction-proxy"
-# The context length, in tokens, that is set in Continue. Beyond it, Continue drops messages itself, in the
-# end all but one. The value is so large that Continue leaves this work to the proxy.
+# The context length, in tokens, that is set in Continue. Continue drops messages from a longer conversation,
+# in the end all but one. With so large a value it never does, and the proxy compacts the conversation
+# instead.
 CONTINUE_CONTEXT_TOKENS = 1_000_000
 _TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 _OUR_TABLE = re.compile(
@@ -133,7 +134,10 @@ def edit_aider(text: str, url: str, model: str, get_limits: GetTokenLimits = _ge
 
 
 def edit_continue(text: str, url: str, model: str, get_limits: GetTokenLimits = _get_default_limits) -> str:
-    """Adds a model that uses the proxy to Continue's YAML, as the first model of the list."""
+    """Adds a model that uses the proxy to Continue's YAML, as the first model of the list.
+
+    If the list has a model of the proxy's name with another URL, the function refuses to edit the file.
+    """
     limits = get_limits(model)
     item: dict[str, Any] = {"name": PROVIDER_NAME, "provider": "openai", "model": model, "apiBase": url}
     item["defaultCompletionOptions"] = {
@@ -168,7 +172,8 @@ def edit_continue(text: str, url: str, model: str, get_limits: GetTokenLimits = 
 def edit_opencode(text: str, url: str, model: str, get_limits: GetTokenLimits = _get_default_limits) -> str:
     """Adds the proxy to OpenCode's JSON as a provider.
 
-    The function also sets token limits for the model. Without them, OpenCode asks for 32,000 output tokens.
+    The function also sets token limits for the model if it has none. Without limits, OpenCode asks for 32,000
+    output tokens.
     """
     limits = get_limits(model)
     current = _parse_json(text or '{"$schema": "https://opencode.ai/config.json"}')

@@ -17,8 +17,8 @@ class ClientGuide(NamedTuple):
 
     Attributes:
         title: Name of the client as users know it.
-        destination: Where the lines belong, such as a file or the environment.
-        lines: The lines to write there, with placeholders such as `<URL>`.
+        destination: Where the user puts the lines, such as the name of a file or `the environment`.
+        lines: The settings for that place, with placeholders such as `<URL>`.
         remark: Further advice, with placeholders. It may be empty.
     """
 
@@ -28,8 +28,8 @@ class ClientGuide(NamedTuple):
     remark: str = ""
 
 
-# Limits of the output that clients are set to ask for: in tokens, and as a share of the context window. The
-# smaller of the two counts.
+# The output limit that is written into a client's settings is the smaller of this number of tokens and this
+# share of the context window.
 MAX_OUTPUT_TOKENS = 32_000
 OUTPUT_SHARE = 0.25
 DEFAULT_WINDOW_TOKENS = 128_000

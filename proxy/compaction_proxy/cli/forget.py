@@ -20,8 +20,8 @@ async def forget_client(config: Config, credential: Headers, session: Headers | 
         session: The header field that names the session. None deletes the records of all sessions.
 
     Raises:
-        ProxyError: The store cannot be used, `session.headers` does not list the header, or its value is no
-            session id.
+        ProxyError: The store cannot be used, the configuration key `session.headers` does not list the
+            session header, or the header's value is no session id.
     """
     url = config.store.url or "memory://"
     store = open_configured_store(config, url)

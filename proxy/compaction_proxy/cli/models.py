@@ -53,7 +53,7 @@ def models(
 
 
 def _list_names(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:
-    """Yields the names of models to describe, even if no proxy has seen them.
+    """Yields the names of models that are shown even if the running proxy has not seen them.
 
     These are `name`, the models that the configuration names and, with `all_`, those of the shipped table.
     """

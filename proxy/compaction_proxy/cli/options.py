@@ -1,4 +1,4 @@
-"""Holds options that several commands share."""
+"""Defines the options and arguments that several commands share."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,8 @@
-"""Formats what commands print: aligned columns, cut to the terminal's width, without control characters."""
+"""Formats what commands print: aligned columns, cut to the terminal's width, without control characters.
+
+The functions that format a figure, such as `format_count`, take values from JSON. They return `n/a` for a
+value of another type, which also stands for an unknown figure.
+"""
 
 import json
 import shutil
@@ -27,7 +31,7 @@ class Column(NamedTuple):
 
 
 def escape_unprintable(text: object) -> str:
-    """Returns the text in one line, with every unprintable character escaped.
+    """Returns the text as a single line, with every unprintable character escaped.
 
     Unprintable characters are line endings, control characters, which can control a terminal, characters that
     change the writing direction, and unpaired surrogates. A server may send any of them.
@@ -119,14 +123,14 @@ def format_dollars(value: object) -> str:
 
 
 def format_percent(part: object, total: object) -> str:
-    """Formats a part of a total as a percentage, such as `64 %`."""
+    """Formats a part of a total as a percentage, such as `64 %`; `n/a` if the total is not above 0."""
     if not (isinstance(part, int | float) and isinstance(total, int | float)) or total <= 0:
         return UNKNOWN
     return f"{part / total:.0%}".replace("%", " %")
 
 
 def format_age(timestamp_s: object, now: float | None = None) -> str:
-    """Formats how long ago a moment was, such as `5 min`. Moments are seconds since the epoch."""
+    """Formats how long before `now` a moment was, such as `5 min`. Both are seconds since the epoch."""
     if not isinstance(timestamp_s, int | float):
         return UNKNOWN
     age = max(0.0, (time.time() if now is None else now) - timestamp_s)
@@ -137,7 +141,7 @@ def format_age(timestamp_s: object, now: float | None = None) -> str:
 
 
 def format_time(timestamp_s: object, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Formats a moment, in seconds since the epoch, in local time."""
+    """Formats a moment, given in seconds since the epoch, as local time."""
     if not isinstance(timestamp_s, int | float):
         return UNKNOWN
     try:

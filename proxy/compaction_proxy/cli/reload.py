@@ -16,7 +16,7 @@ from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
 if TYPE_CHECKING:
-    from compaction_proxy.app import Proxy  # for types only: the parent process of workers does not need it
+    from compaction_proxy.app import Proxy  # for types only: the parent of workers does not need it
 
 # A function that reads the configuration again from its original source.
 ReadConfig = Callable[[], LoadedConfig]
@@ -78,7 +78,7 @@ def _refuse_empty(loaded: LoadedConfig, running: LoadedConfig) -> None:
 
 
 def log_refusal(error: ConfigError) -> None:
-    """Logs the problems of a configuration that is refused."""
+    """Logs why a new configuration is not applied, one entry per problem."""
     logs.get_logger(__name__).error(log_events.CONFIG_NOT_RELOADED, problems=str(error).splitlines())
 
 
@@ -99,7 +99,7 @@ class ConfigReloader:
         self._started = threading.Event()
 
     def start(self, read_config: ReadConfig | None) -> None:
-        """Stores the current event loop, in which the proxy runs, and handles SIGHUP there.
+        """Remembers the current event loop, in which the proxy runs, and handles SIGHUP in it.
 
         Args:
             read_config: Called on SIGHUP to read the configuration again. None leaves SIGHUP alone.
@@ -110,9 +110,10 @@ class ConfigReloader:
             self._loop.add_signal_handler(signal.SIGHUP, self._schedule_read, read_config)
 
     def apply_from_thread(self, loaded: LoadedConfig | None) -> None:
-        """Has the event loop apply a configuration, or keep the current one if `loaded` is None.
+        """Applies a configuration in the event loop. None only records that a reload has failed.
 
-        Called from another thread. Waits until the proxy runs.
+        May be called from any other thread. Waits until the proxy runs, but not until the configuration
+        applies.
         """
         self._started.wait()
         if self._loop is not None:

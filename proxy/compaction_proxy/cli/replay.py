@@ -105,7 +105,7 @@ def _clear_progress() -> None:
 
 
 def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | None) -> Iterator[str]:
-    """Formats a table for each conversation and, if there are several, a table with their sums."""
+    """Yields the lines of a table for each conversation and, if there are several, of a table of sums."""
     for played in results:
         yield from _format_results(played, max_cells)
         yield ""
@@ -118,7 +118,7 @@ def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | 
 
 
 def _sum_results(results: "Sequence[Sequence[ReplayResult]]") -> "list[ReplayResult]":
-    """Sums the results of all conversations per strategy. Returns an empty list for one conversation."""
+    """Returns one sum over all conversations for each strategy, or no sums for a single conversation."""
     from compaction_proxy.replay.result import sum_results
 
     several = len(results) > 1

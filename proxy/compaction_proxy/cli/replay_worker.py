@@ -1,4 +1,4 @@
-"""Builds the components of a rehearsal: the parts of the proxy, with a store in memory and no summary model.
+"""Builds the components of a rehearsal: those of the proxy, but a store in memory and simulated summaries.
 
 A running proxy starts `main` in a child process to play a conversation (see `replay.jobs`). `main` reads a
 line of JSON and then the conversation from standard input, and prints a JSON object.
@@ -42,7 +42,8 @@ STORE_BYTES = 128 * 1024 * 1024
 CLOCK_STEP_S = 60.0
 # Niceness of the process. Rehearsals must not slow down the proxy that relays requests.
 NICENESS = 10
-# The parts of a client's request from which the upstream for summaries is determined.
+# Stands for the client's request, whose path and headers decide to which URL and with which credential
+# summary calls go. A rehearsal has no such request.
 _REQUEST_SCOPE: dict[str, Any] = {"raw_path": b"/v1/chat/completions", "query_string": b"", "headers": []}
 
 
@@ -59,7 +60,7 @@ def _get_summary_routes(
 
 
 def _get_price(pricing: PriceBook, target: str, model: str) -> ModelPrice | None:
-    """Returns the price of a model at the upstream, or else the price that is known for its name alone."""
+    """Returns the price of a model at the upstream, else the price known for its name; None if unknown."""
     return pricing.get_price(model, target) or pricing.get_price(model, "")
 
 
@@ -114,7 +115,8 @@ def run_job(job: bytes) -> dict[str, Any]:
     """Plays the conversation of a job and returns the results, or an error if the job holds no conversation.
 
     Args:
-        job: A line of JSON with `name`, `config`, `strategies` and `options`, followed by the conversation.
+        job: A line of JSON with `name`, `config`, `strategies` and `wanted` (the options), followed by the
+            conversation.
     """
     line, _, body = job.partition(b"\n")
     job_fields = json.loads(line)

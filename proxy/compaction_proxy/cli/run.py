@@ -43,7 +43,7 @@ REMEDIES_BY_PROGRAM = {
 }
 # Programs whose configuration file `connect` can edit. Each is mapped to the client's name in `connect`.
 CONNECT_CLIENTS = {"codex": "codex", "cn": "continue"}
-# Commands that run a package without installing it.
+# Commands that run the program of a package without installing it.
 PACKAGE_RUNNERS = frozenset({"npx", "bunx", "pnpx"})
 # Maps the names of packages to the names of their programs, if the two differ.
 PROGRAMS_BY_PACKAGE = {
@@ -132,9 +132,10 @@ def _has_upstream_key(config: "Config") -> bool:
 
 @contextmanager
 def _find_or_start_proxy(settings: "LoadedConfig", log: Path | None) -> Iterator[str]:
-    """Yields the URL of the running proxy, or starts a proxy and ends it when the block ends.
+    """Yields the URL of the running proxy or, if none runs, of a new one that ends when the block ends.
 
-    A running proxy is not used if it listens on a Unix socket or uses TLS.
+    A running proxy is not used if it listens on a Unix socket or uses TLS. `log` is the log file of a new
+    proxy; None discards its output.
     """
     import sys
 

@@ -61,7 +61,10 @@ def _build_columns(by: str) -> "tuple[Column, ...]":
 def format_overview(
     by: str, rows: list[dict[str, Any]], total: SavingsFields, max_cells: int | None
 ) -> Iterator[str]:
-    """Formats a table with a line for each row and a line for the total."""
+    """Yields a table with a line for each row and a line for the total.
+
+    If some requests have no known price, a last line tells how many. No amount includes them.
+    """
     from compaction_proxy.cli.output import format_table, get_text
 
     lines = [_format_figures(get_text(row, "of"), row) for row in rows]

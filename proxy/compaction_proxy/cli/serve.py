@@ -36,10 +36,11 @@ THREAD_SWITCH_S = 0.001
 # cached. It therefore runs only once in 50 million allocations. Newer objects are collected often, but a
 # collection covers at most 22,000 of them and takes 5 ms.
 GC_THRESHOLDS = (2_000, 10, 2_500)
-# Limit of open files that a process sets for itself. A request needs two files, an idle client needs one.
+# Largest number of open files that the proxy allows itself. A request needs two (one connection to the
+# client, one to the upstream), and an idle client needs one.
 MAX_DESCRIPTORS = 65_536
-# Settings of glibc's memory allocator. Each environment variable is mapped to the parameter of mallopt(3)
-# that means the same, and to the value that the proxy sets.
+# Settings of glibc's memory allocator. Maps the environment variable of each setting to the number of the
+# same setting in mallopt(3) and to the value that the proxy sets.
 ALLOCATOR_SETTINGS = {
     "MALLOC_ARENA_MAX": (-8, 1),
     "MALLOC_MMAP_THRESHOLD_": (-3, 262_144),
@@ -80,7 +81,7 @@ def format_banner(config: Config, url: str) -> Iterator[str]:
 
 
 def get_drain_timeouts(server: ServerSection) -> serving.DrainTimeouts:
-    """Returns how long a server that is told to end accepts requests and waits for those in progress."""
+    """Returns how long an ending server still accepts requests, and then waits for those in progress."""
     grace_s = server.accept_grace_s
     if grace_s is None:
         grace_s = 0 if is_loopback(server.host) else ACCEPT_GRACE_S
@@ -194,9 +195,10 @@ def _build_server(
 ) -> tuple[serving.GracefulServer, ConfigReloader]:
     """Builds the server and the object that applies new configurations to its application.
 
-    With `force_on_second_signal`, a second signal stops the server at once.
+    The first signal lets the server finish requests in progress. With `force_on_second_signal`, a second
+    signal stops it at once.
     """
-    from compaction_proxy.app import create_app  # not at the top: the parent of workers does not need it
+    from compaction_proxy.app import create_app  # not at the top: the parent of workers never needs it
 
     server = loaded.config.server
     context, deadlines = create_tls_context(server), get_deadlines(server)
@@ -225,12 +227,13 @@ def serve_proxy(
     """Runs the proxy in this process until it is told to end.
 
     Args:
-        open_socket: Opens the listening socket. Called once the application is built.
+        open_socket: Opens the listening socket. It is called when the application has been built.
         loaded: The configuration and its origins.
         on_started: Called with the socket once the proxy accepts requests.
         on_ending: Called when the proxy begins to end.
         worker_number: Number of this worker. None means that this is the only process.
-        on_built: Called with the server and its reloader, so that the caller can stop or reload the proxy.
+        on_built: Called before the start with the server and its reloader, so that the caller can stop or
+            reload the proxy.
         read_config: Called on SIGHUP to read the configuration again. None leaves SIGHUP alone.
 
     Raises:

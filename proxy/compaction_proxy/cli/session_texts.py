@@ -61,7 +61,10 @@ _MONEY_FIELDS = (
 
 
 def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list[str]:
-    """Formats a table with a line for each conversation. Sizes are those of the last exchange, in tokens."""
+    """Formats a table with a line for each conversation.
+
+    The columns `sent` and `forwarded` show the tokens of the last exchange.
+    """
     return format_table(_CONVERSATION_COLUMNS, [_format_conversation_row(row) for row in rows], max_cells)
 
 
@@ -163,7 +166,8 @@ def format_hits(hits: Iterable[JsonRow], max_cells: int | None, *, everywhere: b
     Args:
         hits: The messages found, as the admin API returns them.
         max_cells: Largest width of a line, in terminal cells. None does not cut lines.
-        everywhere: Whether the search covered all conversations. If so, each line names the conversation.
+        everywhere: Whether the search covered all conversations of a tenant. If so, each line names the
+            conversation of the message.
     """
     rows = [
         [

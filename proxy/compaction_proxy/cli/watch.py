@@ -21,7 +21,7 @@ class StreamMessage(NamedTuple):
     """One message of an event stream.
 
     Attributes:
-        id: Id of the message. A new stream can continue after it.
+        id: Id of the message. A new stream can continue after the message with this id.
         kind: `compaction`, `exchange`, or `lost` if messages came too fast and were dropped.
         data: The content, as undecoded JSON.
     """
@@ -64,7 +64,7 @@ def _report_retry(reason: str) -> None:
 def follow_events(client: "AdminClient", report_retry: Any) -> Iterator[StreamMessage]:  # noqa: ANN401 - a function that takes a line
     """Yields the messages of the proxy's event stream without end.
 
-    If the stream breaks, the function connects again and continues after the last message.
+    If the stream breaks, the function connects again and continues after the last message that arrived.
 
     Args:
         client: The client of the admin API.

@@ -20,14 +20,15 @@ from compaction_proxy.telemetry import logs
 # Reports from a worker to the parent: the worker accepts requests, or it begins to end. Any other report is
 # the reason why the worker refuses the configuration.
 STARTED, ENDING = b"started", b"ending"
-# Orders from the parent to a worker. The parent sends a new configuration after TAKE. REFUSED says that a
-# reload found no usable configuration, so the worker keeps its own and records the failure in its metrics.
+# Orders from the parent to a worker. After APPLY_CONFIG, the parent sends a new configuration. KEEP_CONFIG
+# means that a reload found no usable configuration. The worker then keeps its own and records the failure in
+# its metrics.
 STOP, STOP_NOW, APPLY_CONFIG, KEEP_CONFIG = b"stop", b"now", b"take", b"refused"
 
 
 def _execute_orders(orders: Connection, running: server.GracefulServer, reloader: ConfigReloader) -> None:
     """Executes the parent's orders. When the parent is gone, stops the server."""
-    with suppress(EOFError, OSError, RuntimeError):  # RuntimeError: the event loop has ended
+    with suppress(EOFError, OSError, RuntimeError):  # RuntimeError: the event loop is closed
         while True:
             order = orders.recv_bytes()
             if order in {APPLY_CONFIG, KEEP_CONFIG}:
@@ -38,7 +39,14 @@ def _execute_orders(orders: Connection, running: server.GracefulServer, reloader
 
 
 def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, number: int) -> None:
-    """Runs a worker as the main function of its process. Exits with 1 if the proxy did not start."""
+    """Runs a worker. This is the main function of its process, which exits with 1 if the proxy did not start.
+
+    Args:
+        loaded: The configuration and its origins.
+        listener: The socket on which the worker accepts requests.
+        parent: The worker's end of the pipe to the parent process.
+        number: Number of the worker, from 1.
+    """
     logs.configure_logging(loaded.config.observability.log_format)
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent gets SIGHUP, too, and orders the reload
@@ -73,14 +81,14 @@ class WorkerSlot:
 
     Attributes:
         number: Number of the worker, from 1.
-        listener: The worker's listening socket. None while it is closed, so that other workers get
-            connections.
+        listener: The worker's listening socket. None while it is closed, so that new connections go to other
+            workers.
         process: The worker's process. None before a start or restart, and after the final end.
         pipe: Connection to the process. None once the process has closed its end.
         is_up: Whether the process accepts requests.
         refusal: The reason why the process refuses the configuration, or an empty text.
         started_at: When the process was started, in monotonic seconds.
-        death_count: How often the process has died since the last stable run (see `workers.SOUND_S`).
+        death_count: How often the process has died since the last stable run (see `workers.STABLE_S`).
         start_due_at: When the worker is to be started or restarted, in monotonic seconds. None if no start is
             due.
     """
@@ -109,7 +117,7 @@ class WorkerSlot:
                 self.pipe.send(loaded)
 
     def read_reports(self) -> None:
-        """Reads the worker's reports and updates the slot."""
+        """Updates the slot from the reports that the worker sent. Closes the pipe if the worker is gone."""
         try:
             while self.pipe is not None and self.pipe.poll():
                 report = self.pipe.recv_bytes()
@@ -123,7 +131,7 @@ class WorkerSlot:
             self.close()
 
     def close_listener(self) -> None:
-        """Closes the listening socket, so that other workers get its connections until a new socket is open.
+        """Closes the listening socket, so that new connections go to other workers.
 
         Does nothing if all workers share one socket.
         """
@@ -132,7 +140,7 @@ class WorkerSlot:
             self.listener = None
 
     def close(self) -> None:
-        """Closes the pipe to the worker."""
+        """Closes the pipe to the worker. A worker that still runs then stops."""
         if self.pipe is not None:
             self.pipe.close()
         self.pipe = None

@@ -31,7 +31,7 @@ def open_metrics_folder() -> Iterator[None]:
 
 
 def share_worker_metrics(worker: int) -> None:
-    """Keeps the metrics of this process in the shared folder, if there is one."""
+    """Stores the metrics of this worker in the shared folder. Does nothing if there is no such folder."""
     from compaction_proxy.telemetry.metrics import use_shared_folder
 
     folder = os.environ.get(FOLDER_VARIABLE)
@@ -40,7 +40,7 @@ def share_worker_metrics(worker: int) -> None:
 
 
 def drop_worker_metrics(worker: int) -> None:
-    """Drops the gauges of a worker that has ended. Its counters stay. The parent process calls this."""
+    """Removes the gauges of an ended worker from the shared folder. Its counters stay in the totals."""
     from compaction_proxy.telemetry.metrics import forget_worker
 
     folder = os.environ.get(FOLDER_VARIABLE)

@@ -34,8 +34,8 @@ PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
 # Seconds that a worker must live to count as stable. After a stable run, the pause is short again.
 STABLE_S = 60.0
-# Seconds until workers that still run are killed. STOP_EXTRA_S begins when the workers' own time limit for
-# ending has passed, STOP_NOW_S when they are told to stop at once.
+# Seconds until workers that still run are killed. STOP_EXTRA_S is counted from the end of the time that
+# workers may take to end, and STOP_NOW_S from the order to stop at once.
 STOP_EXTRA_S = 10.0
 STOP_NOW_S = 3.0
 
@@ -49,7 +49,7 @@ _spawn = get_context("spawn")
 def _open_listeners(loaded: LoadedConfig) -> list[socket]:
     """Opens listening sockets on one address: one for each worker, or a single one for all."""
     server = loaded.config.server
-    first = open_listener(server)  # fails if another proxy already uses the port
+    first = open_listener(server)  # does not share the port, so it fails if another program uses it
     if not serving.can_spread_connections(first):
         return [first] * server.workers
     port = first.getsockname()[1]
@@ -116,7 +116,7 @@ class _WorkerSupervisor:
     def _reload_config(self) -> None:
         """Reads the configuration again and sends it to the workers. Workers that start later use it, too.
 
-        If the new configuration cannot be used, the workers are told so and keep the current one.
+        If the new configuration cannot be used, sends an order to keep the current one.
         """
         loaded = reread_config(self.read_config, self.loaded)
         if loaded is not None:
@@ -125,7 +125,10 @@ class _WorkerSupervisor:
             worker.send_config(loaded) if loaded is not None else worker.send_order(KEEP_CONFIG)
 
     def stop(self, *, now: bool = False) -> None:
-        """Orders all workers to end. With `now`, the workers do not wait for requests in progress."""
+        """Orders all workers to end. With `now`, the workers do not wait for requests in progress.
+
+        Workers that do not end in time are killed later.
+        """
         waits = get_drain_timeouts(self.loaded.config.server)
         if self.kill_at is None:
             running = sum(worker.process is not None for worker in self.workers)
@@ -211,7 +214,7 @@ class _WorkerSupervisor:
         worker.start_due_at = time.monotonic() + min(
             PAUSE_S * 2 ** max(worker.death_count - 1, 0), MAX_PAUSE_S
         )
-        if not worker.is_up:  # the next process may fail, too: other workers get its connections
+        if not worker.is_up:  # the next process may fail, too, so new connections go to others
             worker.close_listener()
 
     def _kill_overdue(self) -> None:

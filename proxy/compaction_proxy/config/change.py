@@ -7,8 +7,8 @@ from typing import Any
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.keys import format_key_path, iter_keys
 
-# Keys and sections that are read only when a process starts: sockets, deadlines, the store, and other things
-# that are set up once. A change of them takes effect with the next start.
+# Keys and sections that are read only when a process starts, because they configure what is set up once, such
+# as sockets and the store. A change of them takes effect with the next start.
 RESTART_KEYS = (
     "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",
     "server.secret", "server.previous_secrets", "server.workers", "server.accept_grace_s", "server.drain_s",
@@ -54,7 +54,7 @@ def _needs_restart(name: str) -> bool:
 
 
 def _restore_values(old: Config, new: Config, names: tuple[str, ...]) -> Config:
-    """Returns the new configuration with the old values of these keys."""
+    """Returns the new configuration with the old values of the dotted keys in `names`."""
     sections: dict[str, Any] = {}
     for name in names:
         section, key = name.split(".", 1)

@@ -34,7 +34,8 @@ class ModelSettings:
     They are built once for each glob, so two objects are compared by identity.
 
     Attributes:
-        window: Largest number of input tokens. None uses the learned, the known or the default number.
+        window: Largest number of input tokens. None uses the number that is learned from the provider, else
+            that of the shipped table of models, else the default.
         reserve_output: Tokens set aside for the answer; None uses the strategy's own number.
         alternation: `strict` if user and assistant messages must alternate.
         compaction: When and how to compact.
@@ -63,7 +64,7 @@ class GlobSettings(NamedTuple):
 
 
 class Config(BaseModel):
-    """Every section; a key that is not set has its default."""
+    """The whole configuration. A key that is not set has its default."""
 
     model_config = STRICT
     server: ServerSection = ServerSection()
@@ -89,7 +90,7 @@ class Config(BaseModel):
 
     @cached_property
     def settings_by_glob(self) -> tuple[GlobSettings, ...]:
-        """The settings for each glob, in order. The last glob matches every model."""
+        """The settings for each glob, in the order in which globs are tried. One of the globs is `*`."""
         sections = {**self.models, "*": self.models.get("*", ModelSection())}
         return tuple(
             GlobSettings(glob, re.compile(translate(glob)), _build_settings(self, section))

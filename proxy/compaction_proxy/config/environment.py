@@ -1,4 +1,4 @@
-"""Settings from environment variables: `COMPACTION_PROXY__SECTION__KEY`, and `…__KEY_FILE` for secrets."""
+"""Reads settings from variables `COMPACTION_PROXY__SECTION__KEY`, and from files that `…__KEY_FILE` names."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -22,8 +22,8 @@ class ConfigOverride:
     """One value that is set outside the configuration file.
 
     Attributes:
-        name: Name of the variable or option that sets it.
-        path: The key that it sets.
+        name: Name of the environment variable or command-line option that sets the value.
+        path: The key that is set.
         value: The value, if `problem` is empty.
         problem: What is wrong with the value; it never quotes the value.
     """
@@ -35,7 +35,10 @@ class ConfigOverride:
 
 
 def _decode_value(text: str, key: ConfigKey | None) -> object:
-    """Decodes the text of a variable. Sections, lists and mappings are JSON.
+    """Returns the value that the text of a variable stands for.
+
+    The text of a section (`key` is None), a list or a mapping is JSON. Other texts are returned unchanged,
+    because pydantic converts them later.
 
     Raises:
         ValueError: The key needs JSON, and the text is not JSON.
@@ -76,8 +79,8 @@ def _read_secret(path: str) -> str:
         raise ValueError(f"the file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError("the file is not UTF-8") from None
-    # An empty file may be half written, or a pipe that was read before. It is an error, because an empty key
-    # would give everybody access.
+    # A file that is not fully written yet looks empty, and so does a pipe that was already read. This is an
+    # error, because an empty key would give everybody access.
     if not text:
         raise ValueError("the file is empty")
     return text
@@ -104,9 +107,10 @@ def _parse_variable(
 
 
 def iter_overrides(environ: Mapping[str, str]) -> Iterator[ConfigOverride]:
-    """Yields an override for each variable of the proxy.
+    """Yields an override for each environment variable whose name begins with `PREFIX`.
 
-    Variables for whole sections come first, so that a variable for a single key overrides them.
+    If a variable cannot be used, its override has a `problem`. Variables for whole sections come first, so
+    that a variable for a single key overrides them.
     """
     keys = {key.path: key for key in iter_keys()}
     for name in sorted(environ, key=lambda name: (name.count("__"), name)):

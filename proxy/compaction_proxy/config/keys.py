@@ -1,4 +1,4 @@
-"""Lists the keys of the configuration, finds the type at a path, and suggests keys for wrong names."""
+"""Lists the keys of the configuration, finds the type of a key, and suggests keys for wrong names."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,7 +58,10 @@ def get_key_type(path: KeyPath) -> object | None:
 
 
 def iter_keys(section: type[BaseModel] = Config, parent_path: KeyPath = ()) -> Iterator[ConfigKey]:
-    """Yields every key in order, without the sections themselves."""
+    """Yields every key in `section` and its nested sections, in order. Sections themselves are no keys.
+
+    `parent_path` is the path of `section`. The path of each key begins with it.
+    """
     for name, field in section.model_fields.items():
         place, kind = (*parent_path, name), unwrap_type(field.annotation)
         nested = get_section_type(kind)
@@ -85,7 +88,10 @@ def suggest_key(path: KeyPath) -> str:
 
 
 def to_plain_value(value: object) -> object:
-    """Converts a value to plain YAML and JSON types. Secrets are masked, but empty ones stay empty."""
+    """Converts a value to types that YAML and JSON can represent.
+
+    Secrets are masked, but empty ones stay empty. A section keeps only the keys that are set in it.
+    """
     if isinstance(value, SecretStr):
         return "********" if value.get_secret_value() else ""
     if isinstance(value, str):

@@ -34,9 +34,9 @@ class LoadedConfig:
     Attributes:
         config: The configuration. `store.url` is filled in and absolute.
         origins: Origin of each dotted key: `default`, `FILE:LINE`, `environment NAME`, or an option's name.
-        path: The file that was read, if any.
+        path: The file that was read; None if there was none.
         warnings: Settings that work but are probably not intended, one line each.
-        is_empty: Whether the file says nothing at all: it is empty, or holds only comments.
+        is_empty: Whether the file is empty or holds only comments. False if there was no file.
     """
 
     config: Config
@@ -62,8 +62,8 @@ class _ValueSource:
 def _choose_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     """Returns the file to read; None if there is none.
 
-    It is the given file, else the one that the environment variable names, else the one in the working
-    directory.
+    It is `path`, else the file that the variable `COMPACTION_PROXY_CONFIG` names, else `config.yaml` in the
+    working directory if it exists.
     """
     variable_path = environ.get(CONFIG_VARIABLE, "")
     default_path = Path(DEFAULT_FILE)
@@ -71,9 +71,9 @@ def _choose_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
 
 
 def _iter_leaves(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
-    """Yields the single values inside a nested value, each with its path.
+    """Yields each value inside nested mappings, with its path.
 
-    An entry of `models` counts as one value, because it is replaced as a whole.
+    An entry of `models` counts as a single value, because an override replaces it as a whole.
     """
     if isinstance(value, dict) and value and (path[:1] != MODELS_PATH or path == MODELS_PATH):
         for name, inner in value.items():
@@ -83,9 +83,9 @@ def _iter_leaves(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object
 
 
 def _put_value(values: dict[str, Any], path: KeyPath, value: object) -> None:
-    """Sets one value in the nested values.
+    """Sets one value in nested mappings, and adds the mappings that are missing on the way.
 
-    An entry of `models` goes before the entries of the file, because the first match wins.
+    A new entry of `models` comes before the existing entries, because the first glob that matches wins.
     """
     *parents, last = map(str, path)
     for name in parents:
@@ -115,7 +115,7 @@ def _apply_override(
 
 
 def _find_origin(place: KeyPath, values: Mapping[str, Any], sources: Mapping[KeyPath, _ValueSource]) -> str:
-    """Returns the short name of the source that set a key's value."""
+    """Returns the short name of the source that set a key's value; `default` if none did."""
     current: Any = values
     for name in place:
         if not isinstance(current, dict) or name not in current:
@@ -151,7 +151,10 @@ def _describe_error(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetail
 
 
 def _find_source(place: KeyPath, sources: Mapping[KeyPath, _ValueSource]) -> _ValueSource | None:
-    """Returns the source that set a key, else the source that set the nearest section around it, if any."""
+    """Returns the source that set a key, else the one that set the nearest section around the key.
+
+    Returns None if no source set any of them.
+    """
     ends = range(len(place), 0, -1)
     return next((sources[place[:end]] for end in ends if place[:end] in sources), None)
 
@@ -177,10 +180,9 @@ def _validate_values(
 ) -> Config:
     """Validates the values and returns the configuration with `store.url` filled in.
 
-    `earlier_problems` are the problems that are known already.
-
     Raises:
-        ConfigError: The configuration has problems. The message lists those in `earlier_problems` first.
+        ConfigError: The configuration has problems. The message lists the `earlier_problems`, which were
+            found while the sources were read, before those found here.
     """
     lines: Iterator[str] = iter(())
     try:

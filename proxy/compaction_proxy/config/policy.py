@@ -42,7 +42,10 @@ def build_policy(settings: ModelSettings, strategy_name: str | None = None) -> P
 
 
 def _list_shared_fields(settings: ModelSettings) -> Iterator[tuple[str, object]]:
-    """Returns the fields that keys for all strategies set. A strategy may lack some of these fields."""
+    """Returns name and value of each strategy field that is set by a key for all strategies.
+
+    Such a key is, for example, `compaction.target_tokens`. A strategy may lack some of these fields.
+    """
     compaction, keep, summary = settings.compaction, settings.compaction.keep, settings.summary
     keys = {
         "output_reserve_tokens": settings.reserve_output,

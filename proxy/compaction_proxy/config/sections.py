@@ -1,7 +1,7 @@
 """The sections of the configuration: frozen models that give every key its unit and default.
 
-The names are a contract with users. Keys of later versions are already defined, but accept only their neutral
-value (`OnlyValue`), so that a file written for this version keeps loading.
+The names of the keys are a contract with users and never change. Some keys are reserved for later versions.
+They accept only the value that keeps today's behaviour (`OnlyValue`).
 """
 
 from difflib import get_close_matches
@@ -56,7 +56,7 @@ def _is_openai_url(url: str) -> bool:
 
 
 class WireSection(BaseModel):
-    """Where requests of one wire go, if not where all others do."""
+    """The provider for requests of one wire. A key that is not set falls back to `upstream`."""
 
     model_config = STRICT
     base_url: HttpUrl | None = None
@@ -76,7 +76,7 @@ class WiresSection(BaseModel):
 
 
 class UpstreamSection(BaseModel):
-    """Where requests go."""
+    """The provider to which requests are forwarded."""
 
     model_config = STRICT
     base_url: HttpUrl = "https://api.openai.com/v1"
@@ -97,7 +97,11 @@ class UpstreamSection(BaseModel):
     """Providers of single wires."""
 
     def get_provider(self, wire: str) -> tuple[str, str]:
-        """Returns base URL and key for a wire. A key goes only to the origin for which it is configured."""
+        """Returns the base URL and the key for a wire.
+
+        A key goes only to the origin for which it is configured. The key is empty if the client's own key is
+        to be sent.
+        """
         wire_section = getattr(self.wires, wire, None) or WireSection()
         key = self.api_key.get_secret_value()
         base_url = wire_section.base_url or self.base_url
@@ -108,7 +112,7 @@ class UpstreamSection(BaseModel):
             and (wire_key or not key)
             and _is_openai_url(base_url)
         ):
-            base_url = ANTHROPIC_URL  # OpenAI does not speak this wire, so the key is not for OpenAI
+            base_url = ANTHROPIC_URL  # OpenAI does not offer this wire
         is_same_origin = parse_origin(base_url) == parse_origin(self.base_url)
         return base_url, wire_key or (key if is_same_origin else "")
 
@@ -119,7 +123,7 @@ Share = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, le=1, allo
 
 
 class RecallSection(BaseModel):
-    """How the model gets at what was removed."""
+    """How the model gets text of removed messages: by a search tool, or inserted into its requests."""
 
     model_config = STRICT
     tool: Literal["none", "inject", "always"] = "none"
@@ -134,15 +138,15 @@ class RecallSection(BaseModel):
     """How well a passage must match for `auto`, 0 to 1; the lower, the more is beside the point."""
 
 
-# The highest price, in dollars per million tokens: one dollar a token. Sums of far higher prices become
-# infinite, and JSON cannot write infinity.
+# The highest price, in dollars per million tokens: one dollar for each token. Far higher prices would make
+# sums infinite, and JSON has no infinity.
 MAX_DOLLARS = 1_000_000
 Dollars = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, le=MAX_DOLLARS)]
 PRICE_SOURCE = "configuration"
 
 
 class SurchargeSection(BaseModel):
-    """What requests cost that are larger than a certain size; it holds for all of their tokens."""
+    """Prices of a request above a certain size. They apply to all tokens of such a request."""
 
     model_config = STRICT
     above_tokens: Positive
@@ -177,7 +181,7 @@ class PricesSection(BaseModel):
     def _check_surcharge(
         cls, surcharge: SurchargeSection | None, info: ValidationInfo
     ) -> SurchargeSection | None:
-        """Checks that a surcharge costs more than the price without it."""
+        """Checks that input costs more with the surcharge than without it."""
         without = info.data.get("input")
         if surcharge is not None and without is not None and surcharge.input <= without:
             raise ValueError(f"its input costs {surcharge.input:g}, which is not above {without:g}")
@@ -210,7 +214,7 @@ _MEGABYTE = 1_000_000
 
 
 class ArchiveSection(BaseModel):
-    """How much of what was removed is kept; beyond that the oldest rounds' goes first."""
+    """How much text of removed messages is kept. Beyond that, the text of the oldest rounds is deleted."""
 
     model_config = STRICT
     conversation_mb: Number = 16
@@ -236,12 +240,12 @@ SESSION_HEADERS = (
     "x-client-session-id", "x-interaction-id", "x-sm-conversation-id", "thread-id", "session-id",
     "session_id", "conversation_id", "x-litellm-trace-id", "x-portkey-trace-id", "baggage",
 )  # fmt: skip
-# The smallest value of `max_inflight_bytes`. The bodies of calls to the proxy's own tools must fit into it.
+# The smallest value of `max_inflight_bytes`. The largest body of a call to the MCP tools must fit into it.
 MIN_INFLIGHT_BYTES = 1_048_576
 
 
 class ServerSection(BaseModel):
-    """Where clients reach us."""
+    """Where clients reach the proxy, who may use it, and the limits for their requests."""
 
     model_config = STRICT
     host: str = "127.0.0.1"
@@ -304,7 +308,7 @@ class StoreSection(BaseModel):
 
 
 class SessionSection(BaseModel):
-    """How a conversation is recognised. Identity only locates; content decides."""
+    """How a conversation is recognised. Ids only find candidates; the messages themselves decide."""
 
     model_config = STRICT
     headers: tuple[HeaderName, ...] = SESSION_HEADERS
@@ -326,7 +330,7 @@ Switch = Annotated[bool | None, AfterValidator(_drop_false)]
 
 
 class TriggerRow(BaseModel):
-    """A condition for compacting; every field that is set must be reached. Rows are alternatives."""
+    """A condition for a compaction: every field that is set must be reached. Rows are alternatives."""
 
     model_config = STRICT
     tokens: Number | None = None
@@ -350,7 +354,7 @@ class TriggerRow(BaseModel):
 
 
 class KeepSection(BaseModel):
-    """What a round leaves as it is. Null: the strategy's own."""
+    """What a compaction leaves unchanged. A key that is null takes the strategy's own value."""
 
     model_config = STRICT
     messages: Number | None = None
@@ -364,13 +368,13 @@ class KeepSection(BaseModel):
 
 
 def _parse_trigger(value: object) -> object:
-    """Parses `trigger: 0` as an empty list, which switches every trigger off."""
+    """Returns an empty list, which switches every trigger off, for `trigger: 0`. Else returns the value."""
     off = value == 0 and not isinstance(value, bool)
     return () if off or value == "0" else value
 
 
 def _check_strategy(name: str) -> str:
-    """Checks a strategy's name. For an unknown name the error suggests a similar one."""
+    """Returns the name if it is that of a strategy. Otherwise, the error suggests a similar name."""
     if name not in STRATEGIES:
         close = get_close_matches(name, STRATEGIES, n=1)
         meant = f", did you mean {close[0]!r}?" if close else ""
@@ -379,7 +383,7 @@ def _check_strategy(name: str) -> str:
 
 
 class CompactionSection(BaseModel):
-    """When and how a conversation is compacted. Null: the strategy's own."""
+    """When and how a conversation is compacted. A key that is null takes the strategy's own value."""
 
     model_config = STRICT
     mode: Literal["active", "shadow", "bypass"] = "active"
@@ -410,7 +414,11 @@ class CompactionSection(BaseModel):
     @field_validator("trigger")
     @classmethod
     def _drop_inert_rows(cls, rows: tuple[TriggerRow, ...] | None) -> tuple[TriggerRow, ...] | None:
-        """Returns the rows that can fire. A field that is 0 switches its row off."""
+        """Returns the rows that can start a compaction. A field that is 0 switches its row off.
+
+        Raises:
+            ValueError: A row sets no threshold, or sets `rework_tokens` without `cost_optimal`.
+        """
         filled = [{getattr(row, name) for name in TRIGGER_FIELDS} - {None} for row in rows or ()]
         if set() in filled:
             raise ValueError("a row names at least one of " + ", ".join(TRIGGER_FIELDS))
@@ -422,7 +430,7 @@ class CompactionSection(BaseModel):
 
 
 class SummarySection(BaseModel):
-    """Who writes summaries. Null: the strategy's own."""
+    """Which model writes summaries, and how. A key that is null takes the strategy's own value."""
 
     model_config = STRICT
     model: Annotated[str, Field(min_length=1)] | None = None
@@ -448,7 +456,7 @@ class SummarySection(BaseModel):
 
 
 class ModelSection(BaseModel):
-    """What differs for the models whose name matches; sections replace only the keys they name."""
+    """Settings for models whose name matches a glob. Its sections replace only the keys that they set."""
 
     model_config = STRICT
     window: Positive | None = None
@@ -470,7 +478,7 @@ class ModelSection(BaseModel):
 
 
 class ObservabilitySection(BaseModel):
-    """What we say about ourselves."""
+    """What the proxy reports about itself in logs and traces."""
 
     model_config = STRICT
     log_format: Literal["json", "console"] = "json"

@@ -1,4 +1,8 @@
-"""The sections of `compaction.strategies`: every field of each strategy, with defaults from its row."""
+"""The sections of `compaction.strategies`: every field of each strategy, with its built-in default.
+
+The built-in numbers and rules of a strategy are a `Policy` in `core.strategies`. Each field of a section maps
+to one part of it. Fields of the same name in several sections share one entry of `POLICY_FIELDS`.
+"""
 
 import re
 from collections.abc import Callable, Mapping
@@ -39,10 +43,10 @@ def _replace_value(value: Any, _: Any) -> Any:  # noqa: ANN401 - a field may be 
 
 @dataclass(frozen=True, slots=True)
 class PolicyField:
-    """A configuration key for a part of a strategy's row.
+    """A configuration key that sets one part of a strategy's `Policy`.
 
     Attributes:
-        attribute_path: Dotted attributes that lead to the part; empty for the whole row.
+        attribute_path: Dotted path of attributes that leads to the part; empty for the whole policy.
         description: Description of the key, with its unit.
         to_setting: Converts the part to the value that users see.
         from_setting: Converts the value that users set, and the current part, to the new part.
@@ -55,16 +59,16 @@ class PolicyField:
 
 
 def _build_percent_field(attribute_path: str, description: str) -> PolicyField:
-    """Builds the field for a share of 0..1 that users see in percent."""
+    """Builds the field for a share from 0 to 1, which users set in percent."""
     return PolicyField(
         attribute_path, description, lambda share: round(share * 100, 6), lambda percent, _: percent / 100
     )
 
 
 def _build_trigger_field(name: str, description: str) -> PolicyField:
-    """Builds the field for one threshold of the trigger.
+    """Builds the field for one threshold of the trigger, such as `tokens`.
 
-    Its value is stored in a trigger row that names no other threshold. Rows are alternatives.
+    The value is stored as a `TriggerRule` without other thresholds, so that it alone starts a compaction.
     """
 
     def read_threshold(rows: Rows) -> object:
@@ -80,9 +84,9 @@ def _build_trigger_field(name: str, description: str) -> PolicyField:
 
 
 def _set_keep_messages(message_count: int, row: Policy) -> Policy:
-    """Sets the number of messages to keep.
+    """Sets the number of newest messages to keep.
 
-    A strategy may leave lists alone that have at most one message more than it keeps. If so, it still does.
+    If the strategy's `least_messages` is one more than the number of messages that it keeps, it stays so.
     """
     tied = row.least_messages == row.keep.messages + 1
     least_messages = message_count + 1 if tied else row.least_messages
@@ -106,7 +110,7 @@ def _set_target_tokens(tokens: int | None, target: ScaledLimit | None) -> Scaled
 
 
 def _set_summary_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape | None:
-    """Sets the requested size of a summary. The allowed size grows in proportion."""
+    """Sets the requested size of a summary. The allowed size grows in proportion, but never shrinks."""
     if shape is None:
         return None
     allowed = max(shape.max_tokens, tokens * shape.max_tokens // shape.tokens)
@@ -114,7 +118,7 @@ def _set_summary_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape
 
 
 def _set_summary_max_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape | None:
-    """Sets the allowed size of a summary. The requested size never exceeds it."""
+    """Sets the allowed size of a summary, and lowers the requested size to it if that is larger."""
     if shape is None:
         return None
     requested = min(shape.tokens, tokens)
@@ -278,7 +282,7 @@ def _split_path(attribute_path: str) -> list[str]:
 
 
 def get_setting(row: Policy, name: str) -> Any:  # noqa: ANN401 - a field may be of any type
-    """Returns the value of a row's field as users see it. A whole number has no `.0`."""
+    """Returns the value of a policy's field in the unit of the configuration. A whole number has no `.0`."""
     part: Any = row
     for step in _split_path(POLICY_FIELDS[name].attribute_path):
         part = getattr(part, step)
@@ -287,14 +291,14 @@ def get_setting(row: Policy, name: str) -> Any:  # noqa: ANN401 - a field may be
 
 
 def build_field(row: Policy, name: str) -> Any:  # noqa: ANN401 - it takes the type of the key that it is assigned to
-    """Builds a key of a section, with the row's own value as its default."""
+    """Builds the pydantic field for a key of a section. Its default is the value in the policy `row`."""
     return Field(default=get_setting(row, name), description=POLICY_FIELDS[name].description)
 
 
 def set_field(row: Policy, name: str, value: object) -> Policy:
-    """Returns the row with one field set.
+    """Returns the policy `row` with one field set.
 
-    A row without the part that holds the field stays as it is. For example, `prune` has no summary.
+    A policy without the part that holds the field is returned unchanged. For example, `prune` has no summary.
     """
     field = POLICY_FIELDS[name]
     changed: Policy = _replace_part(
@@ -332,7 +336,7 @@ Instructions = Annotated[str | None, Field(description="Text added to them; null
 
 
 class AnchoredStrategy(BaseModel):
-    """It masks and caps tool results, and freezes a record of each round; the ledger quotes the user."""
+    """Keys of `anchored`, which masks and caps tool results, and keeps a record of each compaction."""
 
     model_config = STRICT
     percent: Percent = build_field(ANCHORED, "percent")
@@ -371,7 +375,7 @@ class AnchoredStrategy(BaseModel):
 
 
 class FullStrategy(BaseModel):
-    """One summary of everything, and the latest request of the user."""
+    """Keys of `full`, which replaces everything by one summary and the latest request of the user."""
 
     model_config = STRICT
     tokens: Number = build_field(FULL, "tokens")
@@ -392,7 +396,7 @@ class FullStrategy(BaseModel):
 
 
 class SelectiveStrategy(BaseModel):
-    """Runs of assistant messages and tool results, the earliest first; what users say stays."""
+    """Keys of `selective`, which summarises runs of messages without user messages, the earliest first."""
 
     model_config = STRICT
     tokens: Number = build_field(SELECTIVE, "tokens")
@@ -417,7 +421,7 @@ class SelectiveStrategy(BaseModel):
 
 
 class SplitStrategy(BaseModel):
-    """Everything before a point that is found from the end."""
+    """Keys of `split`, which summarises all messages before the newest ones."""
 
     model_config = STRICT
     percent_of_window: Percent = build_field(SPLIT, "percent_of_window")
@@ -439,7 +443,7 @@ class SplitStrategy(BaseModel):
 
 
 class PruneStrategy(BaseModel):
-    """The oldest messages go; nothing stands in for them."""
+    """Keys of `prune`, which removes the oldest messages without a replacement."""
 
     model_config = STRICT
     percent_of_window: Percent = build_field(PRUNE, "percent_of_window")
@@ -450,7 +454,7 @@ class PruneStrategy(BaseModel):
 
 
 class IterationsStrategy(BaseModel):
-    """Everything before the newest iterations, every few of them."""
+    """Keys of `iterations`, which every few iterations summarises all but the newest ones."""
 
     model_config = STRICT
     iterations: Number = build_field(ITERATIONS, "iterations")
@@ -472,7 +476,7 @@ class IterationsStrategy(BaseModel):
 
 
 class ChainedStrategy(BaseModel):
-    """One summary, which each round integrates and extends."""
+    """Keys of `chained`, which keeps a single summary and extends it with each compaction."""
 
     model_config = STRICT
     percent: Percent = build_field(CHAINED, "percent")

@@ -1,4 +1,4 @@
-"""The types of configuration values: numbers, durations, addresses, and values fixed for this version."""
+"""Defines the types of configuration values, such as numbers, durations, addresses and secrets."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def _format_yaml(value: object) -> str:
 
 
 def _parse_auto_or_false(value: object) -> object:
-    """Parses `auto` or false, also as text from the environment. True means `auto`."""
+    """Returns `auto` or False for such a value, or for its text from the environment. True means `auto`."""
     if value is False or value == "false":
         return False
     if value is True or (isinstance(value, str) and value in {"auto", "true"}):
@@ -50,7 +50,11 @@ def _parse_auto_or_false(value: object) -> object:
 
 
 def reject_boolean(value: object) -> object:
-    """Rejects a boolean, such as YAML's `on` or `yes`, which would silently become the number 1."""
+    """Returns the value if it is no boolean. YAML's `on` or `yes` would silently become the number 1.
+
+    Raises:
+        ValueError: The value is a boolean.
+    """
     if isinstance(value, bool):
         raise ValueError("a number is needed, not true or false")  # noqa: TRY004 - pydantic collects ValueError
     return value
@@ -86,7 +90,7 @@ class UrlOrigin(NamedTuple):
 
 
 def parse_origin(url: str) -> UrlOrigin:
-    """Returns the origin of a URL that a configuration has accepted, with the host in lower case."""
+    """Returns the origin of a URL, with the host in lower case. The URL must have passed the checks below."""
     parts = urlsplit(url)
     return UrlOrigin(parts.scheme, parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0))
 
@@ -120,9 +124,9 @@ def _check_optional_http_url(url: str) -> str:
 
 
 def check_store_url(url: str) -> str:
-    """Checks the kind of a store URL, and returns the URL unchanged.
+    """Checks that a URL names a supported kind of store, and returns it unchanged.
 
-    The store itself checks the details of a Redis URL.
+    The details of a Redis URL are checked later, when the store is opened.
 
     Raises:
         ValueError: There is no store of this kind. The message never shows the URL, because it may hold a
@@ -182,7 +186,7 @@ HeaderName = Annotated[str, AfterValidator(_check_header_name)]
 
 
 def unwrap_type(annotation: object) -> object:
-    """Returns the type inside `Annotated[...]` and `... | None`."""
+    """Returns the type inside `Annotated[...]` and `... | None`. A union of several types stays as it is."""
     if hasattr(annotation, "__metadata__"):
         return unwrap_type(get_args(annotation)[0])
     members = [member for member in get_args(annotation) if member is not type(None)]

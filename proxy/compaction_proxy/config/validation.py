@@ -19,20 +19,20 @@ from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.strategies import STRATEGIES, Policy
 from compaction_proxy.core.trigger import compute_trigger_marks, has_active_rule
 
-# Replaces a context window that is not configured, in tokens. A trigger in percent is then so large that no
-# size is reported as too close to it.
+# Context window, in tokens, that the checks of sizes assume if none is configured. It makes a trigger in
+# percent so large that they report no target and no tail as too large for it.
 UNBOUNDED_WINDOW_TOKENS = 10**12
 UNREADABLE_FILE = "the file cannot be read"
 
 
 def is_readable(path: str) -> bool:
-    """Returns whether a file that is named in the configuration can be read."""
+    """Returns whether a path from the configuration names a file that can be read."""
     file = Path(path).expanduser()
     return file.is_file() and os.access(file, os.R_OK)
 
 
 def is_key_set(section: BaseModel | None, path: KeyPath) -> bool:
-    """Returns whether a source has set the key at this path of a section to something other than null."""
+    """Returns whether the key at a path inside a section is set explicitly, and not to null."""
     for step in path:
         if section is None or step not in section.model_fields_set:
             return False
@@ -41,7 +41,7 @@ def is_key_set(section: BaseModel | None, path: KeyPath) -> bool:
 
 
 def find_key_path(config: Config, glob: str, path: KeyPath) -> KeyPath:
-    """Returns the path of the key that sets a glob's value: in its entry of `models`, or for all models."""
+    """Returns the path at which a key is set for a glob: in its entry of `models`, else for all models."""
     return ("models", glob, *path) if is_key_set(config.models.get(glob), path) else path
 
 
@@ -50,7 +50,7 @@ def _build_strategy_path(name: str, key: str) -> KeyPath:
 
 
 def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Yields a problem for each unreadable prompt file.
+    """Yields the key of each prompt file that cannot be read, and what is wrong with it.
 
     All strategies are checked, because a request may ask for any of them.
     """
@@ -63,10 +63,10 @@ def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, st
 def _find_overriding_key(
     settings: ModelSettings, row: Policy, shared_key_path: KeyPath, own_key_names: tuple[str, ...]
 ) -> KeyPath | None:
-    """Returns the key that changed a field of a strategy; None if no key changed it.
+    """Returns the key whose value replaces a built-in value of a strategy; None if there is none.
 
     It is the key for all strategies (`shared_key_path`) if that is set, else the first of the strategy's own
-    `own_key_names` with another value than the built-in one.
+    keys (`own_key_names`) whose value differs from the built-in one.
     """
     if is_key_set(settings.compaction, shared_key_path[1:]):
         return shared_key_path
@@ -77,7 +77,7 @@ def _find_overriding_key(
 
 
 def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Yields keys with sizes that leave a compaction nothing to save, and why.
+    """Yields each key whose size leaves a compaction nothing to remove, and the reason.
 
     Such a size is a target that is not below the trigger, or a tail that is not below the target.
     """
@@ -104,14 +104,14 @@ def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]
 
 
 def find_strategy_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    """Yields each key whose value does not fit the others, and why."""
+    """Yields each key with an unreadable prompt file or an unsuitable size, and what is wrong with it."""
     for each in config.settings_by_glob:
         for place, what in (*_find_prompt_problems(each.settings), *_find_size_problems(each.settings)):
             yield find_key_path(config, each.glob, place), what
 
 
 def find_strategy_warnings(config: Config) -> Iterator[str]:
-    """Yields one line for each setting that works but is probably not intended."""
+    """Yields one line for each setting of a strategy that works but is probably not intended."""
     for each in config.settings_by_glob:
         row = build_policy(each.settings)
         if row.summary and row.stand_in_role == "system":
@@ -182,7 +182,7 @@ def _is_own_address(config: Config, url: str) -> bool:
 
 
 def _find_summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple[str, str]]:
-    """Yields each key of a summary section that does not fit, and why.
+    """Yields each key of a summary section whose value cannot be used, and the reason.
 
     `summary` is the section for one glob, with its overrides applied.
     """
@@ -239,7 +239,7 @@ def _find_upstream_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
 
 
 def find_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    """Yields each key whose value does not fit the others, and why."""
+    """Yields each key whose value cannot be used here or contradicts other values, and the reason."""
     if config.server.workers > 1 and config.store.url == MEMORY:
         yield ("server", "workers"), "several workers need a store that they can share, not memory://"
     server = config.server

@@ -1,4 +1,4 @@
-"""Reads a YAML file into plain values, and remembers the position of each of them."""
+"""Reads a YAML file into plain values, and records the line and column of each."""
 
 import re
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ def _get_position(mark: yaml.Mark) -> tuple[int, int]:
 class _NodeConverter:
     """Converts YAML nodes to values.
 
-    Depth and number of the values are limited, because a short file can repeat a node many times by aliases.
+    The depth and the number of values are limited, because aliases let a short file repeat a node many times.
     """
 
     loader: yaml.SafeLoader
@@ -95,7 +95,7 @@ class _NodeConverter:
     def _convert_mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, object]:
         values: dict[str, object] = {}
         for key, value in node.value:
-            # A key is used as it is written: `on` and `4` are names here, although YAML reads a boolean and a
+            # The name is the text in the file. YAML would turn keys such as `on` and `4` into a boolean and a
             # number.
             name = key.value if isinstance(key, yaml.ScalarNode) else None
             if name is None or name in values:
@@ -152,6 +152,8 @@ def _build_syntax_error(path: Path, text: str, error: yaml.YAMLError) -> ConfigE
 
 def read_yaml(path: Path, environ: Mapping[str, str]) -> YamlDocument:
     """Reads the content of a YAML file. An empty file gives no values.
+
+    Problems with single values, such as an unset `${VAR}`, are part of the result.
 
     Raises:
         ConfigError: The file cannot be read, is not YAML, or holds no mapping.

@@ -60,12 +60,15 @@ async def stream_events(
     heartbeat_s: float = HEARTBEAT_S,
     notice_s: float = NOTICE_S,
 ) -> AsyncGenerator[bytes]:
-    """Formats feed items as server-sent events. Ends after the last item, or if `is_stopping` is true."""
+    """Yields feed items as server-sent events, and a heartbeat after each `heartbeat_s` without an item.
+
+    Ends after the last item, or at most `notice_s` after `is_stopping` begins to return True. Closes `items`.
+    """
     clock = asyncio.get_running_loop().time
     last_sent_at = clock()
     pending = asyncio.ensure_future(anext(items, None))
     try:
-        await asyncio.sleep(0)  # lets `items` start to listen
+        await asyncio.sleep(0)  # `items` begins to collect events before the opening is sent
         yield STREAM_OPENING
         while not is_stopping():
             done, _ = await asyncio.wait({pending}, timeout=notice_s)
@@ -88,6 +91,6 @@ async def stream_events(
 
 
 def format_event(item: FeedItem) -> bytes:
-    """Formats an item as a server-sent event."""
+    """Formats a feed item as a server-sent event."""
     data = json.dumps(schemas.to_item_fields(item), allow_nan=False)
     return f"id: {item.id}\nevent: {item.kind}\ndata: {data}\n\n".encode()

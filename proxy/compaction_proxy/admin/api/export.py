@@ -1,7 +1,7 @@
 """Admin API endpoints that export the figures of conversations: as JSON, or as CSV for spreadsheets.
 
 An export is sent while its data is read, one conversation at a time. It contains no text of a conversation.
-The endpoint `conversations/{id}/export` exports the text of one.
+The endpoint `conversations/{id}/export` exports one conversation with its text.
 """
 
 import csv
@@ -29,7 +29,10 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def format_csv_line(values: Iterable[object]) -> str:
-    """Formats a line of CSV (RFC 4180) with its line end. Escapes formulas; None becomes an empty cell."""
+    """Formats a line of CSV (RFC 4180), including its line end. None becomes an empty cell.
+
+    A text that a spreadsheet program would treat as a formula gets the prefix `'`.
+    """
     line = io.StringIO()
     csv.writer(line, lineterminator="\r\n").writerow(_escape_formulas(values))
     return line.getvalue()
@@ -93,7 +96,7 @@ def _build_attachment(body: AsyncIterator[bytes], kind: str, name: str) -> Strea
 
 
 async def _stream_json(queries: ConversationQueries, since: float) -> AsyncIterator[bytes]:
-    """Streams the JSON document in pieces."""
+    """Yields the JSON document in pieces: one for each conversation, and one for the statistics."""
     opening = b'{"conversations":['
     async for listed, exchanges, events in queries.iter_conversations():
         fields = asdict(schemas.to_conversation_row(listed))

@@ -92,7 +92,7 @@ async def _config(settings: SettingsDependency) -> Response:
 
 
 def build_configuration(settings: AdminSettings) -> Configuration:
-    """Builds the configuration with masked secrets."""
+    """Builds the response that shows the current configuration, with masked secrets."""
     return Configuration(settings.path or None, tuple(_list_values(settings)), settings.warnings)
 
 

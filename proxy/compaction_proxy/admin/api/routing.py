@@ -33,7 +33,10 @@ TimeParameter = Annotated[str, Query(pattern=TIME_PATTERN)]
 
 
 def parse_time(text: str, now: float) -> float:
-    """Parses a time into seconds since the epoch. It is a number of these seconds, or an age such as `7d`."""
+    """Parses a text that matches `TIME_PATTERN`. Returns the time in seconds since the epoch.
+
+    The text is the time itself in these seconds, or an age before `now`, such as `30m`, `24h` or `7d`.
+    """
     ago = _AGO.fullmatch(text)
     return float(text) if ago is None else now - int(ago[1]) * _UNITS_S[ago[2]]
 
@@ -64,8 +67,8 @@ class AdminApi:
 
     Attributes:
         commands: Commands on conversations.
-        queries: Queries on conversations.
-        access_policy: Check of admin keys.
+        queries: Queries on conversations and statistics.
+        access_policy: Rules for access.
         settings: Configuration that `/config` shows.
         is_stopping: Returns whether streams must end, because the server stops or because the access policy
             has changed.
@@ -81,7 +84,7 @@ class AdminApi:
 
 
 def get_api(request: Request) -> AdminApi:
-    """Returns the admin API that was installed in the application."""
+    """Returns the admin API that was installed in the application that handles the request."""
     found: AdminApi = request.app.state.api
     return found
 
@@ -104,9 +107,10 @@ SettingsDependency = Annotated[AdminSettings, Depends(_get_settings)]
 
 
 def create_router() -> APIRouter:
-    """Creates a router without routes for the paths below `/admin/v1`.
+    """Creates an empty router for the paths below `/admin/v1`.
 
-    The router only describes the admin key in the OpenAPI document. `admin.auth` checks the key.
+    Its `HTTPBearer` dependency only describes the admin key in the OpenAPI document. `AccessMiddleware`
+    checks the key.
     """
     return APIRouter(prefix=API_PATH, dependencies=[Depends(HTTPBearer(auto_error=False))])
 
@@ -114,7 +118,8 @@ def create_router() -> APIRouter:
 def build_json_response(content: Mapping[str, Any], status: int = 200) -> Response:
     """Builds a JSON response in ASCII.
 
-    With its escapes, it can hold any text of clients, even lone surrogates, which UTF-8 cannot encode.
+    Other characters are escaped. The response can therefore hold any text from clients, even lone surrogates,
+    which UTF-8 cannot encode.
     """
     body = json.dumps(content, allow_nan=False).encode()
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
@@ -136,7 +141,7 @@ async def _respond_refused(_: Request, error: Exception) -> Response:
 
 
 async def _respond_invalid_request(_: Request, error: Exception) -> Response:
-    """Responds to a request that does not match the schema. The response repeats nothing of its content."""
+    """Responds to a request that does not match the schema. The response repeats no values of the request."""
     problems = error.errors() if isinstance(error, RequestValidationError) else ()
     messages = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in problems]
     refused = RequestRefusedError(422, "; ".join(messages), "invalid_request")
@@ -154,7 +159,7 @@ async def _respond_search_unavailable(request: Request, error: Exception) -> Res
 
 
 def install_api(app: FastAPI, api: AdminApi, base_path: str, routers: Iterable[APIRouter]) -> None:
-    """Installs the admin API in an application, under `base_path`, with the check of access."""
+    """Installs the admin API in an application, under `base_path`. Access and body sizes are checked."""
     app.state.api = api
     described = create_router()
     described.add_api_route("/openapi.json", _get_openapi, include_in_schema=False)

@@ -255,17 +255,17 @@ def to_money(totals: Totals) -> Money | None:
 
 
 def to_exchange_line(stored: StoredExchange) -> dict[str, Any]:
-    """Builds an `ExchangeLine`."""
+    """Returns the fields of an `ExchangeLine`."""
     return {**stored.exchange._asdict(), "saving": None if stored.saving is None else stored.saving._asdict()}
 
 
 def to_compaction_line(record: CompactionRecord) -> dict[str, Any]:
-    """Builds a `CompactionLine`."""
+    """Returns the fields of a `CompactionLine`."""
     return {**asdict(record.event), "undone": record.undone, "pays_back_after": record.pays_back_after}
 
 
 def to_compaction_detail(record: CompactionRecord, detail: RoundDetail) -> dict[str, Any]:
-    """Builds a `CompactionDetail`."""
+    """Returns the fields of a `CompactionDetail`."""
     removed = [asdict(Removed(each.id, each.index, each.role, each.text)) for each in detail.removed]
     prompts = [asdict(Asked(each.model, each.system, each.text)) for each in detail.prompts]
     seen = [
@@ -275,17 +275,17 @@ def to_compaction_detail(record: CompactionRecord, detail: RoundDetail) -> dict[
 
 
 def to_fed_event(item: FeedItem) -> dict[str, Any]:
-    """Builds a `FedEvent`."""
+    """Returns the fields of a `FedEvent`."""
     return {**to_item_fields(item), "feed": item.id}
 
 
 def to_item_fields(item: FeedItem) -> dict[str, Any]:
-    """Returns the fields of a feed item, without text of the conversation and ids of messages."""
+    """Returns the fields of a feed item, except texts of the conversation and ids of messages."""
     return {name: value for name, value in item.fields.items() if name not in HIDDEN_FIELDS}
 
 
 def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
-    """Converts counters to JSON values. If no price of any exchange is known, the dollars are None."""
+    """Converts counters to JSON values. The dollars are None if the price of no exchange is known."""
     priced = not counters.unpriced or counters.unpriced < counters.requests - counters.failed
     dollars = {name: getattr(counters, name) if priced else None for name in (*DOLLARS, "net_usd")}
     return {
@@ -300,12 +300,12 @@ def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
 
 
 def to_stats_row(row: StatisticsRow) -> dict[str, Any]:
-    """Builds a `StatsRow`."""
+    """Returns the fields of a `StatsRow`."""
     return {"of": row.label, **to_counters(row.counters)}
 
 
 def to_stats(since: float, until: float, by: str, report: StatisticsReport) -> dict[str, Any]:
-    """Builds a `Stats`."""
+    """Returns the fields of a `Stats`."""
     rows = [to_stats_row(each) for each in report.rows]
     return {"since": since, "until": until, "by": by, "rows": rows, "total": to_counters(report.total)}
 
@@ -487,7 +487,8 @@ class ArchivedMessage:
 
     Attributes:
         id: Id of the message.
-        index: Index of the message among the non-privileged messages of the conversation.
+        index: Index of the message in the conversation. System and developer messages and project
+            instructions are not counted.
         role: Role of the message.
         text: Text of the message, or only the requested lines.
         round: Number of the compaction.
@@ -550,7 +551,7 @@ def to_round(event: Event, *, undone: bool) -> Round:
 
 
 def to_pins(pins: tuple[str, ...]) -> tuple[Pin, ...]:
-    """Builds the pins of a conversation from their texts."""
+    """Builds the pins of a conversation, with their ids, from the pinned texts."""
     return tuple(Pin(build_pin_id(text), text) for text in pins)
 
 
@@ -582,10 +583,10 @@ def to_conversation(
 
 
 def to_archived_message(recalled: RecalledMessage, lines: str = "") -> ArchivedMessage:
-    """Builds an `ArchivedMessage` with the whole text, or only with the range `lines` of its lines.
+    """Builds an `ArchivedMessage` with the lines `lines`, such as `10-40`, or with the whole text if empty.
 
     Raises:
-        RequestRefusedError: `lines` is not a range, or the message has no such lines (422).
+        RequestRefusedError: `lines` is not a range, or begins after the last line (422).
     """
     message, archived_round = recalled.message, recalled.round
     text, line_range = _select_lines(message.text, lines) if lines else (message.text, None)

@@ -112,11 +112,11 @@ class ActionRoutes:
         return self._redirect_to_conversation(name, "unpin")
 
     async def remove_instruction(self, request: Request) -> Response:
-        """Removes project instructions from the requests that the proxy rewrites."""
+        """Leaves the project instructions in the form out of all later requests that the proxy rewrites."""
         return await self._change_instruction(request, "remove")
 
     async def restore_instruction(self, request: Request) -> Response:
-        """Restores project instructions that were removed from requests."""
+        """Undoes `remove_instruction` for the project instructions in the form."""
         return await self._change_instruction(request, "restore")
 
     async def _change_instruction(self, request: Request, action: str) -> Response:

@@ -117,7 +117,7 @@ def _build_scope(
 async def _call_app(app: ASGIApp, scope: Scope, page: Request, body: bytes) -> _AdminResponse:
     """Calls the application and collects its response.
 
-    If the browser that requested the page disconnects, the application is told so.
+    If the browser that requested the page disconnects, the application receives `http.disconnect`.
     """
     parts: list[bytes] = []
     status = 500

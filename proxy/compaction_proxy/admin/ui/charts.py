@@ -85,9 +85,9 @@ def build_strategies_chart(outcomes: Sequence[StrategyOutcomeView]) -> str:
 def _find_round_marks(
     exchanges: Sequence[Exchange], rounds: Sequence[RoundView]
 ) -> list[tuple[int, str] | None]:
-    """Returns, for each request, the number and the checkpoint id (`place`) of a compaction, or None.
+    """Returns, for each request, the number and the checkpoint id (`place`) of its new compaction.
 
-    A request has a compaction here if it is the first one to which this compaction was applied. The number 0
+    A compaction is new for the first request to which it is applied. Other requests have None. The number 0
     means that only tool results were shortened for the request.
     """
     places = {each.event.round: each.event.place for each in rounds}

@@ -16,8 +16,8 @@ from compaction_proxy.admin.ui.diff import (
 from compaction_proxy.admin.ui.shown import MessageView
 
 STAND_IN = "stand-in"
-# Largest number of characters that are shown of a message, and of messages in a pane. The page links to the
-# rest.
+# A pane shows at most this many characters of each message, and at most this many messages. The page
+# says how much it leaves out.
 MAX_SHOWN_CHARACTERS = 4_000
 MAX_SHOWN_MESSAGES = 200
 

@@ -125,7 +125,7 @@ class Templates:
     root: str
 
     async def render_page(self, template: str, status: int = 200, **variables: Any) -> Response:  # noqa: ANN401 - any values
-        """Renders a page in a thread, because a long page takes more time than many requests."""
+        """Renders a page. Uses a thread, because a long page would delay requests on the event loop."""
         text = await asyncio.to_thread(self._render_template, template, variables)
         return HTMLResponse(text, status, {**HEADERS, "cache-control": "no-store"})
 

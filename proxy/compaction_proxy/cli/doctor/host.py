@@ -20,13 +20,14 @@ from compaction_proxy.providers.tokenizers_fast import read_golden_texts
 from compaction_proxy.recall.fulltext import FTS5_MISSING, is_fts5_available
 from compaction_proxy.runtime import choose_body_budget
 
-# A lower limit of open files gets a warning. A request needs two files, and 1,000 requests may be in flight.
+# If fewer open files are allowed, there is a warning. A request needs two, and by default 1,000 requests may
+# be in progress.
 MIN_DESCRIPTORS = 4_096
 # A key counts as weak if it has fewer characters than this, or fewer different characters.
 WEAK_KEY_CHARACTERS = 16
 WEAK_KEY_KINDS = 6
 STRONG_KEY = "openssl rand -hex 32"
-# Each optional extra of the package, with a module that it installs.
+# Maps each optional extra of the package to a module that it installs.
 _EXTRAS = {"crypto": "cryptography", "fast": "toktok", "mcp": "mcp", "otel": "opentelemetry.sdk"}
 
 
@@ -43,7 +44,7 @@ def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_address(server: ServerSection) -> Finding:
-    """Checks whether the configured address is free, or a compaction-proxy already answers there."""
+    """Checks whether the proxy can listen on the configured address, or already answers there."""
     url = build_local_url(server)
     where = f"unix:{server.unix_socket}" if server.unix_socket else f"{server.host}:{server.port}"
     version = fetch_version(url, server.unix_socket)

@@ -10,7 +10,7 @@ import httpx
 
 from compaction_proxy.core.errors import UpstreamError
 
-# Number of bytes after which the reading of a body stops. A list of models may be long.
+# Reading of a body stops after this many bytes. It is large because a list of models may be long.
 MAX_BODY_BYTES = 4 * 1_048_576
 _UNREACHABLE, _LATE = 502, 504
 

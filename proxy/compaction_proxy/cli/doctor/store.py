@@ -18,8 +18,8 @@ from compaction_proxy.storage.factory import get_secret_path, get_store_path, is
 from compaction_proxy.storage.store import Record, Store
 
 DEADLINE_S = 5.0
-# Seconds above which the store counts as slow. A request waits at most 0.25 s for the store, and then goes on
-# without it.
+# The store counts as slow if a write and a read take more seconds than this. A request waits at most 0.25 s
+# for the store, and then continues without it.
 SLOW_S = 0.1
 # Free disk space, in bytes, below which there is a warning or an error. A store file takes up to 1 GiB, and
 # its write-ahead log as much again.

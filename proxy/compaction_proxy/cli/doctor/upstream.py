@@ -19,8 +19,8 @@ from compaction_proxy.providers.summary_transport import HttpSummaryModel
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_window
 
 DEADLINE_S = 10.0
-# Difference of the clocks, in seconds, above which there is a warning. The proxy may then misjudge whether
-# certificates are valid and whether stored records have expired.
+# If the clocks of this machine and of the upstream differ by more seconds than this, there is a warning. The
+# proxy may then misjudge whether certificates are valid and whether stored records have expired.
 MAX_CLOCK_SKEW_S = 60.0
 SMALL_WINDOW_TOKENS = 16_384
 PROBE_TOKENS = 16
@@ -73,7 +73,7 @@ def _parse_model_ids(body: bytes) -> frozenset[str]:
 def _check_model_list(
     config: Config, key: str, answer: ProbeResponse, names: frozenset[str]
 ) -> Iterator[Finding]:
-    """Yields findings on upstream, key and clock from the answer to a request for the list of models."""
+    """Yields findings about the upstream, its key and its clock, from its answer to `GET /models`."""
     base_url, status = config.upstream.base_url, answer.status
     if status in _UNAUTHORIZED and key:
         yield Finding(
