@@ -14,7 +14,7 @@ from compaction_proxy.providers.usage_baseline import (
     UsageBaseline,
     UsageBaselineStore,
 )
-from compaction_proxy.storage.keys import usage_baselines_key
+from compaction_proxy.storage.keys import usage_anchors_key
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import ListEntry, Record, Store
@@ -67,7 +67,7 @@ class Replica:
             self.anchors.record_baseline(TENANT, ROOT, each)
 
     async def settled(self) -> None:
-        while self.records.background_tasks.is_busy:  # noqa: ASYNC110 - nobody is told
+        while self.records.background_tasks.has_running_tasks:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
 
 
@@ -115,7 +115,7 @@ async def test_an_anchor_outlives_the_process_for_a_day() -> None:
     before.note(anchor(4))
     await before.anchors.close()
     assert await Replica(store).found() == anchor(4)
-    [_] = await store.read([usage_baselines_key(TENANT, ROOT)])
+    [_] = await store.read([usage_anchors_key(TENANT, ROOT)])
     assert BASELINE_TTL_S == 86_400
 
 
@@ -167,7 +167,7 @@ async def test_many_counts_of_a_conversation_are_written_once() -> None:
     replica.note(*map(anchor, range(1, 9)))
     await replica.anchors.flush()
     await replica.anchors.flush()
-    assert store.written == [usage_baselines_key(TENANT, ROOT)]
+    assert store.written == [usage_anchors_key(TENANT, ROOT)]
 
 
 async def test_what_is_noted_is_written_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ async def test_what_is_noted_is_written_behind(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_what_stands_in_the_store_and_is_no_record_of_ours_does_no_harm() -> None:
     records = RecordStore(MemoryStore(), ignored)
-    await records.overwrite(usage_baselines_key(TENANT, ROOT), {"anchors": [[1, 2]]}, ttl_s=60)
+    await records.overwrite(usage_anchors_key(TENANT, ROOT), {"anchors": [[1, 2]]}, ttl_s=60)
     anchors = UsageBaselineStore(records)
     assert await anchors.find_deepest(TENANT, ROOT, PREFIXES, PLACE) is None
 
@@ -194,6 +194,6 @@ async def test_what_is_forgotten_is_not_written_again() -> None:
     store = Counted()
     replica = Replica(store)
     replica.note(anchor(4))
-    await replica.records.delete_prefix(usage_baselines_key(TENANT, ROOT))
+    await replica.records.delete_prefix(usage_anchors_key(TENANT, ROOT))
     await replica.anchors.flush()
     assert (store.written, await replica.found()) == ([], None)

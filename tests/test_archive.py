@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.recall import archive
 from compaction_proxy.recall.archive import (
-    ArchiveContents,
     ArchivedRound,
-    ArchivePiece,
+    ArchivePieceInfo,
+    ArchivePieceList,
     OriginalMessage,
     RemovedMessage,
     build_archive,
     format_message_text,
     parse_archive_contents,
+    parse_archived_round,
     parse_messages,
     parse_piece_text,
-    parse_round,
     shorten_text,
 )
 from compaction_proxy.storage.envelope import pack, unpack
@@ -71,14 +71,14 @@ def test_a_message_is_archived_as_text_with_its_calls_and_parts() -> None:
 def test_the_record_and_its_line_name_the_round_and_are_committed_in_its_scope() -> None:
     (item,), line, pieces = build_archive("t_1", ROOT, ROUND, [], 60.0)
     key = archive_key("t_1", ROOT, "chained", ROUND.checkpoint_place)
-    assert (item.key, item.ttl_s, parse_round(item.fields), pieces) == (
+    assert (item.key, item.ttl_s, parse_archived_round(item.fields), pieces) == (
         key,
         60.0,
         ROUND,
-        ArchiveContents((), ()),
+        ArchivePieceList((), ()),
     )
     assert line == ListItem(root_archives_key("t_1", ROOT), line.fields, 60.0, archive.MAX_ARCHIVES)
-    assert (parse_round(line.fields), line.fields["bytes"]) == (ROUND, 0)
+    assert (parse_archived_round(line.fields), line.fields["bytes"]) == (ROUND, 0)
     assert parse_hash_tag(item.key) == parse_hash_tag(line.key)
 
 
@@ -89,7 +89,11 @@ def test_a_text_that_comes_again_is_one_piece_and_so_is_what_a_branch_has_in_com
     one = build_archive("t_1", ROOT, ROUND, originals(*before, read, read), 60.0)
     other = replace(ROUND, checkpoint_place=bytes(64), strategy="full")
     branch = build_archive("t_1", ROOT, other, originals(*before, Message("user", "Else."), read), 60.0)
-    assert one.contents.texts == branch.contents.texts == (ArchivePiece(one.contents.texts[0].name, 150_000),)
+    assert (
+        one.contents.texts
+        == branch.contents.texts
+        == (ArchivePieceInfo(one.contents.texts[0].name, 150_000),)
+    )
     assert [len(one.contents.stretches), len({*one.contents.stretches, *branch.contents.stretches})] == [3, 4]
     assert len(stored((*one.items, *branch.items))) == 2 + 4 + 1
     assert one.list_line.fields["bytes"] == 150_000 + sum(len(each.text) for each in before)
@@ -146,12 +150,12 @@ def test_what_is_no_archive_is_empty_and_what_is_no_message_is_passed_over() -> 
         RemovedMessage("m_5", 5, "tool", "text"),
     ]
     assert list(parse_messages({"messages": "none"})) == list(parse_messages({})) == []
-    assert parse_round({"conversation": "c_1", "place": 5}) is None
+    assert parse_archived_round({"conversation": "c_1", "place": 5}) is None
     assert parse_piece_text({"text": 5}) is None
 
 
 def test_what_a_version_before_wrote_counts_with_its_size() -> None:
-    assert parse_archive_contents({"messages": [["m_1", 0, "user", "größe"]]}) == ArchiveContents((), (), 7)
-    assert parse_archive_contents({"stretches": [["a", 1], ["b"], 5], "texts": None}) == ArchiveContents(
-        (ArchivePiece("a", 1),), ()
+    assert parse_archive_contents({"messages": [["m_1", 0, "user", "größe"]]}) == ArchivePieceList((), (), 7)
+    assert parse_archive_contents({"stretches": [["a", 1], ["b"], 5], "texts": None}) == ArchivePieceList(
+        (ArchivePieceInfo("a", 1),), ()
     )

@@ -16,7 +16,7 @@ from compaction_proxy.telemetry.event_history import (
     KEPT_EVENTS,
     EventHistory,
     InstalledRound,
-    build_round_line,
+    build_round_event_line,
 )
 
 DAY_S = 86_400.0
@@ -48,7 +48,7 @@ def made(number: int, *, conversation: str = "c_1", strategy: str = "chained") -
 async def kept(records: RecordStore, root: bytes, event: Event) -> None:
     """What making a round does."""
     await EventHistory(records, DAY_S).record_root("t_1", event.conversation, root)
-    line = build_round_line("t_1", root, event, DAY_S)
+    line = build_round_event_line("t_1", root, event, DAY_S)
     await records.save_if_absent(f"{line.key}:{event.place}", {}, ttl_s=DAY_S, other_items=[line])
     await listed(records, root, event.strategy, event.place)
 
@@ -129,7 +129,7 @@ async def test_the_rounds_that_are_installed_come_newest_first_whatever_made_the
 async def test_a_round_that_is_only_ready_is_not_installed() -> None:
     records = RecordStore(MemoryStore(), ignored)
     await kept(records, ROOTS[0], made(1))
-    ready = build_round_line("t_1", ROOTS[0], replace(made(2), outcome="scheduled"), DAY_S)
+    ready = build_round_event_line("t_1", ROOTS[0], replace(made(2), outcome="scheduled"), DAY_S)
     await records.save_if_absent(f"{ready.key}:ready", {}, ttl_s=DAY_S, other_items=[ready])
     history = EventHistory(records, DAY_S)
     assert [event.round for event in await history.list_events(*WHO)] == [1, 2]

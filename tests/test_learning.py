@@ -98,7 +98,7 @@ class Replica:
         """Let a request come by when it is time to look, and wait for what it begins."""
         self.time += REFRESH_INTERVAL_S
         self.learning.peek_window(TENANT, ORIGIN, MODEL)
-        while self.records.background_tasks.is_busy:  # noqa: ASYNC110 - nobody is told
+        while self.records.background_tasks.has_running_tasks:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
 
     async def known(self) -> tuple[int | None, int]:
@@ -179,7 +179,7 @@ async def test_of_many_models_only_a_few_are_looked_up_at_once() -> None:
         learning.peek_window(TENANT, ORIGIN, f"model-{number}")
     assert len(records.background_tasks._tasks) == MAX_BACKGROUND_TASKS
     await records.close()
-    assert not records.background_tasks.is_busy
+    assert not records.background_tasks.has_running_tasks
 
 
 async def answered(
@@ -388,16 +388,20 @@ async def test_what_an_earlier_version_has_kept_is_read() -> None:
 
 def test_what_rounds_come_to_is_learned_of_each_model_within_bounds() -> None:
     learning = ModelLimits(RecordStore(MemoryStore(), ignored))
-    assert learning.get_drift(TENANT, ORIGIN, MODEL) == 1.0
+    assert learning.get_post_compaction_factor(TENANT, ORIGIN, MODEL) == 1.0
     for _ in range(20):  # each estimate is made with what is known by then
-        learning.record_drift(
-            TENANT, ORIGIN, MODEL, int(1_000 * learning.get_drift(TENANT, ORIGIN, MODEL)), 950
+        learning.learn_post_compaction_factor(
+            TENANT,
+            ORIGIN,
+            MODEL,
+            int(1_000 * learning.get_post_compaction_factor(TENANT, ORIGIN, MODEL)),
+            950,
         )
-    assert learning.get_drift(TENANT, ORIGIN, MODEL) == pytest.approx(0.95, abs=0.002)
-    assert learning.get_drift("other", ORIGIN, MODEL) == 1.0
+    assert learning.get_post_compaction_factor(TENANT, ORIGIN, MODEL) == pytest.approx(0.95, abs=0.002)
+    assert learning.get_post_compaction_factor("other", ORIGIN, MODEL) == 1.0
     for _ in range(20):
-        learning.record_drift(TENANT, ORIGIN, MODEL, 1_000, 1)
-    assert learning.get_drift(TENANT, ORIGIN, MODEL) == pytest.approx(0.86, abs=0.01)
+        learning.learn_post_compaction_factor(TENANT, ORIGIN, MODEL, 1_000, 1)
+    assert learning.get_post_compaction_factor(TENANT, ORIGIN, MODEL) == pytest.approx(0.86, abs=0.01)
 
 
 async def test_a_ratio_that_moves_with_every_answer_is_kept_now_and_then() -> None:
@@ -452,10 +456,13 @@ async def test_a_limit_without_a_number_is_believed_for_an_hour() -> None:
 
 def test_replicas_put_sizes_together_in_the_order_in_which_they_were_learned() -> None:
     nothing = LearnedLimits(Calibration.build_prior("some-model"))
-    refused, accepted = nothing.add_refused(20_000, 100.0), nothing.add_accepted(20_000, 200.0)
+    refused, accepted = (
+        nothing.with_refused_estimate(20_000, 100.0),
+        nothing.with_accepted_estimate(20_000, 200.0),
+    )
     for each in (merge_limits(refused, accepted, 0.0), merge_limits(accepted, refused, 0.0)):
         assert (each.refused_estimate, each.accepted_estimate) == (0, 20_000)
-    later = nothing.add_refused(20_000, 300.0)
+    later = nothing.with_refused_estimate(20_000, 300.0)
     for each in (merge_limits(later, accepted, 0.0), merge_limits(accepted, later, 0.0)):
         assert (each.refused_estimate, each.accepted_estimate) == (20_000, 0)
     assert merge_limits(later, accepted, 301.0).limit_estimate == 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compaction_proxy.core.search_tool import LINE_RANGE_HELP, NO_HITS_TEXT, UNKNOWN_ID_TEXT
 from compaction_proxy.recall.archive import ArchivedRound, RemovedMessage
-from compaction_proxy.recall.search import ArchiveSearch, Hit, RecalledMessage
+from compaction_proxy.recall.search import ArchiveSearch, RecalledMessage, SearchHit
 from compaction_proxy.recall.tool import (
     MAX_QUERY_CHARACTERS,
     STORE_UNAVAILABLE_TEXT,
@@ -23,8 +23,8 @@ MADE = ArchivedRound(conversation="c_1", strategy="anchored", checkpoint_place=b
 MESSAGE = RecalledMessage(RemovedMessage("m_1", 4, "tool", "one\ntwo\nthree"), MADE)
 
 
-def hit(conversation: str = "c_1") -> Hit:
-    return Hit(
+def hit(conversation: str = "c_1") -> SearchHit:
+    return SearchHit(
         message_id="m_1", index=4, role="tool", round=1, strategy="anchored", at=0.0, score=1.0,
         snippet="two", conversation=conversation, turn=2,
     )  # fmt: skip
@@ -38,7 +38,7 @@ class Scripted:
         snippet_characters: Size of snippets in the last search.
     """
 
-    def __init__(self, hits: list[Hit], messages: dict[str | None, RecalledMessage]) -> None:
+    def __init__(self, hits: list[SearchHit], messages: dict[str | None, RecalledMessage]) -> None:
         self.asked: list[tuple[Any, ...]] = []
         self.snippet_characters = 0
         self._hits = hits
@@ -53,7 +53,7 @@ class Scripted:
         *,
         known_ids: Any,
         snippet_characters: int,
-    ) -> list[Hit]:
+    ) -> list[SearchHit]:
         self.asked.append((tenant, conversation, query, limit))
         self.snippet_characters = snippet_characters
         return self._hits
@@ -76,7 +76,7 @@ class Bench:
 
     def __init__(
         self,
-        hits: list[Hit],
+        hits: list[SearchHit],
         messages: dict[str | None, RecalledMessage] | None = None,
         *,
         away: bool = False,

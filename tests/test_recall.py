@@ -21,8 +21,8 @@ from compaction_proxy.recall.retention import ArchiveBounds, ArchiveRetention
 from compaction_proxy.recall.search import (
     SNIPPET_CHARACTERS,
     ArchiveSearch,
-    Hit,
     RecalledMessage,
+    SearchHit,
     _extract_snippet,
 )
 from compaction_proxy.storage.keys import archive_key, scope_prefix, tenant_prefix
@@ -90,7 +90,7 @@ async def test_a_hit_says_where_it_stood_and_what_took_it_out() -> None:
     store = MemoryStore()
     await taken(store, 2, "a", "The secret word is swordfish.")
     [hit] = await recall(store).search(*WHO, "swordfish", 1)
-    assert hit == Hit(
+    assert hit == SearchHit(
         "m_21", 21, "user", 2, "chained", 2.0, hit.score, "The secret word is swordfish.", "c_1", 2
     )
     assert hit.score > 0

@@ -13,7 +13,7 @@ import pytest
 from compaction_proxy.compaction.auto_recall import DEADLINE_S, HEADING, AutoRecall, build_recall_query
 from compaction_proxy.compaction.types import CompactionMode, FitRequest, FitResult
 from compaction_proxy.core.search_tool import DATA_NOTICE
-from compaction_proxy.recall.search import Hit
+from compaction_proxy.recall.search import SearchHit
 from compaction_proxy.wires.wire import TokenUsage
 from tests.compaction.bench import COUNTER, Bench, JsonObject, bench, called, forwarded, prefix, talk, user
 
@@ -22,15 +22,15 @@ AUTO = {"recall": {"auto": "inject"}}
 SNIPPET = "The ledger listens on port 8443."
 
 
-def hit(message_id: str, score: float = 0.6, snippet: str = SNIPPET) -> Hit:
-    return Hit(message_id, 2, "assistant", 1, "anchored", 1_000.0, score, snippet, "c_1", 1)
+def hit(message_id: str, score: float = 0.6, snippet: str = SNIPPET) -> SearchHit:
+    return SearchHit(message_id, 2, "assistant", 1, "anchored", 1_000.0, score, snippet, "c_1", 1)
 
 
 @dataclass
 class Searches:
     """A search that finds the first removed message, or what it is told."""
 
-    hits: list[Hit] | None = None
+    hits: list[SearchHit] | None = None
     takes_s: float = 0.0
     fails: bool = False
     asked: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Searches:
 
     async def __call__(
         self, tenant: str, conversation: str | None, query: str, limit: int, *, known_ids: AbstractSet[str]
-    ) -> list[Hit]:
+    ) -> list[SearchHit]:
         self.asked.append(f"{tenant} {conversation} {query}")
         if self.takes_s:
             await asyncio.sleep(self.takes_s)

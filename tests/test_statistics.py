@@ -11,7 +11,7 @@ from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, FAILED, MEASURED, OVER_LIMIT, PINNED, Event
 from compaction_proxy.core.upstream_failure import UpstreamFailure, parse_failures
-from compaction_proxy.storage.keys import client_key_name, hourly_counts_key, statistics_writers_key
+from compaction_proxy.storage.keys import derive_client_key_name, hourly_counts_key, statistics_writers_key
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry import statistics as module
@@ -82,7 +82,7 @@ async def test_rows_are_named_for_what_they_are_of() -> None:
         "hour": ["2026-11-22T12"],
         "day": ["2026-11-22"],
         "model": ["m", "n"],
-        "key": sorted([client_key_name("t_1"), client_key_name("t_2")]),
+        "key": sorted([derive_client_key_name("t_1"), derive_client_key_name("t_2")]),
         "total": ["total"],
     }
     assert await process.statistics.list_rows(NOON - 2 * HOUR_S, NOON, "total") == []

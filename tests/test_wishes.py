@@ -183,7 +183,7 @@ async def test_in_a_busy_conversation_wishes_are_read_again_behind_a_request() -
     await replica(store).request_compaction(*WHO)
     clock.time += AGING_S
     assert wishing.get_cached(*WHO) == NO_DIRECTIVES
-    while records.background_tasks.is_busy:  # noqa: ASYNC110 - nobody is told
+    while records.background_tasks.has_running_tasks:  # noqa: ASYNC110 - nobody is told
         await asyncio.sleep(0)
     assert wishing.get_cached(*WHO) == Directives(compact=True)
     clock.time += FRESH_S

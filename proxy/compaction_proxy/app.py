@@ -18,7 +18,7 @@ from compaction_proxy.admin.queries import ConversationQueries
 from compaction_proxy.admin.replay_source import create_conversation_loader
 from compaction_proxy.admin.ui.app import mount_pages
 from compaction_proxy.compaction.commands import ConversationCommands
-from compaction_proxy.compaction.prompts import check_instructions
+from compaction_proxy.compaction.prompts import check_prompt_files
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import MESSAGES_WIRE, RESPONSES_WIRE
@@ -29,7 +29,7 @@ from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.gateway.client_auth import ClientAuthenticator
 from compaction_proxy.gateway.compact_api import CompactEndpoint, InputCompactor, ResponsesCompactEndpoint
 from compaction_proxy.gateway.compaction_items import CompactionItemCodec
-from compaction_proxy.gateway.compaction_trigger import TriggerResponder
+from compaction_proxy.gateway.compaction_trigger import CompactionTriggerResponder
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
 from compaction_proxy.gateway.count_tokens import CountTokensEndpoint
 from compaction_proxy.gateway.dispatcher import Dispatcher, RelayHandler
@@ -103,7 +103,7 @@ def build_endpoints(
         components.create_stateless_compaction(config),
         lambda: components.secret.current_key,
     )
-    triggers = TriggerResponder(
+    triggers = CompactionTriggerResponder(
         config,
         targets[RESPONSES_WIRE],
         compactor=compactor,
@@ -135,7 +135,7 @@ def _build_wire_endpoint(
     wire: Wire,
     gate: SizeGate,
     admission: ConcurrencyLimiter,
-    triggers: TriggerResponder,
+    triggers: CompactionTriggerResponder,
 ) -> RelayEndpoint:
     """Builds the endpoint for requests of one wire that carry a conversation.
 
@@ -147,7 +147,7 @@ def _build_wire_endpoint(
     aftermath = AfterResponseHandler(
         upstream,
         compactor=compactor,
-        feedback=components.create_feedback(),
+        feedback=components.create_usage_feedback(),
         exchange_recorder=components.exchange_log,
         incidents=IncidentReporter(components.event_bus, components.history),
         registry=components.conversation_registry,
@@ -245,7 +245,7 @@ def _build_queries(config: Config, components: Components) -> ConversationQuerie
     )
 
 
-def _build_access_policy(config: Config) -> AccessPolicy:
+def _build_admin_access_policy(config: Config) -> AccessPolicy:
     """Builds the rules that decide who may use the proxy's own paths."""
     return AccessPolicy(config.server.host, config.server.admin_key.get_secret_value())
 
@@ -260,11 +260,11 @@ def _build_commands(components: Components) -> ConversationCommands:
         components.recall,
         compacted=components.compacted_conversations,
         announce=components.event_bus,
-        on_search=components.metrics.count_search,
+        on_search=components.metrics.count_archive_search,
     )
 
 
-def _create_api(
+def _create_admin_api_app(
     config: Config,
     components: Components,
     loaded_config: LoadedConfig | None,
@@ -272,7 +272,7 @@ def _create_api(
 ) -> FastAPI:
     """Creates the FastAPI application with the admin API, health checks and metrics."""
     commands = _build_commands(components)
-    access_policy = _build_access_policy(config)
+    access_policy = _build_admin_access_policy(config)
     settings = AdminSettings(config)
     if loaded_config is not None:
         settings = AdminSettings(
@@ -357,7 +357,7 @@ class Proxy:
         components.metrics.figures["inflight_body_limit_bytes"] = lambda: bodies.limit_bytes
         self._hop = token_hex(HOP_BYTES)
         self._gates = self._build_gates(config)
-        self._access_policy = _build_access_policy(config)
+        self._access_policy = _build_admin_access_policy(config)
         self._dispatcher = self._build_dispatcher(config, loaded_config)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -374,12 +374,12 @@ class Proxy:
                 stays in use.
         """
         config = loaded_config.config
-        check_instructions(config)
+        check_prompt_files(config)
         self._gates = self._build_gates(config)
         self._parts.pricing.reload(config)
         if self._parts.tracer is not None:
             self._parts.tracer.set_upstream(config.upstream.base_url)
-        self._access_policy = _build_access_policy(config)
+        self._access_policy = _build_admin_access_policy(config)
         self._dispatcher = self._build_dispatcher(config, loaded_config)
 
     def record_reload(self, *, succeeded: bool) -> None:
@@ -412,7 +412,7 @@ class Proxy:
         endpoints = build_endpoints(config, parts, self._hop, self._gates, admission)
         wires = {name: relay(endpoint) for name, endpoint in endpoints.wire_endpoints.items()}
         compact = relay(endpoints.compact)
-        self.api = _create_api(config, parts, loaded_config, is_ending)
+        self.api = _create_admin_api_app(config, parts, loaded_config, is_ending)
         self.api.router.routes.extend(create_relay_routes(wires, compact, base_path))
         admin = mount_pages(self.api, self._access_policy, base_path)
         return Dispatcher(

@@ -24,7 +24,7 @@ from compaction_proxy.compaction.inflight import InflightRounds
 from compaction_proxy.compaction.job_builder import JobBuilder
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.price_triggers import GrowthTracker, PriceTriggers
-from compaction_proxy.compaction.prompts import build_instructions, check_instructions
+from compaction_proxy.compaction.prompts import build_summary_instructions, check_prompt_files
 from compaction_proxy.compaction.request_loader import RequestLoader
 from compaction_proxy.compaction.round_builder import RoundBuilder
 from compaction_proxy.compaction.round_coordinator import RoundCoordinator
@@ -144,7 +144,7 @@ def choose_body_budget(server: ServerSection) -> int:
     return compute_default_budget(limits.memory_bytes, limits.address_bytes, server.workers)
 
 
-def create_full_text_index() -> TextIndexBuilder:
+def create_text_index_builder() -> TextIndexBuilder:
     """Returns the builder of the full-text indexes that are needed to search removed messages.
 
     Logs a warning if SQLite lacks FTS5. In that case only the search does not work.
@@ -231,7 +231,7 @@ class TenantSecret:
         """
         return self.current_key, *self._previous
 
-    async def poll_store(self) -> None:
+    async def sync_periodically(self) -> None:
         """Runs `sync_with_store` at intervals until it is cancelled, because the store may lose its content.
 
         Returns at once if the secret does not come from a shared store.
@@ -244,7 +244,7 @@ class TenantSecret:
 FLUSH_LIMIT_S = 1.0
 
 
-def _log_unwritten_exchanges(error: BaseException) -> None:
+def _log_flush_failure(error: BaseException) -> None:
     _log.warning(JOURNAL_NOT_WRITTEN, error=type(error).__name__)
 
 
@@ -276,7 +276,7 @@ class Components:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        check_instructions(config)
+        check_prompt_files(config)
         store_url = config.store.url or "memory://"
         self.store = store or open_configured_store(config, store_url)
         self.metrics = Metrics(__version__)
@@ -338,13 +338,16 @@ class Components:
 
     def _build_recall(self) -> None:
         """Builds the components that search removed messages for models, for agents and for auto-recall."""
-        self.recall = ArchiveSearch(self.records, self.history, self.retention, create_full_text_index())
-        count, count_search = partial(self.counter.count, model=""), self.metrics.count_search
+        self.recall = ArchiveSearch(self.records, self.history, self.retention, create_text_index_builder())
+        count, count_archive_search = partial(self.counter.count, model=""), self.metrics.count_archive_search
         self.recall_tool = RecallTool(
-            self.recall, count, is_store_reachable=lambda: self.records.is_reachable, on_search=count_search
+            self.recall,
+            count,
+            is_store_reachable=lambda: self.records.is_reachable,
+            on_search=count_archive_search,
         )
         self.auto_recall = AutoRecall(
-            self.recall.search, self.message_reader, self.records, count, on_search=count_search
+            self.recall.search, self.message_reader, self.records, count, on_search=count_archive_search
         )
 
     def _build_telemetry(self, config: Config, *, is_rehearsal: bool) -> None:
@@ -361,7 +364,7 @@ class Components:
         self.event_bus = EventBus(
             self.statistics.on_event, self.usage.on_event, self.feed.on_event, self.metrics.on_event
         )
-        self.exchange_log.listeners.append(self._count_exchanges)
+        self.exchange_log.listeners.append(self._count_exchanges_in_metrics)
         self.upstream_monitor = UpstreamMonitor(
             self.metrics.count_upstream_error, self.statistics.record_upstream_failure
         )
@@ -395,7 +398,7 @@ class Components:
                 self.token_scheduler.run_in_worker(self.counter.warm_up),
             )
             _log.info(TOKENIZER_READY, tokenizer=self.counter.chosen)
-            poll_task = asyncio.create_task(self.secret.poll_store())
+            poll_task = asyncio.create_task(self.secret.sync_periodically())
             stack.callback(poll_task.cancel)
             metrics_task = asyncio.create_task(self.metrics.refresh_periodically())
             stack.callback(metrics_task.cancel)
@@ -407,7 +410,9 @@ class Components:
             yield
             self.is_ready = False
 
-    def _count_exchanges(self, entries: Sequence[ExchangeEntry], batches: Sequence[ExchangeBatch]) -> None:
+    def _count_exchanges_in_metrics(
+        self, entries: Sequence[ExchangeEntry], batches: Sequence[ExchangeBatch]
+    ) -> None:
         for each in batches:
             self.metrics.count_batch(each)
         self.metrics.count_exchanges(entries)
@@ -421,7 +426,7 @@ class Components:
         return await self.metrics.render(accept)
 
     async def _flush_exchange_log(self) -> None:
-        with suppress_and_report(_log_unwritten_exchanges):
+        with suppress_and_report(_log_flush_failure):
             await self.exchange_log.flush()
 
     def get_readiness(self) -> Readiness:
@@ -430,7 +435,10 @@ class Components:
 
     def _create_job_builder(self, config: Config, *, has_archive: bool = True) -> JobBuilder:
         return JobBuilder(
-            build_instructions, self._mint_conversation_id, config.store.ttl_s, has_archive=has_archive
+            build_summary_instructions,
+            self._mint_conversation_id,
+            config.store.ttl_s,
+            has_archive=has_archive,
         )
 
     def _mint_conversation_id(self, tenant: str, prefix: bytes) -> str:
@@ -472,7 +480,7 @@ class Components:
             request_loader, round_coordinator, self.message_reader, self.model_limits, self.auto_recall
         )
 
-    def create_feedback(self) -> UsageFeedback:
+    def create_usage_feedback(self) -> UsageFeedback:
         """Creates the component that learns token counts and model limits from the `usage` in responses."""
         return UsageFeedback(
             self.model_limits,

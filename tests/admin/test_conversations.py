@@ -20,7 +20,7 @@ from compaction_proxy.recall.archive import ArchivedRound, OriginalMessage, buil
 from compaction_proxy.storage.keys import checkpoint_list_key
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import ListItem
-from compaction_proxy.telemetry.event_history import build_round_line
+from compaction_proxy.telemetry.event_history import build_round_event_line
 from compaction_proxy.telemetry.exchange_batch import ExchangeEntry
 from compaction_proxy.telemetry.usage import UsageStore
 from tests.watched import Watched
@@ -102,7 +102,7 @@ class Place:
             for index, each in enumerate(messages)
         ]
         (item, *pieces), line, _ = build_archive(TENANT, ROOT, made, taken, DAY_S)
-        told = build_round_line(TENANT, ROOT, event, DAY_S)
+        told = build_round_event_line(TENANT, ROOT, event, DAY_S)
         listed = ListItem(checkpoint_list_key(TENANT, ROOT, "chained"), {"place": event.place}, DAY_S, 200)
         await self.records.save_if_absent(
             f"{item.key}:x", {}, ttl_s=DAY_S, other_items=[item, *pieces, line, told, listed]

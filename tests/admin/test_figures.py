@@ -20,7 +20,7 @@ from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import COMPACTED, FAILED, Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.telemetry.event_history import build_round_line
+from compaction_proxy.telemetry.event_history import build_round_event_line
 from compaction_proxy.telemetry.usage import StoredExchange
 from tests.watched import ORIGIN, Watched
 
@@ -52,7 +52,7 @@ async def looked_at() -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
         calls=1, cost_usd=0.0001, summary="a secret", message_ids=("m_1",),
     )  # fmt: skip
     failed = Event(FAILED, NOW - 40, ONE, id="e_2", reason="timeout")
-    told = build_round_line("t_1", ROOT, made, DAY_S)
+    told = build_round_event_line("t_1", ROOT, made, DAY_S)
     await here.history.record_root("t_1", ONE, ROOT)
     await here.records.save_if_absent(f"{told.key}:x", {}, ttl_s=DAY_S, other_items=[told])
     await here.history.record_event("t_1", failed)

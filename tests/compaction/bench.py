@@ -17,7 +17,7 @@ from compaction_proxy.compaction.inflight import InflightRounds
 from compaction_proxy.compaction.job_builder import JobBuilder
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.price_triggers import GrowthTracker, PriceTriggers
-from compaction_proxy.compaction.prompts import build_instructions
+from compaction_proxy.compaction.prompts import build_summary_instructions
 from compaction_proxy.compaction.request_loader import RequestLoader
 from compaction_proxy.compaction.round_builder import RoundBuilder
 from compaction_proxy.compaction.round_coordinator import RoundCoordinator
@@ -215,7 +215,9 @@ async def bench(
     aiming = PriceTriggers(pricing, growth) if pricing else None
     viewer = RequestLoader(reading, records, index, learning, anchors, wishing, aiming)
     ordering = JobBuilder(
-        build_instructions, lambda tenant, prefix: mint_conversation_id(b"secret", tenant, prefix), TTL_S
+        build_summary_instructions,
+        lambda tenant, prefix: mint_conversation_id(b"secret", tenant, prefix),
+        TTL_S,
     )
     replacing = RoundCoordinator(viewer, rounds, making, reading, wishing, effects, ordering)
     observing = UsageFeedback(learning, anchors, effects, history, growth=growth, announce=announce)

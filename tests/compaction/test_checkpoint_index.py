@@ -45,7 +45,7 @@ class Replica:
 
     async def made(self, *numbers: int, key: str = KEY) -> None:
         for number in numbers:
-            line = self.index.build_line(key, place(number), 60.0)
+            line = self.index.cache_id_and_build_line(key, place(number), 60.0)
             await self.records.append_line(line.key, line.fields, ttl_s=line.ttl_s, max_lines=line.max_lines)
 
 
@@ -57,7 +57,7 @@ async def test_places_are_held_for_a_moment() -> None:
     await one.made(1)
     other.time += AGING_S - 0.1
     assert other.index.get_cached(KEY) == frozenset()
-    assert not other.records.background_tasks.is_busy
+    assert not other.records.background_tasks.has_running_tasks
     other.time += FRESH_S
     assert other.index.get_cached(KEY) is None
     assert await other.index.load_checkpoint_ids(KEY) == {place(1)}

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from compaction_proxy.compaction.request_limits import resolve_policy
 from compaction_proxy.config import Config, ModelSettings, get_model_settings
-from compaction_proxy.config.strategies import POLICY_FIELDS, StrategiesSection, get_setting, set_field
+from compaction_proxy.config.strategies import (
+    POLICY_FIELDS,
+    StrategiesSection,
+    get_policy_setting,
+    replace_policy_field,
+)
 from compaction_proxy.core.strategies import (
     ANCHORED,
     CHAINED,
@@ -90,21 +95,23 @@ def test_a_strategy_that_does_not_exist_has_no_policy() -> None:
 
 @pytest.mark.parametrize(("strategy", "name", "default"), list(fields()))
 def test_a_field_shows_what_the_row_says(strategy: str, name: str, default: object) -> None:
-    assert get_setting(STRATEGIES[strategy], name) == default
+    assert get_policy_setting(STRATEGIES[strategy], name) == default
 
 
 @pytest.mark.parametrize(("strategy", "name", "default"), list(fields()))
 def test_a_field_that_is_set_is_what_the_row_says(strategy: str, name: str, default: object) -> None:
     value = other(name, default)
     made = configured(strategy, **{name: value})
-    assert (get_setting(made, name), made == STRATEGIES[strategy]) == (value, False)
+    assert (get_policy_setting(made, name), made == STRATEGIES[strategy]) == (value, False)
 
 
 @pytest.mark.parametrize(("strategy", "name", "default"), list(fields()))
 def test_a_field_that_is_set_changes_no_other(strategy: str, name: str, default: object) -> None:
     made = configured(strategy, **{name: other(name, default)})
     now = {
-        field: get_setting(made, field) for owner, field, _ in fields() if owner == strategy and field != name
+        field: get_policy_setting(made, field)
+        for owner, field, _ in fields()
+        if owner == strategy and field != name
     }
     own = {field: value for owner, field, value in fields() if owner == strategy and field != name}
     along = {"summary_max_tokens"} if name == "summary_tokens" else set()
@@ -113,7 +120,9 @@ def test_a_field_that_is_set_changes_no_other(strategy: str, name: str, default:
 
 @given(st.sampled_from([name for name in POLICY_FIELDS if name.endswith("_percent")]), st.floats(0, 100))
 def test_a_percentage_is_a_share_of_the_row(name: str, percent: float) -> None:
-    assert get_setting(set_field(ANCHORED, name, percent), name) == pytest.approx(percent, abs=1e-6)
+    assert get_policy_setting(replace_policy_field(ANCHORED, name, percent), name) == pytest.approx(
+        percent, abs=1e-6
+    )
 
 
 def test_further_triggers_of_selective_are_alternatives() -> None:

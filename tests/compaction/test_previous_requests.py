@@ -10,7 +10,9 @@ SEED = b"\x01"
 def compare(previous: PreviousRequests, said: str, scope: str = "tenant/") -> int:
     messages = [Message("user" if word[0] == "u" else "assistant", word) for word in said.split()]
     listed = [message.with_digest_and_tokens(compute_message_digest(message), 1) for message in messages]
-    return previous.count_moving_messages(scope, listed, compute_prefix_digests(listed, SEED), SEED)
+    return previous.record_and_count_moving_messages(
+        scope, listed, compute_prefix_digests(listed, SEED), SEED
+    )
 
 
 def test_a_request_without_one_before_it_moves_nothing() -> None:

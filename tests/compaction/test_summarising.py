@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from compaction_proxy.compaction.chunking import (
     count_shown_characters,
-    narrow_shape,
+    shrink_shape_to_fit,
     split_into_halves,
     split_into_portions,
 )
@@ -773,7 +773,7 @@ def test_portions_are_the_messages_in_order_on_unit_edges(messages: tuple[Messag
 def test_a_narrowed_shape_shows_no_more_than_there_is_room_for(
     messages: tuple[Message, ...], room: int
 ) -> None:
-    shape = narrow_shape(messages, SHAPE, room)
+    shape = shrink_shape_to_fit(messages, SHAPE, room)
     least = replace(SHAPE, tool_characters=40, message_characters=40)
     assert count_shown_characters(messages, shape) <= max(room, count_shown_characters(messages, least))
     if count_shown_characters(messages, SHAPE) <= room:

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from compaction_proxy.core.ledger.actions import (
     Action,
     ActionEffect,
-    describe_actions,
-    list_actions,
+    describe_action_groups,
+    format_action_items,
     read_action,
 )
 from compaction_proxy.core.ledger.facts import ERROR_CHARACTERS
 from compaction_proxy.core.message import MessageToolCall
-from compaction_proxy.core.summary.injection import is_order
+from compaction_proxy.core.summary.injection import reads_as_order
 
 
 def act(name: str, arguments: object, result: str | None = "ok") -> Action:
@@ -144,7 +144,7 @@ def test_values_that_repeat_inside_an_argument_stand_once() -> None:
 
 
 def lines(*actions: Action) -> list[str]:
-    return [each.text for each in describe_actions(list(enumerate(actions)))]
+    return [each.text for each in describe_action_groups(list(enumerate(actions)))]
 
 
 def test_calls_with_one_thing_share_a_line_that_ends_with_the_newest() -> None:
@@ -184,7 +184,7 @@ def test_a_line_that_would_be_too_long_keeps_the_success() -> None:
     tries += [
         act("pay", {"order": "A-1", "card": f"card-{k}"}, f"Error: no money on card {k}") for k in range(40)
     ]
-    [line] = describe_actions(list(enumerate(tries)), 200)
+    [line] = describe_action_groups(list(enumerate(tries)), 200)
 
     assert "card right → paid" in line.text
     assert len(line.text) <= 200
@@ -200,7 +200,7 @@ def test_whatever_is_sent_and_answered_is_told_on_one_short_line_without_orders(
         assert found == read_action(MessageToolCall("1", name, arguments), result)
         told = [found.outcome, *(value for _, value in found.arguments)]
         assert all("\n" not in each and len(each) <= ERROR_CHARACTERS for each in told)
-        assert not any(" " in each and is_order(each) for each in told)
+        assert not any(" " in each and reads_as_order(each) for each in told)
 
 
 def test_listed_calls_leave_room_for_the_short_forms_of_those_behind_them() -> None:
@@ -209,11 +209,11 @@ def test_listed_calls_leave_room_for_the_short_forms_of_those_behind_them() -> N
 
     actions = list(enumerate([pay("B1", "x" * 50), pay("B2", "y" * 50), pay("B3", "z" * 50)]))
 
-    assert list(list_actions(actions, 1_000)) == [
+    assert list(format_action_items(actions, 1_000)) == [
         f"- pay bill {bill}, note {letter * 50} → done"
         for bill, letter in (("B3", "z"), ("B2", "y"), ("B1", "x"))
     ]
-    assert list(list_actions(actions, 120)) == [
+    assert list(format_action_items(actions, 120)) == [
         f"- pay bill B3, note {'z' * 50} → done",
         "- pay B2 → done",
         "- pay B1 → done",
@@ -224,5 +224,7 @@ def test_a_listed_call_without_room_for_all_still_shows_its_ids() -> None:
     given = {"id": "JG7FMM", "flights": ["HAT028", "HAT277"], "payment": "card_39", "reason": "plan"}
     actions = [(0, act("update_reservation", {**given, "note": "as the traveller has wished for it"}, "{}"))]
 
-    assert list(list_actions(actions, 75)) == ["- update_reservation JG7FMM HAT028 HAT277 card_39 → done"]
-    assert list(list_actions(actions, 50)) == ["- update_reservation JG7FMM → done"]
+    assert list(format_action_items(actions, 75)) == [
+        "- update_reservation JG7FMM HAT028 HAT277 card_39 → done"
+    ]
+    assert list(format_action_items(actions, 50)) == ["- update_reservation JG7FMM → done"]

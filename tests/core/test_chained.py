@@ -21,7 +21,7 @@ from compaction_proxy.core.planner import (
     plan_round,
 )
 from compaction_proxy.core.render import build_effective_list, build_excerpt, format_replacement_text
-from compaction_proxy.core.repair import CONTINUE_TEXT, alternate_roles, repair_messages
+from compaction_proxy.core.repair import CONTINUE_TEXT, insert_alternating_fillers, repair_messages
 from compaction_proxy.core.strategies import (
     CHAINED,
     STRATEGIES,
@@ -518,7 +518,7 @@ def test_agent_loop_the_task_enters_the_summary_once_a_later_request_has_come() 
 def test_role_is_assistant_and_follows_a_one_line_user_message_where_roles_must_alternate() -> None:
     messages = seed_conversation()
     checkpoint = compacted(messages)
-    sent = alternate_roles(repair_messages(effective(messages, checkpoint)))
+    sent = insert_alternating_fillers(repair_messages(effective(messages, checkpoint)))
 
     assert [each.role for each in sent[:4]] == ["system", "user", "assistant", "user"]
     assert sent[1].text == CONTINUE_TEXT

@@ -15,7 +15,7 @@ from compaction_proxy.core.checkpoint import (
     build_checkpoint_id,
     can_apply_checkpoint,
     compute_exact_digest,
-    find_deepest_checkpoint,
+    find_longest_applicable_checkpoint,
     from_fields,
     get_prefix_digest,
     list_covered_results,
@@ -208,8 +208,8 @@ def test_of_equally_deep_checkpoints_the_newest_that_a_model_wrote_is_taken() ->
     first = replace(COVERING, writer=EXTRACT_WRITER)
     written, later = replace(COVERING, writer="small"), replace(COVERING, round=2, writer=EXTRACT_WRITER)
 
-    assert find_deepest_checkpoint([first, written], LIST) == written
-    assert find_deepest_checkpoint([written, later, first], LIST) == later
+    assert find_longest_applicable_checkpoint([first, written], LIST) == written
+    assert find_longest_applicable_checkpoint([written, later, first], LIST) == later
 
 
 def test_a_checkpoint_of_nothing_stands_for_nothing() -> None:
@@ -220,9 +220,9 @@ def test_the_deepest_checkpoint_that_stands_is_taken() -> None:
     shallow, deep = covering(LIST, Span(0, 1)), COVERING
     foreign = covering([SAID, *LIST], Span(0, 5))
 
-    assert find_deepest_checkpoint([shallow, None, foreign, deep], LIST) == deep
-    assert find_deepest_checkpoint([shallow, deep], [TASK, SAID, NEXT]) == shallow
-    assert find_deepest_checkpoint([None, foreign], LIST) is None
+    assert find_longest_applicable_checkpoint([shallow, None, foreign, deep], LIST) == deep
+    assert find_longest_applicable_checkpoint([shallow, deep], [TASK, SAID, NEXT]) == shallow
+    assert find_longest_applicable_checkpoint([None, foreign], LIST) is None
 
 
 def test_a_checkpoint_comes_back_from_its_fields() -> None:
@@ -318,8 +318,8 @@ def test_a_shorter_result_of_a_conversation_with_another_id_is_another_result() 
 def test_what_the_client_has_shortened_itself_is_not_put_back() -> None:
     capped = text(RESULT, "line 0 … line 99")
     made = replace(covering(LIST, Span(2, 3)), stand_ins=((capped,),), edited=frozenset({2}))
-    assert find_deepest_checkpoint([made], [TASK, CALLING, RESULT, SAID, NEXT]) == made
-    found = find_deepest_checkpoint([made], [TASK, CALLING, text(RESULT, "gone"), SAID, NEXT])
+    assert find_longest_applicable_checkpoint([made], [TASK, CALLING, RESULT, SAID, NEXT]) == made
+    found = find_longest_applicable_checkpoint([made], [TASK, CALLING, text(RESULT, "gone"), SAID, NEXT])
     assert found == replace(made, spans=(), stand_ins=(), edited=frozenset())
 
 

@@ -1,7 +1,7 @@
 """Forms of known clients that are no words of a user."""
 
 from compaction_proxy.core.ledger.active import list_user_texts
-from compaction_proxy.core.ledger.client_forms import find_files_message, find_user_messages
+from compaction_proxy.core.ledger.client_forms import find_shown_files_message, find_user_messages
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.planner import find_task_index
 
@@ -41,7 +41,7 @@ def test_examples_that_are_not_closed_are_the_users() -> None:
 def test_a_file_message_without_the_answer_of_aider_is_the_users() -> None:
     messages = listed(("user", FILES), ("assistant", "Which of them?"), ("user", "Do it."))
     assert list(find_user_messages(messages)) == [0, 2]
-    assert find_files_message(messages) is None
+    assert find_shown_files_message(messages) is None
 
 
 def test_named_examples_are_left_out_wherever_they_stand() -> None:
@@ -51,6 +51,6 @@ def test_named_examples_are_left_out_wherever_they_stand() -> None:
 
 def test_files_are_found_only_near_the_end() -> None:
     shown = listed(("user", FILES), ("assistant", FILES_REPLY), ("user", "Do it."))
-    assert find_files_message(shown) == 0
-    assert find_files_message([*listed(("user", "Earlier.")), *shown]) == 1
-    assert find_files_message([*shown, *listed(*[("user", "More.")] * 16)]) is None
+    assert find_shown_files_message(shown) == 0
+    assert find_shown_files_message([*listed(("user", "Earlier.")), *shown]) == 1
+    assert find_shown_files_message([*shown, *listed(*[("user", "More.")] * 16)]) is None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from compaction_proxy.core.ledger.frontier import Frontier, StatementStatus, read_frontier, read_reply
 from compaction_proxy.core.message import Message, MessageToolCall
-from compaction_proxy.core.summary.injection import is_order
+from compaction_proxy.core.summary.injection import reads_as_order
 
 BUG = "Please fix the login bug."
 DOCS = "Update the docs of the API."
@@ -331,7 +331,7 @@ def test_whatever_is_said_the_lines_are_short_and_order_nothing(texts: list[str]
     ):
         assert "\n" not in line
         assert len(line) <= 240
-        assert line.startswith("done: ") or not is_order(line)
+        assert line.startswith("done: ") or not reads_as_order(line)
 
 
 def test_a_quoted_result_keeps_names_whole_and_loses_marks_of_emphasis() -> None:

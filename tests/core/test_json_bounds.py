@@ -4,7 +4,7 @@ import pytest
 
 from compaction_proxy.core.digest import canonicalize_arguments
 from compaction_proxy.core.json_bounds import MAX_BRACKETS, has_too_many_brackets
-from compaction_proxy.core.token_rules import minify_definition
+from compaction_proxy.core.token_rules import minify_json
 
 
 @pytest.mark.parametrize("bracket", ["[", "{"])
@@ -15,5 +15,5 @@ def test_so_many_brackets_are_no_crowd_and_one_more_is(bracket: str) -> None:
 
 def test_crowded_json_stays_as_it_is_written() -> None:
     few, many = (f"[{'[], ' * number}1 ]" for number in (MAX_BRACKETS - 1, MAX_BRACKETS))
-    for written in (canonicalize_arguments, minify_definition):
+    for written in (canonicalize_arguments, minify_json):
         assert (written(few), written(many)) == (few.replace(" ", ""), many)

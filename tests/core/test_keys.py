@@ -49,7 +49,7 @@ def test_the_names_of_what_is_nobody_s_are_final_too() -> None:
         f"{feed}:feed:exchanges",
         f"{feed}:feed:listening",
     ]
-    assert {keys.derive_tenant_key(key) for key in everybody_s_keys()} == {None}
+    assert {keys.derive_conversation_tenant_key(key) for key in everybody_s_keys()} == {None}
 
 
 def test_the_names_are_final() -> None:
@@ -83,12 +83,12 @@ def test_the_names_are_final() -> None:
 def test_of_every_key_of_a_conversation_it_is_known_where_its_tenant_is_noted(tenant: str, name: str) -> None:
     noted = keys.conversation_tenant_key(name)
 
-    assert keys.derive_tenant_key(keys.conversation_key(tenant, name)) == noted
-    assert keys.derive_tenant_key(keys.scope_prefix(tenant, name)) == noted
+    assert keys.derive_conversation_tenant_key(keys.conversation_key(tenant, name)) == noted
+    assert keys.derive_conversation_tenant_key(keys.scope_prefix(tenant, name)) == noted
     assert (
-        keys.derive_tenant_key(noted),
-        keys.derive_tenant_key("v1:{secret}:x"),
-        keys.derive_tenant_key(""),
+        keys.derive_conversation_tenant_key(noted),
+        keys.derive_conversation_tenant_key("v1:{secret}:x"),
+        keys.derive_conversation_tenant_key(""),
     ) == (None, None, None)
 
 

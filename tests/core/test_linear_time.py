@@ -15,7 +15,7 @@ from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.core.summary.extractive import build_extractive_summary
-from compaction_proxy.core.summary.injection import is_order
+from compaction_proxy.core.summary.injection import reads_as_order
 from compaction_proxy.core.summary.request_states import correct_states
 from compaction_proxy.core.summary.transcript import build_transcript
 from compaction_proxy.core.summary.verify import verify_summary
@@ -55,7 +55,7 @@ def compared_with_requests(text: str) -> None:
 @pytest.mark.parametrize(
     "reading",
     [
-        is_order,
+        reads_as_order,
         sanitize_text,
         checked,
         read_as_a_result,

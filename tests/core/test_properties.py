@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from compaction_proxy.core.checkpoint import (
     Checkpoint,
     can_apply_checkpoint,
-    find_deepest_checkpoint,
+    find_longest_applicable_checkpoint,
     from_fields,
     to_fields,
 )
@@ -34,7 +34,7 @@ from compaction_proxy.core.planner import (
     plan_round,
 )
 from compaction_proxy.core.render import build_effective_list
-from compaction_proxy.core.repair import alternate_roles, repair_messages
+from compaction_proxy.core.repair import insert_alternating_fillers, repair_messages
 from compaction_proxy.core.strategies import STRATEGIES, Policy
 from compaction_proxy.core.truncate import KEEP_WHOLE, LEAVE_OUT, plan_truncation
 
@@ -251,7 +251,7 @@ class Proxy:
 
     def answer(self, messages: list[Message], *, mask: bool = False) -> Answer:
         body = body_of(messages)
-        earlier = find_deepest_checkpoint(self.stored, body)
+        earlier = find_longest_applicable_checkpoint(self.stored, body)
         made = masked(body, earlier) if mask else self.planned(messages, earlier)
         checkpoint = earlier
         if made:
@@ -367,7 +367,7 @@ def a_round_takes_something_new_speaks_of_no_less_and_numbers_itself(proxy: Prox
         earlier.edited if earlier else frozenset()
     )
     assert made.round == (earlier.round if earlier else 0) + (1 if made.removed_indices else 0)
-    assert find_deepest_checkpoint(proxy.stored, answer.body) == checkpoint
+    assert find_longest_applicable_checkpoint(proxy.stored, answer.body) == checkpoint
 
 
 def what_an_earlier_round_wrote_stays_byte_for_byte_where_it_is_frozen(proxy: Proxy, answer: Answer) -> None:
@@ -404,7 +404,7 @@ def what_an_earlier_round_wrote_stays_byte_for_byte_where_it_is_frozen(proxy: Pr
 def the_same_request_again_gets_the_same_bytes_and_no_second_round(proxy: Proxy, answer: Answer) -> None:
     if answer.made is None or answer.checkpoint is None:
         return
-    same = find_deepest_checkpoint(proxy.stored, answer.body)
+    same = find_longest_applicable_checkpoint(proxy.stored, answer.body)
     again = proxy.planned(answer.messages, same)
     room = proxy.room(answer.effective)
     fits = (
@@ -528,7 +528,7 @@ def test_repairing_twice_is_repairing_once(messages: list[Message]) -> None:
 @given(conversations())
 def test_alternation_really_alternates_and_adds_only(messages: list[Message]) -> None:
     repaired = repair_messages(messages)
-    made = alternate_roles(repaired)
+    made = insert_alternating_fillers(repaired)
     speakers = ["assistant" if each.role == "assistant" else "user" for each in body_of(made)]
     turns = [
         speaker
@@ -538,7 +538,7 @@ def test_alternation_really_alternates_and_adds_only(messages: list[Message]) ->
 
     assert turns == ["user" if index % 2 == 0 else "assistant" for index in range(len(turns))]
     assert [each for each in made if each.raw] == [each for each in repaired if each.raw]
-    assert alternate_roles(made) == made
+    assert insert_alternating_fillers(made) == made
 
 
 @UNHURRIED

@@ -24,7 +24,7 @@ def scored(
     scores = RowScorer(ranking, lengths)
     for each in words:
         scores.add_word(each)
-    return scores.compute_shares()
+    return scores.compute_relative_scores()
 
 
 @settings(max_examples=30)
@@ -73,13 +73,13 @@ def test_a_name_outweighs_its_terms() -> None:
     scores = RowScorer(RankingParameters(), [1_000, *[5] * 9])
     scores.add_word({0: 1, 4: 50, 5: 50, 6: 50})
     scores.add_word({0: 1, 4: 50, 5: 50, 6: 50})
-    scores.add_name([0], 2)
-    shares = scores.compute_shares()
+    scores.add_code([0], 2)
+    shares = scores.compute_relative_scores()
     assert max(shares, key=lambda row: shares[row]) == 0
 
 
 def test_there_is_nothing_to_score_without_rows() -> None:
-    assert RowScorer(RankingParameters(), []).compute_shares() == {}
+    assert RowScorer(RankingParameters(), []).compute_relative_scores() == {}
 
 
 def test_the_densest_part_begins_with_its_first_match() -> None:

@@ -8,7 +8,7 @@ from compaction_proxy.core.repair import (
     ACKNOWLEDGEMENT_TEXT,
     CONTINUE_TEXT,
     NO_RESPONSE_TEXT,
-    alternate_roles,
+    insert_alternating_fillers,
     is_valid_message_list,
     repair_messages,
 )
@@ -136,11 +136,11 @@ def test_a_privileged_message_behind_the_results_stays_behind_them() -> None:
 
 
 def test_alternation_begins_with_a_user_message() -> None:
-    assert alternate_roles([SYSTEM, SAID]) == (SYSTEM, Message("user", CONTINUE_TEXT), SAID)
+    assert insert_alternating_fillers([SYSTEM, SAID]) == (SYSTEM, Message("user", CONTINUE_TEXT), SAID)
 
 
 def test_two_of_a_kind_get_the_other_between_them() -> None:
-    assert alternate_roles([USER, USER, SAID, SAID]) == (
+    assert insert_alternating_fillers([USER, USER, SAID, SAID]) == (
         USER,
         Message("assistant", ACKNOWLEDGEMENT_TEXT),
         USER,
@@ -151,8 +151,13 @@ def test_two_of_a_kind_get_the_other_between_them() -> None:
 
 
 def test_results_take_the_place_of_a_user_message() -> None:
-    assert alternate_roles([USER, calling("a"), answer("a"), SAID]) == (USER, calling("a"), answer("a"), SAID)
-    assert alternate_roles([USER, calling("a"), answer("a"), USER]) == (
+    assert insert_alternating_fillers([USER, calling("a"), answer("a"), SAID]) == (
+        USER,
+        calling("a"),
+        answer("a"),
+        SAID,
+    )
+    assert insert_alternating_fillers([USER, calling("a"), answer("a"), USER]) == (
         USER,
         calling("a"),
         answer("a"),

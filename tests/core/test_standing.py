@@ -35,7 +35,11 @@ MESSAGES = st.lists(
 
 def told(standing: ActiveStatements, messages: list[Message]) -> tuple[object, ...]:
     """Everything that is asked of it."""
-    return standing.list_covered(range(len(messages))), standing.superseded, standing.statement_count
+    return (
+        standing.list_statements_in_messages(range(len(messages))),
+        standing.superseded,
+        standing.statement_count,
+    )
 
 
 @given(MESSAGES, MESSAGES, MESSAGES)

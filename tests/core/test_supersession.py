@@ -7,7 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.core.ledger.statements import read_statements
-from compaction_proxy.core.ledger.supersession import find_remainder, may_supersede, supersedes_statement
+from compaction_proxy.core.ledger.supersession import (
+    find_unreplaced_part,
+    may_supersede,
+    supersedes_statement,
+)
 
 
 def replaced(old: str, new: str, *, next_to: bool = False) -> bool:
@@ -68,13 +72,13 @@ def test_a_new_value_for_a_part_leaves_the_other_part() -> None:
     (old,) = read_statements("The codename is LANTERN-7 and the deadline is 2027-01-02.")
     (new,) = read_statements("The deadline is 2027-03-04.")
 
-    left = find_remainder(new, old)
+    left = find_unreplaced_part(new, old)
 
     assert left is not None
     assert (left.text, left.kind, left.values) == (
         "The codename is LANTERN-7", old.kind, frozenset({("code", "lantern-7")}),
     )  # fmt: skip
-    assert find_remainder(old, new) is None
+    assert find_unreplaced_part(old, new) is None
 
 
 PIECES = st.sampled_from(
@@ -96,4 +100,4 @@ def test_what_concerns_no_statement_leaves_it_whole(first: str, second: str, nex
         for new in read_statements(second):
             if not may_supersede(new, old):
                 assert not supersedes_statement(new, old, is_adjacent=next_to)
-                assert find_remainder(new, old) is None
+                assert find_unreplaced_part(new, old) is None

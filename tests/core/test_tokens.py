@@ -8,7 +8,7 @@ from compaction_proxy.core.token_rules import (
     TIKTOKEN_RULE,
     TokenRule,
     list_countable_texts,
-    minify_definition,
+    minify_json,
     sum_message_tokens,
 )
 
@@ -69,4 +69,4 @@ def test_content_that_is_not_text_is_added(rule: TokenRule) -> None:
     ],
 )
 def test_a_definition_is_counted_as_its_compact_json(text: str | bytes, expected: str) -> None:
-    assert minify_definition(text) == expected
+    assert minify_json(text) == expected

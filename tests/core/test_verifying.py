@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import Message, MessageToolCall
-from compaction_proxy.core.summary.injection import is_backed_by_user, is_order
+from compaction_proxy.core.summary.injection import is_backed_by_user, reads_as_order
 from compaction_proxy.core.summary.verify import ADDED_CALLS_HEADING, ADDED_VALUES_HEADING, verify_summary
 
 SOURCES = [
@@ -120,7 +120,7 @@ def test_a_value_that_json_escapes_is_known() -> None:
     ],
 )
 def test_a_rule_that_no_user_gave_goes(order: str) -> None:
-    assert is_order(order)
+    assert reads_as_order(order)
     assert checked(f"{SOUND}\n- {order}") == SOUND
 
 
@@ -150,7 +150,7 @@ def test_a_rule_of_a_tool_or_an_assistant_is_nobody_s() -> None:
     ],
 )
 def test_what_is_told_is_no_order(told: str) -> None:
-    assert not is_order(told)
+    assert not reads_as_order(told)
 
 
 def test_critical_values_that_the_summary_lost_are_put_behind_it() -> None:

@@ -15,9 +15,9 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.wires.body import (
     RequestBody,
     build_probe_body,
+    lower_output_limits,
     parse_body,
     rewrite_messages,
-    set_output_limit,
 )
 from compaction_proxy.wires.chat.messages import parse_message
 from compaction_proxy.wires.chat.wire import CHAT
@@ -333,7 +333,7 @@ def test_less_output_is_asked_for_where_more_was_and_every_other_byte_stays(
 ) -> None:
     raw = '{{ {}"messages":[{{"role":"user","content":"\\"max_tokens\\": 7"}}] }}'
     body = parse_body(raw.format(fields).encode(), CHAT)
-    assert set_output_limit(body.raw, CHAT, 300) == raw.format(expected).encode()
+    assert lower_output_limits(body.raw, CHAT, 300) == raw.format(expected).encode()
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_less_output_is_asked_for_where_more_was_and_every_other_byte_stays(
 )
 def test_less_output_is_never_more_than_was_asked_for(fields: str, expected: str) -> None:
     raw = '{%s"messages":[{"role":"user","content":"Hello"}]}'
-    assert set_output_limit((raw % fields).encode(), CHAT, 300) == (raw % expected).encode()
+    assert lower_output_limits((raw % fields).encode(), CHAT, 300) == (raw % expected).encode()
 
 
 @pytest.mark.parametrize(
@@ -363,14 +363,15 @@ def test_the_budget_of_thinking_leaves_room_for_the_answer(given: str, expected:
     raw = '{"max_tokens":%d,%s,"messages":[{"role":"user","content":"Hello"}]}'
     expected = given.replace("8e3", "3976") if expected is None else expected
     assert (
-        set_output_limit((raw % (9_000, given)).encode(), CHAT, 5_000) == (raw % (5_000, expected)).encode()
+        lower_output_limits((raw % (9_000, given)).encode(), CHAT, 5_000)
+        == (raw % (5_000, expected)).encode()
     )
 
 
 @pytest.mark.parametrize(("tokens", "is_lowered"), [(1_024, False), (1_025, True)])
 def test_nothing_is_lowered_where_thinking_would_take_all_output(tokens: int, *, is_lowered: bool) -> None:
     raw = b'{"max_tokens":9000,"thinking":{"budget_tokens":8000},"messages":[]}'
-    assert (set_output_limit(raw, CHAT, tokens) is not raw) == is_lowered
+    assert (lower_output_limits(raw, CHAT, tokens) is not raw) == is_lowered
 
 
 def test_a_probe_asks_for_sixteen_tokens_of_the_same_prompt_unstreamed() -> None:

@@ -10,9 +10,9 @@ from compaction_proxy.wires.responses.compaction_item import (
     build_item,
     build_response,
     build_stream,
-    expand_items,
-    read_trigger,
-    strip_privilege,
+    demote_privileged_item,
+    expand_tokens,
+    parse_triggered_request,
 )
 
 TRIGGER = {"type": "compaction_trigger"}
@@ -29,13 +29,13 @@ def body(*items: Any, **members: Any) -> bytes:
 
 
 def expanded(*items: Any, held: list[Any]) -> list[Any]:
-    raw = expand_items(body(*items), lambda _: json.dumps(held).encode())
+    raw = expand_tokens(body(*items), lambda _: json.dumps(held).encode())
     listed: list[Any] = json.loads(raw)["input"]
     return listed
 
 
 def test_a_trigger_is_the_last_item_and_is_taken_out() -> None:
-    found = read_trigger(body(ASKED, TRIGGER, stream=True))
+    found = parse_triggered_request(body(ASKED, TRIGGER, stream=True))
     assert found is not None
     assert (json.loads(found.raw)["input"], found.is_streamed) == ([ASKED], True)
 
@@ -52,7 +52,7 @@ def test_a_trigger_is_the_last_item_and_is_taken_out() -> None:
     ],
 )
 def test_no_other_body_ends_in_a_trigger(raw: bytes) -> None:
-    assert read_trigger(raw) is None
+    assert parse_triggered_request(raw) is None
 
 
 def test_what_the_client_kept_of_a_token_is_not_put_back_twice() -> None:
@@ -65,7 +65,7 @@ def test_what_the_client_kept_of_a_token_is_not_put_back_twice() -> None:
 def test_a_body_that_is_compacted_again_ends_in_the_latest_message_of_the_user() -> None:
     first = {"role": "user", "content": "the task"}
     held = json.dumps([first, RECORD, ASKED]).encode()
-    raw = expand_items(body(first, ASKED_IN_PARTS, OURS), lambda _: held, with_latest=True)
+    raw = expand_tokens(body(first, ASKED_IN_PARTS, OURS), lambda _: held, with_latest=True)
     assert json.loads(raw)["input"] == [first, ASKED_IN_PARTS, RECORD, ASKED]
 
 
@@ -85,13 +85,15 @@ def test_bodies_without_a_token_of_ours_stay_the_very_bytes() -> None:
         b"no JSON",
         b'{"input":"x"}',
     ):
-        assert expand_items(raw, lambda _: b"[]") is raw
+        assert expand_tokens(raw, lambda _: b"[]") is raw
 
 
 def test_a_stand_in_is_sealed_as_a_message_of_the_user() -> None:
-    assert json.loads(strip_privilege(json.dumps({**RULES, "role": "system"}).encode()))["role"] == "user"
+    assert (
+        json.loads(demote_privileged_item(json.dumps({**RULES, "role": "system"}).encode()))["role"] == "user"
+    )
     call = json.dumps({"type": "function_call", "call_id": "a", "name": "n", "arguments": "{}"}).encode()
-    assert strip_privilege(call) is call
+    assert demote_privileged_item(call) is call
 
 
 def test_a_stream_has_the_item_once_done_and_then_completes() -> None:

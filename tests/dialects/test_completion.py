@@ -14,11 +14,11 @@ from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAns
 from compaction_proxy.wires.chat.summary_call import (
     CLIENT_EFFORT_ALLOWANCE_TOKENS,
     REASONING_ALLOWANCE_TOKENS,
+    accepts_prompt_cache_key,
     build_own_members,
     build_request_body,
     find_refused_member,
     parse_answer,
-    takes_cache_key,
 )
 
 # The machine may be busy.
@@ -105,7 +105,7 @@ def test_without_a_temperature_none_is_sent() -> None:
     ],
 )
 def test_some_providers_are_known_to_take_a_cache_key(url: str) -> None:
-    assert takes_cache_key(url)
+    assert accepts_prompt_cache_key(url)
     assert sent(replace(CALL, cache_key="k"))["prompt_cache_key"] == "k"
 
 
@@ -118,7 +118,7 @@ def test_some_providers_are_known_to_take_a_cache_key(url: str) -> None:
     ],
 )
 def test_others_may_refuse_one(url: str) -> None:
-    assert not takes_cache_key(url)
+    assert not accepts_prompt_cache_key(url)
 
 
 OF_THE_ANSWER = b"""

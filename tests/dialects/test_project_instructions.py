@@ -8,18 +8,18 @@ import pytest
 
 from compaction_proxy.compaction.message_reader import CountingOptions, MessageList, MessageReader
 from compaction_proxy.core.message import Instruction, Message, SourceMessage
-from compaction_proxy.core.repair import alternate_roles
+from compaction_proxy.core.repair import insert_alternating_fillers
 from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.messages.wire import MESSAGES
 from compaction_proxy.wires.project_instructions import (
     CLIENTS,
-    divide_message,
     find_client_by_headers,
     find_client_by_members,
     find_client_by_prompt,
     rejoin_divided_messages,
+    split_off_instructions,
 )
 from compaction_proxy.wires.responses.wire import RESPONSES
 from compaction_proxy.wires.wire import Wire
@@ -105,7 +105,7 @@ def test_a_client_is_known_by_how_its_system_prompt_begins(client: str) -> None:
 
 def test_parts_of_a_message_with_an_id_do_not_share_it() -> None:
     raw = json.dumps({"type": "message", "id": "msg_1", **user(AGENTS, PLACE)}).encode()
-    divided = divide_message(Message(role="user", raw=raw), "codex", is_before_first_answer=True)
+    divided = split_off_instructions(Message(role="user", raw=raw), "codex", is_before_first_answer=True)
 
     assert [kind.kind if kind else "" for _, kind in divided] == ["instructions", "environment"]
     assert [json.loads(piece) for piece, _ in divided] == [
@@ -234,7 +234,7 @@ async def test_a_list_that_grows_is_read_as_one_that_comes_at_once() -> None:
 def test_a_divided_message_that_lost_a_part_goes_on_in_parts() -> None:
     raw = json.dumps(user(CONTEXT, "Go on.")).encode()
     record = CHAT.parse_message(raw)
-    pieces = divide_message(record, "claude-code", is_before_first_answer=True)
+    pieces = split_off_instructions(record, "claude-code", is_before_first_answer=True)
     assert [each for _, each in pieces] == [Instruction("claude-code", *CLAUDE), None]
     source = SourceMessage(raw, 2)
     parts = [Message("user", raw=piece, source=source) for piece, _ in pieces]
@@ -242,13 +242,15 @@ def test_a_divided_message_that_lost_a_part_goes_on_in_parts() -> None:
     assert list(rejoin_divided_messages(parts[:1])) == parts[:1]
     other = Message("user", "x", raw=b"{}")
     assert [each.raw for each in rejoin_divided_messages([other, *parts, other])] == [b"{}", raw, b"{}"]
-    assert alternate_roles(parts) == tuple(parts)
+    assert insert_alternating_fillers(parts) == tuple(parts)
 
 
 def test_what_is_no_message_is_not_divided() -> None:
     for raw in (b'{"role":"user","content":"<environment_context>', b'["user","<environment_context>"]'):
-        assert divide_message(Message("user", raw=raw), "codex", is_before_first_answer=True) == []
+        assert split_off_instructions(Message("user", raw=raw), "codex", is_before_first_answer=True) == []
     assert (
-        divide_message(CHAT.parse_message(json.dumps(user(AGENTS)).encode()), "", is_before_first_answer=True)
+        split_off_instructions(
+            CHAT.parse_message(json.dumps(user(AGENTS)).encode()), "", is_before_first_answer=True
+        )
         == []
     )

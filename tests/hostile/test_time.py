@@ -12,7 +12,7 @@ from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.ledger.language import detect_language
 from compaction_proxy.core.ledger.values import find_values
 from compaction_proxy.core.summary.answer import split_run_texts, validate_summary
-from compaction_proxy.core.summary.injection import is_order
+from compaction_proxy.core.summary.injection import reads_as_order
 
 PATIENCE_S = 5.0  # of the processor
 
@@ -42,8 +42,8 @@ def test_any_number_of_thoughts_may_stand_before_a_summary() -> None:
 
 def test_a_row_of_fillers_is_no_order() -> None:
     started = time.thread_time()
-    assert not is_order("please and so then " * 1_000)
-    assert is_order("please and so then never " + "say it " * 100)
+    assert not reads_as_order("please and so then " * 1_000)
+    assert reads_as_order("please and so then never " + "say it " * 100)
     assert time.thread_time() - started < PATIENCE_S
 
 

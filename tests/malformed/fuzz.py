@@ -23,7 +23,7 @@ with atheris.instrument_imports(
 ):
     from compaction_proxy.core.digest import canonicalize_arguments
     from compaction_proxy.core.errors import RequestRefusedError, UnreadableBodyError
-    from compaction_proxy.core.token_rules import minify_definition
+    from compaction_proxy.core.token_rules import minify_json
     from compaction_proxy.gateway.control_headers import parse_control_headers
     from compaction_proxy.gateway.headers import to_client_headers, to_upstream_headers
     from compaction_proxy.gateway.identity import find_conversation_id
@@ -103,7 +103,7 @@ def one(data: bytes) -> None:
     elif way == b"J":
         text = data.decode("utf-8", "surrogateescape")
         canonicalize_arguments(text)
-        minify_definition(text)
+        minify_json(text)
     else:
         read(data)
 

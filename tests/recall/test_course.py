@@ -125,7 +125,7 @@ async def test_a_search_that_fails_or_takes_long_is_answered_all_the_same(
 ) -> None:
     monkeypatch.setattr(recall_loop, "SEARCH_S", 0.05)
     going, made = course(streamed(chat.Reply("Sorry.")), Memory(outcome))
-    await going.continue_after_calls(MESSAGE, [CALL])
+    await going.run_calls_and_continue(MESSAGE, [CALL])
     assert made[-1] == {"role": "tool", "tool_call_id": "a", "content": NOT_NOW}
 
 
@@ -135,7 +135,7 @@ async def test_several_searches_have_no_more_time_than_one(monkeypatch: pytest.M
     going, made = course(streamed(chat.Reply("Sorry.")), Memory(None))
     clock = asyncio.get_running_loop().time
     began_s = clock()
-    await going.continue_after_calls({**MESSAGE, "tool_calls": MESSAGE["tool_calls"] * 8}, [CALL] * 8)
+    await going.run_calls_and_continue({**MESSAGE, "tool_calls": MESSAGE["tool_calls"] * 8}, [CALL] * 8)
     assert clock() - began_s == pytest.approx(0.1)
     assert [each["content"] for each in made[-8:]] == [NOT_NOW] * 8
 

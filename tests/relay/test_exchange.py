@@ -189,9 +189,9 @@ async def test_a_late_chunk_is_awaited_no_longer_and_still_relayed() -> None:
 
     looked_at = UpstreamResponse(Late(200, b"ab", b"cd", b"ef"))
     assert await looked_at.peek(1) == b"ab"
-    assert await looked_at.peek_within(3, 0.01) == b"ab"
+    assert await looked_at.peek_with_timeout(3, 0.01) == b"ab"
     come.set()
-    assert await looked_at.peek_within(3, 5.0) == b"abcd"
+    assert await looked_at.peek_with_timeout(3, 5.0) == b"abcd"
     sent = Sent()
     assert await relay_response(looked_at, sent)
     assert b"".join(body for body, _ in sent.bodies) == b"abcdef"
@@ -205,7 +205,7 @@ async def test_an_answer_is_closed_while_a_chunk_is_awaited() -> None:
 
     reply = Silent(200)
     looked_at = UpstreamResponse(reply)
-    assert await looked_at.peek_within(1, 0.01) == b""
+    assert await looked_at.peek_with_timeout(1, 0.01) == b""
     await looked_at.aclose()
     assert reply.closed
 
@@ -213,6 +213,6 @@ async def test_an_answer_is_closed_while_a_chunk_is_awaited() -> None:
 async def test_a_cut_after_a_late_chunk_was_awaited_is_reported_where_it_is_relayed() -> None:
     looked_at = answer(b"ab", CUT)
     assert await looked_at.peek(1) == b"ab"
-    assert await looked_at.peek_within(3, 5.0) == b"ab"
+    assert await looked_at.peek_with_timeout(3, 5.0) == b"ab"
     assert looked_at.is_cut
     assert not await relay_response(looked_at, Sent())

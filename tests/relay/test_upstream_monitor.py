@@ -88,7 +88,7 @@ def scene() -> Scene:
 def test_a_failure_is_logged_once_a_minute_with_the_number_left_out(scene: Scene) -> None:
     with capture_logs() as logged:
         for _ in range(130):  # one a second
-            scene.monitor.record_error(TARGET, caused(httpx.ConnectError(""), REFUSED))
+            scene.monitor.record_missing_answer(TARGET, caused(httpx.ConnectError(""), REFUSED))
             scene.seconds += 1
     assert [(line["cause"], line.get("suppressed")) for line in logged] == [
         ("connection-refused", None),
@@ -125,8 +125,8 @@ def test_a_refused_key_says_nothing_of_others_and_a_client_error_is_counted_only
 
 
 def test_what_is_wrong_here_is_no_state_of_the_upstream(scene: Scene) -> None:
-    scene.monitor.record_error(TARGET, caused(httpx.ConnectError(""), OSError(errno.EMFILE, "")))
-    scene.monitor.record_error(TARGET, httpx.LocalProtocolError(""))
+    scene.monitor.record_missing_answer(TARGET, caused(httpx.ConnectError(""), OSError(errno.EMFILE, "")))
+    scene.monitor.record_missing_answer(TARGET, httpx.LocalProtocolError(""))
     assert (scene.monitor.failure_counts, scene.kept) == ({}, ["out-of-sockets", "not-sendable"])
 
 

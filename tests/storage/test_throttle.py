@@ -21,8 +21,8 @@ def test_the_first_of_each_reason_is_told_at_once_and_the_rest_once_a_minute_wit
 def test_a_throttle_remembers_a_bounded_number_of_keys() -> None:
     time = [1.0]
     throttle = ReportThrottle[int](max_keys=2, clock=lambda: time[0])
-    assert [throttle.count_suppressed(key) for key in (1, 1, 1, 2, 2, 3)] == [0, None, None, 0, None, 0]
-    assert throttle.count_suppressed(2) is None  # still remembered
-    assert throttle.count_suppressed(1) == 0  # forgotten: reported at once
+    assert [throttle.admit_report(key) for key in (1, 1, 1, 2, 2, 3)] == [0, None, None, 0, None, 0]
+    assert throttle.admit_report(2) is None  # still remembered
+    assert throttle.admit_report(1) == 0  # forgotten: reported at once
     time[0] += REPEAT_AFTER_S
-    assert [throttle.count_suppressed(key) for key in (3, 3)] == [0, None]
+    assert [throttle.admit_report(key) for key in (3, 3)] == [0, None]

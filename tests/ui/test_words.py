@@ -68,7 +68,7 @@ def test_shares_times_and_reasons() -> None:
         "trigger reached, http 503",
         "n/a",
     ]
-    assert [formatting.format_token_rate(each) for each in (None, 2.5, 0.025, 10.0, 0.0)] == [
+    assert [formatting.format_price_per_million(each) for each in (None, 2.5, 0.025, 10.0, 0.0)] == [
         "n/a",
         "$2.50",
         "$0.025",

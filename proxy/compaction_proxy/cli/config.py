@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import FAILED, create_group, exit_with_error, load_with_warnings
+from compaction_proxy.cli.exit import FAILED, create_group, exit_with_error, load_config_and_print_warnings
 from compaction_proxy.cli.options import ConfigOption
 
 config_app = create_group("Look at the configuration.")
@@ -46,10 +46,10 @@ def show(
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
 ) -> None:
     """Print every key and its value; secrets are masked."""
-    from compaction_proxy.cli.listing import format_lines
+    from compaction_proxy.cli.listing import format_config_lines
 
-    loaded = load_with_warnings(config)
-    for line in format_lines(loaded, with_origin=origin):
+    loaded = load_config_and_print_warnings(config)
+    for line in format_config_lines(loaded, with_origin=origin):
         print(line)
 
 

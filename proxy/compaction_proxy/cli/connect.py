@@ -247,9 +247,9 @@ def connect(
     if tool not in CLIENTS:
         _exit_unknown_client(tool)
     target = _resolve_base_url(url, config)
-    limits_of = partial(_get_limits, window, config, url)
+    limits_of = partial(_resolve_token_limits, window, config, url)
     if apply:
-        _apply_edit(tool, target, model, file, limits_of)
+        _edit_client_file(tool, target, model, file, limits_of)
     else:
         _print_guide(CLIENTS[tool], target, model, limits_of(model))
 
@@ -296,7 +296,9 @@ def _resolve_base_url(url: str | None, config: Path | None) -> str:
     return f"{parse_base_url(url)}/v1"
 
 
-def _get_limits(window: int | None, config: Path | None, url: str | None, model: str) -> "TokenLimits":
+def _resolve_token_limits(
+    window: int | None, config: Path | None, url: str | None, model: str
+) -> "TokenLimits":
     """Returns a model's token limits, which follow from its context window.
 
     The context window comes from the option, else from the configuration, else from the shipped table of
@@ -326,7 +328,9 @@ def _print_guide(client: "ClientGuide", url: str, model: str, limits: "TokenLimi
         print_lines([f"# {fill_placeholders(client.remark, url, model, limits)}"])
 
 
-def _apply_edit(tool: str, url: str, model: str, file: Path | None, get_limits: "GetTokenLimits") -> None:
+def _edit_client_file(
+    tool: str, url: str, model: str, file: Path | None, get_limits: "GetTokenLimits"
+) -> None:
     """Edits the client's file: prints the difference, keeps a backup and replaces the file atomically."""
     from compaction_proxy.cli.client_config import CLIENT_FILES, ClientConfigError
 
@@ -336,7 +340,7 @@ def _apply_edit(tool: str, url: str, model: str, file: Path | None, get_limits: 
         )
     path = (file or Path(CLIENT_FILES[tool].path)).expanduser().resolve()
     try:
-        before = _read_existing(path).decode("utf-8") if path.exists() else ""
+        before = _read_config_file(path).decode("utf-8") if path.exists() else ""
         new_text = _edit_text(before, lambda text: CLIENT_FILES[tool].edit(text, url, model, get_limits))
     except (ClientConfigError, UnicodeDecodeError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
@@ -354,7 +358,7 @@ def _apply_edit(tool: str, url: str, model: str, file: Path | None, get_limits: 
     print(f"{path}: written{f'; as it was: {backup}' if backup else ''}")
 
 
-def _read_existing(path: Path) -> bytes:
+def _read_config_file(path: Path) -> bytes:
     """Returns the content of a file.
 
     Raises:

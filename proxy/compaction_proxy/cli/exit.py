@@ -68,7 +68,9 @@ def exit_with_error(error: ProxyError | str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def load_with_warnings(path: Path | None, options: "Iterable[ConfigOverride]" = ()) -> "LoadedConfig":
+def load_config_and_print_warnings(
+    path: Path | None, options: "Iterable[ConfigOverride]" = ()
+) -> "LoadedConfig":
     """Loads the configuration and prints its warnings on stderr.
 
     Raises:

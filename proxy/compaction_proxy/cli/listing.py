@@ -8,7 +8,7 @@ from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_va
 from compaction_proxy.config.loader import LoadedConfig
 
 
-def format_lines(loaded: LoadedConfig, *, with_origin: bool) -> Iterator[str]:
+def format_config_lines(loaded: LoadedConfig, *, with_origin: bool) -> Iterator[str]:
     """Yields one line per key: `section.key: value`. With `with_origin`, `# origin` follows the value."""
     for key in iter_keys():
         value = to_plain_value(reduce(getattr, map(str, key.path), loaded.config))

@@ -11,7 +11,7 @@ import typer
 from compaction_proxy.cli.config import config_app
 from compaction_proxy.cli.connect import connect
 from compaction_proxy.cli.doctor.command import doctor
-from compaction_proxy.cli.exit import create_group, load_with_warnings
+from compaction_proxy.cli.exit import create_group, load_config_and_print_warnings
 from compaction_proxy.cli.mcp import mcp
 from compaction_proxy.cli.models import models
 from compaction_proxy.cli.options import ConfigOption, UpstreamOption
@@ -50,7 +50,7 @@ def serve(
         ConfigOverride("--workers", ("server", "workers"), workers),
     )
     options = [option for option in overrides if option.value is not None]
-    loaded = load_with_warnings(config, options)
+    loaded = load_config_and_print_warnings(config, options)
     logs.configure_logging(loaded.config.observability.log_format)
     reread = partial(load_config, config, os.environ, options)
     if loaded.config.server.workers > 1:
@@ -62,7 +62,7 @@ def serve(
 @app.command()
 def check(config: ConfigOption = None) -> None:
     """Say whether the configuration can be used."""
-    loaded = load_with_warnings(config)
+    loaded = load_config_and_print_warnings(config)
     print(f"ok: {loaded.path or 'built-in defaults and the environment'}")
 
 
@@ -74,7 +74,7 @@ def health(
     from compaction_proxy.cli.health import build_local_url, check_ready
 
     if url is None:
-        server = load_with_warnings(None).config.server
+        server = load_config_and_print_warnings(None).config.server
         ready, report = check_ready(build_local_url(server), server.unix_socket)
     else:
         ready, report = check_ready(url)
@@ -97,7 +97,9 @@ def forget(
     fields = [_parse_header(header_text)]
     number = asyncio.run(
         forget_client(
-            load_with_warnings(config).config, fields, [_parse_header(session)] if session else None
+            load_config_and_print_warnings(config).config,
+            fields,
+            [_parse_header(session)] if session else None,
         )
     )
     print(f"{number} records deleted")

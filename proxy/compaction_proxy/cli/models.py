@@ -42,7 +42,7 @@ def models(
         proxy_rows = []
     rows_by_name = {str(row.get("model")): row for row in proxy_rows}
     settings = load_config(config, os.environ).config
-    names = dict.fromkeys(_list_names(settings, name, all_=all_)) or (WINDOWS if not proxy_rows else {})
+    names = dict.fromkeys(_iter_model_names(settings, name, all_=all_)) or (WINDOWS if not proxy_rows else {})
     missing = [each for each in names if each not in rows_by_name]
     rows = [*proxy_rows, *_describe_models(settings, missing)] if missing else proxy_rows
     selected = [row for row in rows if name is None or name.lower() in str(row.get("model", "")).lower()]
@@ -52,7 +52,7 @@ def models(
         print_lines(_format_models(selected, get_terminal_width()))
 
 
-def _list_names(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:
+def _iter_model_names(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:
     """Yields the names of models that are shown even if the running proxy has not seen them.
 
     These are `name`, the models that the configuration names and, with `all_`, those of the shipped table.

@@ -107,7 +107,7 @@ class ConfigReloader:
         self._loop = asyncio.get_running_loop()
         self._started.set()
         if read_config is not None and hasattr(signal, "SIGHUP"):
-            self._loop.add_signal_handler(signal.SIGHUP, self._schedule_read, read_config)
+            self._loop.add_signal_handler(signal.SIGHUP, self._schedule_reload, read_config)
 
     def apply_from_thread(self, loaded: LoadedConfig | None) -> None:
         """Applies a configuration in the event loop. None only records that a reload has failed.
@@ -117,7 +117,7 @@ class ConfigReloader:
         """
         self._started.wait()
         if self._loop is not None:
-            call = self.keep_config if loaded is None else partial(self.apply_config, loaded)
+            call = self.record_failed_reload if loaded is None else partial(self.apply_config, loaded)
             self._loop.call_soon_threadsafe(call)
 
     def apply_config(self, loaded: LoadedConfig) -> None:
@@ -126,16 +126,16 @@ class ConfigReloader:
             self._app.reload(loaded)
         except ConfigError as error:
             log_refusal(error)
-            self.keep_config()
+            self.record_failed_reload()
         else:
             self._running = loaded
             self._app.record_reload(succeeded=True)
 
-    def keep_config(self) -> None:
+    def record_failed_reload(self) -> None:
         """Keeps the current configuration and records the failed reload in the metrics."""
         self._app.record_reload(succeeded=False)
 
-    def _schedule_read(self, read_config: ReadConfig) -> None:
+    def _schedule_reload(self, read_config: ReadConfig) -> None:
         # A read that is in progress may have begun before the file changed, so another read follows it.
         self._is_reread_needed = True
         if self._task is None or self._task.done():
@@ -146,6 +146,6 @@ class ConfigReloader:
             self._is_reread_needed = False
             loaded = await asyncio.to_thread(reread_config, read_config, self._running)
             if loaded is None:
-                self.keep_config()
+                self.record_failed_reload()
             else:
                 self.apply_config(loaded)

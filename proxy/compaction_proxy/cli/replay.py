@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import BAD_CONFIG, exit_with_error, load_with_warnings
+from compaction_proxy.cli.exit import BAD_CONFIG, exit_with_error, load_config_and_print_warnings
 from compaction_proxy.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     from compaction_proxy.replay.runner import ReplayOptions
     from compaction_proxy.telemetry import logs
 
-    settings = load_with_warnings(config).config
+    settings = load_config_and_print_warnings(config).config
     names = strategy or [settings.compaction.strategy]
     for name in names:
         if name not in STRATEGIES:

@@ -93,7 +93,7 @@ async def open_components(config: Config) -> AsyncIterator[ReplayComponents]:
     async with parts.run_lifespan(None):
         yield ReplayComponents(
             compactor=parts.create_compactor(config),
-            usage_feedback=parts.create_feedback(),
+            usage_feedback=parts.create_usage_feedback(),
             summary_model=writer,
             counter=parts.counter,
             get_settings=partial(get_model_settings, config),

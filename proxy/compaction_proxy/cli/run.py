@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import load_with_warnings
+from compaction_proxy.cli.exit import load_config_and_print_warnings
 from compaction_proxy.cli.options import ConfigOption, UrlOption
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def run(
 
         _warn_if_environment_ignored(command, parse_base_url(url))
         raise typer.Exit(_run_command(command, build_environment(os.environ, parse_base_url(url), session)))
-    settings = load_with_warnings(config)
+    settings = load_config_and_print_warnings(config)
     with _find_or_start_proxy(settings, log) as proxy_url:
         _warn_if_environment_ignored(command, proxy_url)
         environ = build_environment(

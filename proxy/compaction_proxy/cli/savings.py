@@ -42,7 +42,7 @@ def savings(
     elif as_csv:
         print_lines(format_csv(rows))
     elif share:
-        print_lines(format_receipt(since, total))
+        print_lines(format_shareable_summary(since, total))
     else:
         print_lines(format_overview(by, rows, total, get_terminal_width()))
 
@@ -99,7 +99,7 @@ def _count_saved_tokens(row: SavingsFields) -> int | None:
     return before - after if isinstance(before, int) and isinstance(after, int) else None
 
 
-def format_receipt(since: str, total: SavingsFields) -> list[str]:
+def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
     """Formats five lines to share. They contain no name of a model, key or conversation."""
     from compaction_proxy.cli.output import escape_unprintable, format_count, format_dollars, format_percent
 

@@ -112,12 +112,12 @@ def _parse_messages(lines: Iterator[str]) -> Iterator[StreamMessage | None]:
         else:
             if "data" in fields:
                 yield StreamMessage(
-                    _sanitize_id(fields.get("id", "")), fields.get("event", "message"), fields["data"]
+                    _drop_unsendable_id(fields.get("id", "")), fields.get("event", "message"), fields["data"]
                 )
             fields = {}
 
 
-def _sanitize_id(text: str) -> str:
+def _drop_unsendable_id(text: str) -> str:
     """Returns the id, or an empty text if the id cannot be sent back as a header value."""
     return text if text.isascii() and text.isprintable() else ""
 

@@ -41,8 +41,8 @@ def share_worker_metrics(worker: int) -> None:
 
 def drop_worker_metrics(worker: int) -> None:
     """Removes the gauges of an ended worker from the shared folder. Its counters stay in the totals."""
-    from compaction_proxy.telemetry.metrics import forget_worker
+    from compaction_proxy.telemetry.metrics import remove_worker_gauges
 
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
-        forget_worker(folder, worker)
+        remove_worker_gauges(folder, worker)

@@ -93,7 +93,7 @@ class _WorkerSupervisor:
         """
         while self._has_workers():
             self._start_due_workers()
-            ready = wait(self._list_waitables(), self._get_timeout_s())
+            ready = wait(self._list_waitables(), self._get_seconds_until_due())
             if self.signal_pipe[0] in ready:
                 self._execute_order(self.signal_pipe[0].recv_bytes())
             for worker in self.workers:
@@ -155,7 +155,7 @@ class _WorkerSupervisor:
         sentinels = [worker.process.sentinel for worker in self.workers if worker.process is not None]
         return [self.signal_pipe[0], *pipes, *sentinels]
 
-    def _get_timeout_s(self) -> float | None:
+    def _get_seconds_until_due(self) -> float | None:
         times = [
             due for due in (self.kill_at, *(each.start_due_at for each in self.workers)) if due is not None
         ]

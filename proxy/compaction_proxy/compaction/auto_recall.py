@@ -23,9 +23,9 @@ from compaction_proxy.config.sections import RecallSection
 from compaction_proxy.core.digest import format_message_id
 from compaction_proxy.core.errors import SearchUnavailableError
 from compaction_proxy.core.message import Message, find_latest_user_message
-from compaction_proxy.core.repair import alternate_roles
+from compaction_proxy.core.repair import insert_alternating_fillers
 from compaction_proxy.core.search_tool import DATA_NOTICE, QuotedMessage, TokenCounter, format_hits
-from compaction_proxy.recall.search import Hit
+from compaction_proxy.recall.search import SearchHit
 from compaction_proxy.recall.tokenize import STOP_WORDS, parse_query
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
@@ -58,7 +58,7 @@ class SearchFunction(Protocol):
 
     def __call__(
         self, tenant: str, conversation: str | None, query: str, limit: int, *, known_ids: AbstractSet[str]
-    ) -> Coroutine[Any, Any, list[Hit]]:
+    ) -> Coroutine[Any, Any, list[SearchHit]]:
         """Returns at most `limit` hits, the best one first."""
         ...
 
@@ -91,7 +91,7 @@ def build_recall_query(text: str) -> str:
     return query if is_specific or parsed.codes else ""
 
 
-def build_recall_text(hits: Sequence[Hit], section: RecallSection, count_tokens: TokenCounter) -> str:
+def build_recall_text(hits: Sequence[SearchHit], section: RecallSection, count_tokens: TokenCounter) -> str:
     """Builds the text to insert; empty if no hit scores high enough, or none fits the token limit."""
     good = [hit for hit in hits if hit.score >= section.auto_score][:MAX_HITS]
     shown = [QuotedMessage(hit.message_id, hit.role, hit.snippet, hit.turn, hit.round) for hit in good]
@@ -123,7 +123,7 @@ class AutoRecall:
         self._count = count_tokens
         self._on_search = on_search
         self._choices: LruCache[_RecallKey, str] = LruCache(HELD_BYTES)
-        self._search_tasks: set[asyncio.Task[list[Hit]]] = set()
+        self._search_tasks: set[asyncio.Task[list[SearchHit]]] = set()
         records.on_delete_callbacks.append(self._clear_choices)
 
     async def __call__(self, fit: FitResult, ask: FitRequest) -> FitResult:
@@ -181,7 +181,7 @@ class AutoRecall:
 
     async def _find_hits(
         self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], query: str
-    ) -> list[Hit]:
+    ) -> list[SearchHit]:
         """Returns the removed and shortened messages that match; none if the search exceeds `DEADLINE_S`.
 
         Such a search still runs to its end, because the data that it loads may make the next search faster.
@@ -206,7 +206,7 @@ class AutoRecall:
         recall_message = wire.parse_message(wire.encode_message(Message(role="user", text=text)))
         messages = (*compacted.messages[:index], recall_message, *compacted.messages[index:])
         if ask.settings.alternation == "strict":
-            messages = alternate_roles(messages)
+            messages = insert_alternating_fillers(messages)
         uncounted = [each for each in messages if not each.tokens]
         added = sum(
             each.tokens
@@ -225,7 +225,7 @@ class AutoRecall:
             added_tokens=added,
         )
 
-    def _finish_search(self, task: asyncio.Task[list[Hit]]) -> None:
+    def _finish_search(self, task: asyncio.Task[list[SearchHit]]) -> None:
         self._search_tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         # The proxy has already reported at its start that the search is unavailable.

@@ -103,7 +103,7 @@ class CheckpointIndex:
         cached = self._cache.get(key)
         return cached is not None and checkpoint_id in cached.ordered_ids
 
-    def build_line(self, key: str, checkpoint_id: bytes, ttl_s: float) -> ListItem:
+    def cache_id_and_build_line(self, key: str, checkpoint_id: bytes, ttl_s: float) -> ListItem:
         """Builds the list entry to write together with a new checkpoint, and adds the id to the cache."""
         self._record_checkpoint_id(key, checkpoint_id)
         return ListItem(key, {"place": checkpoint_id.hex()}, ttl_s, MAX_KEPT_IDS)

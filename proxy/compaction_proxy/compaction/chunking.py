@@ -35,7 +35,7 @@ def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> 
     )
 
 
-def narrow_shape(messages: Sequence[Message], shape: SummaryShape, characters: float) -> SummaryShape:
+def shrink_shape_to_fit(messages: Sequence[Message], shape: SummaryShape, characters: float) -> SummaryShape:
     """Returns the shape with smaller sizes of messages, so that the transcript takes at most `characters`.
 
     The least valuable text is cut first: the middles of tool results, then the middles of all other messages.

@@ -30,7 +30,7 @@ from compaction_proxy.core.event import (
     UNPINNED,
     Event,
 )
-from compaction_proxy.recall.search import ArchiveSearch, Hit, RecalledMessage
+from compaction_proxy.recall.search import ArchiveSearch, RecalledMessage, SearchHit
 from compaction_proxy.storage.keys import conversation_key, scope_prefix, tenant_prefix
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
@@ -246,7 +246,7 @@ class ConversationCommands:
 
     async def search_archive(
         self, conversation: str, query: str, limit: int, *, everywhere: bool = False
-    ) -> list[Hit]:
+    ) -> list[SearchHit]:
         """Searches the removed messages, and returns the best hits first.
 
         Args:

@@ -148,7 +148,7 @@ class CompactedConversations:
 
     async def start(self) -> None:
         """Loads the set, waiting at most `START_LIMIT_S` seconds, and starts to follow its changes."""
-        with suppress_and_report(_log_not_heard):
+        with suppress_and_report(_log_listening_failure):
             await run_with_deadline(START_LIMIT_S, self.load())
         self._tasks = [asyncio.create_task(self._listen_forever()), asyncio.create_task(self._poll_changes())]
 
@@ -214,7 +214,7 @@ class CompactedConversations:
 
     async def _listen_forever(self) -> None:
         while True:
-            with suppress_and_report(_log_not_heard):
+            with suppress_and_report(_log_listening_failure):
                 await self._follow_channel()
             self._is_listening = False
             await asyncio.sleep(RETRY_S)
@@ -230,7 +230,7 @@ class CompactedConversations:
                     self._apply_change(fields)
         except StoreUnavailableError as error:
             if self._is_listening:
-                _log_not_heard(error)
+                _log_listening_failure(error)
 
     async def _poll_changes(self) -> None:
         checked = self._clock()
@@ -239,7 +239,7 @@ class CompactedConversations:
             if self._is_listening and self._is_loaded and self._clock() - checked < CHECK_S:
                 continue
             checked = self._clock()
-            with suppress_and_report(_log_not_heard):
+            with suppress_and_report(_log_listening_failure):
                 if self._records.is_in_use:
                     await (self._apply_latest_changes() if self._is_loaded else self.load())
 
@@ -261,5 +261,5 @@ def _get_change_id(line: Fields) -> str:
     return str(line.get("change", ""))
 
 
-def _log_not_heard(error: BaseException) -> None:
+def _log_listening_failure(error: BaseException) -> None:
     _log.warning(COMPACTED_NOT_HEARD, error=type(error).__name__)

@@ -29,14 +29,14 @@ from compaction_proxy.compaction.types import (
 from compaction_proxy.core.budget import MIN_OUTPUT_TOKENS
 from compaction_proxy.core.errors import CompactionError, SummaryError
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.repair import alternate_roles, is_valid_message_list, repair_messages
+from compaction_proxy.core.repair import insert_alternating_fillers, is_valid_message_list, repair_messages
 from compaction_proxy.core.trigger import has_active_rule
 from compaction_proxy.providers.calibration import Calibration
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.usage_baseline import build_baseline
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTION_FAILED
-from compaction_proxy.wires.body import clear_output_limits, rewrite_messages, set_output_limit
+from compaction_proxy.wires.body import clear_output_limits, lower_output_limits, rewrite_messages
 from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.prescan import MentionedNumbers
 
@@ -299,7 +299,7 @@ class Compactor:
         if is_reliable and overflow.kind != "tpm":
             await self._model_limits.learn_window(ask.tenant, ask.origin, ask.model, overflow.limit_tokens)
         if overflow.kind == "context_output":
-            await self._model_limits.learn_adds_output(ask.tenant, ask.origin, ask.model)
+            await self._model_limits.learn_that_output_counts(ask.tenant, ask.origin, ask.model)
             return overflow.limit_tokens, True
         output_tokens = ask.body.max_output or 0
         return overflow.limit_tokens, refusals == 1 and _can_be_output_overflow(
@@ -374,7 +374,7 @@ class Compactor:
         )
         messages = messages if is_valid_message_list(messages) else repair_messages(messages)
         if view.request.settings.alternation == "strict":
-            messages = alternate_roles(messages)
+            messages = insert_alternating_fillers(messages)
         if not all(map(_TOKENS, messages)):
             messages = await fill_token_counts(messages, view, self._reader)
         is_whole = True
@@ -411,7 +411,7 @@ class Compactor:
         )
         max_output = None
         if status not in _UNTOUCHED:
-            raw, max_output = _lower_output(view, raw, fitted.messages)
+            raw, max_output = _lower_output_limit(view, raw, fitted.messages)
         report = CompactionReport(
             status=status,
             conversation=view.conversation_id,
@@ -517,7 +517,9 @@ def _can_be_output_overflow(
     )
 
 
-def _lower_output(view: RequestView, raw: bytes, messages: Sequence[Message]) -> tuple[bytes, int | None]:
+def _lower_output_limit(
+    view: RequestView, raw: bytes, messages: Sequence[Message]
+) -> tuple[bytes, int | None]:
     """Lowers the output limit so that the upstream accepts it together with the prompt.
 
     Returns the body and its new output limit in tokens. If the body is unchanged, the limit is None.
@@ -535,7 +537,7 @@ def _lower_output(view: RequestView, raw: bytes, messages: Sequence[Message]) ->
         ]  # a request with a thinking budget needs the second value
     for tokens in choices:
         if MIN_OUTPUT_TOKENS <= tokens < asked:
-            lowered = set_output_limit(raw, view.request.body.wire, tokens)
+            lowered = lower_output_limits(raw, view.request.body.wire, tokens)
             if lowered is not raw:
                 return lowered, tokens
     return raw, None

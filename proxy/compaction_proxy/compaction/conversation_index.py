@@ -185,7 +185,7 @@ class _IndexedRequest:
                 indices.setdefault(_digest_text(_trim_text(message.text)), []).append(index)
         return indices
 
-    def find_cleared(self, head: ConversationHead) -> int | None:
+    def find_last_index_despite_clearing(self, head: ConversationHead) -> int | None:
         """Returns the index in this request of a head's last message if the client has cleared tool results.
 
         A tool result of the head counts as cleared if its text is now short (`RESULT_CHARACTERS`) and it is
@@ -214,7 +214,7 @@ class _IndexedRequest:
         """Digests of the first lines of all user messages, the latest message first."""
         return [line for line in map(_digest_first_line, reversed(self._messages)) if line]
 
-    def is_within(self, head: ConversationHead) -> bool:
+    def is_beginning_of(self, head: ConversationHead) -> bool:
         """Returns whether the head's conversation begins with all messages of this request."""
         return self.has_answer and any(prefix == self.prefix for prefix, _ in head.tail)
 
@@ -228,7 +228,7 @@ class _IndexedRequest:
             zip(map(_shorten_digest, self._prefixes[start:]), self.iterate_digests(start), strict=True)
         )
         latest = find_latest_user_message(self._messages)
-        openings = () if latest is None else _digest_openings(self._messages[latest].text)
+        openings = () if latest is None else _digest_up_to_paragraph_ends(self._messages[latest].text)
         return ConversationHead(
             conversation, since, self.prefix, self.outline, tail, openings, self.has_tools
         )
@@ -457,7 +457,7 @@ def _match_cleared_head(request: _IndexedRequest, heads: Sequence[ConversationHe
     """Finds a head that the request repeats or continues after its client has cleared tool results."""
     extended = {(head.id, head.since) for head in heads}
     for head in reversed(heads):
-        last = request.find_cleared(head)
+        last = request.find_last_index_despite_clearing(head)
         if last is not None and head.outline == request.outline:
             return _HeadMatch(_AGAIN, head, len(heads))
         if last is not None and (head.id, head.prefix) not in extended:
@@ -476,7 +476,7 @@ def _match_repeated_head(
             return _HeadMatch(_AGAIN, latest or same_heads[0], len(heads))
         is_beside = not request.has_tools and any(head.has_tools for head in same_heads)
         return _HeadMatch(_BESIDE if is_beside else _ANEW, None, len(heads))
-    within = next((head for head in reversed(heads) if request.is_within(head)), None)
+    within = next((head for head in reversed(heads) if request.is_beginning_of(head)), None)
     # The request was sent before the request of that head, but the proxy looks it up only now.
     return None if within is None else _HeadMatch(_AGAIN, within, len(heads))
 
@@ -496,18 +496,20 @@ def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead])
     for head in reversed(free):
         common = [index for index, (prefix, _) in enumerate(head.tail) if prefix in request.prefix_indices]
         if common:
-            if common[-1] < len(head.tail) - 1 and _has_moved(head, request, common[-1]):
+            if common[-1] < len(head.tail) - 1 and _has_moved_last_messages(head, request, common[-1]):
                 return head
             continue
         is_first = request.excludes_client_messages and len(head.tail) <= MAX_MOVED_MESSAGES
         # A message that other conversations contain, too, does not identify this one.
         unique_digests = {digest for _, digest in head.tail if len(owners[digest]) == 1}
-        if (is_first and _has_moved(head, request, -1)) or _is_rewritten(head, request, unique_digests):
+        if (is_first and _has_moved_last_messages(head, request, -1)) or _is_rewritten(
+            head, request, unique_digests
+        ):
             return head
     return None
 
 
-def _has_moved(head: ConversationHead, request: _IndexedRequest, last_common: int) -> bool:
+def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, last_common: int) -> bool:
     """Returns whether a request continues a head although its client has moved or rewritten messages.
 
     That is so if, in the request, the head's latest user message follows the messages that head and request
@@ -614,7 +616,7 @@ def _digest_first_line(message: Message) -> str:
     return _digest_text(line) if line else ""
 
 
-def _digest_openings(text: str) -> tuple[str, ...]:
+def _digest_up_to_paragraph_ends(text: str) -> tuple[str, ...]:
     """Returns digests of a text, each from its start to a paragraph end; the last covers the whole text.
 
     If there are more than twice `MAX_PARAGRAPHS` paragraph ends, only the first `MAX_PARAGRAPHS` and the last

@@ -41,11 +41,13 @@ async def cut_to_fit(
 ) -> tuple[Message, ...]:
     """Cuts the list to fit the context window of the view. The result may still be too large."""
     room, max_room = _compute_room(view)
-    message_ids, dialect = _map_message_ids(view), view.counting_options.wire
+    message_ids, dialect = _map_object_ids_to_handles(view), view.counting_options.wire
     messages = cut = await _mask_old_results(messages, view, message_ids, reader, room)
     if sum(each.tokens for each in messages) <= room and not view.is_too_large(messages):
         return messages
-    stand_ins = frozenset(k for k, each in enumerate(messages) if id(each) in _find_replacement_ids(view))
+    stand_ins = frozenset(
+        k for k, each in enumerate(messages) if id(each) in _find_replacement_object_ids(view)
+    )
     endings = _find_endings(messages, stand_ins, view)
     reducible = [
         replace(each, tokens=each.tokens - _estimate_ending_tokens(each, endings.get(k, "")))
@@ -81,7 +83,7 @@ def _compute_room(view: RequestView) -> tuple[int, int]:
     return room, max_tokens * counted // max(1, size) - view.overhead_tokens
 
 
-def _find_replacement_ids(view: RequestView) -> set[int]:
+def _find_replacement_object_ids(view: RequestView) -> set[int]:
     """Returns the Python ids (`id()`) of the replacements in the effective list."""
     checkpoint = view.checkpoint
     pieces = checkpoint.span_replacements if checkpoint else ()
@@ -89,7 +91,7 @@ def _find_replacement_ids(view: RequestView) -> set[int]:
     return {id(each) for span, put in pieces for each in put if span.start not in edited}
 
 
-def _map_message_ids(view: RequestView) -> dict[int, str]:
+def _map_object_ids_to_handles(view: RequestView) -> dict[int, str]:
     """Maps the Python id (`id()`) of each message in the effective list to its handle."""
     names = {
         id(each): format_message_id(prefix)

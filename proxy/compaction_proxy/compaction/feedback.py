@@ -95,7 +95,7 @@ class UsageFeedback:
         """
         report, usage_basis = fit.report, fit.usage_basis
         if usage_basis is not None and report.tokens_after:
-            self._model_limits.record_drift(
+            self._model_limits.learn_post_compaction_factor(
                 ask.tenant, ask.origin, ask.model, report.tokens_after, actual_tokens
             )
         if usage_basis is not None and report.tokens_before is not None:

@@ -94,7 +94,7 @@ class InflightRounds:
                 del self._waiting_counts[job.key]
         if not done:
             raise SummaryError("deadline")
-        return _get_round(task)
+        return _get_checkpoint(task)
 
     def begin_round(self, job: RoundJob) -> None:
         """Starts the compaction without waiting for it, unless its conversation rests after a failure."""
@@ -172,7 +172,7 @@ class InflightRounds:
         event_task.add_done_callback(self._event_tasks.discard)
 
 
-def _get_round(task: asyncio.Task[Checkpoint]) -> Checkpoint:
+def _get_checkpoint(task: asyncio.Task[Checkpoint]) -> Checkpoint:
     """Returns the checkpoint of a task that has ended.
 
     A fault of the proxy is reported as a missing summary, so that the caller tries the next rung of the

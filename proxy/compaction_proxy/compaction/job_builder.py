@@ -36,7 +36,7 @@ class JobBuilder:
     """Turns drafts into jobs.
 
     Args:
-        build_instructions: Builds the system prompt of the summary call for a model's settings and a
+        build_summary_instructions: Builds the system prompt of the summary call for a model's settings and a
             strategy.
         mint_conversation: Builds a conversation id from a tenant and a prefix digest. It is called if the
             client gave no id.
@@ -46,13 +46,13 @@ class JobBuilder:
 
     def __init__(
         self,
-        build_instructions: Callable[[ModelSettings, Policy], str],
+        build_summary_instructions: Callable[[ModelSettings, Policy], str],
         mint_conversation: Callable[[str, bytes], str],
         ttl_s: float,
         *,
         has_archive: bool = True,
     ) -> None:
-        self._build_instructions = build_instructions
+        self._build_instructions = build_summary_instructions
         self._mint_conversation = mint_conversation
         self.ttl_s = ttl_s
         self._has_archive = has_archive
@@ -100,7 +100,7 @@ class JobBuilder:
             timeout_s=ask.settings.summary.timeout_s,
             ttl_s=self.ttl_s,
             price_basis=view.price_basis,
-            is_searchable=self._has_archive and _is_searchable(ask),
+            is_searchable=self._has_archive and _should_mention_search_tool(ask),
             frontier=draft.frontier,
         )
         return replace(job, summary_request=self._build_summary_request(view, job)) if plan.groups else job
@@ -142,7 +142,7 @@ class JobBuilder:
         )
 
 
-def _is_searchable(ask: FitRequest) -> bool:
+def _should_mention_search_tool(ask: FitRequest) -> bool:
     """Returns whether the model will probably be offered the search tool for removed messages.
 
     Only then does the replacement mention the tool. This is a guess, because the replacement never changes,

@@ -19,7 +19,7 @@ from compaction_proxy.core.message import Message, SourceMessage
 from compaction_proxy.core.token_rules import (
     TOKEN_RULES,
     list_countable_texts,
-    minify_definition,
+    minify_json,
     sum_message_tokens,
 )
 from compaction_proxy.providers.token_counting import TokenScheduler
@@ -398,7 +398,7 @@ def _get_list_entry_bytes(_: object) -> int:
 async def _format_definition(text: str) -> str:
     """Returns the text of a definition as it is counted. A large definition is minified in a thread."""
     if len(text) <= CHUNK_BYTES // 4:
-        return minify_definition(text)
+        return minify_json(text)
     return await asyncio.to_thread(_format_definitions, text)
 
 
@@ -407,8 +407,8 @@ def _format_definitions(text: str) -> str:
     try:
         parts = split_elements(text.encode())
     except (UnreadableBodyError, RecursionError, UnicodeEncodeError):
-        return minify_definition(text)
-    return f"[{','.join(map(minify_definition, parts))}]"
+        return minify_json(text)
+    return f"[{','.join(map(minify_json, parts))}]"
 
 
 def _is_large(raw: bytes) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from compaction_proxy.core.digest import compute_prefix_digests
-from compaction_proxy.core.ledger.client_forms import find_files_message
+from compaction_proxy.core.ledger.client_forms import find_shown_files_message
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.mover import RequestEnd, build_request_end, find_moving_start, is_continuation
 from compaction_proxy.support.lru import LruCache
@@ -21,7 +21,7 @@ MAX_HELD_BYTES = 4 * 1024 * 1024
 PREFIX_BYTES = 400
 
 
-class _RequestBeginning(NamedTuple):
+class _StoredRequestEnd(NamedTuple):
     """The end of a request, stored under one prefix digest of the request.
 
     Attributes:
@@ -44,9 +44,9 @@ class PreviousRequests:
     """
 
     def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
-        self._beginnings: LruCache[tuple[str, bytes], _RequestBeginning] = LruCache(max_held_bytes)
+        self._beginnings: LruCache[tuple[str, bytes], _StoredRequestEnd] = LruCache(max_held_bytes)
 
-    def count_moving_messages(
+    def record_and_count_moving_messages(
         self, scope: str, messages: Sequence[Message], prefixes: Sequence[bytes], seed: bytes
     ) -> int:
         """Returns how many of a request's last messages its client moves, and remembers the request's end.
@@ -60,22 +60,22 @@ class PreviousRequests:
         """
         if not messages:
             return 0
-        previous, files_index = self._find_longest_prefix(scope, prefixes), find_files_message(messages)
+        previous, files_index = self._find_longest_prefix(scope, prefixes), find_shown_files_message(messages)
         moving_from = len(messages) if files_index is None else files_index
         if previous is not None and is_continuation(previous.end, messages, previous.length):
             moving_from = min(moving_from, find_moving_start(messages, previous.end, previous.length))
         end = build_request_end(messages, moving_from)
         for length in range(max(1, end.start_index), end.message_count + 1):
-            self._put_beginning(scope, prefixes[length - 1], _RequestBeginning(end, length))
+            self._put_beginning(scope, prefixes[length - 1], _StoredRequestEnd(end, length))
         if (
             end.start_index == 0
         ):  # all messages may move, so the last one may be the first of the next request
             [first] = compute_prefix_digests(messages[-1:], seed)
             if self._beginnings.get((scope, first)) is None:
-                self._put_beginning(scope, first, _RequestBeginning(end, 0))
+                self._put_beginning(scope, first, _StoredRequestEnd(end, 0))
         return len(messages) - moving_from
 
-    def _find_longest_prefix(self, scope: str, prefixes: Sequence[bytes]) -> _RequestBeginning | None:
+    def _find_longest_prefix(self, scope: str, prefixes: Sequence[bytes]) -> _StoredRequestEnd | None:
         """Returns the entry for the longest prefix that this request shares with an earlier one.
 
         If several earlier requests share this prefix, returns the entry of the latest one. Returns None if no
@@ -87,5 +87,5 @@ class PreviousRequests:
                 return beginning
         return None
 
-    def _put_beginning(self, scope: str, prefix: bytes, beginning: _RequestBeginning) -> None:
+    def _put_beginning(self, scope: str, prefix: bytes, beginning: _StoredRequestEnd) -> None:
         self._beginnings.put((scope, prefix), beginning, PREFIX_BYTES)

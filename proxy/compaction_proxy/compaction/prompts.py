@@ -28,7 +28,7 @@ def _load_prompt(prompt_file: str | None, built_in: str) -> str:
         raise ConfigError(f"summary.prompt_file: {path}: is not UTF-8") from None
 
 
-def build_instructions(settings: ModelSettings, policy: Policy) -> str:
+def build_summary_instructions(settings: ModelSettings, policy: Policy) -> str:
     """Returns the system prompt of summary calls; empty if the strategy writes no summaries.
 
     All calls with the same settings and strategy get the same prompt. The text of a prompt file is cached, so
@@ -53,7 +53,7 @@ def build_instructions(settings: ModelSettings, policy: Policy) -> str:
     return f"{text.rstrip()}\n\n{extra}\n" if extra else text
 
 
-def check_instructions(config: Config) -> None:
+def check_prompt_files(config: Config) -> None:
     """Checks that every prompt file that the configuration names can be read.
 
     Raises:
@@ -62,4 +62,4 @@ def check_instructions(config: Config) -> None:
     for model in ("", *config.models):
         settings = get_model_settings(config, model)
         for name in STRATEGIES:
-            build_instructions(settings, resolve_policy(settings, name))
+            build_summary_instructions(settings, resolve_policy(settings, name))

@@ -24,7 +24,7 @@ from compaction_proxy.compaction.request_view import (
 from compaction_proxy.compaction.types import FitRequest
 from compaction_proxy.core.checkpoint import (
     Checkpoint,
-    find_deepest_checkpoint,
+    find_longest_applicable_checkpoint,
     from_fields,
     get_prefix_digest,
 )
@@ -158,8 +158,8 @@ class RequestLoader:
         moving_count = 0
         if ask.uses_checkpoints:
             seed = options.wire.digest_seed
-            moving_count = self._previous.count_moving_messages(
-                _format_scope(ask), message_list.unfixed_messages, message_list.prefixes, seed
+            moving_count = self._previous.record_and_count_moving_messages(
+                _format_mover_scope(ask), message_list.unfixed_messages, message_list.prefixes, seed
             )
         shorter = await self._shorten_instructions(
             message_list.messages, budget.input_limit, stored.directives.removed, options
@@ -183,7 +183,7 @@ class RequestLoader:
             checkpoint_id=stored.checkpoint_id,
             anchor=stored.anchor,
             directives=stored.directives,
-            drift_ratio=self._model_limits.get_drift(ask.tenant, ask.origin, ask.model),
+            drift_ratio=self._model_limits.get_post_compaction_factor(ask.tenant, ask.origin, ask.model),
             price_basis=basis,
             moving_count=moving_count,
             shortened_instructions=shorter,
@@ -396,7 +396,7 @@ class RequestLoader:
         checkpoints = [
             self._parse_checkpoint(key, fields) for key, fields in zip(keys, records, strict=True) if fields
         ]
-        return find_deepest_checkpoint(checkpoints, query.body, query.ask.conversation)
+        return find_longest_applicable_checkpoint(checkpoints, query.body, query.ask.conversation)
 
     def _parse_checkpoint(self, key: str, fields: Fields) -> Checkpoint | None:
         """Returns the checkpoint in a record; None if the record cannot be read.
@@ -413,7 +413,7 @@ class RequestLoader:
         return held[1]
 
 
-def _format_scope(ask: FitRequest) -> str:
+def _format_mover_scope(ask: FitRequest) -> str:
     """Formats the key shared by requests of one tenant and conversation id.
 
     The request is compared only with requests of the same key, to recognise which messages its client moves.

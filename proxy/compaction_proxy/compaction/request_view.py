@@ -289,7 +289,7 @@ class RequestView:
             else self.calibration.predict_upper_bound(counted)
         )
 
-    def exceeds_limit(self, messages: Sequence[Message]) -> bool:
+    def exceeds_compaction_limit(self, messages: Sequence[Message]) -> bool:
         """Returns whether a request with these messages might not fit together with room for an answer."""
         return self.estimate_upper_bound(messages) > self.budget.compaction_limit
 
@@ -328,7 +328,7 @@ class RequestView:
 
     def find_due_reason(self) -> str | None:
         """Returns why a compaction is due now; None if none is due."""
-        if self.is_automatic and self.exceeds_limit(self.effective_messages):
+        if self.is_automatic and self.exceeds_compaction_limit(self.effective_messages):
             return "limit"
         if self.is_automatic and self.leaves_too_little_output():
             return "output"

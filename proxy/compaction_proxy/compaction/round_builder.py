@@ -48,7 +48,7 @@ from compaction_proxy.storage.store import Lease
 from compaction_proxy.support.log_events import COMPACTION_STARTED
 from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.telemetry.event_bus import EventListener, ignore_event
-from compaction_proxy.telemetry.event_history import EventHistory, build_round_line
+from compaction_proxy.telemetry.event_history import EventHistory, build_round_event_line
 
 _log = structlog.get_logger()
 
@@ -171,7 +171,7 @@ class RoundBuilder:
         # If the id is known, another request in this process has installed the checkpoint or is doing so.
         if self._index.has_checkpoint(listed, checkpoint_id):
             return
-        line = self._index.build_line(listed, checkpoint_id, ttl_s)
+        line = self._index.cache_id_and_build_line(listed, checkpoint_id, ttl_s)
         await self._records.save_if_absent(key, to_fields(checkpoint), ttl_s=ttl_s)
         await self._records.append_line(line.key, line.fields, ttl_s=line.ttl_s, max_lines=line.max_lines)
         if build_event is not None:
@@ -197,7 +197,7 @@ class RoundBuilder:
         if not job.plan.groups:
             return _RoundTexts((), "")
         if job.is_extractive:
-            return _RoundTexts(await run_in_worker(partial(_extract_texts, job)), EXTRACT_WRITER)
+            return _RoundTexts(await run_in_worker(partial(_write_extracts, job)), EXTRACT_WRITER)
         if job.summary_request is None:
             raise SummaryError("no-summary-model")
         try:
@@ -243,10 +243,10 @@ class RoundBuilder:
         list_key = (staged_checkpoints_key if job.is_staged else checkpoint_list_key)(
             job.tenant, job.root, checkpoint.strategy
         )
-        event_line = build_round_line(job.tenant, job.root, event, job.ttl_s)
+        event_line = build_round_event_line(job.tenant, job.root, event, job.ttl_s)
         other_items = [
             event_line,
-            self._index.build_line(list_key, job.checkpoint_id, job.ttl_s),
+            self._index.cache_id_and_build_line(list_key, job.checkpoint_id, job.ttl_s),
             *round_records.committed_items,
         ]
         own_fields = to_fields(checkpoint)
@@ -337,7 +337,7 @@ def _count_forwarded_tokens(job: RoundJob, replacements: tuple[Replacement, ...]
     return unchanged_tokens + sum(each.tokens for put in replacements for each in put.messages)
 
 
-def _extract_texts(job: RoundJob) -> tuple[str, ...]:
+def _write_extracts(job: RoundJob) -> tuple[str, ...]:
     """Writes an extract for each group.
 
     The first extract begins with the ledger. If the strategy keeps a chain of records, the ledger follows the

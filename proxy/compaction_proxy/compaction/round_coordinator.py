@@ -183,7 +183,7 @@ class RoundCoordinator:
             view.strategy_thread, view.prefixes, window=window, tokens=tokens, is_urgent=is_urgent
         )
 
-    async def _make_plain_round(self, view: RequestView, job: RoundJob) -> Checkpoint:
+    async def _make_round_without_model(self, view: RequestView, job: RoundJob) -> Checkpoint:
         """Makes a compaction without a model.
 
         If it fails for a reason that would recur, the failure is recorded, so that it is not tried again
@@ -293,7 +293,7 @@ class RoundCoordinator:
             raise SummaryError(IRREDUCIBLE if view.is_irreducible else NOTHING_TO_TAKE)
         job = await self._job_builder.build_job(view, draft, due_reason)
         if not job.plan.groups:
-            return await self._make_plain_round(view, job), None
+            return await self._make_round_without_model(view, job), None
         if due_reason != "force":
             shared_job = self._find_shared_job(view, job)
             # A compaction may have ended since staged checkpoints were last looked up, so look for its
@@ -307,7 +307,7 @@ class RoundCoordinator:
                 view, job, self._find_skip_reason(view, draft, due_reason)
             )
         except SummaryError as failed:
-            if view.policy.layout is None and not view.exceeds_limit(view.effective_messages):
+            if view.policy.layout is None and not view.exceeds_compaction_limit(view.effective_messages):
                 raise
             return await self._make_extractive_round(view, job, failed), failed.reason
         return (
@@ -366,7 +366,7 @@ class RoundCoordinator:
             job.without_model(key, checkpoint_id), reason=f"{job.reason},{failure.reason}"
         )
         try:
-            checkpoint = await self._make_plain_round(view, extractive_job)
+            checkpoint = await self._make_round_without_model(view, extractive_job)
         except SummaryError as longer:
             raise SummaryError(NOTHING_TO_TAKE if longer.reason == "longer" else longer.reason) from longer
         edited = _merge_edits(checkpoint, view.checkpoint)

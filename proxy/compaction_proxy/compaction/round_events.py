@@ -137,7 +137,9 @@ def find_retained_facts(
     if not affected:
         return {}
     removed = [job.messages[index] for index in affected]
-    statements = ledger_cache.get_active_statements(job.messages).list_covered(frozenset(affected))
+    statements = ledger_cache.get_active_statements(job.messages).list_statements_in_messages(
+        frozenset(affected)
+    )
     rules = [
         flatten_text(spoken.statement.text) for _, spoken in statements if spoken.kind is StatementKind.RULE
     ]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from compaction_proxy.compaction.chunking import (
     Group,
     count_shown_characters,
-    narrow_shape,
+    shrink_shape_to_fit,
     split_into_halves,
     split_into_portions,
 )
@@ -34,11 +34,11 @@ from compaction_proxy.compaction.summary_client import (
 )
 from compaction_proxy.compaction.summary_request import (
     AlignedConversation,
-    ModelCall,
+    RoutedSummaryRequest,
     Summary,
     SummaryRequest,
     SummaryRoute,
-    build_model_call,
+    route_summary_request,
 )
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import Message
@@ -302,7 +302,7 @@ class Summarizer:
         with self._client.admit_calls(summary_request.account, route.url, route.model):
             try:
                 return await self._summarize_groups(
-                    build_model_call(summary_request, route, route.window),
+                    route_summary_request(summary_request, route, route.window),
                     summary_request.groups,
                     summary_request.shape,
                 )
@@ -311,13 +311,13 @@ class Summarizer:
                     raise
                 window = int(min(failed.limit or route.window, route.window) * OVERFLOW_SHARE)
             return await self._summarize_groups(
-                build_model_call(summary_request, route, window),
+                route_summary_request(summary_request, route, window),
                 summary_request.groups,
                 summary_request.shape,
             )
 
     async def _summarize_groups(
-        self, model_call: ModelCall, groups: tuple[Group, ...], shape: SummaryShape
+        self, model_call: RoutedSummaryRequest, groups: tuple[Group, ...], shape: SummaryShape
     ) -> tuple[str, ...]:
         """Returns a text for each group. Uses one call if all groups fit into it, else several calls."""
         prompt_text = await model_call.build_prompt(groups, shape)
@@ -331,7 +331,7 @@ class Summarizer:
         characters = await run_in_worker(
             partial(count_shown_characters, messages, shape)
         ) * await self._compute_fitting_share(model_call, size)
-        shape = await run_in_worker(partial(narrow_shape, messages, shape, MAX_PORTIONS * characters))
+        shape = await run_in_worker(partial(shrink_shape_to_fit, messages, shape, MAX_PORTIONS * characters))
         if len(groups) == 1:
             return (await self._split_and_merge(model_call, groups[0], shape, characters),)
         group_texts: list[str] = []
@@ -344,7 +344,7 @@ class Summarizer:
         return tuple(group_texts)
 
     async def _summarize_one_by_one(
-        self, model_call: ModelCall, groups: tuple[Group, ...], shape: SummaryShape
+        self, model_call: RoutedSummaryRequest, groups: tuple[Group, ...], shape: SummaryShape
     ) -> tuple[str, ...]:
         """Requests the text of each group by a separate call, the earliest group first.
 
@@ -366,12 +366,14 @@ class Summarizer:
             texts += await _gather_texts(self._summarize_group(part, each, shape) for part, each in parts)
         return (*texts, *[""] * (len(groups) - len(texts)))
 
-    async def _summarize_group(self, model_call: ModelCall, group: Group, shape: SummaryShape) -> str:
+    async def _summarize_group(
+        self, model_call: RoutedSummaryRequest, group: Group, shape: SummaryShape
+    ) -> str:
         [text] = await self._summarize_groups(model_call, (group,), shape)
         return text
 
     async def _split_and_merge(
-        self, model_call: ModelCall, group: Group, shape: SummaryShape, characters: float
+        self, model_call: RoutedSummaryRequest, group: Group, shape: SummaryShape, characters: float
     ) -> str:
         """Returns one text for a group that is too large for one call.
 
@@ -384,12 +386,14 @@ class Summarizer:
         # Portions end between units, so they are not quite full, and there may be more of them than expected.
         # In that case, shorten the messages further.
         if len(cut) > MAX_PORTIONS:
-            shape = await run_in_worker(partial(narrow_shape, group, shape, MAX_PORTIONS * characters / 2))
+            shape = await run_in_worker(
+                partial(shrink_shape_to_fit, group, shape, MAX_PORTIONS * characters / 2)
+            )
             cut = await run_in_worker(partial(split_into_portions, group, shape, characters))
         if len(cut) > MAX_PORTIONS:
             raise SummaryError("summary-window")
         if len(cut) == 1:
-            return await self._shrink_until_fits(model_call, group, shape, can_cut=shape.may_cut)
+            return await self._summarize_shrunk_group(model_call, group, shape, can_cut=shape.may_cut)
         tokens = max(
             LEAST_PORTION_TOKENS, min(model_call.tokens, int(model_call.max_input_tokens / 2 / len(cut)))
         )
@@ -398,17 +402,17 @@ class Summarizer:
         for start in range(0, len(cut), PORTIONS_AT_ONCE):
             some = cut[start : start + PORTIONS_AT_ONCE]
             parts += await _gather_texts(
-                self._shrink_until_fits(smaller, each, shape, can_cut=True) for each in some
+                self._summarize_shrunk_group(smaller, each, shape, can_cut=True) for each in some
             )
         records = tuple(
             Message(role="assistant", text=f"Record of part {number} of {len(parts)}:\n{text}")
             for number, text in enumerate(parts, 1)
         )
         whole = replace(shape, message_characters=max(len(each.text) for each in records))
-        return await self._shrink_until_fits(model_call, records, whole, can_cut=shape.may_cut)
+        return await self._summarize_shrunk_group(model_call, records, whole, can_cut=shape.may_cut)
 
-    async def _shrink_until_fits(
-        self, model_call: ModelCall, group: Group, shape: SummaryShape, *, can_cut: bool
+    async def _summarize_shrunk_group(
+        self, model_call: RoutedSummaryRequest, group: Group, shape: SummaryShape, *, can_cut: bool
     ) -> str:
         """Returns the text for one group. Shortens the messages in the prompt until the call fits.
 
@@ -427,7 +431,7 @@ class Summarizer:
             shape = await run_in_worker(partial(_narrow_shape_to_share, group, shape, share))
         raise SummaryError("summary-window")
 
-    async def _compute_fitting_share(self, model_call: ModelCall, size: int) -> float:
+    async def _compute_fitting_share(self, model_call: RoutedSummaryRequest, size: int) -> float:
         """Returns the share to which the messages in a prompt of `size` tokens must shrink so that it fits.
 
         Raises:
@@ -442,7 +446,7 @@ class Summarizer:
 
     async def _call_model(
         self,
-        model_call: ModelCall,
+        model_call: RoutedSummaryRequest,
         groups: tuple[Group, ...],
         shape: SummaryShape,
         prompt_text: str,
@@ -534,7 +538,7 @@ class Summarizer:
         is_partial = is_cut and not (text and has_last_section(texts[0], sections))
         return CheckedAnswer((text,) if text else (), is_partial)
 
-    async def _count_call_tokens(self, model_call: ModelCall, prompt_text: str) -> int:
+    async def _count_call_tokens(self, model_call: RoutedSummaryRequest, prompt_text: str) -> int:
         """Counts the tokens of a transcript call."""
         system = Message(role="system", text=model_call.summary_request.instructions)
         return await self._count_tokens(
@@ -560,7 +564,7 @@ async def _gather_texts(calls: Iterable[Coroutine[object, object, str]]) -> list
 
 def _narrow_shape_to_share(group: Group, shape: SummaryShape, share: float) -> SummaryShape:
     """Returns a shape that shows about `share` of the characters that the given shape shows of a group."""
-    return narrow_shape(group, shape, count_shown_characters(group, shape) * share)
+    return shrink_shape_to_fit(group, shape, count_shown_characters(group, shape) * share)
 
 
 def _verify_texts(summary_request: SummaryRequest, texts: tuple[str, ...]) -> tuple[str, ...]:

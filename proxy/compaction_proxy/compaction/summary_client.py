@@ -52,7 +52,7 @@ class _FailureState:
     is_probing: bool = False
 
 
-def is_passing_failure(reason: str) -> bool:
+def is_temporary_failure(reason: str) -> bool:
     """Returns whether a failure means that the model is unavailable for now, not that the call is wrong."""
     return reason in _PASSING or reason.startswith("http-5")
 
@@ -109,7 +109,7 @@ class SummaryBreaker:
         The reason `garbage` is ignored, because it does not say whether the model is available. Every reason
         that is neither temporary nor lasting shows that the model is available, and clears its failures.
         """
-        if reason in _LASTING or is_passing_failure(reason):
+        if reason in _LASTING or is_temporary_failure(reason):
             self._record_failure(endpoint, lasting=reason in _LASTING)
         elif reason != "garbage":
             self._failure_states.pop(endpoint, None)
@@ -397,4 +397,4 @@ class SummaryClient:
 
 
 def _is_retryable(reason: str) -> bool:
-    return is_passing_failure(reason) or reason in {"garbage", "empty"}
+    return is_temporary_failure(reason) or reason in {"garbage", "empty"}

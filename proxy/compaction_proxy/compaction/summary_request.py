@@ -15,7 +15,7 @@ from compaction_proxy.core.summary.call import SummaryCall
 from compaction_proxy.core.summary.prompt import build_prompt
 from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.wires.body import RequestBody
-from compaction_proxy.wires.chat.summary_call import takes_cache_key
+from compaction_proxy.wires.chat.summary_call import accepts_prompt_cache_key
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.wire import Wire
 
@@ -136,7 +136,7 @@ WINDOW_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCall:
+class RoutedSummaryRequest:
     """A summary request, or a portion of one, for one model.
 
     Attributes:
@@ -196,18 +196,20 @@ class ModelCall:
             max_tokens=brief.shape.compute_max_tokens(self.tokens),
             temperature=brief.shape.temperature,
             wire=route.wire.name,
-            cache_key=_build_cache_key(brief) if takes_cache_key(route.url) else "",
+            cache_key=_build_cache_key(brief) if accepts_prompt_cache_key(route.url) else "",
         )
 
 
-def build_model_call(summary_request: SummaryRequest, route: SummaryRoute, window: int) -> ModelCall:
+def route_summary_request(
+    summary_request: SummaryRequest, route: SummaryRoute, window: int
+) -> RoutedSummaryRequest:
     """Builds the call for a whole summary request.
 
     The model is assumed to have a context window of `window` tokens.
     """
     shape = summary_request.shape
     max_tokens = int(window * ANSWER_SHARE) * shape.tokens // shape.max_tokens
-    return ModelCall(
+    return RoutedSummaryRequest(
         summary_request,
         route,
         window,

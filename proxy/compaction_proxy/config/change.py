@@ -42,7 +42,7 @@ def compare_configs(old: Config, new: Config) -> ConfigChange:
     ]
     waiting = tuple(name for name in names if _needs_restart(name))
     changed = tuple(name for name in names if not _needs_restart(name))
-    return ConfigChange(_restore_values(old, new, waiting), changed, waiting)
+    return ConfigChange(_restore_old_values(old, new, waiting), changed, waiting)
 
 
 def _get_value(config: Config, path: tuple[str | int, ...]) -> object:
@@ -53,7 +53,7 @@ def _needs_restart(name: str) -> bool:
     return any(name == each or name.startswith(f"{each}.") for each in RESTART_KEYS)
 
 
-def _restore_values(old: Config, new: Config, names: tuple[str, ...]) -> Config:
+def _restore_old_values(old: Config, new: Config, names: tuple[str, ...]) -> Config:
     """Returns the new configuration with the old values of the dotted keys in `names`."""
     sections: dict[str, Any] = {}
     for name in names:

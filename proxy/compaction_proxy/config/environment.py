@@ -34,7 +34,7 @@ class ConfigOverride:
     problem: str = ""
 
 
-def _decode_value(text: str, key: ConfigKey | None) -> object:
+def _decode_variable_text(text: str, key: ConfigKey | None) -> object:
     """Returns the value that the text of a variable stands for.
 
     The text of a section (`key` is None), a list or a mapping is JSON. Other texts are returned unchanged,
@@ -93,12 +93,14 @@ def _parse_variable(
     secret = (*place[:-1], str(place[-1]).removesuffix(FILE_SUFFIX))
     try:
         if place in keys or any(place == key[: len(place)] for key in keys):
-            return ConfigOverride(name, place, _decode_value(environ[name], keys.get(place)))
+            return ConfigOverride(name, place, _decode_variable_text(environ[name], keys.get(place)))
         if secret != place and secret in keys and _is_secret(keys[secret].value_type):
             direct = name[: -len(FILE_SUFFIX)]
             if direct in environ:
                 return ConfigOverride(name, secret, problem=f"{direct} is set too; one of both is enough")
-            return ConfigOverride(name, secret, _decode_value(_read_secret(environ[name]), keys[secret]))
+            return ConfigOverride(
+                name, secret, _decode_variable_text(_read_secret(environ[name]), keys[secret])
+            )
     except ValueError as error:
         return ConfigOverride(name, place, problem=str(error))
     if place[0] == "models":

@@ -59,7 +59,7 @@ class _ValueSource:
     short_name: str
 
 
-def _choose_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+def _choose_config_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     """Returns the file to read; None if there is none.
 
     It is `path`, else the file that the variable `COMPACTION_PROXY_CONFIG` names, else `config.yaml` in the
@@ -70,14 +70,14 @@ def _choose_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
     return path or (Path(variable_path) if variable_path else default_path if default_path.exists() else None)
 
 
-def _iter_leaves(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
+def _iter_leaf_values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
     """Yields each value inside nested mappings, with its path.
 
     An entry of `models` counts as a single value, because an override replaces it as a whole.
     """
     if isinstance(value, dict) and value and (path[:1] != MODELS_PATH or path == MODELS_PATH):
         for name, inner in value.items():
-            yield from _iter_leaves((*path, name), inner)
+            yield from _iter_leaf_values((*path, name), inner)
     else:
         yield path, value
 
@@ -106,7 +106,7 @@ def _apply_override(
     """Sets the values of one override, and records it as their source."""
     is_variable = override.name.startswith(environment.PREFIX)
     source = _ValueSource(override.name, f"environment {override.name}" if is_variable else override.name)
-    leaves = list(_iter_leaves(override.path, override.value))
+    leaves = list(_iter_leaf_values(override.path, override.value))
     for place, value in reversed(leaves):
         _put_value(values, place, value)
         for nested in [path for path in sources if path[: len(place)] == place]:
@@ -122,7 +122,7 @@ def _find_origin(place: KeyPath, values: Mapping[str, Any], sources: Mapping[Key
             return "default"
         current = current[name]
     nested_sources = (sources[path] for path in sources if path[: len(place)] == place)
-    source = _find_source(place, sources) or next(nested_sources, None)
+    source = _find_nearest_source(place, sources) or next(nested_sources, None)
     return source.short_name if source else "default"
 
 
@@ -150,7 +150,7 @@ def _describe_error(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetail
     return text
 
 
-def _find_source(place: KeyPath, sources: Mapping[KeyPath, _ValueSource]) -> _ValueSource | None:
+def _find_nearest_source(place: KeyPath, sources: Mapping[KeyPath, _ValueSource]) -> _ValueSource | None:
     """Returns the source that set a key, else the one that set the nearest section around the key.
 
     Returns None if no source set any of them.
@@ -160,7 +160,7 @@ def _find_source(place: KeyPath, sources: Mapping[KeyPath, _ValueSource]) -> _Va
 
 
 def _format_problem(place: KeyPath, problem: str, sources: Mapping[KeyPath, _ValueSource]) -> str:
-    source = _find_source(place, sources)
+    source = _find_nearest_source(place, sources)
     return (
         f"{source.location}: {format_key_path(place)}: {problem}"
         if source
@@ -209,7 +209,7 @@ def load_config(
     Raises:
         ConfigError: The configuration cannot be used. The message has one line for each problem.
     """
-    file = _choose_file(path, environ)
+    file = _choose_config_file(path, environ)
     values: dict[str, Any] = {}
     sources: dict[KeyPath, _ValueSource] = {}
     problems: list[str] = []

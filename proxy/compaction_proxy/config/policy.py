@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from compaction_proxy.config.config import ModelSettings
-from compaction_proxy.config.strategies import POLICY_FIELDS, set_field
+from compaction_proxy.config.strategies import POLICY_FIELDS, replace_policy_field
 from compaction_proxy.core.strategies import ANCHORED, STRATEGIES, Policy
 from compaction_proxy.core.trigger import TriggerRule
 
@@ -28,7 +28,7 @@ def build_policy(settings: ModelSettings, strategy_name: str | None = None) -> P
         (name, value) for name, value in fields if name in POLICY_FIELDS and name in fields.model_fields_set
     )
     for name, value in (*own_fields, *_list_shared_fields(settings)):
-        policy = set_field(policy, name, value)
+        policy = replace_policy_field(policy, name, value)
     if compaction.trigger is not None:
         policy = replace(policy, trigger=tuple(TriggerRule(**dict(row)) for row in compaction.trigger))
     if compaction.background is not None:

@@ -281,7 +281,7 @@ def _split_path(attribute_path: str) -> list[str]:
     return attribute_path.split(".") if attribute_path else []
 
 
-def get_setting(row: Policy, name: str) -> Any:  # noqa: ANN401 - a field may be of any type
+def get_policy_setting(row: Policy, name: str) -> Any:  # noqa: ANN401 - a field may be of any type
     """Returns the value of a policy's field in the unit of the configuration. A whole number has no `.0`."""
     part: Any = row
     for step in _split_path(POLICY_FIELDS[name].attribute_path):
@@ -290,12 +290,12 @@ def get_setting(row: Policy, name: str) -> Any:  # noqa: ANN401 - a field may be
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def build_field(row: Policy, name: str) -> Any:  # noqa: ANN401 - it takes the type of the key that it is assigned to
+def build_setting_field(row: Policy, name: str) -> Any:  # noqa: ANN401 - it takes the type of the key that it is assigned to
     """Builds the pydantic field for a key of a section. Its default is the value in the policy `row`."""
-    return Field(default=get_setting(row, name), description=POLICY_FIELDS[name].description)
+    return Field(default=get_policy_setting(row, name), description=POLICY_FIELDS[name].description)
 
 
-def set_field(row: Policy, name: str, value: object) -> Policy:
+def replace_policy_field(row: Policy, name: str, value: object) -> Policy:
     """Returns the policy `row` with one field set.
 
     A policy without the part that holds the field is returned unchanged. For example, `prune` has no summary.
@@ -339,37 +339,37 @@ class AnchoredStrategy(BaseModel):
     """Keys of `anchored`, which masks and caps tool results, and keeps a record of each compaction."""
 
     model_config = STRICT
-    percent: Percent = build_field(ANCHORED, "percent")
-    soft_percent: Percent = build_field(ANCHORED, "soft_percent")
-    hard_percent: Percent = build_field(ANCHORED, "hard_percent")
-    target_percent: Target = build_field(ANCHORED, "target_percent")
-    keep_messages: Number = build_field(ANCHORED, "keep_messages")
-    tail_tokens: Positive = build_field(ANCHORED, "tail_tokens")
-    tail_percent: Percent = build_field(ANCHORED, "tail_percent")
-    keep_tool_results: Number = build_field(ANCHORED, "keep_tool_results")
-    task_tokens: Positive = build_field(ANCHORED, "task_tokens")
-    task_percent: Percent = build_field(ANCHORED, "task_percent")
-    ledger_tokens: Positive = build_field(ANCHORED, "ledger_tokens")
-    ledger_percent: Percent = build_field(ANCHORED, "ledger_percent")
-    cap_tokens: Positive = build_field(ANCHORED, "cap_tokens")
-    cap_percent: Percent = build_field(ANCHORED, "cap_percent")
-    huge_percent: Percent = build_field(ANCHORED, "huge_percent")
-    rounds: Positive = build_field(ANCHORED, "rounds")
-    chain_percent: Percent = build_field(ANCHORED, "chain_percent")
-    system_reserve_tokens: Number = build_field(ANCHORED, "system_reserve_tokens")
-    output_reserve_tokens: Number = build_field(ANCHORED, "output_reserve_tokens")
-    safety_tokens: Number = build_field(ANCHORED, "safety_tokens")
-    summary_percent: Percent = build_field(ANCHORED, "summary_percent")
-    summary_least_tokens: Positive = build_field(ANCHORED, "summary_least_tokens")
-    summary_tokens: Positive = build_field(ANCHORED, "summary_tokens")
-    summary_max_tokens: Positive = build_field(ANCHORED, "summary_max_tokens")
-    temperature: Temperature = build_field(ANCHORED, "temperature")
-    tool_characters: Positive = build_field(ANCHORED, "tool_characters")
-    message_characters: Positive = build_field(ANCHORED, "message_characters")
-    summary_model: WrittenBy = build_field(ANCHORED, "summary_model")
-    summary_input: Form = build_field(ANCHORED, "summary_input")
-    stand_in_role: StandInRole = build_field(ANCHORED, "stand_in_role")
-    max_block_s: Seconds | None = build_field(ANCHORED, "max_block_s")
+    percent: Percent = build_setting_field(ANCHORED, "percent")
+    soft_percent: Percent = build_setting_field(ANCHORED, "soft_percent")
+    hard_percent: Percent = build_setting_field(ANCHORED, "hard_percent")
+    target_percent: Target = build_setting_field(ANCHORED, "target_percent")
+    keep_messages: Number = build_setting_field(ANCHORED, "keep_messages")
+    tail_tokens: Positive = build_setting_field(ANCHORED, "tail_tokens")
+    tail_percent: Percent = build_setting_field(ANCHORED, "tail_percent")
+    keep_tool_results: Number = build_setting_field(ANCHORED, "keep_tool_results")
+    task_tokens: Positive = build_setting_field(ANCHORED, "task_tokens")
+    task_percent: Percent = build_setting_field(ANCHORED, "task_percent")
+    ledger_tokens: Positive = build_setting_field(ANCHORED, "ledger_tokens")
+    ledger_percent: Percent = build_setting_field(ANCHORED, "ledger_percent")
+    cap_tokens: Positive = build_setting_field(ANCHORED, "cap_tokens")
+    cap_percent: Percent = build_setting_field(ANCHORED, "cap_percent")
+    huge_percent: Percent = build_setting_field(ANCHORED, "huge_percent")
+    rounds: Positive = build_setting_field(ANCHORED, "rounds")
+    chain_percent: Percent = build_setting_field(ANCHORED, "chain_percent")
+    system_reserve_tokens: Number = build_setting_field(ANCHORED, "system_reserve_tokens")
+    output_reserve_tokens: Number = build_setting_field(ANCHORED, "output_reserve_tokens")
+    safety_tokens: Number = build_setting_field(ANCHORED, "safety_tokens")
+    summary_percent: Percent = build_setting_field(ANCHORED, "summary_percent")
+    summary_least_tokens: Positive = build_setting_field(ANCHORED, "summary_least_tokens")
+    summary_tokens: Positive = build_setting_field(ANCHORED, "summary_tokens")
+    summary_max_tokens: Positive = build_setting_field(ANCHORED, "summary_max_tokens")
+    temperature: Temperature = build_setting_field(ANCHORED, "temperature")
+    tool_characters: Positive = build_setting_field(ANCHORED, "tool_characters")
+    message_characters: Positive = build_setting_field(ANCHORED, "message_characters")
+    summary_model: WrittenBy = build_setting_field(ANCHORED, "summary_model")
+    summary_input: Form = build_setting_field(ANCHORED, "summary_input")
+    stand_in_role: StandInRole = build_setting_field(ANCHORED, "stand_in_role")
+    max_block_s: Seconds | None = build_setting_field(ANCHORED, "max_block_s")
     prompt_file: PromptFile = None
     instructions: Instructions = None
 
@@ -378,19 +378,19 @@ class FullStrategy(BaseModel):
     """Keys of `full`, which replaces everything by one summary and the latest request of the user."""
 
     model_config = STRICT
-    tokens: Number = build_field(FULL, "tokens")
-    keep_messages: Number = build_field(FULL, "keep_messages")
-    system_reserve_tokens: Number = build_field(FULL, "system_reserve_tokens")
-    output_reserve_tokens: Number = build_field(FULL, "output_reserve_tokens")
-    safety_tokens: Number = build_field(FULL, "safety_tokens")
-    summary_tokens: Positive = build_field(FULL, "summary_tokens")
-    summary_max_tokens: Positive = build_field(FULL, "summary_max_tokens")
-    temperature: Temperature = build_field(FULL, "temperature")
-    tool_characters: Positive = build_field(FULL, "tool_characters")
-    message_characters: Positive = build_field(FULL, "message_characters")
-    summary_model: WrittenBy = build_field(FULL, "summary_model")
-    summary_input: Form = build_field(FULL, "summary_input")
-    stand_in_role: StandInRole = build_field(FULL, "stand_in_role")
+    tokens: Number = build_setting_field(FULL, "tokens")
+    keep_messages: Number = build_setting_field(FULL, "keep_messages")
+    system_reserve_tokens: Number = build_setting_field(FULL, "system_reserve_tokens")
+    output_reserve_tokens: Number = build_setting_field(FULL, "output_reserve_tokens")
+    safety_tokens: Number = build_setting_field(FULL, "safety_tokens")
+    summary_tokens: Positive = build_setting_field(FULL, "summary_tokens")
+    summary_max_tokens: Positive = build_setting_field(FULL, "summary_max_tokens")
+    temperature: Temperature = build_setting_field(FULL, "temperature")
+    tool_characters: Positive = build_setting_field(FULL, "tool_characters")
+    message_characters: Positive = build_setting_field(FULL, "message_characters")
+    summary_model: WrittenBy = build_setting_field(FULL, "summary_model")
+    summary_input: Form = build_setting_field(FULL, "summary_input")
+    stand_in_role: StandInRole = build_setting_field(FULL, "stand_in_role")
     prompt_file: PromptFile = None
     instructions: Instructions = None
 
@@ -399,23 +399,23 @@ class SelectiveStrategy(BaseModel):
     """Keys of `selective`, which summarises runs of messages without user messages, the earliest first."""
 
     model_config = STRICT
-    tokens: Number = build_field(SELECTIVE, "tokens")
-    messages: Number | None = build_field(SELECTIVE, "messages")
-    turns: Number | None = build_field(SELECTIVE, "turns")
-    keep_messages: Number = build_field(SELECTIVE, "keep_messages")
-    take: Take = build_field(SELECTIVE, "take")
-    tag: Tag = build_field(SELECTIVE, "tag")
-    system_reserve_tokens: Number = build_field(SELECTIVE, "system_reserve_tokens")
-    output_reserve_tokens: Number = build_field(SELECTIVE, "output_reserve_tokens")
-    safety_tokens: Number = build_field(SELECTIVE, "safety_tokens")
-    summary_tokens: Positive = build_field(SELECTIVE, "summary_tokens")
-    summary_max_tokens: Positive = build_field(SELECTIVE, "summary_max_tokens")
-    temperature: Temperature = build_field(SELECTIVE, "temperature")
-    tool_characters: Positive = build_field(SELECTIVE, "tool_characters")
-    message_characters: Positive = build_field(SELECTIVE, "message_characters")
-    summary_model: WrittenBy = build_field(SELECTIVE, "summary_model")
-    summary_input: Form = build_field(SELECTIVE, "summary_input")
-    stand_in_role: StandInRole = build_field(SELECTIVE, "stand_in_role")
+    tokens: Number = build_setting_field(SELECTIVE, "tokens")
+    messages: Number | None = build_setting_field(SELECTIVE, "messages")
+    turns: Number | None = build_setting_field(SELECTIVE, "turns")
+    keep_messages: Number = build_setting_field(SELECTIVE, "keep_messages")
+    take: Take = build_setting_field(SELECTIVE, "take")
+    tag: Tag = build_setting_field(SELECTIVE, "tag")
+    system_reserve_tokens: Number = build_setting_field(SELECTIVE, "system_reserve_tokens")
+    output_reserve_tokens: Number = build_setting_field(SELECTIVE, "output_reserve_tokens")
+    safety_tokens: Number = build_setting_field(SELECTIVE, "safety_tokens")
+    summary_tokens: Positive = build_setting_field(SELECTIVE, "summary_tokens")
+    summary_max_tokens: Positive = build_setting_field(SELECTIVE, "summary_max_tokens")
+    temperature: Temperature = build_setting_field(SELECTIVE, "temperature")
+    tool_characters: Positive = build_setting_field(SELECTIVE, "tool_characters")
+    message_characters: Positive = build_setting_field(SELECTIVE, "message_characters")
+    summary_model: WrittenBy = build_setting_field(SELECTIVE, "summary_model")
+    summary_input: Form = build_setting_field(SELECTIVE, "summary_input")
+    stand_in_role: StandInRole = build_setting_field(SELECTIVE, "stand_in_role")
     prompt_file: PromptFile = None
     instructions: Instructions = None
 
@@ -424,20 +424,20 @@ class SplitStrategy(BaseModel):
     """Keys of `split`, which summarises all messages before the newest ones."""
 
     model_config = STRICT
-    percent_of_window: Percent = build_field(SPLIT, "percent_of_window")
-    keep_messages: Number = build_field(SPLIT, "keep_messages")
-    target_tokens: Positive | None = build_field(SPLIT, "target_tokens")
-    system_reserve_tokens: Number = build_field(SPLIT, "system_reserve_tokens")
-    output_reserve_tokens: Number = build_field(SPLIT, "output_reserve_tokens")
-    safety_tokens: Number = build_field(SPLIT, "safety_tokens")
-    summary_tokens: Positive = build_field(SPLIT, "summary_tokens")
-    summary_max_tokens: Positive = build_field(SPLIT, "summary_max_tokens")
-    temperature: Temperature = build_field(SPLIT, "temperature")
-    tool_characters: Positive = build_field(SPLIT, "tool_characters")
-    message_characters: Positive = build_field(SPLIT, "message_characters")
-    summary_model: WrittenBy = build_field(SPLIT, "summary_model")
-    summary_input: Form = build_field(SPLIT, "summary_input")
-    stand_in_role: StandInRole = build_field(SPLIT, "stand_in_role")
+    percent_of_window: Percent = build_setting_field(SPLIT, "percent_of_window")
+    keep_messages: Number = build_setting_field(SPLIT, "keep_messages")
+    target_tokens: Positive | None = build_setting_field(SPLIT, "target_tokens")
+    system_reserve_tokens: Number = build_setting_field(SPLIT, "system_reserve_tokens")
+    output_reserve_tokens: Number = build_setting_field(SPLIT, "output_reserve_tokens")
+    safety_tokens: Number = build_setting_field(SPLIT, "safety_tokens")
+    summary_tokens: Positive = build_setting_field(SPLIT, "summary_tokens")
+    summary_max_tokens: Positive = build_setting_field(SPLIT, "summary_max_tokens")
+    temperature: Temperature = build_setting_field(SPLIT, "temperature")
+    tool_characters: Positive = build_setting_field(SPLIT, "tool_characters")
+    message_characters: Positive = build_setting_field(SPLIT, "message_characters")
+    summary_model: WrittenBy = build_setting_field(SPLIT, "summary_model")
+    summary_input: Form = build_setting_field(SPLIT, "summary_input")
+    stand_in_role: StandInRole = build_setting_field(SPLIT, "stand_in_role")
     prompt_file: PromptFile = None
     instructions: Instructions = None
 
@@ -446,31 +446,31 @@ class PruneStrategy(BaseModel):
     """Keys of `prune`, which removes the oldest messages without a replacement."""
 
     model_config = STRICT
-    percent_of_window: Percent = build_field(PRUNE, "percent_of_window")
-    keep_messages: Number = build_field(PRUNE, "keep_messages")
-    system_reserve_tokens: Number = build_field(PRUNE, "system_reserve_tokens")
-    output_reserve_tokens: Number = build_field(PRUNE, "output_reserve_tokens")
-    safety_tokens: Number = build_field(PRUNE, "safety_tokens")
+    percent_of_window: Percent = build_setting_field(PRUNE, "percent_of_window")
+    keep_messages: Number = build_setting_field(PRUNE, "keep_messages")
+    system_reserve_tokens: Number = build_setting_field(PRUNE, "system_reserve_tokens")
+    output_reserve_tokens: Number = build_setting_field(PRUNE, "output_reserve_tokens")
+    safety_tokens: Number = build_setting_field(PRUNE, "safety_tokens")
 
 
 class IterationsStrategy(BaseModel):
     """Keys of `iterations`, which every few iterations summarises all but the newest ones."""
 
     model_config = STRICT
-    iterations: Number = build_field(ITERATIONS, "iterations")
-    tokens: Number = build_field(ITERATIONS, "tokens")
-    keep_iterations: Number = build_field(ITERATIONS, "keep_iterations")
-    system_reserve_tokens: Number = build_field(ITERATIONS, "system_reserve_tokens")
-    output_reserve_tokens: Number = build_field(ITERATIONS, "output_reserve_tokens")
-    safety_tokens: Number = build_field(ITERATIONS, "safety_tokens")
-    summary_tokens: Positive = build_field(ITERATIONS, "summary_tokens")
-    summary_max_tokens: Positive = build_field(ITERATIONS, "summary_max_tokens")
-    temperature: Temperature = build_field(ITERATIONS, "temperature")
-    tool_characters: Positive = build_field(ITERATIONS, "tool_characters")
-    message_characters: Positive = build_field(ITERATIONS, "message_characters")
-    summary_model: WrittenBy = build_field(ITERATIONS, "summary_model")
-    summary_input: Form = build_field(ITERATIONS, "summary_input")
-    stand_in_role: StandInRole = build_field(ITERATIONS, "stand_in_role")
+    iterations: Number = build_setting_field(ITERATIONS, "iterations")
+    tokens: Number = build_setting_field(ITERATIONS, "tokens")
+    keep_iterations: Number = build_setting_field(ITERATIONS, "keep_iterations")
+    system_reserve_tokens: Number = build_setting_field(ITERATIONS, "system_reserve_tokens")
+    output_reserve_tokens: Number = build_setting_field(ITERATIONS, "output_reserve_tokens")
+    safety_tokens: Number = build_setting_field(ITERATIONS, "safety_tokens")
+    summary_tokens: Positive = build_setting_field(ITERATIONS, "summary_tokens")
+    summary_max_tokens: Positive = build_setting_field(ITERATIONS, "summary_max_tokens")
+    temperature: Temperature = build_setting_field(ITERATIONS, "temperature")
+    tool_characters: Positive = build_setting_field(ITERATIONS, "tool_characters")
+    message_characters: Positive = build_setting_field(ITERATIONS, "message_characters")
+    summary_model: WrittenBy = build_setting_field(ITERATIONS, "summary_model")
+    summary_input: Form = build_setting_field(ITERATIONS, "summary_input")
+    stand_in_role: StandInRole = build_setting_field(ITERATIONS, "stand_in_role")
     prompt_file: PromptFile = None
     instructions: Instructions = None
 
@@ -479,20 +479,20 @@ class ChainedStrategy(BaseModel):
     """Keys of `chained`, which keeps a single summary and extends it with each compaction."""
 
     model_config = STRICT
-    percent: Percent = build_field(CHAINED, "percent")
-    keep_messages: Number = build_field(CHAINED, "keep_messages")
-    system_reserve_tokens: Number = build_field(CHAINED, "system_reserve_tokens")
-    output_reserve_tokens: Number = build_field(CHAINED, "output_reserve_tokens")
-    safety_tokens: Number = build_field(CHAINED, "safety_tokens")
-    summary_tokens: Positive = build_field(CHAINED, "summary_tokens")
-    summary_max_tokens: Positive = build_field(CHAINED, "summary_max_tokens")
-    task_tokens: Positive = build_field(CHAINED, "task_tokens")
-    temperature: Temperature = build_field(CHAINED, "temperature")
-    tool_characters: Positive = build_field(CHAINED, "tool_characters")
-    message_characters: Positive = build_field(CHAINED, "message_characters")
-    summary_model: WrittenBy = build_field(CHAINED, "summary_model")
-    summary_input: Form = build_field(CHAINED, "summary_input")
-    stand_in_role: StandInRole = build_field(CHAINED, "stand_in_role")
+    percent: Percent = build_setting_field(CHAINED, "percent")
+    keep_messages: Number = build_setting_field(CHAINED, "keep_messages")
+    system_reserve_tokens: Number = build_setting_field(CHAINED, "system_reserve_tokens")
+    output_reserve_tokens: Number = build_setting_field(CHAINED, "output_reserve_tokens")
+    safety_tokens: Number = build_setting_field(CHAINED, "safety_tokens")
+    summary_tokens: Positive = build_setting_field(CHAINED, "summary_tokens")
+    summary_max_tokens: Positive = build_setting_field(CHAINED, "summary_max_tokens")
+    task_tokens: Positive = build_setting_field(CHAINED, "task_tokens")
+    temperature: Temperature = build_setting_field(CHAINED, "temperature")
+    tool_characters: Positive = build_setting_field(CHAINED, "tool_characters")
+    message_characters: Positive = build_setting_field(CHAINED, "message_characters")
+    summary_model: WrittenBy = build_setting_field(CHAINED, "summary_model")
+    summary_input: Form = build_setting_field(CHAINED, "summary_input")
+    stand_in_role: StandInRole = build_setting_field(CHAINED, "stand_in_role")
     prompt_file: PromptFile = None
     instructions: Instructions = None
 

@@ -12,7 +12,7 @@ from compaction_proxy.config.config import Config, ModelSettings
 from compaction_proxy.config.keys import format_key_path
 from compaction_proxy.config.policy import build_policy
 from compaction_proxy.config.sections import WIRES, ServerSection, SummarySection
-from compaction_proxy.config.strategies import get_setting
+from compaction_proxy.config.strategies import get_policy_setting
 from compaction_proxy.config.types import check_store_url, parse_origin
 from compaction_proxy.config.yaml_file import KeyPath
 from compaction_proxy.core.budget import compute_budget
@@ -31,7 +31,7 @@ def is_readable(path: str) -> bool:
     return file.is_file() and os.access(file, os.R_OK)
 
 
-def is_key_set(section: BaseModel | None, path: KeyPath) -> bool:
+def is_key_set_explicitly(section: BaseModel | None, path: KeyPath) -> bool:
     """Returns whether the key at a path inside a section is set explicitly, and not to null."""
     for step in path:
         if section is None or step not in section.model_fields_set:
@@ -40,9 +40,9 @@ def is_key_set(section: BaseModel | None, path: KeyPath) -> bool:
     return section is not None
 
 
-def find_key_path(config: Config, glob: str, path: KeyPath) -> KeyPath:
+def find_effective_key_path(config: Config, glob: str, path: KeyPath) -> KeyPath:
     """Returns the path at which a key is set for a glob: in its entry of `models`, else for all models."""
-    return ("models", glob, *path) if is_key_set(config.models.get(glob), path) else path
+    return ("models", glob, *path) if is_key_set_explicitly(config.models.get(glob), path) else path
 
 
 def _build_strategy_path(name: str, key: str) -> KeyPath:
@@ -68,11 +68,13 @@ def _find_overriding_key(
     It is the key for all strategies (`shared_key_path`) if that is set, else the first of the strategy's own
     keys (`own_key_names`) whose value differs from the built-in one.
     """
-    if is_key_set(settings.compaction, shared_key_path[1:]):
+    if is_key_set_explicitly(settings.compaction, shared_key_path[1:]):
         return shared_key_path
     fields = getattr(settings.compaction.strategies, row.name)
     own_keys = (key for key in own_key_names if key in type(fields).model_fields)
-    changed = (key for key in own_keys if getattr(fields, key) != get_setting(STRATEGIES[row.name], key))
+    changed = (
+        key for key in own_keys if getattr(fields, key) != get_policy_setting(STRATEGIES[row.name], key)
+    )
     return next((_build_strategy_path(row.name, key) for key in changed), None)
 
 
@@ -107,7 +109,7 @@ def find_strategy_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Yields each key with an unreadable prompt file or an unsuitable size, and what is wrong with it."""
     for each in config.settings_by_glob:
         for place, what in (*_find_prompt_problems(each.settings), *_find_size_problems(each.settings)):
-            yield find_key_path(config, each.glob, place), what
+            yield find_effective_key_path(config, each.glob, place), what
 
 
 def find_strategy_warnings(config: Config) -> Iterator[str]:
@@ -124,14 +126,16 @@ def find_strategy_warnings(config: Config) -> Iterator[str]:
             if {requested_path[-1], allowed_path[-1]} <= fields.model_fields_set and (
                 fields.summary_max_tokens < fields.summary_tokens
             ):
-                where = format_key_path(find_key_path(config, each.glob, allowed_path))
+                where = format_key_path(find_effective_key_path(config, each.glob, allowed_path))
                 yield f"{where}: less than summary_tokens, so no more than this is asked for"
 
 
 def _format_system_role_warning(config: Config, glob: str, settings: ModelSettings, row: Policy) -> str:
     role = ("compaction", "stand_in_role")
-    chosen = is_key_set(settings.compaction, role[1:])
-    where = format_key_path(find_key_path(config, glob, role if chosen else ("compaction", "strategy")))
+    chosen = is_key_set_explicitly(settings.compaction, role[1:])
+    where = format_key_path(
+        find_effective_key_path(config, glob, role if chosen else ("compaction", "strategy"))
+    )
     return (
         f"{where}: {row.name} gives its summaries the system role, so that what tools said may pass for an "
         "instruction; compaction.stand_in_role: user prevents that"
@@ -164,7 +168,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _is_open(server: ServerSection) -> bool:
+def _is_open_to_other_machines(server: ServerSection) -> bool:
     """Returns whether other machines may reach the proxy."""
     return server.unix_socket is None and not is_loopback(server.host)
 
@@ -247,16 +251,16 @@ def find_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
     yield from _find_upstream_problems(config)
     for row in config.settings_by_glob:
         for name, what in _find_summary_problems(config, row.settings.summary):
-            yield find_key_path(config, row.glob, ("summary", name)), what
+            yield find_effective_key_path(config, row.glob, ("summary", name)), what
     yield from find_strategy_problems(config)
 
 
 def find_warnings(config: Config) -> Iterator[str]:
     """Yields one line for each setting that works but is probably not intended."""
     server, upstream_key = config.server, config.upstream.api_key.get_secret_value()
-    if _is_open(server) and not server.admin_key.get_secret_value():
+    if _is_open_to_other_machines(server) and not server.admin_key.get_secret_value():
         yield f"server.host: {server.host} is open to other machines, and server.admin_key is empty"
-    if _is_open(server) and upstream_key and not server.client_keys:
+    if _is_open_to_other_machines(server) and upstream_key and not server.client_keys:
         yield f"server.host: whoever reaches {server.host} spends upstream.api_key; name server.client_keys"
     if config.session.tenant == "none":
         yield "session.tenant: none lets all clients share their conversations' summaries"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from compaction_proxy.core.digest import chain_digests, compute_message_digest, compute_result_digest
+from compaction_proxy.core.digest import chain_digests, compute_message_digest, compute_textless_digest
 from compaction_proxy.core.message import Message, Span, find_latest_user_message
 
 PREFIX_BYTES = 32
@@ -35,7 +35,7 @@ class CoveredToolResult:
     Attributes:
         index: Index of its message.
         digest: Digest of the message, 32 bytes.
-        outline_digest: Digest of the message without its text, 32 bytes (`compute_result_digest`).
+        outline_digest: Digest of the message without its text, 32 bytes (`compute_textless_digest`).
         head_digest: SHA-256 of the first `HEAD_CHARACTERS` characters of its text, 32 bytes.
         character_count: Length of its text, in characters.
     """
@@ -167,13 +167,13 @@ def list_participant_names(messages: Iterable[Message]) -> tuple[tuple[int, str]
 
 def _build_covered_result(index: int, message: Message) -> CoveredToolResult:
     return CoveredToolResult(
-        index, message.digest, compute_result_digest(message), _hash_head(message.text), len(message.text)
+        index, message.digest, compute_textless_digest(message), _hash_head(message.text), len(message.text)
     )
 
 
 def _is_shortened_result(result: CoveredToolResult, message: Message) -> bool:
     """Returns whether the message is the stored tool result after the client has cleared or shortened it."""
-    if compute_result_digest(message) != result.outline_digest:
+    if compute_textless_digest(message) != result.outline_digest:
         return False
     characters = len(message.text)
     return characters < result.character_count and (
@@ -287,7 +287,7 @@ def drop_outdated_edits(checkpoint: Checkpoint, messages: Sequence[Message]) -> 
     )
 
 
-def find_deepest_checkpoint(
+def find_longest_applicable_checkpoint(
     candidates: Iterable[Checkpoint | None], messages: Sequence[Message], conversation: str | None = None
 ) -> Checkpoint | None:
     """Finds the applicable checkpoint of the greatest length; None if no checkpoint may be applied.

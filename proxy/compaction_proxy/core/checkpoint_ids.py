@@ -6,7 +6,7 @@ from compaction_proxy.core.checkpoint import EXTRACT_WRITER, Checkpoint, build_c
 from compaction_proxy.core.planner import RoundPlan
 
 
-def format_variant(*, extract: bool, record_count: int, edited_indices: Collection[int]) -> str:
+def format_checkpoint_variant(*, extract: bool, record_count: int, edited_indices: Collection[int]) -> str:
     """Formats the `variant` of a checkpoint id, which tells apart checkpoints for the same spans.
 
     Args:
@@ -25,7 +25,7 @@ def compute_checkpoint_id(checkpoint: Checkpoint | None, prefix_digests: Sequenc
     """
     if checkpoint is None:
         return b""
-    variant = format_variant(
+    variant = format_checkpoint_variant(
         extract=checkpoint.writer == EXTRACT_WRITER,
         record_count=len(checkpoint.rounds),
         edited_indices=checkpoint.edited,
@@ -67,7 +67,7 @@ def predict_checkpoint_id(
     """
     chained = any(fill.kind == "records" for fill in plan.planned_replacements)
     rounds = plan.frozen_record_count + (1 if chained else 0)
-    variant = format_variant(
+    variant = format_checkpoint_variant(
         extract=extract, record_count=rounds, edited_indices=list_edited_indices(plan, earlier)
     )
     return build_checkpoint_id(prefix_digests[plan.length - 1], exact_digest, plan.spans, variant)

@@ -40,7 +40,7 @@ def _build_unique_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return result
 
 
-def _parse_fraction(text: str) -> int | str:
+def _parse_json_float(text: str) -> int | str:
     """Parses a JSON number that has a point or an exponent.
 
     `1.0` becomes the integer 1, as in JavaScript. Any other number becomes a text of its digits, marked by a
@@ -68,7 +68,7 @@ _ROLES = {
 }
 # Created once, because `json.loads` and `json.dumps` would create their own for every call.
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_build_unique_dict, parse_float=_parse_fraction, parse_constant="\0{}".format
+    object_pairs_hook=_build_unique_dict, parse_float=_parse_json_float, parse_constant="\0{}".format
 )
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
@@ -176,7 +176,7 @@ def compute_outline_digest(message: Message) -> bytes:
     return message.digest or compute_message_digest(message)
 
 
-def compute_result_digest(message: Message) -> bytes:
+def compute_textless_digest(message: Message) -> bytes:
     """Computes the digest of a tool result with its name but without its text and other content, 32 bytes."""
     return _hash_message(message, [], message.name)
 

@@ -106,15 +106,15 @@ def find_tail_start(
             messages, forwarded, keep, _compute_tail_size(policy, constraints, is_minimum=is_minimum)
         ),
     )
-    last = _find_edge_before(messages, len(messages) - 1) if messages else 0
+    last = _find_edge_at_or_before(messages, len(messages) - 1) if messages else 0
     if constraints.moving_count > len(messages) - last:
-        last = _find_edge_before(messages, len(messages) - constraints.moving_count)
+        last = _find_edge_at_or_before(messages, len(messages) - constraints.moving_count)
     elif (
         policy.frame.request_introduction is not None
         and find_latest_user_message(messages) == len(messages) - 1
     ):
         last = len(messages)  # the latest user message moves into the replacement
-    return _find_edge_before(messages, min(stop, last))
+    return _find_edge_at_or_before(messages, min(stop, last))
 
 
 def list_chain_records(checkpoint: Checkpoint) -> tuple[Message, ...]:
@@ -174,7 +174,7 @@ def list_forwarded_sizes(messages: Sequence[Message], earlier: Checkpoint | None
     return [0 if k in removed else edits.get(k, each).tokens for k, each in enumerate(messages)]
 
 
-def _find_edge_before(messages: Sequence[Message], message_index: int) -> int:
+def _find_edge_at_or_before(messages: Sequence[Message], message_index: int) -> int:
     """Returns the last unit edge at or before `message_index`."""
     return find_unit_start(messages, message_index) if message_index < len(messages) else len(messages)
 
@@ -226,7 +226,7 @@ def _find_fitting_tail_start(
         return len(messages)
     start, total = len(messages), 0
     while start:
-        edge = start - 1 if keep.includes_reaching_message else _find_edge_before(messages, start - 1)
+        edge = start - 1 if keep.includes_reaching_message else _find_edge_at_or_before(messages, start - 1)
         larger_total = total + sum(forwarded[edge:start])
         if keep.includes_reaching_message and larger_total >= size.max_tokens:
             return edge

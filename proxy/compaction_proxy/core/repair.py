@@ -64,7 +64,7 @@ def repair_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     Fixed messages between a call and its results move before the call.
     """
     repaired: list[Message] = []
-    ordered = _move_fixed_first(messages)
+    ordered = _move_fixed_before_calls(messages)
     for exchange in iter_tool_exchanges(ordered):
         run = ordered[exchange.start : exchange.stop]
         if run[0].calls:
@@ -76,7 +76,7 @@ def repair_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(repaired)
 
 
-def _move_fixed_first(messages: Sequence[Message]) -> list[Message]:
+def _move_fixed_before_calls(messages: Sequence[Message]) -> list[Message]:
     """Returns the list with fixed messages moved out of the gap between a call and its results."""
     ordered: list[Message] = []
     unit: list[Message] = []  # a message with calls, and its results so far
@@ -95,7 +95,7 @@ def _move_fixed_first(messages: Sequence[Message]) -> list[Message]:
     return ordered + unit + gap
 
 
-def alternate_roles(messages: Sequence[Message]) -> tuple[Message, ...]:
+def insert_alternating_fillers(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Returns the list for a backend that demands alternating user and assistant messages, user first.
 
     An acknowledging assistant message goes between two user messages, and a one-line user message between two

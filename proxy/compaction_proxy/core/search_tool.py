@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from compaction_proxy.core.sanitize import sanitize_text
-from compaction_proxy.core.summary.transcript import compute_nonce, wrap_in_fence
+from compaction_proxy.core.summary.transcript import compute_fence_digest, wrap_in_fence
 
 TOOL_NAME: Final = "memory_search"
 TOOL_DESCRIPTION: Final = (
@@ -110,7 +110,7 @@ def _sanitize_to_one_line(text: str) -> str:
 
 
 def _format_fenced_blocks(heading: str, blocks: Sequence[str]) -> str:
-    return f"{heading}\n{wrap_in_fence(FENCE_NAME, chr(10).join(blocks), compute_nonce(blocks))}"
+    return f"{heading}\n{wrap_in_fence(FENCE_NAME, chr(10).join(blocks), compute_fence_digest(blocks))}"
 
 
 def format_hits(

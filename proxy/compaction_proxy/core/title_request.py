@@ -32,7 +32,7 @@ def is_title_request(text: str) -> bool:
     return any(map(_OF_CONVERSATION.search, (text[:EDGE_CHARACTERS], text[-EDGE_CHARACTERS:])))
 
 
-def is_title_prompt(text: str) -> bool:
+def is_title_or_side_prompt(text: str) -> bool:
     """Returns whether a system prompt asks for titles or is a known side request's prompt."""
     return is_side_request_prompt(text) or _OF_ANYTHING.search(text[:EDGE_CHARACTERS]) is not None
 

@@ -77,7 +77,7 @@ def sum_message_tokens(
     return rule.message_tokens + role + name + sum(text_token_counts) + part_tokens
 
 
-def minify_definition(text: str | bytes) -> str:
+def minify_json(text: str | bytes) -> str:
     """Returns the text to count for `tools`, `functions` or `response_format`: its JSON without white space.
 
     The chat templates of open models show the model exactly this JSON. OpenAI renders tools in a form of its

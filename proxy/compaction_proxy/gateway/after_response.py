@@ -12,7 +12,7 @@ from compaction_proxy.compaction.feedback import UsageFeedback
 from compaction_proxy.compaction.types import CompactionStatus, FitRequest, FitResult
 from compaction_proxy.core.errors import UpstreamError
 from compaction_proxy.gateway.incidents import IncidentReporter
-from compaction_proxy.gateway.summary_routes import build_credentials
+from compaction_proxy.gateway.summary_routes import build_credential_headers
 from compaction_proxy.gateway.upstream import Upstream, build_request, send_request
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.types import WindowDiscovery
@@ -136,7 +136,7 @@ class AfterResponseHandler:
             return
 
         async def fetch_window() -> int | None:
-            headers = build_credentials(self._upstream, completed.scope["headers"])
+            headers = build_credential_headers(self._upstream, completed.scope["headers"])
             return await self._discovery.discover_window(self._upstream.base_url, headers, fit_request.model)
 
         self._model_limits.start_discovery(

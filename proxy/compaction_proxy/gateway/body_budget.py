@@ -106,11 +106,13 @@ class BodyBudget:
         """Whether requests may go on reading their bodies: the budget is not exceeded, and no body waits."""
         return not self._waiting and self._large_bytes <= self.limit_bytes
 
-    def update_hold(self, hold: "BodyHold", counted_bytes: int) -> None:
+    def set_counted_bytes(self, hold: "BodyHold", counted_bytes: int) -> None:
         """Sets the number of bytes that a hold counts. Bodies that wait get the room that becomes free."""
         before, hold.counted_bytes = hold.counted_bytes, counted_bytes
         self.used_bytes += counted_bytes - before
-        self._large_bytes += _count_bounded_bytes(counted_bytes) - _count_bounded_bytes(before)
+        self._large_bytes += _count_bytes_above_allowance(counted_bytes) - _count_bytes_above_allowance(
+            before
+        )
         if self._waiting and counted_bytes < before:
             self._wake_waiters()
 
@@ -118,7 +120,7 @@ class BodyBudget:
         """Reserves room for a body to grow to `size_bytes`. Returns whether there was enough room."""
         fits = self._has_room_for(hold, size_bytes)
         if fits:
-            self.update_hold(hold, max(size_bytes, hold.counted_bytes))
+            self.set_counted_bytes(hold, max(size_bytes, hold.counted_bytes))
         return fits
 
     async def wait_for_room(self, hold: "BodyHold", size_bytes: int) -> None:
@@ -144,9 +146,9 @@ class BodyBudget:
 
     def _has_room_for(self, hold: "BodyHold", size_bytes: int) -> bool:
         """Returns whether a body may grow to `size_bytes`, given the bytes that its hold already counts."""
-        added_bytes = _count_bounded_bytes(max(size_bytes, hold.counted_bytes)) - _count_bounded_bytes(
-            hold.counted_bytes
-        )
+        added_bytes = _count_bytes_above_allowance(
+            max(size_bytes, hold.counted_bytes)
+        ) - _count_bytes_above_allowance(hold.counted_bytes)
         return self._large_bytes + added_bytes <= self.limit_bytes
 
     def _wake_waiters(self) -> None:
@@ -155,7 +157,7 @@ class BodyBudget:
             if self._has_room_for(hold, wait.size_bytes):
                 del self._waiting[hold]
                 wait.timer.cancel()
-                self.update_hold(hold, wait.size_bytes)
+                self.set_counted_bytes(hold, wait.size_bytes)
                 if not wait.turn.done():
                     wait.turn.set_result(None)
 
@@ -199,7 +201,7 @@ class BodyHold:
             self._budget.used_bytes += size - self.counted_bytes
             self.counted_bytes = size
             return True
-        self._budget.update_hold(self, size)
+        self._budget.set_counted_bytes(self, size)
         return self._budget.has_room
 
     def try_reserve_rest(self, rest_bytes: int) -> bool:
@@ -247,12 +249,12 @@ class BodyHold:
     def release_unused(self) -> None:
         """Gives back the room that is reserved beyond the bytes that have arrived."""
         if self.counted_bytes > self.size_bytes:
-            self._budget.update_hold(self, self.size_bytes)
+            self._budget.set_counted_bytes(self, self.size_bytes)
 
     def release(self) -> None:
         """Stops counting the body, because the request no longer holds it. Calling it twice does no harm."""
         if self.counted_bytes > SMALL_BYTES:
-            self._budget.update_hold(self, 0)
+            self._budget.set_counted_bytes(self, 0)
         else:
             self._budget.used_bytes -= self.counted_bytes
             self.counted_bytes = 0
@@ -273,6 +275,6 @@ class _BodyWaiter:
     timer: asyncio.TimerHandle
 
 
-def _count_bounded_bytes(size_bytes: int) -> int:
+def _count_bytes_above_allowance(size_bytes: int) -> int:
     """Returns how many bytes of a body of this size the budget limits."""
     return size_bytes - SMALL_BYTES if size_bytes > SMALL_BYTES else 0

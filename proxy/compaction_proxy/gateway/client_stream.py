@@ -99,7 +99,7 @@ async def _read_whole_body(
         if hold.size_bytes > limit_bytes:
             raise build_too_large_error(limit_bytes)
         if not goes_on:
-            async with _while_connected_by_notice(scope):
+            async with _while_connected_without_reading(scope):
                 await hold.wait_for_rest(declared_bytes if more else hold.size_bytes, limit_bytes)
         if whole is None and not more:
             return chunk  # most bodies arrive in one chunk
@@ -110,7 +110,7 @@ async def _read_whole_body(
             return whole.getvalue()
 
 
-def _while_connected_by_notice(scope: Scope) -> AbstractAsyncContextManager[None]:
+def _while_connected_without_reading(scope: Scope) -> AbstractAsyncContextManager[None]:
     """Returns a context like `while_connected` that never reads from the client.
 
     A read would lose bytes of a body that is not complete. If the server reports a disconnect only in

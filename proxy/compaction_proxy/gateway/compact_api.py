@@ -124,7 +124,7 @@ class CompactEndpoint:
             raw = await self._read_body(scope, receive, hold)
             async with while_connected(scope, receive):
                 raw = await self._decode_body(raw, scope, hold)
-                answer = await self._compact_messages(raw, scope)
+                answer = await self._build_compaction_answer(raw, scope)
             await _send_json(send, answer)
         finally:
             hold.release()
@@ -141,7 +141,7 @@ class CompactEndpoint:
             raise RequestRefusedError(415, UNDECODABLE, "encoded")
         return decoded
 
-    async def _compact_messages(self, raw: bytes, scope: Scope) -> bytes:
+    async def _build_compaction_answer(self, raw: bytes, scope: Scope) -> bytes:
         """Compacts the messages of a request body. Returns the body of the answer."""
         started = self._clock()
         request = await run_in_worker(partial(parse_compact_request, raw))
@@ -404,10 +404,10 @@ class ResponsesCompactEndpoint:
         try:
             declared = parse_content_length(build_header_map(scope["headers"]).get(b"content-length"))
             raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
-            raw = await self._items.expand_body(raw, scope, for_compaction=True)
+            raw = await self._items.decrypt_items_in_body(raw, scope, for_compaction=True)
             async with while_connected(scope, receive):
                 if self._config.upstream.responses_compact == "answer":
-                    await _send_json(send, await self._compact_body(raw, scope, hold))
+                    await _send_json(send, await self._build_compaction_answer(raw, scope, hold))
                 else:
                     await self._relay_or_compact(raw, scope, send, hold)
         finally:
@@ -435,11 +435,11 @@ class ResponsesCompactEndpoint:
         if not await _is_endpoint_missing(answer):
             return None
         try:
-            return await self._compact_body(raw, scope, hold)
+            return await self._build_compaction_answer(raw, scope, hold)
         except ProxyError:
             return None
 
-    async def _compact_body(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
+    async def _build_compaction_answer(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
         """Compacts the input of a request body. Returns the body of the answer.
 
         Raises:
@@ -453,7 +453,7 @@ class ResponsesCompactEndpoint:
             raise RequestRefusedError(415, UNDECODABLE, "encoded")
         try:
             if decoded is not raw:
-                decoded = await self._items.expand_body(decoded, scope, for_compaction=True)
+                decoded = await self._items.decrypt_items_in_body(decoded, scope, for_compaction=True)
             body = await run_in_worker(partial(parse_body, decoded, RESPONSES))
             result = await self._compactor.compact_input(body, scope)
         except UnreadableBodyError as unreadable:
@@ -490,7 +490,7 @@ def decompress_body(body: bytes, encoding: str, limit_bytes: int = PEEK_BYTES) -
 def _encode_compaction(result: ShortenResult, created_at: int) -> bytes:
     """Returns the body of the answer. Its `usage` gives the estimated tokens before and after compaction."""
     head = {"id": f"resp_{token_hex(_ID_BYTES)}", "object": "response.compaction", "created_at": created_at}
-    output = b",".join(map(_expand_item, read_items(result.fit.raw)))
+    output = b",".join(map(_expand_short_message, read_items(result.fit.raw)))
     return b'%b,"output":[%b],"usage":%b}' % (
         json.dumps(head)[:-1].encode(),
         output,
@@ -513,7 +513,7 @@ def build_compaction_usage(result: ShortenResult) -> dict[str, Any]:
     }
 
 
-def _expand_item(raw: bytes) -> bytes:
+def _expand_short_message(raw: bytes) -> bytes:
     """Returns an item in the form that answers require.
 
     Requests may hold messages in a short form, without a type or with a plain string as content. Such a

@@ -24,7 +24,7 @@ from compaction_proxy.gateway.identity import IdentityCache
 from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.wires.incremental_reader import MAX_INLINE_BYTES
 from compaction_proxy.wires.json.slices import split_elements
-from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expand_items, has_token
+from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expand_tokens, may_have_token
 from compaction_proxy.wires.responses.items import read_type_and_role
 from compaction_proxy.wires.responses.messages import encode_message, parse_message
 
@@ -89,7 +89,7 @@ class CompactionItemCodec:
         ciphertext = self._cipher().encrypt_item(secret, self._derive_tenant(scope, secret), items)
         return TOKEN_PREFIX + base64.urlsafe_b64encode(ciphertext).decode()
 
-    async def expand_body(self, raw: bytes, scope: Scope, *, for_compaction: bool = False) -> bytes:
+    async def decrypt_items_in_body(self, raw: bytes, scope: Scope, *, for_compaction: bool = False) -> bytes:
         """Replaces our compaction items in a body with their decrypted content.
 
         A body without such items is returned unchanged. Nothing else in the body changes.
@@ -106,10 +106,10 @@ class CompactionItemCodec:
             RequestRefusedError: 400 `invalid_encrypted_content`, one of the proxy's items is altered or
                 belongs to another tenant.
         """
-        if not has_token(raw):
+        if not may_have_token(raw):
             return raw
         open_token = partial(self._decode_for_compaction if for_compaction else self._decode_token, scope)
-        work = partial(expand_items, raw, open_token, with_latest=for_compaction)
+        work = partial(expand_tokens, raw, open_token, with_latest=for_compaction)
         return work() if len(raw) <= MAX_INLINE_BYTES else await run_in_worker(work)
 
     def _decode_token(self, scope: Scope, token: str) -> bytes:
@@ -136,7 +136,7 @@ class CompactionItemCodec:
 def _to_compactable_items(item: bytes) -> Iterator[bytes]:
     """Yields the items that replace one decrypted item before it is compacted again.
 
-    The reason is given at the parameter `for_compaction` of `CompactionItemCodec.expand_body`.
+    The reason is given at the parameter `for_compaction` of `CompactionItemCodec.decrypt_items_in_body`.
     """
     kind, role = read_type_and_role(item)
     text = parse_message(item).text if kind in {"", "message"} and role == "user" else ""

@@ -36,10 +36,10 @@ from compaction_proxy.wires.responses.compaction_item import (
     build_item,
     build_response,
     build_stream,
+    demote_privileged_item,
     has_trigger,
+    parse_triggered_request,
     read_items,
-    read_trigger,
-    strip_privilege,
 )
 from compaction_proxy.wires.responses.items import COMPACTION_TYPES, TRIGGER_TYPE
 from compaction_proxy.wires.responses.wire import RESPONSES
@@ -57,7 +57,7 @@ _FAILURE_EVENTS: Final = frozenset({"response.failed", "error"})
 _ID_BYTES: Final = 16
 
 
-class TriggerRequest(NamedTuple):
+class CompactionTriggerRequest(NamedTuple):
     """A request that ends in a compaction trigger.
 
     Attributes:
@@ -73,7 +73,7 @@ class TriggerRequest(NamedTuple):
     scope: Scope
 
 
-class TriggerResponder:
+class CompactionTriggerResponder:
     """Answers compaction triggers.
 
     Args:
@@ -106,7 +106,9 @@ class TriggerResponder:
         self._model_limits = model_limits
         self._clock = clock
 
-    async def read_request(self, raw: bytes, identity: Identity, scope: Scope) -> TriggerRequest | None:
+    async def read_request(
+        self, raw: bytes, identity: Identity, scope: Scope
+    ) -> CompactionTriggerRequest | None:
         """Returns the request if its body ends in a trigger and the proxy may answer it, else None.
 
         Args:
@@ -119,18 +121,20 @@ class TriggerResponder:
         """
         if self._mode == "relay" or not has_trigger(raw):
             return None
-        raw = await self.items.expand_body(raw, scope, for_compaction=True)
+        raw = await self.items.decrypt_items_in_body(raw, scope, for_compaction=True)
         work = partial(_parse_trigger_request, raw)
         parsed = work() if len(raw) <= MAX_INLINE_BYTES else await run_in_worker(work)
-        return None if parsed is None else TriggerRequest(*parsed, identity, scope)
+        return None if parsed is None else CompactionTriggerRequest(*parsed, identity, scope)
 
-    async def is_answered_locally(self, request: TriggerRequest) -> bool:
+    async def is_answered_locally(self, request: CompactionTriggerRequest) -> bool:
         """Returns whether the proxy answers a trigger without asking the upstream."""
         return self._mode == "answer" or await self._model_limits.lacks_compaction(
             *self._build_model_key(request)
         )
 
-    async def should_replace_answer(self, request: TriggerRequest, answer: UpstreamResponse) -> bool:
+    async def should_replace_answer(
+        self, request: CompactionTriggerRequest, answer: UpstreamResponse
+    ) -> bool:
         """Returns whether the proxy has to answer a trigger, because the upstream did not compact the input.
 
         If the answer shows that the upstream does not know the trigger, the proxy remembers that for the
@@ -148,7 +152,7 @@ class TriggerResponder:
                 status in _REFUSAL_STATUSES and TRIGGER_TYPE.encode() in beginning
             ) or _UNKNOWN_ITEM in beginning
         elif answer.get_field(b"content-type").lower().startswith(EVENT_STREAM.decode()):
-            lacks = await _ends_without_item(answer)
+            lacks = await _lacks_compaction_item(answer)
         else:
             beginning = decompress_body(
                 await answer.peek(HOLD_BYTES), answer.get_field(b"content-encoding"), HOLD_BYTES
@@ -160,7 +164,7 @@ class TriggerResponder:
             await self._model_limits.learn_lacks_compaction(*self._build_model_key(request))
         return lacks
 
-    async def send_compaction_item(self, request: TriggerRequest, send: Send) -> bool:
+    async def send_compaction_item(self, request: CompactionTriggerRequest, send: Send) -> bool:
         """Answers a trigger with a compaction item. Returns False, and sends nothing, if compaction fails."""
         try:
             result = await self._compactor.compact_input(request.body, request.scope)
@@ -183,12 +187,14 @@ class TriggerResponder:
         await send({"type": "http.response.body", "body": body, "more_body": False})
         return True
 
-    def _build_model_key(self, request: TriggerRequest) -> tuple[str, str, str]:
+    def _build_model_key(self, request: CompactionTriggerRequest) -> tuple[str, str, str]:
         return request.identity.tenant, self._origin, request.body.model
 
-    def _build_body(self, request: TriggerRequest, result: ShortenResult) -> bytes:
+    def _build_body(self, request: CompactionTriggerRequest, result: ShortenResult) -> bytes:
         sent = frozenset(read_items(request.body.raw))
-        items = [each if each in sent else strip_privilege(each) for each in read_items(result.fit.raw)]
+        items = [
+            each if each in sent else demote_privileged_item(each) for each in read_items(result.fit.raw)
+        ]
         token = self.items.encode_token(b"[%b]" % b",".join(items), request.scope)
         item = build_item(f"cmp_{token_hex(_ID_BYTES)}", token)
         name, now = f"resp_{token_hex(_ID_BYTES)}", int(self._clock())
@@ -197,7 +203,7 @@ class TriggerResponder:
 
 
 def _parse_trigger_request(raw: bytes) -> tuple[RequestBody, bool] | None:
-    trigger = read_trigger(raw)
+    trigger = parse_triggered_request(raw)
     if trigger is None:
         return None
     try:
@@ -206,7 +212,7 @@ def _parse_trigger_request(raw: bytes) -> tuple[RequestBody, bool] | None:
         return None
 
 
-async def _ends_without_item(answer: UpstreamResponse) -> bool:
+async def _lacks_compaction_item(answer: UpstreamResponse) -> bool:
     """Returns whether a stream is complete without a compaction item, or has none in its first `HOLD_BYTES`.
 
     Returns False if a compaction item appears, if the stream reports a failure that does not concern the
@@ -219,7 +225,7 @@ async def _ends_without_item(answer: UpstreamResponse) -> bool:
     while chunk := await answer.peek_next():
         held_bytes += len(chunk)
         for event in events.feed(chunk if inflater is None else inflater.feed(chunk)):
-            verdict = _judge_event(read_data(event))
+            verdict = _shows_unknown_trigger(read_data(event))
             if verdict is not None:
                 return verdict
         if held_bytes > HOLD_BYTES:
@@ -227,7 +233,7 @@ async def _ends_without_item(answer: UpstreamResponse) -> bool:
     return False
 
 
-def _judge_event(data: bytes) -> bool | None:
+def _shows_unknown_trigger(data: bytes) -> bool | None:
     """Returns True if an event shows that the upstream does not know the trigger.
 
     Returns False if the event shows a compaction item, or a failure that does not concern the trigger.

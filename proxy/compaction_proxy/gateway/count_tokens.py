@@ -42,7 +42,7 @@ _log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class _CountReader:
+class _CountAnswerReader:
     """Collects the first `_MAX_ANSWER_BYTES` of an answer, and parses the count in them."""
 
     body: bytearray = field(default_factory=bytearray)
@@ -50,7 +50,7 @@ class _CountReader:
     def feed(self, chunk: bytes) -> None:
         self.body += chunk[: _MAX_ANSWER_BYTES - len(self.body)]
 
-    def parse_tokens(self, encoding: str) -> int | None:
+    def parse_input_tokens(self, encoding: str) -> int | None:
         """Returns the number of tokens that the answer states, or None if it states none."""
         plain = encoding.strip().lower() in IDENTITY
         body = bytes(self.body) if plain else Inflater(encoding, _MAX_ANSWER_BYTES).feed(bytes(self.body))
@@ -121,12 +121,14 @@ class CountTokensEndpoint:
 
     async def _relay_request(self, scope: Scope, receive: Receive, send: Send, raw: bytes) -> int | None:
         """Relays the request and its answer. Returns the provider's count, or None if the answer has none."""
-        reader = _CountReader()
+        reader = _CountAnswerReader()
         async with while_connected(scope, receive):
             answer = await send_request(self._upstream, build_request(self._upstream, scope, raw))
             succeeded = answer.response.status == httpx.codes.OK
             whole = await relay_response(answer, send, tap=reader.feed)
-        return reader.parse_tokens(answer.get_field(b"content-encoding")) if succeeded and whole else None
+        return (
+            reader.parse_input_tokens(answer.get_field(b"content-encoding")) if succeeded and whole else None
+        )
 
     async def _calibrate_estimate(
         self, scope: Scope, raw: bytes, provider_tokens: int, hold: BodyHold

@@ -23,7 +23,7 @@ from compaction_proxy.core.errors import OverloadedError, UnreadableBodyError, U
 from compaction_proxy.gateway.after_response import AfterResponseHandler, CompletedRequest
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client_stream import read_body, while_connected
-from compaction_proxy.gateway.compaction_trigger import TriggerRequest, TriggerResponder
+from compaction_proxy.gateway.compaction_trigger import CompactionTriggerRequest, CompactionTriggerResponder
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
 from compaction_proxy.gateway.control_headers import (
     CONTROL_FIELDS,
@@ -39,9 +39,9 @@ from compaction_proxy.gateway.paths import find_deployment
 from compaction_proxy.gateway.recall_loop import (
     RecallLoop,
     ToolOffer,
-    apply_offer,
+    apply_tool_offer,
+    build_tool_offer,
     is_tool_refusal,
-    offer_tool,
 )
 from compaction_proxy.gateway.recall_relay import relay_with_recall
 from compaction_proxy.gateway.request_state import RequestState, choose_request_id
@@ -105,7 +105,7 @@ class RelayEndpoint:
         admission: ConcurrencyLimiter,
         tracer: Tracer | None = None,
         recall_tool: RecallTool | None = None,
-        trigger_responder: TriggerResponder | None = None,
+        trigger_responder: CompactionTriggerResponder | None = None,
         conversation_finder: UnreadConversationFinder | None = None,
     ) -> None:
         self._config = config
@@ -154,11 +154,11 @@ class RelayEndpoint:
                 trigger = None
                 if self._triggers is not None:
                     trigger = await self._triggers.read_request(raw, identity, scope)
-                    expanded = await self._triggers.items.expand_body(raw, scope)
+                    expanded = await self._triggers.items.decrypt_items_in_body(raw, scope)
                     original = original if expanded is raw else None
                     raw = expanded
                     del expanded
-                identity, side_kind = await self._identity_resolver.complete_identity(
+                identity, side_kind = await self._identity_resolver.complete_identity_and_classify(
                     identity, raw, header_map
                 )
                 state = RequestState(
@@ -227,7 +227,7 @@ class RelayEndpoint:
         Returns the tap that watched the answer, or None if nothing can be learned from it.
         """
         trigger = state.trigger
-        if trigger is not None and await self._answer_trigger(trigger, send):
+        if trigger is not None and await self._answer_compaction_trigger(trigger, send):
             return None
         await self._fit_request(state)
         try:
@@ -265,7 +265,7 @@ class RelayEndpoint:
                 find_client_by_headers(build_header_map(state.scope["headers"])),
             )
 
-    async def _answer_trigger(self, trigger: TriggerRequest, send: Send) -> bool:
+    async def _answer_compaction_trigger(self, trigger: CompactionTriggerRequest, send: Send) -> bool:
         """Answers a compaction trigger, if the proxy is to do so without asking the upstream.
 
         Returns False, and sends nothing, if the upstream is to be asked or if compaction fails.
@@ -278,7 +278,7 @@ class RelayEndpoint:
         )
 
     async def _replace_upstream_answer(
-        self, trigger: TriggerRequest, answer: UpstreamResponse, send: Send
+        self, trigger: CompactionTriggerRequest, answer: UpstreamResponse, send: Send
     ) -> bool:
         """Answers a compaction trigger if the upstream's answer shows that the upstream cannot answer it.
 
@@ -328,11 +328,11 @@ class RelayEndpoint:
             state.fit_result = FitResult(state.raw, 0, report)
             return
         state.fit_result = await self._compactor.fit_request(state.fit_request)
-        await self._remember_compacted(state, state.fit_result)
+        await self._mark_conversation_compacted(state, state.fit_result)
         if self._memory is not None:
-            state.tool_offer = await offer_tool(self._memory, state.fit_request, state.fit_result)
+            state.tool_offer = await build_tool_offer(self._memory, state.fit_request, state.fit_result)
 
-    async def _remember_compacted(self, state: RequestState, fit_result: FitResult) -> None:
+    async def _mark_conversation_compacted(self, state: RequestState, fit_result: FitResult) -> None:
         """Makes every replica read all later requests of a compacted conversation, even small ones."""
         if fit_result.is_compacted and state.side_kind is None:
             await self._gate.remember_compacted(
@@ -415,7 +415,7 @@ class RelayEndpoint:
             if overflow is not None:
                 retried = await self._retry_shorter(state, overflow, state.to_fit_result())
             elif state.fit_result is None and answer.response.status == httpx.codes.OK:
-                self._gate.record_accepted(state.identity.tenant, state.model, state.size_bytes)
+                self._gate.record_accepted_size(state.identity.tenant, state.model, state.size_bytes)
             retried = retried or await self._retry_without_refused_part(state, answer)
             is_relayed = retried is None  # the client gets this answer, even if it is a refusal
         finally:
@@ -429,7 +429,7 @@ class RelayEndpoint:
             scope, raw = original  # nothing was changed, so the original request is forwarded
         request = state.drop_reused_idempotency_key(build_request(self._upstream, scope, raw))
         if state.tool_offer is not None:
-            request = apply_offer(state.tool_offer, request)
+            request = apply_tool_offer(state.tool_offer, request)
         if state.trace is not None:
             request = request._replace(headers=state.trace.start_upstream_call(request.headers))
         started = time.perf_counter()
@@ -457,7 +457,7 @@ class RelayEndpoint:
                 and state.fit_result
                 and self._memory
             ):
-                state.tool_offer = await offer_tool(
+                state.tool_offer = await build_tool_offer(
                     self._memory, state.fit_request, replace(state.fit_result, raw=raw)
                 )
         else:
@@ -487,9 +487,9 @@ class RelayEndpoint:
             self._gate.clear_cache()
             if shorter is None:
                 return None
-            await self._remember_compacted(state, shorter)
+            await self._mark_conversation_compacted(state, shorter)
             if self._memory is not None:
-                state.tool_offer = await offer_tool(self._memory, ask, shorter)
+                state.tool_offer = await build_tool_offer(self._memory, ask, shorter)
             answer = await self._send_upstream(state, shorter.raw)
         except (OverloadedError, UnreadableBodyError, UpstreamError):
             return None

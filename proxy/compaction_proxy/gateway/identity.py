@@ -236,7 +236,7 @@ class IdentityCache:
         short = sum([len(field[1]) for field in fields]) <= _MAX_CACHED_BYTES
         return self._cached_identity(secret, fields) if short else self._compute_identity(secret, fields)
 
-    def apply_hint(self, identity: Identity, hint: ConversationHint, secret: bytes) -> Identity:
+    def apply_conversation_hint(self, identity: Identity, hint: ConversationHint, secret: bytes) -> Identity:
         """Returns the identity with the conversation that the request body names."""
         lane = (identity.lane,) if identity.lane else ()
         return replace(
@@ -349,7 +349,7 @@ class IdentityResolver:
         """
         return self._identities.identify_client(headers, header_map, self._secret())
 
-    async def complete_identity(
+    async def complete_identity_and_classify(
         self, identity: Identity, raw: bytes, header_map: Mapping[bytes, bytes]
     ) -> tuple[Identity, SideRequestKind | None]:
         """Completes an identity with the conversation that the request body names.
@@ -365,6 +365,6 @@ class IdentityResolver:
                 else await run_in_worker(partial(find_conversation_hint, raw))
             )
             if hint is not None:
-                identity = self._identities.apply_hint(identity, hint, self._secret())
+                identity = self._identities.apply_conversation_hint(identity, hint, self._secret())
         side = self._side_requests.classify_request(raw, header_map, identity.conversation)
         return (replace(identity, conversation=None) if side is SideRequestKind.ALONE else identity), side

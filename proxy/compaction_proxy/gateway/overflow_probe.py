@@ -51,7 +51,7 @@ async def _peek_beginning(answer: UpstreamResponse, wire: Wire) -> bytes:
     whole = events.feed(beginning)
     holding = bool(beginning) and wire.may_hold_back_stream(beginning)
     while holding and len(beginning) < HOLD_BYTES and not answer.is_cut:
-        more = await answer.peek_within(len(beginning) + 1, until - time.monotonic())
+        more = await answer.peek_with_timeout(len(beginning) + 1, until - time.monotonic())
         late = events.feed(more[len(beginning) :])
         holding = len(more) > len(beginning) and all(map(wire.may_hold_back_stream, late))
         whole += late

@@ -85,7 +85,7 @@ class ToolOffer(NamedTuple):
         return len(self.tool.definition_json) // 4
 
 
-def apply_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest:
+def apply_tool_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest:
     """Returns a request to the upstream that offers the tool and asks for an uncompressed answer.
 
     If `request` has the body without the tool, that body is replaced. Any other body stays unchanged: it is
@@ -105,7 +105,7 @@ async def run_in_worker_if_large(size_bytes: int, work: Callable[[], _T]) -> _T:
     return work() if size_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(work)
 
 
-async def offer_tool(
+async def build_tool_offer(
     recall_tool: RecallTool, fit_request: FitRequest, fit_result: FitResult
 ) -> ToolOffer | None:
     """Returns the request with the search tool, or None if the tool must not or need not be offered.
@@ -193,7 +193,7 @@ class RecallLoop:
         """Returns whether the answer may be continued once more, after `further_hops` more continuations."""
         return self.hop_count + further_hops < self._offer.max_hops
 
-    async def continue_after_calls(
+    async def run_calls_and_continue(
         self, message: dict[str, Any], calls: Sequence[SearchCall]
     ) -> UpstreamResponse:
         """Runs calls of the tool, sends their results to the upstream, and returns its next answer.
@@ -211,14 +211,14 @@ class RecallLoop:
         """
         self.hop_count += 1
         turn = self.tool.build_turn(message, await self._run_calls(calls))
-        answer = await self._send_turn(turn)
+        answer = await self._send_continuation(turn)
         if await _close_if_too_long(answer):
             turn = self.tool.build_turn(message, [NO_ROOM] * len(calls))
-            answer = await self._send_turn(turn)
+            answer = await self._send_continuation(turn)
         self._said += turn
         return answer
 
-    async def _send_turn(self, turn: list[dict[str, Any]]) -> UpstreamResponse:
+    async def _send_continuation(self, turn: list[dict[str, Any]]) -> UpstreamResponse:
         offer, turns = self._offer, [*self._said, *turn]
         # The last continuation must not call the tool again. If the client has tools, the search tool is left
         # out. Else it stays and its calls are forbidden: a server may refuse a request that defines no tools

@@ -108,15 +108,17 @@ async def _relay_stream(
             await answer.aclose()
             start_next = partial(stream.start_next_answer, may_answer_calls=recall_loop.can_continue(1))
             message = await run_in_worker_if_large(stream.buffered_bytes, start_next)
-            answer = await recall_loop.continue_after_calls(message, calls)
+            answer = await recall_loop.run_calls_and_continue(message, calls)
             if answer.response.status != httpx.codes.OK or not _is_stream(answer):
-                await client.send_data(stream.write_error(await _build_stream_error(answer, recall_loop)))
+                await client.send_data(
+                    stream.encode_error_event(await _build_stream_error(answer, recall_loop))
+                )
                 return False
             await _forward_stream(stream, answer, client)
     except httpx.TransportError:
         return False
     except (OverloadedError, UpstreamError) as error:
-        await client.send_data(stream.write_error(recall_loop.wire.encode_error(error)))
+        await client.send_data(stream.encode_error_event(recall_loop.wire.encode_error(error)))
         return False
     finally:
         await answer.aclose()
@@ -162,7 +164,7 @@ async def _forward_stream(stream: StreamJoiner, answer: UpstreamResponse, client
         None if _is_plain(answer) else Inflater(answer.get_field(b"content-encoding"), MAX_INFLATED_BYTES)
     )
     clock, until = asyncio.get_running_loop().time, None
-    while chunk := await _read_until(answer, until):
+    while chunk := await _read_before_deadline(answer, until):
         for data in _inflate_chunks(chunk, packed):
             client.feed_first_tap(data)
             await client.send_data(stream.feed(data))
@@ -173,7 +175,7 @@ async def _forward_stream(stream: StreamJoiner, answer: UpstreamResponse, client
     await client.send_data(stream.flush_rest())
 
 
-async def _read_until(answer: UpstreamResponse, deadline: float | None) -> bytes:
+async def _read_before_deadline(answer: UpstreamResponse, deadline: float | None) -> bytes:
     """Returns the next bytes of an answer; empty at its end.
 
     `deadline` is a time on the event loop's clock; None sets no limit. Callers set it once the upstream has
@@ -221,7 +223,7 @@ async def _relay_whole_answer(
         body = await _join_answer(joiner, answer, recall_loop)
         while body is None:
             await answer.aclose()
-            answer = await recall_loop.continue_after_calls(joiner.get_assistant_message(), joiner.calls)
+            answer = await recall_loop.run_calls_and_continue(joiner.get_assistant_message(), joiner.calls)
             if answer.response.status != httpx.codes.OK:
                 break
             body = await _join_answer(joiner, answer, recall_loop)

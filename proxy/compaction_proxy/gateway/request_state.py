@@ -14,7 +14,7 @@ from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange, UnreadE
 from compaction_proxy.gateway.after_response import CompletedRequest
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client.types import HttpRequest
-from compaction_proxy.gateway.compaction_trigger import TriggerRequest
+from compaction_proxy.gateway.compaction_trigger import CompactionTriggerRequest
 from compaction_proxy.gateway.control_headers import UNREAD_HEADERS, ControlHeaders, build_report_headers
 from compaction_proxy.gateway.decoder_pool import OriginalRequest
 from compaction_proxy.gateway.headers import Headers
@@ -106,7 +106,7 @@ class RequestState:
     trace: RequestTrace | None = None
     was_recovered: bool = False
     tool_offer: ToolOffer | None = None
-    trigger: TriggerRequest | None = None
+    trigger: CompactionTriggerRequest | None = None
     recall_loop: RecallLoop | None = None
     conversation_search: asyncio.Task[str | None] | None = None
 
@@ -238,7 +238,7 @@ class RequestState:
         if self.fit_result is None and first_s is not None:
             account = self.identity.tenant, self._recorded_conversation, origin
             exchange_recorder.record_unread(
-                *account, self.model, self.status, self._build_unread(usage, first_s)
+                *account, self.model, self.status, self._build_unread_exchange(usage, first_s)
             )
         if self.fit_result is None and self.trace is None:
             return
@@ -259,7 +259,7 @@ class RequestState:
         """Returns the seconds from the start of the relayed upstream call until now, when its answer ends."""
         return time.perf_counter() - self.started - self.overhead_s - self.waited_s + first_s
 
-    def _build_unread(self, usage: TokenUsage | None, first_s: float) -> UnreadExchange:
+    def _build_unread_exchange(self, usage: TokenUsage | None, first_s: float) -> UnreadExchange:
         prompt = completion = cached = None
         if usage is not None:
             prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
@@ -295,10 +295,12 @@ class RequestState:
             self.overhead_s,
             first_s,
             upstream_s,
-            *self._count_continuations(usage),
+            *self._count_continuations_and_tokens(usage),
         )
 
-    def _count_continuations(self, usage: TokenUsage | None) -> tuple[int | None, int | None, int | None]:
+    def _count_continuations_and_tokens(
+        self, usage: TokenUsage | None
+    ) -> tuple[int | None, int | None, int | None]:
         """Returns the number of continuations, and how many prompt and cached tokens they took together.
 
         All three are None if the answer was not continued. The tokens are None if the upstream did not report

@@ -13,8 +13,12 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from compaction_proxy.core.title_request import is_side_request_prompt, is_title_prompt, is_title_request
-from compaction_proxy.wires.prescan import decode_member, read_texts, scan_outline
+from compaction_proxy.core.title_request import (
+    is_side_request_prompt,
+    is_title_or_side_prompt,
+    is_title_request,
+)
+from compaction_proxy.wires.prescan import decode_member, read_system_and_user_texts, scan_outline
 
 # The header field in which Claude Code classifies a request: `main`, `subagent`, `workflow`, `compaction` or
 # `auxiliary`. An `auxiliary` request is a side call.
@@ -80,7 +84,11 @@ def classify_side_request(raw: bytes, request_class: bytes, *, has_tools: bool) 
     if _TOOLS in raw or _classify_by_history(raw) is SideRequestKind.WITHIN:
         return None
     if size > MAX_TITLE_BYTES:
-        return SideRequestKind.ALONE if any(map(is_side_request_prompt, read_texts(raw)[0])) else None
+        return (
+            SideRequestKind.ALONE
+            if any(map(is_side_request_prompt, read_system_and_user_texts(raw)[0]))
+            else None
+        )
     return SideRequestKind.ALONE if has_tools or _asks_for_title(raw) else None
 
 
@@ -97,8 +105,8 @@ def _asks_for_title(raw: bytes) -> bool:
     """Returns whether a request asks for a title, for tags or the like, by its system and user messages."""
     if not _contains_any(raw, _TITLE_PHRASES):
         return False
-    system, user = read_texts(raw)
-    return any(map(is_title_prompt, system)) or any(map(is_title_request, user))
+    system, user = read_system_and_user_texts(raw)
+    return any(map(is_title_or_side_prompt, system)) or any(map(is_title_request, user))
 
 
 def _may_ask_for_summary(raw: bytes) -> bool:

@@ -122,9 +122,9 @@ class SizeGate:
             return False
         limits = find_output_limits(raw)
         output_tokens = max(limits) if limits else None
-        return size <= min([self._get_safe_size(tenant, model, output_tokens) for model in models])
+        return size <= min([self._get_safe_bytes(tenant, model, output_tokens) for model in models])
 
-    def record_accepted(self, tenant: str, model: str, size_bytes: int) -> None:
+    def record_accepted_size(self, tenant: str, model: str, size_bytes: int) -> None:
         """Records that the upstream accepted a body of `size_bytes` that had passed the gate.
 
         If the upstream later refuses a larger request, this size is a lower bound of its limit.
@@ -144,7 +144,7 @@ class SizeGate:
             return conversation is not None or has_history(raw)
         return conversation is not None and self._directives.is_compaction_requested(tenant, conversation)
 
-    def _get_safe_size(self, tenant: str, model: str, output_tokens: int | None) -> float:
+    def _get_safe_bytes(self, tenant: str, model: str, output_tokens: int | None) -> float:
         """Returns the size in bytes up to which a body certainly passes. See `_compute_safe_size`."""
         if self._changes != self._model_limits.changes:
             self._changes = self._model_limits.changes

@@ -38,7 +38,7 @@ _ACCOUNT_HEADERS = frozenset({b"openai-organization", b"openai-project"})
 _READING_HEADERS = frozenset({b"anthropic-version", b"anthropic-beta"})
 
 
-def _choose_credentials(
+def _build_summary_credential_headers(
     config: Config,
     summary: SummarySection,
     upstream: Upstream,
@@ -55,7 +55,7 @@ def _choose_credentials(
     """
     own = summary.api_key.get_secret_value()
     if not own or _is_other_provider(config, summary, upstream):
-        return build_credentials(upstream, headers)
+        return build_credential_headers(upstream, headers)
     return {wire.api_key_header.decode(): own} if wire.api_key_header else {"authorization": f"Bearer {own}"}
 
 
@@ -67,7 +67,7 @@ def _is_other_provider(config: Config, summary: SummarySection, upstream: Upstre
     return not summary.base_url and parse_origin(upstream.base_url) != parse_origin(config.upstream.base_url)
 
 
-def build_credentials(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
+def build_credential_headers(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     """Returns the header fields with the credential for the proxy's own calls of the upstream.
 
     The credential is the proxy's key for the upstream if there is one, else the client's own.
@@ -155,7 +155,7 @@ def build_summary_routes(
     if not summary.api_key.get_secret_value() and parse_origin(base_url) != parse_origin(upstream.base_url):
         return ()  # the upstream's or client's credential never goes to another origin
     wire = WIRES[summary.wire] if summary.base_url else request_wire
-    credentials = _choose_credentials(config, summary, upstream, scope["headers"], wire)
+    credentials = _build_summary_credential_headers(config, summary, upstream, scope["headers"], wire)
     headers = {**wire.summary_call_format.headers, **credentials, HOP_HEADER.decode(): upstream.hop_mark}
     return tuple(
         SummaryRoute(

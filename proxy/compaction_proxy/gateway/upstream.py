@@ -127,7 +127,7 @@ class UpstreamResponse:
         self._seen: deque[bytes] = deque()
         self._fields: dict[bytes, bytes] | None = None
         self._cut: httpx.TransportError | None = None
-        self._coming: asyncio.Task[bytes] | None = None  # a read that `peek_within` has begun
+        self._coming: asyncio.Task[bytes] | None = None  # a read that `peek_with_timeout` has begun
 
     async def peek(self, limit_bytes: int) -> bytes:
         """Returns the beginning of the body: at least `limit_bytes`, or the whole body if it is shorter.
@@ -158,7 +158,7 @@ class UpstreamResponse:
             self._seen.append(chunk)
         return chunk
 
-    async def peek_within(self, limit_bytes: int, timeout_s: float) -> bytes:
+    async def peek_with_timeout(self, limit_bytes: int, timeout_s: float) -> bytes:
         """Returns what `peek` returns, or only the bytes seen so far if nothing new comes within `timeout_s`.
 
         Later calls of `read` still return all bytes.
@@ -169,7 +169,7 @@ class UpstreamResponse:
         return await self.peek(limit_bytes) if done else b"".join(self._seen)
 
     async def _read_next(self) -> bytes:
-        """Reads the next chunk from the upstream. If `peek_within` has begun a read, waits for that read."""
+        """Reads the next chunk from the upstream, or waits for the read that `peek_with_timeout` has begun."""
         coming, self._coming = self._coming, None
         try:
             return await (coming or self.response.read())
@@ -232,7 +232,7 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
 
 def _build_error(upstream: Upstream, error: httpx.TransportError) -> OverloadedError | UpstreamError:
     """Reports to the monitor that no answer came, and builds the error for the client."""
-    cause = upstream.monitor.record_error(upstream.origin, error)
+    cause = upstream.monitor.record_missing_answer(upstream.origin, error)
     if cause == OUT_OF_SOCKETS:
         return OverloadedError(RETRY_AFTER_S)
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):

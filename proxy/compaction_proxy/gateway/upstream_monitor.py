@@ -105,7 +105,7 @@ class UpstreamMonitor:
         self._logged: set[str] = set()  # failing targets whose failure was logged
         self.failure_counts: dict[str, int] = {}
 
-    def record_error(self, target: str, error: httpx.TransportError) -> str:
+    def record_missing_answer(self, target: str, error: httpx.TransportError) -> str:
         """Reports that no answer came. Returns the cause.
 
         If the cause lies in this machine (`LOCAL_CAUSES`), the target does not become a failing one.
@@ -152,7 +152,7 @@ class UpstreamMonitor:
         """Counts a failure. Returns whether it was logged."""
         self._count(target, cause)
         self._keep(target, cause)
-        suppressed = self._throttle.count_suppressed((target, cause))
+        suppressed = self._throttle.admit_report((target, cause))
         if suppressed is None:
             return False
         left_out = {"suppressed": suppressed} if suppressed else {}

@@ -117,7 +117,7 @@ class LearnedLimits(NamedTuple):  # one is built per answer; a dataclass takes f
         """Whether an error or a silent truncation has lowered the window."""
         return self.window is not None or self.refused_estimate > 0
 
-    def add_refused(self, estimate: int, until: float) -> Self:
+    def with_refused_estimate(self, estimate: int, until: float) -> Self:
         """Returns the record after the upstream has refused `estimate` tokens without naming a limit.
 
         If the largest accepted size is not smaller than `estimate`, the upstream's limit must have become
@@ -134,7 +134,7 @@ class LearnedLimits(NamedTuple):  # one is built per answer; a dataclass takes f
         smallest = min(estimate, self.refused_estimate or estimate)
         return cleared._replace(refused_estimate=smallest, refused_until=until)
 
-    def add_accepted(self, estimate: int, until: float) -> Self:
+    def with_accepted_estimate(self, estimate: int, until: float) -> Self:
         """Returns the record after the upstream has accepted a request of `estimate` uncalibrated tokens.
 
         If `estimate` reaches the smallest refused size, the refused size is dropped. The same record is
@@ -189,7 +189,7 @@ def _add_sizes(limits: LearnedLimits, parts: Sequence[LearnedLimits], now: float
     sizes += [(each.accepted_estimate_until, True, each.accepted_estimate) for each in parts]
     for until, is_accepted, estimate in sorted(sizes):
         if estimate and until > now:
-            add = limits.add_accepted if is_accepted else limits.add_refused
+            add = limits.with_accepted_estimate if is_accepted else limits.with_refused_estimate
             limits = add(estimate, until)
     return limits
 
@@ -249,8 +249,8 @@ SAVE_STEP = 0.02
 # Shortest time between two writes of a calibration, in seconds. At first, every answer changes it.
 SAVE_INTERVAL_S = 5.0
 # The drift is the logarithm of a factor: the upstream's count of the first request after a compaction,
-# divided by our prediction (`record_drift`). `DRIFT_WEIGHT` is the weight of one compaction in the drift, and
-# `MAX_DRIFT` the largest absolute value of the drift.
+# divided by our prediction (`learn_post_compaction_factor`). `DRIFT_WEIGHT` is the weight of one compaction in
+# the drift, and `MAX_DRIFT` the largest absolute value of the drift.
 DRIFT_WEIGHT = 0.5
 MAX_DRIFT = 0.15
 # Interval at which the stored record, to which other replicas write, is read again, in seconds.
@@ -339,7 +339,7 @@ class ModelLimits:
         known = self._known.get(model_limits_key(tenant, origin, model))
         return known.calibration if known else Calibration.build_prior(model)
 
-    def get_drift(self, tenant: str, origin: str, model: str) -> float:
+    def get_post_compaction_factor(self, tenant: str, origin: str, model: str) -> float:
         """Returns the learned ratio of counted to predicted tokens of the first request after a compaction.
 
         Returns 1.0 if nothing was learned. The ratio is not 1 because removed messages and their replacements
@@ -348,7 +348,9 @@ class ModelLimits:
         drift = self._drifts.get(model_limits_key(tenant, origin, model))
         return math.exp(drift) if drift else 1.0
 
-    def record_drift(self, tenant: str, origin: str, model: str, estimate: int, actual: int) -> None:
+    def learn_post_compaction_factor(
+        self, tenant: str, origin: str, model: str, estimate: int, actual: int
+    ) -> None:
         """Learns the drift from the first request after a compaction.
 
         Args:
@@ -423,15 +425,15 @@ class ModelLimits:
         until = self._now() + INFERRED_TTL_S
         accepted_bytes = self._accepted_bytes.pop(key, 0)
         if accepted_bytes < size_bytes:
-            known = known.add_accepted(accepted_bytes * estimate // size_bytes, until)
-        self._remember_limits(key, known.add_refused(estimate, until))
+            known = known.with_accepted_estimate(accepted_bytes * estimate // size_bytes, until)
+        self._remember_limits(key, known.with_refused_estimate(estimate, until))
         await self._save_to_store(key, model)
 
     async def learn_accepted(self, tenant: str, origin: str, model: str, estimate: int) -> None:
         """Learns that a request of this size, in uncalibrated tokens, was answered in full."""
         key = model_limits_key(tenant, origin, model)
         known = await self._get_by_key(key, model)
-        accepted = known.add_accepted(estimate, self._now() + INFERRED_TTL_S)
+        accepted = known.with_accepted_estimate(estimate, self._now() + INFERRED_TTL_S)
         if accepted is known:
             return
         self._remember_limits(key, accepted)
@@ -442,7 +444,7 @@ class ModelLimits:
         """Returns whether an error or a silent truncation has lowered a model's window."""
         return (await self.get(tenant, origin, model)).is_limited
 
-    async def learn_adds_output(self, tenant: str, origin: str, model: str) -> None:
+    async def learn_that_output_counts(self, tenant: str, origin: str, model: str) -> None:
         """Learns that the upstream counts the requested output tokens against the context window.
 
         An upstream shows this by an error that adds them to the input tokens.

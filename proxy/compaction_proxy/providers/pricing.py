@@ -61,7 +61,7 @@ class PriceTable(Protocol):
 
 
 @lru_cache(maxsize=256)
-def is_local(origin: str) -> bool:
+def is_self_hosted(origin: str) -> bool:
     """Returns whether an upstream has a private address, or a host name that is not on the internet."""
     host = urlsplit(origin).hostname or ""
     try:
@@ -113,21 +113,21 @@ class PriceBook:
 
         A model without a configured price is queued for a lookup in a thread if its cached price is missing
         or has expired. Until the lookup has finished, the result is the expired price, or None. For a
-        self-hosted upstream (`is_local`), only a configured price is used, because the table has none.
+        self-hosted upstream (`is_self_hosted`), only a configured price is used, because the table has none.
 
         Args:
             model: Model name as clients give it.
             origin: Origin of the upstream, such as `https://api.openai.com:443`.
         """
         configured = get_model_settings(self._config, model).prices
-        if configured is not None or is_local(origin):
+        if configured is not None or is_self_hosted(origin):
             return configured
         with self._lock:
             return self._get_or_queue((model, origin))
 
     def is_resolved(self, model: str, origin: str) -> bool:
         """Returns whether `get_price` would return its result without a lookup. Starts no lookup itself."""
-        if is_local(origin) or get_model_settings(self._config, model).prices is not None:
+        if is_self_hosted(origin) or get_model_settings(self._config, model).prices is not None:
             return True
         with self._lock:
             held = self._held.get((model, origin)) or _UNKNOWN
@@ -159,7 +159,7 @@ class PriceBook:
         unpriced = {
             name
             for name in names
-            if get_model_settings(self._config, name[0]).prices is None and not is_local(name[1])
+            if get_model_settings(self._config, name[0]).prices is None and not is_self_hosted(name[1])
         }
         with self._lock:
             for name in unpriced:

@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from compaction_proxy.providers.calibration import MAX_RATIO, MIN_RATIO, MIN_USAGE_TOKENS, Calibration
-from compaction_proxy.storage.keys import usage_baselines_key
+from compaction_proxy.storage.keys import usage_anchors_key
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
@@ -209,11 +209,11 @@ class UsageBaselineStore:
 
     def is_loaded(self, tenant: str, root: bytes) -> bool:
         """Returns whether this process has loaded the anchors of a root from the store."""
-        return usage_baselines_key(tenant, root) in self._looked
+        return usage_anchors_key(tenant, root) in self._looked
 
     async def load_baselines(self, tenant: str, root: bytes) -> None:
         """Loads the anchors of a root from the store, unless this process has already loaded them."""
-        key = usage_baselines_key(tenant, root)
+        key = usage_anchors_key(tenant, root)
         if key not in self._looked:
             await self._load_from_store(key)
 
@@ -221,14 +221,14 @@ class UsageBaselineStore:
         self, tenant: str, root: bytes, prefixes: Sequence[bytes], baseline_key: bytes
     ) -> UsageBaseline | None:
         """Returns the same as `find_deepest`, but only from the anchors in memory. Never waits."""
-        key = usage_baselines_key(tenant, root)
+        key = usage_anchors_key(tenant, root)
         if self._clock() - self._looked.get(key, math.inf) >= REFRESH_INTERVAL_S:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key))
         return select_deepest_baseline(self._known.get(key, ()), prefixes, baseline_key)
 
     def record_baseline(self, tenant: str, root: bytes, baseline: UsageBaseline) -> None:
         """Keeps the anchor of an answered request. A background task writes it to the store."""
-        key = usage_baselines_key(tenant, root)
+        key = usage_anchors_key(tenant, root)
         if self._records.deletion_fence.is_deleted(key):
             return
         self._remember_root(key, _merge_baselines(self._known.get(key, ()), [baseline]))

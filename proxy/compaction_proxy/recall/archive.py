@@ -43,7 +43,7 @@ class RemovedMessage:
     turn: int | None = None
 
 
-class ArchivePiece(NamedTuple):
+class ArchivePieceInfo(NamedTuple):
     """The name and size of one piece of an archive. The content of the piece is a record of its own.
 
     Attributes:
@@ -56,7 +56,7 @@ class ArchivePiece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ArchiveContents:
+class ArchivePieceList:
     """Names and sizes of the pieces of an archive.
 
     Attributes:
@@ -67,11 +67,11 @@ class ArchiveContents:
             the archive.
     """
 
-    stretches: tuple[ArchivePiece, ...]
-    texts: tuple[ArchivePiece, ...]
+    stretches: tuple[ArchivePieceInfo, ...]
+    texts: tuple[ArchivePieceInfo, ...]
     size_bytes: int = 0
 
-    def __iter__(self) -> Iterator[ArchivePiece]:
+    def __iter__(self) -> Iterator[ArchivePieceInfo]:
         """Yields the names and sizes of all pieces."""
         yield from self.stretches
         yield from self.texts
@@ -96,7 +96,7 @@ class ArchivedRound:
     made_at: float
 
 
-def parse_round(fields: Fields) -> ArchivedRound | None:
+def parse_archived_round(fields: Fields) -> ArchivedRound | None:
     """Returns the compaction of an archive record or of a line in a list of archives.
 
     Returns None if the fields are incomplete or invalid.
@@ -118,20 +118,20 @@ def count_utf8_bytes(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def parse_archive_contents(fields: Fields) -> ArchiveContents:
+def parse_archive_contents(fields: Fields) -> ArchivePieceList:
     """Returns the names and sizes of the pieces that an archive record lists."""
     size_bytes = sum(count_utf8_bytes(each.text) for each in parse_messages(fields))
-    return ArchiveContents(
+    return ArchivePieceList(
         _parse_pieces(fields.get("stretches")), _parse_pieces(fields.get("texts")), size_bytes
     )
 
 
-def _parse_pieces(rows: object) -> tuple[ArchivePiece, ...]:
+def _parse_pieces(rows: object) -> tuple[ArchivePieceInfo, ...]:
     found = []
     for row in rows if isinstance(rows, list) else ():
         match row:
             case [str(name), int(size)]:
-                found.append(ArchivePiece(name, size))
+                found.append(ArchivePieceInfo(name, size))
     return tuple(found)
 
 
@@ -216,7 +216,7 @@ def shorten_text(text: str, limit: int) -> str:
     return text[:head] + OMISSION_NOTE.format(len(text) - limit) + tail
 
 
-def compute_item_limit(sizes: Sequence[int], limit: int) -> int:
+def compute_cut_size(sizes: Sequence[int], limit: int) -> int:
     """Returns the largest size to which items can be cut so that their sum does not exceed `limit`.
 
     Items below this size keep their size. Returns `limit` if no item must be cut.
@@ -233,7 +233,7 @@ def compute_item_limit(sizes: Sequence[int], limit: int) -> int:
 
 def _shorten_messages(messages: Sequence[RemovedMessage]) -> Iterator[RemovedMessage]:
     newest = messages[-MAX_MESSAGES:]
-    limit = compute_item_limit(
+    limit = compute_cut_size(
         [min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], MAX_RECORD_CHARACTERS
     )
     for each in newest:
@@ -251,7 +251,7 @@ class Archive(NamedTuple):
 
     items: tuple[RecordItem, ...]
     list_line: ListItem
-    contents: ArchiveContents
+    contents: ArchivePieceList
 
 
 def build_archive(
@@ -267,10 +267,10 @@ def build_archive(
         ttl_s: Seconds for which the archive is kept.
     """
     removed_messages = _shorten_messages([_to_removed_message(each) for each in messages])
-    stretches: dict[ArchivePiece, Fields] = {}
-    texts: dict[ArchivePiece, Fields] = {}
+    stretches: dict[ArchivePieceInfo, Fields] = {}
+    texts: dict[ArchivePieceInfo, Fields] = {}
     for _, stretch in groupby(removed_messages, key=lambda each: each.index // STRETCH_MESSAGES):
-        rows = [_build_row(each, texts) for each in stretch]
+        rows = [_build_stretch_row(each, texts) for each in stretch]
         stretches[
             _build_piece(rows, sum(count_utf8_bytes(row[3]) for row in rows if isinstance(row[3], str)))
         ] = {"messages": rows}
@@ -287,7 +287,7 @@ def build_archive(
         RecordItem(archive_piece_key(tenant, root, piece.name), fields, ttl_s)
         for piece, fields in (stretches | texts).items()
     ]
-    pieces = ArchiveContents(tuple(stretches), tuple(texts))
+    pieces = ArchivePieceList(tuple(stretches), tuple(texts))
     list_fields = _round_to_fields(archived_round) | {"bytes": sum(piece.size_bytes for piece in pieces)}
     return Archive(
         (record, *piece_items),
@@ -311,11 +311,11 @@ def _round_to_fields(archived_round: ArchivedRound) -> dict[str, Any]:
     }
 
 
-def _build_piece(content: object, size: int) -> ArchivePiece:
-    return ArchivePiece(hashlib.sha256(json.dumps(content).encode()).hexdigest(), size)
+def _build_piece(content: object, size: int) -> ArchivePieceInfo:
+    return ArchivePieceInfo(hashlib.sha256(json.dumps(content).encode()).hexdigest(), size)
 
 
-def _build_row(message: RemovedMessage, texts: dict[ArchivePiece, Fields]) -> list[Any]:
+def _build_stretch_row(message: RemovedMessage, texts: dict[ArchivePieceInfo, Fields]) -> list[Any]:
     """Returns a message as a row of a stretch.
 
     Adds a long text as a piece to `texts`. The row then has the name of the piece instead of the text.
@@ -367,7 +367,7 @@ def build_archive_key(tenant: str, ref: ArchiveRef) -> str:
     return archive_key(tenant, ref.root, ref.round.strategy, ref.round.checkpoint_place)
 
 
-def _batch_pieces(pieces: Iterable[tuple[bytes, ArchivePiece]]) -> Iterator[list[tuple[bytes, str]]]:
+def _batch_pieces(pieces: Iterable[tuple[bytes, ArchivePieceInfo]]) -> Iterator[list[tuple[bytes, str]]]:
     """Yields the root and name of each distinct piece, in batches of limited size."""
     portion: list[tuple[bytes, str]] = []
     taken_bytes = 0
@@ -391,7 +391,7 @@ class ArchiveReader:
     def __init__(self, records: RecordStore) -> None:
         self._records = records
 
-    async def read_contents(self, tenant: str, refs: Sequence[ArchiveRef]) -> list[ArchiveContents | None]:
+    async def read_contents(self, tenant: str, refs: Sequence[ArchiveRef]) -> list[ArchivePieceList | None]:
         """Returns the names and sizes of each archive's pieces, or None for a missing archive."""
         found = await self._read_records(tenant, refs)
         return [parse_archive_contents(fields) if fields else None for fields in found]
@@ -424,7 +424,7 @@ class ArchiveReader:
         return found
 
     async def read_pieces(
-        self, tenant: str, pieces: Iterable[tuple[bytes, ArchivePiece]]
+        self, tenant: str, pieces: Iterable[tuple[bytes, ArchivePieceInfo]]
     ) -> dict[tuple[bytes, str], Fields]:
         """Returns the contents of pieces, by root and name. Each piece is given with its root.
 

@@ -211,9 +211,9 @@ class SqliteTextIndex:
         scores = RowScorer(self._ranking, self._row_lengths)
         word_weights = self._score_words(parsed_query, scores)
         for name in parsed_query.codes:
-            scores.add_name(self._find_rows_with_sequence(name), len(name))
+            scores.add_code(self._find_rows_with_sequence(name), len(name))
         best: dict[int, tuple[float, int]] = {}
-        for row, score in scores.compute_shares().items():
+        for row, score in scores.compute_relative_scores().items():
             place = self._row_documents[row]
             best[place] = max(best.get(place, (0.0, 0)), (score, -row))
         if parsed_query.phrases:

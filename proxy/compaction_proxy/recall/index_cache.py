@@ -244,12 +244,14 @@ class SearchIndexCache:
             index.close()
 
     def _forget_prefix(self, prefix: str) -> None:
-        for name in [name for name in (*self._indexes, *self._load_tasks) if _has_key_prefix(name, prefix)]:
+        for name in [
+            name for name in (*self._indexes, *self._load_tasks) if _has_archive_under_prefix(name, prefix)
+        ]:
             self._evict_index(name)
             self._load_tasks.pop(name, None)
 
 
-def _has_key_prefix(name: IndexKey, prefix: str) -> bool:
+def _has_archive_under_prefix(name: IndexKey, prefix: str) -> bool:
     """Returns whether the store key of one of the index's archives begins with `prefix`."""
     tenant, places = name
     return any(build_archive_key(tenant, place).startswith(prefix) for place in places)

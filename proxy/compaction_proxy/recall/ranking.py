@@ -68,7 +68,7 @@ class RowScorer:
         for row, count in self._spread_to_neighbours(counts).items():
             self._sums[row] += max_score * count / (count + self._ranking.saturation)
 
-    def add_name(self, rows: Sequence[int], term_count: int) -> None:
+    def add_code(self, rows: Sequence[int], term_count: int) -> None:
         """Adds the score of a name of `term_count` terms to `rows`, the rows that contain the whole name.
 
         Because of it, these rows rank before rows that contain only the single terms of the name.
@@ -78,7 +78,7 @@ class RowScorer:
         for row in rows:
             self._sums[row] += max_score
 
-    def compute_shares(self) -> dict[int, float]:
+    def compute_relative_scores(self) -> dict[int, float]:
         """Returns each matching row's score as a share of the highest possible score, above 0 to 1."""
         return {row: score / self._max_score for row, score in self._sums.items() if score > 0}
 

@@ -21,12 +21,12 @@ from compaction_proxy.core.event import parse_number
 from compaction_proxy.recall.archive import (
     MAX_ARCHIVES,
     Archive,
-    ArchiveContents,
-    ArchivePiece,
+    ArchivePieceInfo,
+    ArchivePieceList,
     ArchiveReader,
     ArchiveRef,
     build_archive_key,
-    parse_round,
+    parse_archived_round,
 )
 from compaction_proxy.storage.keys import archive_piece_key, lease_key, root_archives_key, tenant_archives_key
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
@@ -73,7 +73,7 @@ class ListedArchive(NamedTuple):
 
 
 def _parse_line(line: Fields, root: object) -> ListedArchive | None:
-    archived_round, size = parse_round(line), parse_number(line.get("bytes"))
+    archived_round, size = parse_archived_round(line), parse_number(line.get("bytes"))
     try:
         root_bytes = bytes.fromhex(root) if isinstance(root, str) else b""
     except ValueError:
@@ -104,7 +104,7 @@ def _list_present_archives(lines: Iterable[Fields]) -> list[ListedArchive]:
     return list(found.values())
 
 
-def _count_excess(sizes: Sequence[int], bound: int) -> int:
+def _count_items_to_delete(sizes: Sequence[int], bound: int) -> int:
     """Returns how many items must be deleted, from the first on, until the sum of the rest is within `bound`.
 
     Never counts the last item.
@@ -116,9 +116,9 @@ def _count_excess(sizes: Sequence[int], bound: int) -> int:
     return gone
 
 
-def _compute_own_sizes(pieces: Sequence[ArchiveContents]) -> list[int]:
+def _compute_unshared_sizes(pieces: Sequence[ArchivePieceList]) -> list[int]:
     """Returns the bytes of each archive, oldest first, without the pieces that a newer archive also has."""
-    newer: set[ArchivePiece] = set()
+    newer: set[ArchivePieceInfo] = set()
     sizes: list[int] = []
     for each in reversed(pieces):
         own = set(each) - newer
@@ -217,13 +217,13 @@ class ArchiveRetention:
                 tenant_archives_key(tenant), line, ttl_s=self._ttl_s, max_lines=_MAX_LINES
             )
 
-    async def _count_new_bytes(self, tenant: str, place: ArchiveRef, pieces: ArchiveContents) -> int:
+    async def _count_new_bytes(self, tenant: str, place: ArchiveRef, pieces: ArchivePieceList) -> int:
         """Returns the bytes of those pieces of an archive that no other archive under its root has."""
         others = [held.ref for held in await self.list_root_archives(tenant, place.root) if held.size_bytes]
         known = await self._read_piece_set(tenant, [other for other in others if other != place])
         return sum(piece.size_bytes for piece in set(pieces) - known)
 
-    async def _read_piece_set(self, tenant: str, places: Sequence[ArchiveRef]) -> set[ArchivePiece]:
+    async def _read_piece_set(self, tenant: str, places: Sequence[ArchiveRef]) -> set[ArchivePieceInfo]:
         return {
             piece for each in await self._archive_reader.read_contents(tenant, places) for piece in each or ()
         }
@@ -238,7 +238,7 @@ class ArchiveRetention:
         places = [each.ref for each in archives]
         contents = zip(places, await self._archive_reader.read_contents(tenant, places), strict=True)
         present = [(place, pieces) for place, pieces in contents if pieces is not None]
-        excess = _count_excess(_compute_own_sizes([pieces for _, pieces in present]), bound)
+        excess = _count_items_to_delete(_compute_unshared_sizes([pieces for _, pieces in present]), bound)
         await self._delete_archives(tenant, [place for place, _ in present[:excess]])
 
     async def _enforce_tenant_bound(self, tenant: str) -> None:
@@ -247,7 +247,8 @@ class ArchiveRetention:
             return
         archives = await self.list_archives(tenant)
         excess = [
-            each.ref for each in archives[: _count_excess([each.size_bytes for each in archives], bound)]
+            each.ref
+            for each in archives[: _count_items_to_delete([each.size_bytes for each in archives], bound)]
         ]
         for root in dict.fromkeys(place.root for place in excess):
             await self._delete_archives(tenant, [place for place in excess if place.root == root])

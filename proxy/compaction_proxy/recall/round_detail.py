@@ -20,7 +20,7 @@ from compaction_proxy.recall.archive import (
     ArchiveReader,
     ArchiveRef,
     RemovedMessage,
-    compute_item_limit,
+    compute_cut_size,
     shorten_text,
 )
 from compaction_proxy.storage.keys import round_detail_key
@@ -128,7 +128,7 @@ def build_detail_item(
 
 def _shorten_messages(seen: Sequence[VisibleMessage], room: int) -> Iterator[VisibleMessage]:
     newest = seen[-MAX_MESSAGES:]
-    most = compute_item_limit([min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], room)
+    most = compute_cut_size([min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], room)
     for each in newest:
         text = shorten_text(each.text, min(most, MAX_MESSAGE_CHARACTERS))
         yield replace(each, role=each.role[:MAX_ROLE_CHARACTERS], text=text)

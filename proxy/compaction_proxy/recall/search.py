@@ -16,7 +16,7 @@ from compaction_proxy.recall.retention import ArchiveRetention, ListedArchive
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry.event_history import EventHistory
 
-__all__ = ["ArchiveSearch", "Hit", "RecalledMessage"]
+__all__ = ["ArchiveSearch", "RecalledMessage", "SearchHit"]
 
 MAX_HITS = 100
 SNIPPET_CHARACTERS = 300
@@ -32,7 +32,7 @@ _NO_KNOWN_IDS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class SearchHit:
     """A message that a search found.
 
     Attributes:
@@ -84,9 +84,9 @@ def _is_cut_word(text: str, at: int, word: Sequence[str]) -> bool:
     return inside and all(len(each) <= _WORD_CHARACTERS for each in word)
 
 
-def _build_hit(recalled: RecalledMessage, found: TextMatch, characters: int) -> Hit:
+def _build_hit(recalled: RecalledMessage, found: TextMatch, characters: int) -> SearchHit:
     message, archived_round = recalled.message, recalled.round
-    return Hit(
+    return SearchHit(
         message_id=message.id,
         index=message.index,
         role=message.role,
@@ -147,7 +147,7 @@ class ArchiveSearch:
         *,
         known_ids: AbstractSet[str] = _NO_KNOWN_IDS,
         snippet_characters: int = SNIPPET_CHARACTERS,
-    ) -> list[Hit]:
+    ) -> list[SearchHit]:
         """Returns the messages that match a query best, best first.
 
         Args:

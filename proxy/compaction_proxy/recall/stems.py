@@ -75,7 +75,7 @@ def list_irregular_forms(word_root: str) -> tuple[str, ...]:
     return _FORMS_BY_ROOT.get(word_root, ())
 
 
-def _group_by_root() -> Iterator[tuple[str, tuple[str, ...]]]:
+def _group_irregular_forms_by_stem() -> Iterator[tuple[str, tuple[str, ...]]]:
     by_root = sorted((find_word_root(form), form) for form in _BASE_FORMS)
     for of, pairs in groupby(by_root, key=lambda pair: pair[0]):
         yield of, tuple(form for _, form in pairs)
@@ -160,4 +160,4 @@ def _strip_final_letter(word: str) -> str:
     return word[:-1] if word.endswith("ll") and _count_vowel_groups(word) > 1 else word
 
 
-_FORMS_BY_ROOT = dict(_group_by_root())
+_FORMS_BY_ROOT = dict(_group_irregular_forms_by_stem())

@@ -173,7 +173,7 @@ def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Parsed
     prefixes: dict[str, None] = {}
     codes: dict[tuple[str, ...], None] = {}
     for chunk in query.replace('"', " ").split():
-        found = _drop_lone_characters(split_terms(chunk))
+        found = _drop_repeated_last_characters(split_terms(chunk))
         if chunk.endswith("*") or (len(found) == 1 and _is_lone_character(found[0])):
             prefixes |= dict.fromkeys(found[-1:])
             found = found[:-1]
@@ -188,7 +188,7 @@ def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Parsed
     )
 
 
-def _drop_lone_characters(found: Iterable[Term]) -> tuple[str, ...]:
+def _drop_repeated_last_characters(found: Iterable[Term]) -> tuple[str, ...]:
     """Returns the terms without single characters that repeat the end of the pair before them.
 
     `_split_unspaced` yields such a character at the end of each run.

@@ -19,7 +19,7 @@ from compaction_proxy.core.search_tool import (
     format_hits,
     format_message,
 )
-from compaction_proxy.recall.search import SNIPPET_CHARACTERS, ArchiveSearch, Hit, RecalledMessage
+from compaction_proxy.recall.search import SNIPPET_CHARACTERS, ArchiveSearch, RecalledMessage, SearchHit
 
 Scope = Literal["conversation", "tenant"]
 
@@ -93,7 +93,7 @@ class RecallTool:
                 conversations of the tenant.
         """
         conversation = context.conversation if scope == "conversation" else None
-        hits: list[Hit] = []
+        hits: list[SearchHit] = []
         if scope == "tenant" or conversation is not None:
             most = min(max(limit, 1), MAX_HITS)
             text = query[:MAX_QUERY_CHARACTERS]
@@ -159,7 +159,7 @@ class RecallTool:
         return found
 
 
-def _quote_hit(hit: Hit, context: RecallContext) -> QuotedMessage:
+def _quote_hit(hit: SearchHit, context: RecallContext) -> QuotedMessage:
     elsewhere = "" if hit.conversation == context.conversation else hit.conversation
     return QuotedMessage(hit.message_id, hit.role, hit.snippet, hit.turn, hit.round, elsewhere)
 

@@ -14,7 +14,7 @@ class BackgroundTasks:
         self._tasks: dict[Hashable, asyncio.Task[object]] = {}
 
     @property
-    def is_busy(self) -> bool:
+    def has_running_tasks(self) -> bool:
         """Whether any task is running."""
         return bool(self._tasks)
 

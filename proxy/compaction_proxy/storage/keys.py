@@ -137,7 +137,7 @@ def round_events_key(tenant: str, root: bytes) -> str:
 
 
 @_cached_key
-def usage_baselines_key(tenant: str, root: bytes) -> str:
+def usage_anchors_key(tenant: str, root: bytes) -> str:
     """Returns the key of the record with the anchors (latest token counts) of a root's conversations."""
     return f"{_build_key_start(tenant, root)}:anchors"
 
@@ -188,7 +188,7 @@ def conversation_tenant_key(conversation: str) -> str:
     return f"{_build_key_start('', conversation)}:tenant"
 
 
-def derive_tenant_key(key: str) -> str | None:
+def derive_conversation_tenant_key(key: str) -> str | None:
     """Returns the `conversation_tenant_key` of the conversation to whose scope `key` belongs.
 
     `key` may end after the closing brace. Returns None for a key without a tenant. The scope of a root or a
@@ -251,7 +251,7 @@ def compacted_changes_key() -> str:
 
 
 @_cached_key
-def client_key_name(tenant: str) -> str:
+def derive_client_key_name(tenant: str) -> str:
     """Returns the name of a tenant's client key in statistics: `k_` and 12 hex digits."""
     return f"k_{_short_digest(tenant)[:_NAME_HEX_DIGITS]}"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from compaction_proxy.core.errors import StoreUnavailableError
-from compaction_proxy.storage.keys import derive_tenant_key
+from compaction_proxy.storage.keys import derive_conversation_tenant_key
 from compaction_proxy.storage.store import Lease, ListEntry, Record
 
 DEFAULT_MAX_BYTES = 64 * 1024 * 1024
@@ -117,7 +117,7 @@ class MemoryStore:
         live = sum(self._get_live_item(key) is not None for key in keys)
         for key in keys:
             self._remove_item(key)
-            self._remove_item(derive_tenant_key(key) or key)
+            self._remove_item(derive_conversation_tenant_key(key) or key)
         return live
 
     async def publish(self, channel: str, message: bytes) -> None:

@@ -39,7 +39,7 @@ class ReportThrottle(Generic[_Key]):
         # since its last report.
         self._known: OrderedDict[_Key, tuple[float, int]] = OrderedDict()
 
-    def count_suppressed(self, key: _Key) -> int | None:
+    def admit_report(self, key: _Key) -> int | None:
         """Decides whether to make a report of this key, and counts suppressed reports.
 
         Returns None if the caller must suppress the report. Otherwise returns the number of reports of this
@@ -77,7 +77,7 @@ class RateLimitedReporter:
 
     def __call__(self, error: StoreUnavailableError) -> None:
         """Reports a failure or suppresses it."""
-        suppressed = self._throttle.count_suppressed(error.reason)
+        suppressed = self._throttle.admit_report(error.reason)
         if suppressed is not None:
             self._report(error, suppressed)
 
@@ -141,7 +141,7 @@ class CallSlots:
         self._queue: deque[asyncio.Future[bool]] = deque()
 
     async def acquire(self, limit_s: float) -> bool:
-        """Waits for a slot. Returns True once it has one, or False if `refuse_waiting` was called meanwhile.
+        """Waits for a slot. Returns True with a slot, or False if `refuse_waiting_calls` was called meanwhile.
 
         Raises:
             TimeoutError: No slot became free within `limit_s` seconds.
@@ -167,7 +167,7 @@ class CallSlots:
                 return
         self._free += 1
 
-    def refuse_waiting(self) -> None:
+    def refuse_waiting_calls(self) -> None:
         """Ends the wait of all waiting calls: their `acquire` returns False."""
         while self._queue:
             place = self._queue.popleft()
@@ -274,7 +274,7 @@ class ResilientStore:
         self._breaker.record_failure(timed_out=timed_out)
         self._reachable = False
         if not self._breaker.is_closed:
-            self._slots.refuse_waiting()
+            self._slots.refuse_waiting_calls()
         self._ensure_probing()
 
     def _ensure_probing(self) -> None:

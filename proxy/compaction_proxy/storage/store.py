@@ -106,8 +106,8 @@ class Store(Protocol):
         """Deletes all records and lists whose keys begin with `prefix`, and returns their number.
 
         Also deletes, without counting them, the records that contain the tenants of these conversations
-        (`storage.keys.derive_tenant_key`). Ends leases on keys with this prefix, so that work in progress
-        cannot commit these keys again. The more keys there are, the longer the call may take.
+        (`storage.keys.derive_conversation_tenant_key`). Ends leases on keys with this prefix, so that
+        work in progress cannot commit these keys again. The more keys there are, the longer the call may take.
         """
         ...
 

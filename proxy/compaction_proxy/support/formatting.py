@@ -124,7 +124,7 @@ def format_usd(value: float | None) -> str:
     return f"{sign}${size:,.4f}" if 0 < size < 0.01 else f"{sign}${size:,.2f}"
 
 
-def format_token_rate(value: float | None) -> str:
+def format_price_per_million(value: float | None) -> str:
     """Formats dollars per million tokens exactly, as providers publish them."""
     if value is None:
         return UNKNOWN

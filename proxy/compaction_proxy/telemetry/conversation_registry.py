@@ -15,7 +15,7 @@ from compaction_proxy.core.event import parse_number
 from compaction_proxy.storage.keys import (
     conversation_key,
     conversation_tenant_key,
-    derive_tenant_key,
+    derive_conversation_tenant_key,
     recent_conversations_key,
 )
 from compaction_proxy.storage.records import Fields, RecordStore
@@ -138,8 +138,8 @@ class ConversationRegistry:
         for day in range(today, today - MAX_DAYS, -1):
             if len(recent) >= limit:
                 break
-            await self._collect_day(day, limit, recent)
-        seen = await self._filter_undeleted(list(recent.values()))
+            await self._collect_conversations_of_day(day, limit, recent)
+        seen = await self._select_existing_conversations(list(recent.values()))
         return sorted(seen, key=lambda each: each.last_at, reverse=True)[:limit]
 
     async def forget_conversation(self, conversation: str) -> None:
@@ -158,7 +158,9 @@ class ConversationRegistry:
             if len(self._list_due_at) > MAX_CONVERSATIONS:
                 self._list_due_at.popitem(last=False)
 
-    async def _collect_day(self, day: int, limit: int, found: dict[str, RegisteredConversation]) -> None:
+    async def _collect_conversations_of_day(
+        self, day: int, limit: int, found: dict[str, RegisteredConversation]
+    ) -> None:
         """Adds a day's conversations to `found`, from the newest line back.
 
         A process adds at most one line for a conversation in `LIST_INTERVAL_S`, so the last request of a
@@ -180,7 +182,9 @@ class ConversationRegistry:
                 return
             wanted = min(4 * wanted, KEPT_LINES)
 
-    async def _filter_undeleted(self, seen: list[RegisteredConversation]) -> list[RegisteredConversation]:
+    async def _select_existing_conversations(
+        self, seen: list[RegisteredConversation]
+    ) -> list[RegisteredConversation]:
         """Returns the conversations that still have stored totals, with the time of their last request."""
         keys = [conversation_key(each.tenant, each.id) for each in seen]
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []
@@ -194,14 +198,16 @@ class ConversationRegistry:
         self._write_due_at[key] = self._clock() + quiet_s
         self._write_due_at.move_to_end(key)
         if len(self._write_due_at) > MAX_CONVERSATIONS:
-            self._release_key(next(iter(self._write_due_at)))
+            self._forget_write_time(next(iter(self._write_due_at)))
 
-    def _release_key(self, key: str) -> None:
+    def _forget_write_time(self, key: str) -> None:
         del self._write_due_at[key]
-        self._records.evict_cached_prefix(derive_tenant_key(key) or key)
+        self._records.evict_cached_prefix(derive_conversation_tenant_key(key) or key)
 
     def _forget_prefix(self, prefix: str) -> None:
         for key in [
-            key for key in self._write_due_at if key.startswith(prefix) or derive_tenant_key(key) == prefix
+            key
+            for key in self._write_due_at
+            if key.startswith(prefix) or derive_conversation_tenant_key(key) == prefix
         ]:
-            self._release_key(key)
+            self._forget_write_time(key)

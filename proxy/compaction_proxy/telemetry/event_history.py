@@ -46,7 +46,7 @@ class InstalledRound:
     event: Event
 
 
-def build_round_line(tenant: str, root: bytes, event: Event, ttl_s: float) -> ListItem:
+def build_round_event_line(tenant: str, root: bytes, event: Event, ttl_s: float) -> ListItem:
     """Builds the stored line of a compaction's event. The caller writes the line with the checkpoint."""
     return ListItem(round_events_key(tenant, root), to_fields(event), ttl_s, KEPT_EVENTS)
 
@@ -55,7 +55,7 @@ def _parse_events(lines: Iterable[Fields]) -> list[Event]:
     return [event for line in lines if (event := from_fields(line)) is not None]
 
 
-def _merge_outcomes(events: Iterable[Event]) -> list[Event]:
+def _sort_and_merge_outcomes(events: Iterable[Event]) -> list[Event]:
     """Returns the events, oldest first, and completes the events of compactions with later events.
 
     An `INSTALLED` event adds the outcome to its compaction, and a `MEASURED` event adds the upstream's token
@@ -143,13 +143,13 @@ class EventHistory:
         return tuple(dict.fromkeys(root for root in roots if root))[:limit]
 
     async def list_events(self, tenant: str, conversation: str) -> list[Event]:
-        """Returns a conversation's events, oldest first, as completed by `_merge_outcomes`."""
+        """Returns a conversation's events, oldest first, as completed by `_sort_and_merge_outcomes`."""
         lines = await self._records.read_tail(events_key(tenant, conversation), KEPT_EVENTS)
         events = _parse_events(lines)
         for root in await self.list_roots(tenant, conversation):
             rounds = _parse_events(await self._records.read_tail(round_events_key(tenant, root), KEPT_EVENTS))
             events += [event for event in rounds if event.conversation == conversation]
-        return _merge_outcomes(events)
+        return _sort_and_merge_outcomes(events)
 
     async def list_installed_rounds(self, tenant: str, conversation: str) -> list[InstalledRound]:
         """Returns the installed compactions of a conversation, of every strategy, newest first.
@@ -186,14 +186,16 @@ class EventHistory:
         rounds: list[InstalledRound] = []
         at = 0.0
         for place in places:
-            event = round_events.get(place.hex()) or _build_event(place, checkpoints.get(place), at)
+            event = round_events.get(place.hex()) or _build_event_from_checkpoint(
+                place, checkpoints.get(place), at
+            )
             if event is not None:
                 at = max(at, event.at)
                 rounds.append(InstalledRound(place, event))
         return rounds
 
 
-def _build_event(place: bytes, fields: Fields | None, at: float) -> Event | None:
+def _build_event_from_checkpoint(place: bytes, fields: Fields | None, at: float) -> Event | None:
     """Builds the event of a compaction from its checkpoint; None if there is no checkpoint."""
     stored = checkpoint.from_fields(fields) if fields else None
     if stored is None:

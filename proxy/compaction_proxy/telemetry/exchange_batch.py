@@ -90,14 +90,14 @@ get_entry_time = attrgetter("exchange.at")
 """Returns the time at which the exchange of an entry began."""
 
 
-def select_newest(groups: Iterable[ExchangeBatch], limit: int) -> list[ExchangeEntry]:
+def select_newest_entries(groups: Iterable[ExchangeBatch], limit: int) -> list[ExchangeEntry]:
     """Returns the newest exchanges of all batches, at most `limit`, oldest first."""
     return sorted([each for alike in groups for each in alike.list_newest(limit)], key=get_entry_time)[
         -limit:
     ]
 
 
-def build_batch(
+def build_exchange_batch(
     tenant: str,
     conversation: str | None,
     model: str,

@@ -30,9 +30,9 @@ from compaction_proxy.support.log_events import JOURNAL_NOT_WRITTEN
 from compaction_proxy.telemetry.exchange_batch import (
     ExchangeBatch,
     ExchangeEntry,
-    build_batch,
+    build_exchange_batch,
     get_entry_time,
-    select_newest,
+    select_newest_entries,
 )
 from compaction_proxy.telemetry.live_feed import EXCHANGE, EXCHANGES_PER_S, LiveFeed
 from compaction_proxy.telemetry.statistics import Statistics
@@ -257,7 +257,7 @@ class ExchangeLog:
             start_mark = self._deletion_fence.get_start_mark()
             self._read.append((tenant, conversation, origin, exchange, prefixes, counted_tokens, start_mark))
             if len(self._read) == CHUNK_LENGTH:
-                asyncio.get_running_loop().call_soon(self._drain_priced)
+                asyncio.get_running_loop().call_soon(self._drain_exchanges_with_resolved_price)
         else:
             self.lost += 1
 
@@ -275,7 +275,7 @@ class ExchangeLog:
             start_mark = self._deletion_fence.get_start_mark()
             self._unread.append(((tenant, conversation, origin, start_mark, model, code), unread))
             if len(self._unread) == CHUNK_LENGTH:
-                asyncio.get_running_loop().call_soon(self._drain_priced)
+                asyncio.get_running_loop().call_soon(self._drain_exchanges_with_resolved_price)
         else:
             self.lost += 1
 
@@ -321,7 +321,8 @@ class ExchangeLog:
     def _publish_newest(self) -> None:
         """Publishes the newest exchanges since the last flush on the live feed."""
         newest = sorted(
-            [*self._newest_entries, *select_newest(self._newest_batches, EXCHANGES_PER_S)], key=get_entry_time
+            [*self._newest_entries, *select_newest_entries(self._newest_batches, EXCHANGES_PER_S)],
+            key=get_entry_time,
         )
         for entry in newest[-EXCHANGES_PER_S:]:
             fields = to_fields(entry.exchange, entry.saving)
@@ -336,7 +337,7 @@ class ExchangeLog:
         if self._pricing is not None:
             await self._pricing.wait_for_prices([each for each in models if each is not None])
 
-    def _drain_priced(self) -> None:
+    def _drain_exchanges_with_resolved_price(self) -> None:
         """Processes the queued exchanges that need no price lookup. The others wait for the next flush."""
         unread, self._unread = self._split_by_price(self._unread, _get_unread_model)
         self._deliver_unread(unread)
@@ -347,13 +348,13 @@ class ExchangeLog:
         self, recorded: list[_T], get_model: Callable[[_T], _PricedModel | None]
     ) -> tuple[list[_T], list[_T]]:
         """Splits exchanges into those that can be processed now and those that wait for a price."""
-        waiting = {each for each in set(map(get_model, recorded)) if not self._is_price_known(each)}
+        waiting = {each for each in set(map(get_model, recorded)) if not self._is_price_resolved(each)}
         if not waiting:
             return recorded, []
         ready = [each for each in recorded if get_model(each) not in waiting]
         return ready, [each for each in recorded if get_model(each) in waiting]
 
-    def _is_price_known(self, model: _PricedModel | None) -> bool:
+    def _is_price_resolved(self, model: _PricedModel | None) -> bool:
         if model is None or model in self._prices or self._pricing is None:
             return True
         return self._pricing.is_resolved(*model)
@@ -383,7 +384,7 @@ class ExchangeLog:
         """Builds a batch and adds it to the statistics, the usage of its conversation and the live feed."""
         tenant, conversation, origin, start_mark, model, code = key
         price = self._get_price(model, origin)
-        batch = build_batch(tenant, conversation, model, code, exchanges, price)
+        batch = build_exchange_batch(tenant, conversation, model, code, exchanges, price)
         self._statistics.add_batch(batch)
         if conversation is None or self._usage_store.add_batch(batch, start_mark):
             self._newest_batches.append(batch)

@@ -127,10 +127,10 @@ def configure_logging(style: Literal["json", "console"] = "json", level: int = l
     root.handlers[:] = [output]
     root.setLevel(level)
     logging.captureWarnings(capture=True)
-    quiet_libraries()
+    raise_library_log_levels()
 
 
-def quiet_libraries() -> None:
+def raise_library_log_levels() -> None:
     """Hides log messages of libraries below the level `WARNING`, such as startup and connection messages."""
     for library in ("uvicorn", "httpx", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)

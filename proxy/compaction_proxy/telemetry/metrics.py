@@ -221,7 +221,7 @@ def use_shared_folder(folder: str, worker: int) -> None:
     values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
 
 
-def forget_worker(folder: str, worker: int) -> None:
+def remove_worker_gauges(folder: str, worker: int) -> None:
     """Removes the gauges of a worker that has ended from the shared folder. Its counters stay."""
     mark_process_dead(worker, folder)  # type: ignore[no-untyped-call]
 
@@ -348,7 +348,7 @@ class Metrics:
         """
         self._increment_counter("upstream_errors_total", 1, self._targets.to_label_value(target), cause)
 
-    def count_search(self, source: str, outcome: str) -> None:
+    def count_archive_search(self, source: str, outcome: str) -> None:
         """Counts a search in the archive. The proxy's own code chooses both arguments, from few values."""
         self._increment_counter("compaction_recall_searches_total", 1, source, outcome)
 
@@ -426,9 +426,9 @@ class Metrics:
     def _add_times(self, model: str, code: int, columns: Any) -> None:  # noqa: ANN401 - two classes
         self._observe_amounts("compaction_overhead_seconds", columns.overhead_s)
         self._observe_amounts(
-            "upstream_time_to_first_chunk_seconds", _drop_unknown(columns.first_byte_s), model
+            "upstream_time_to_first_chunk_seconds", _drop_none_values(columns.first_byte_s), model
         )
-        whole = _drop_unknown(columns.upstream_s)
+        whole = _drop_none_values(columns.upstream_s)
         self._observe_amounts("upstream_request_duration_seconds", whole, model, str(code or "none"))
 
     def _add_usage(self, model: str, columns: Any) -> None:  # noqa: ANN401
@@ -452,7 +452,7 @@ class Metrics:
         self._increment_counter("compaction_tokens_removed_total", removed, model)
         used = [left / window for left, window in zip(after, columns.window, strict=True) if left and window]
         self._observe_amounts("compaction_context_used_ratio", used)
-        real = zip(after, _list_first_prompt_tokens(columns), strict=True)
+        real = zip(after, _list_first_call_prompt_tokens(columns), strict=True)
         errors = [abs(left / counted - 1) for left, counted in real if left and counted]
         self._observe_amounts("compaction_token_estimate_error_ratio", errors)
 
@@ -478,7 +478,7 @@ class Metrics:
             _observe_all(histogram.labels(*labels) if labels else histogram, amounts)
 
 
-def _list_first_prompt_tokens(columns: Any) -> Sequence[int | None]:  # noqa: ANN401
+def _list_first_call_prompt_tokens(columns: Any) -> Sequence[int | None]:  # noqa: ANN401
     """Returns the upstream's count of each request, for comparison with the estimate.
 
     If the model searched the archive, the proxy called the upstream more than once for the request. In that
@@ -490,7 +490,7 @@ def _list_first_prompt_tokens(columns: Any) -> Sequence[int | None]:  # noqa: AN
     return [each.first_prompt_tokens for each in map(Exchange._make, zip(*columns, strict=True))]
 
 
-def _drop_unknown(column: Sequence[float | None]) -> list[float]:
+def _drop_none_values(column: Sequence[float | None]) -> list[float]:
     return [each for each in column if each is not None]
 
 

@@ -27,8 +27,8 @@ from compaction_proxy.core.upstream_failure import (
     parse_failures,
 )
 from compaction_proxy.storage.keys import (
-    client_key_name,
     day_statistics_prefix,
+    derive_client_key_name,
     hourly_counts_key,
     statistics_writers_key,
 )
@@ -172,7 +172,7 @@ class Statistics:
         """Counts exchanges, each in the hour in which it began."""
         now = self._now()
         for tenant, _, exchange, saving in entries:
-            counters = self._get_counters(exchange.at, exchange.model, tenant, now)
+            counters = self._get_or_create_counters(exchange.at, exchange.model, tenant, now)
             counters.add_exchange(exchange)
             if saving is not None:
                 counters.add_price(saving.cost, saving.gross, saving.cache_loss)
@@ -181,11 +181,13 @@ class Statistics:
 
     def add_batch(self, batch: ExchangeBatch) -> None:
         """Counts exchanges whose requests were not read, all in the hour in which the last one began."""
-        self._get_counters(batch.columns.at[-1], batch.model, batch.tenant, self._now()).add_batch(batch)
+        self._get_or_create_counters(batch.columns.at[-1], batch.model, batch.tenant, self._now()).add_batch(
+            batch
+        )
 
     def on_event(self, tenant: str, event: Event) -> None:
         """Counts one event under the model that the conversation uses (an `event_bus.EventListener`)."""
-        self._get_counters(event.at, event.asked, tenant, self._now()).add_event(event)
+        self._get_or_create_counters(event.at, event.asked, tenant, self._now()).add_event(event)
 
     def record_upstream_failure(self, target: str, cause: str) -> None:
         """Counts a failure of an upstream (`target`) in the current hour."""
@@ -234,11 +236,11 @@ class Statistics:
             add_failures(failures, hour.failures.values())
         return sorted(failures.values(), key=lambda each: each.last_at, reverse=True)
 
-    def _get_counters(self, at: float, model: str, tenant: str, now: float) -> ExchangeCounters:
+    def _get_or_create_counters(self, at: float, model: str, tenant: str, now: float) -> ExchangeCounters:
         # An exchange from more than `SETTLE_S` ago counts as if it was `SETTLE_S` ago, because its own hour
         # may have been dropped from memory already.
         pairs = self._get_own_hour(int(max(at, now - SETTLE_S) // HOUR_S)).pairs
-        pair = (model, client_key_name(tenant))
+        pair = (model, derive_client_key_name(tenant))
         counters = pairs.get(pair)
         if counters is None:
             pair = pair if len(pairs) < MAX_PAIRS else OTHERS
@@ -280,11 +282,13 @@ class Statistics:
         last = math.ceil(min(until, self._now() + DAY_S) / HOUR_S)
         days = [list(hours) for _, hours in groupby(range(first, last), _format_day)]
         for start in range(0, len(days), DAYS_AT_ONCE):
-            for counted in await asyncio.gather(*map(self._load_day, days[start : start + DAYS_AT_ONCE])):
+            for counted in await asyncio.gather(
+                *map(self._load_hours_of_day, days[start : start + DAYS_AT_ONCE])
+            ):
                 for hour in sorted(counted):
                     yield hour, counted[hour]
 
-    async def _load_day(self, hours: Sequence[int]) -> dict[int, HourCounters]:
+    async def _load_hours_of_day(self, hours: Sequence[int]) -> dict[int, HourCounters]:
         """Returns the sums of all processes for these hours of one day, from the cache or the store."""
         now = self._now()
         known = {hour: held[1] for hour in hours if (held := self._cached_hours.get(hour)) and held[0] > now}

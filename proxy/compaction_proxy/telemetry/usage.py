@@ -24,7 +24,7 @@ from compaction_proxy.telemetry.exchange_batch import (
     ExchangeBatch,
     ExchangeEntry,
     get_entry_time,
-    select_newest,
+    select_newest_entries,
 )
 from compaction_proxy.telemetry.totals import Totals
 
@@ -70,7 +70,7 @@ class _PendingUsage:
 
     def build_lines(self) -> list[Fields]:
         """Builds the stored lines of the newest exchanges, oldest first."""
-        newest = sorted([*self.read, *select_newest(self.unread, MAX_LINES)], key=get_entry_time)
+        newest = sorted([*self.read, *select_newest_entries(self.unread, MAX_LINES)], key=get_entry_time)
         return [to_fields(each.exchange, each.saving) for each in newest[-MAX_LINES:]]
 
 
@@ -124,7 +124,7 @@ class UsageStore:
             entry: The exchange and its saving.
             start_mark: Start mark of the request (`storage.deletions`).
         """
-        waiting = self._get_pending(entry.tenant, conversation, start_mark)
+        waiting = self._get_or_create_pending(entry.tenant, conversation, start_mark)
         if waiting is None:
             return False
         waiting.totals.add_exchange(entry.exchange)
@@ -140,7 +140,7 @@ class UsageStore:
         """
         if batch.conversation is None:
             return False
-        waiting = self._get_pending(batch.tenant, batch.conversation, start_mark)
+        waiting = self._get_or_create_pending(batch.tenant, batch.conversation, start_mark)
         if waiting is None:
             return False
         waiting.totals.add_batch(batch)
@@ -155,7 +155,9 @@ class UsageStore:
         paid, made = event.cost_usd or 0.0, event.kind == COMPACTED
         if event.kind == MEASURED or not event.conversation or not (paid or made):
             return
-        waiting = self._get_pending(tenant, event.conversation, self._records.deletion_fence.get_start_mark())
+        waiting = self._get_or_create_pending(
+            tenant, event.conversation, self._records.deletion_fence.get_start_mark()
+        )
         if waiting is not None:
             waiting.totals.summary_usd += paid
             waiting.totals.rounds += made
@@ -190,7 +192,9 @@ class UsageStore:
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []
         return [totals_of.from_fields(fields) for fields in stored]
 
-    def _get_pending(self, tenant: str, conversation: str, start_mark: int | None) -> _PendingUsage | None:
+    def _get_or_create_pending(
+        self, tenant: str, conversation: str, start_mark: int | None
+    ) -> _PendingUsage | None:
         """Returns the pending usage of a conversation, which the caller may add to.
 
         Returns None if the conversation was deleted since `start_mark`, or if too many conversations wait.

@@ -66,7 +66,7 @@ class RequestBody(NamedTuple):  # one is made per request; a dataclass takes fou
         if not self.previous_fingerprint:
             return self.new_pieces
         value = memoryview(self.raw)[self.messages_slice.start : self.messages_slice.stop]
-        return self.wire.group_into_pieces(self.wire.parse_items(value))
+        return self.wire.group_into_pieces(self.wire.split_message_list(value))
 
 
 def parse_body(raw: bytes, wire: Wire) -> RequestBody:
@@ -97,7 +97,7 @@ def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, .
     try:
         found = find_members(raw)
         place = found.get(wire.member_names.messages)
-        elements = wire.parse_items(memoryview(raw)[place.start : place.stop]) if place else ()
+        elements = wire.split_message_list(memoryview(raw)[place.start : place.stop]) if place else ()
     except RecursionError:
         raise UnreadableBodyError("too-deep") from None
     if len(elements) > MAX_MESSAGES:
@@ -194,7 +194,7 @@ def build_probe_body(raw: bytes, wire: Wire) -> bytes | None:
     return json.dumps({**remaining, limit_name: PROBE_TOKENS}).encode()
 
 
-def set_output_limit(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
+def lower_output_limits(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
     """Returns the body with its output limits lowered to at most `max_tokens`.
 
     Thinking budgets count towards the output limit. They are lowered so that `MIN_OUTPUT_TOKENS` remain for
@@ -203,14 +203,14 @@ def set_output_limit(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
     """
     member_slices = find_members(raw)
     replacements = dict[Slice, bytes]()
-    for place in _find_budgets(raw, member_slices, wire):
+    for place in _find_thinking_budget_slices(raw, member_slices, wire):
         requested = decode_small_json(raw[place.start : place.stop])
         lowered = min(requested, max(LEAST_THINKING_TOKENS, max_tokens - MIN_OUTPUT_TOKENS))
         if lowered >= max_tokens:
             return raw
         if lowered < requested:
             replacements[place] = b"%d" % lowered
-    for place in _find_outputs(member_slices, wire):
+    for place in _find_output_limit_slices(member_slices, wire):
         requested = decode_small_json(raw[place.start : place.stop])
         if not isinstance(requested, int) or requested > max_tokens:
             replacements[place] = b"%d" % max_tokens
@@ -220,16 +220,19 @@ def set_output_limit(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
 def clear_output_limits(raw: bytes, wire: Wire) -> bytes:
     """Returns the body with null as the value of each output limit and each thinking budget."""
     member_slices = find_members(raw)
-    places = [*_find_outputs(member_slices, wire), *_find_budgets(raw, member_slices, wire)]
+    places = [
+        *_find_output_limit_slices(member_slices, wire),
+        *_find_thinking_budget_slices(raw, member_slices, wire),
+    ]
     return _replace_slices(raw, dict.fromkeys(places, b"null"))
 
 
-def _find_outputs(member_slices: Mapping[str, Slice], wire: Wire) -> list[Slice]:
+def _find_output_limit_slices(member_slices: Mapping[str, Slice], wire: Wire) -> list[Slice]:
     """Returns the positions of the output limits."""
     return [member_slices[key] for key in wire.member_names.output_limits if key in member_slices]
 
 
-def _find_budgets(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> list[Slice]:
+def _find_thinking_budget_slices(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> list[Slice]:
     """Returns the positions of those thinking budgets that are numbers."""
     places = list[Slice]()
     for member, key in wire.member_names.thinking_budgets:

@@ -127,7 +127,7 @@ def _open_gzip(_: bytes) -> Decoder:
 def _open_deflate(head: bytes) -> Decoder:
     if len(head) < _HEAD_BYTES:
         raise UnreadableBodyError("encoded")
-    return zlib.decompressobj(detect_window_bits(head))
+    return zlib.decompressobj(detect_zlib_wbits(head))
 
 
 def _open_zstd(_: bytes) -> Decoder:
@@ -159,7 +159,7 @@ _DECODERS: Final[Mapping[str, Callable[[bytes, int], bytes | None]]] = {
 }
 
 
-def detect_window_bits(head: bytes) -> int:
+def detect_zlib_wbits(head: bytes) -> int:
     """Returns zlib's `wbits` argument for data that begins with the two bytes `head`.
 
     Senders that declare deflate may send raw deflate data, or data with a zlib or gzip header
@@ -195,7 +195,7 @@ class Inflater:
             data = self._head = self._head + data
             if len(data) < _HEAD_BYTES:
                 return b""
-            self._engine = zlib.decompressobj(detect_window_bits(data[:_HEAD_BYTES]))
+            self._engine = zlib.decompressobj(detect_zlib_wbits(data[:_HEAD_BYTES]))
             self._head = b""
         if self._engine.eof:
             return b""

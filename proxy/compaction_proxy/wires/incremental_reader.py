@@ -126,7 +126,7 @@ def build_closing(raw: bytes, stop: int, messages_slice: Slice, options: BodyOpt
     return BodyClosing(raw[stop:], messages_slice.stop - stop, options) if size <= MAX_CLOSING_BYTES else None
 
 
-def match_closing(raw: bytes, beginning: BodyBeginning) -> BodyTail | None:
+def parse_tail_with_known_closing(raw: bytes, beginning: BodyBeginning) -> BodyTail | None:
     """Returns the tail if it consists of new messages and the same closing as the earlier body, else None.
 
     Then only the new messages need to be parsed. The earlier body was valid, and it stays valid with more
@@ -246,7 +246,7 @@ class IncrementalReader:
         size, owner = len(raw), (tenant, conversation)
         if size <= MAX_INLINE_BYTES:
             return self._remember_result(owner, self._read_body(raw, owner))
-        result = self._read_grown(raw, owner) if size <= MAX_INLINE_GROWN_BYTES else None
+        result = self._read_from_known_beginning(raw, owner) if size <= MAX_INLINE_GROWN_BYTES else None
         if result is None:
             async with self._thread_slots:
                 result = await asyncio.to_thread(self._read_body, raw, owner)
@@ -271,9 +271,9 @@ class IncrementalReader:
 
     def _read_body(self, raw: bytes, owner: ConversationKey) -> _ReadResult:
         """Reads a body. Changes no state, so it may run in a thread."""
-        return self._read_grown(raw, owner) or self._read_whole(raw, owner)
+        return self._read_from_known_beginning(raw, owner) or self._read_whole(raw, owner)
 
-    def _read_grown(self, raw: bytes, owner: ConversationKey) -> _ReadResult | None:
+    def _read_from_known_beginning(self, raw: bytes, owner: ConversationKey) -> _ReadResult | None:
         """Reads a body that begins like an earlier body. Returns None if the body must be read in full."""
         for beginning in islice(self._iter_candidates(raw, owner), MAX_CANDIDATES):
             hasher = self._start_hasher(owner).update(memoryview(raw)[: beginning.stop])
@@ -301,7 +301,7 @@ class IncrementalReader:
     def _extend_beginning(self, raw: bytes, beginning: BodyBeginning, hasher: blake3) -> _ReadResult | None:
         """Reads the tail after a known beginning; None if the body must be read in full."""
         wire = self._wire
-        tail = match_closing(raw, beginning) or parse_tail(raw, beginning, wire)
+        tail = parse_tail_with_known_closing(raw, beginning) or parse_tail(raw, beginning, wire)
         if tail is None:
             return None
         if not tail.new_elements:

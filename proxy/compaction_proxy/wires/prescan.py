@@ -61,7 +61,7 @@ def decode_member(member: bytes) -> object:
     return value
 
 
-def read_texts(raw: bytes) -> tuple[list[str], list[str]]:
+def read_system_and_user_texts(raw: bytes) -> tuple[list[str], list[str]]:
     """Returns the texts of a body's system prompts, and the texts of its user messages, on any wire.
 
     Messages of all roles except `user` count as system prompts. The whole body is parsed, so it should be

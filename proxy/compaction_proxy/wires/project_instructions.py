@@ -271,7 +271,7 @@ def find_client_by_members(prompt_members: Sequence[str]) -> str:
     return ""
 
 
-def find_form(client: str, text: str) -> InstructionForm | None:
+def find_instruction_form(client: str, text: str) -> InstructionForm | None:
     """Returns the form, among those of this client's instructions, that the whole text has; else None."""
     for form in CLIENTS[client].forms if client in CLIENTS else ():
         if text.startswith(form.opening) and (
@@ -281,7 +281,7 @@ def find_form(client: str, text: str) -> InstructionForm | None:
     return None
 
 
-def starts_with_form(text: str, client: str) -> bool:
+def starts_like_instructions(text: str, client: str) -> bool:
     """Returns whether a text begins like one of the forms of a known client's instructions."""
     return text.startswith(tuple(form.opening for form in CLIENTS[client].forms))
 
@@ -295,7 +295,7 @@ def may_hold_form(raw: bytes, client: str) -> bool:
     )
 
 
-def divide_message(
+def split_off_instructions(
     record: Message, client: str, *, is_before_first_answer: bool
 ) -> list[tuple[bytes, Instruction | None]]:
     """Divides a user message into its project instructions and the words of the user.
@@ -329,7 +329,7 @@ def divide_message(
 def divide_messages(
     before: Sequence[Message], new: Iterable[Message], client: str
 ) -> Iterator[tuple[Message, Sequence[tuple[bytes, Instruction | None]]]]:
-    """Yields each new message of a list with the result of `divide_message` for it.
+    """Yields each new message of a list with the result of `split_off_instructions` for it.
 
     A message directly after a tool result is not divided.
 
@@ -344,7 +344,7 @@ def divide_messages(
         is_first = is_first and record.role != "assistant"
         yield (
             record,
-            divide_message(record, client, is_before_first_answer=is_first)
+            split_off_instructions(record, client, is_before_first_answer=is_first)
             if last is None or not last.answered_call_ids
             else (),
         )
@@ -388,7 +388,7 @@ def _read_text(part: object) -> str:
 
 
 def _find_instruction(text: str, client: str, *, is_before_first_answer: bool) -> Instruction | None:
-    form = find_form(client, text)
+    form = find_instruction_form(client, text)
     if form is None or (form.is_before_first_answer and not is_before_first_answer):
         return None
     paths = form.path_pattern.findall(text) if form.path_pattern else []
@@ -451,7 +451,7 @@ def _has_client_reply(record: Message, reply: str) -> bool:
     """Returns whether `reply` is the assistant message that the client itself adds after this instruction."""
     if record.instruction is None:
         return False
-    form = find_form(record.instruction.client, record.text)
+    form = find_instruction_form(record.instruction.client, record.text)
     return form is not None and bool(form.client_reply) and reply.strip() == form.client_reply
 
 

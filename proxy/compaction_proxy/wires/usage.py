@@ -110,7 +110,7 @@ def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator
             yield as_mapping(parse_json(line[5:]))
 
 
-def cut_first_line(tail: bytes) -> tuple[bytes, bytes]:
+def split_first_line(tail: bytes) -> tuple[bytes, bytes]:
     """Returns the first line and the bytes after it.
 
     Callers ignore the first line if its beginning was not kept, because the rest of a line may look like

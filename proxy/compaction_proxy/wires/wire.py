@@ -188,7 +188,7 @@ class StreamJoiner(Protocol):
         """
         ...
 
-    def write_error(self, body: bytes) -> bytes:
+    def encode_error_event(self, body: bytes) -> bytes:
         """Returns the event that reports an error to the client.
 
         Args:
@@ -280,8 +280,8 @@ class Wire:
         digest_seed: The first bytes of the input of prefix digests. Each wire has its own seed, so one wire
             never finds the compactions of another.
         member_names: The names of body members.
-        parse_items: Splits the value of `member_names.messages` into elements. Raises `UnreadableBodyError`
-            if the proxy cannot handle the value.
+        split_message_list: Splits the value of `member_names.messages` into elements. Raises
+            `UnreadableBodyError` if the proxy cannot handle the value.
         find_skip_reason: Returns why a body with these members (`member_names.skip_indicators`, by name) must
             stay unchanged; empty if it may change.
         group_into_pieces: Groups the elements into pieces.
@@ -322,7 +322,7 @@ class Wire:
     path_suffix: bytes
     digest_seed: bytes
     member_names: MemberNames
-    parse_items: Callable[[memoryview], tuple[bytes, ...]]
+    split_message_list: Callable[[memoryview], tuple[bytes, ...]]
     find_skip_reason: Callable[[Mapping[str, bytes]], str]
     group_into_pieces: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]
     may_continue_piece: Callable[[bytes], bool]

@@ -18,7 +18,7 @@ from compaction_proxy.core.event import Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.core.search_tool import parse_line_range, split_lines
 from compaction_proxy.recall.round_detail import RoundDetail
-from compaction_proxy.recall.search import Hit, RecalledMessage
+from compaction_proxy.recall.search import RecalledMessage, SearchHit
 from compaction_proxy.telemetry.counters import COUNTS, ExchangeCounters
 from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
 from compaction_proxy.telemetry.statistics import StatisticsRow
@@ -463,7 +463,7 @@ class Bypass:
 class Hits:
     """Messages that a search has found, the best match first."""
 
-    hits: tuple[Hit, ...]
+    hits: tuple[SearchHit, ...]
 
 
 @dataclass(frozen=True, slots=True)

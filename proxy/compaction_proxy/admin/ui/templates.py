@@ -72,7 +72,7 @@ _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 _FILTERS = {
     "segment": formatting.encode_path_segment,
     "usd": formatting.format_usd,
-    "rate": formatting.format_token_rate,
+    "rate": formatting.format_price_per_million,
     "count": formatting.format_count,
     "short": formatting.format_short_number,
     "milliseconds": formatting.format_milliseconds,

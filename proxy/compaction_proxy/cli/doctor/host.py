@@ -37,7 +37,7 @@ def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield from check_admin_key(config.server)
     yield check_open_files()
     yield check_body_memory(config.server)
-    yield from check_proxies(config, environ)
+    yield from check_environment_proxies(config, environ)
     yield from check_extras(config)
     yield check_tokenizer()
     yield check_search()
@@ -101,7 +101,7 @@ def check_body_memory(server: ServerSection) -> Finding:
     return Finding(OK, "memory", what)
 
 
-def check_proxies(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_environment_proxies(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Checks whether upstream requests go through an HTTP proxy, and whether `OPENAI_BASE_URL` is set.
 
     That variable is meant for clients. The finding says that the proxy never takes its upstream from it.

@@ -47,7 +47,7 @@ async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Findin
             names = _parse_model_ids(answer.body)
             for each in _check_model_list(config, key, answer, names):
                 yield each
-            if await _is_own_proxy(transport, config.upstream.base_url):
+            if await _is_compaction_proxy(transport, config.upstream.base_url):
                 what = "a compaction-proxy answers there, perhaps this very one"
                 yield Finding(WARNING, "upstream", what, "name the provider itself in upstream.base_url")
         async for each in _check_summary_models(config, transport, names, probe=probe):
@@ -97,7 +97,7 @@ def _check_model_list(
         yield Finding(WARNING, "clock", what, "keep it right with NTP")
 
 
-async def _is_own_proxy(transport: EngineTransport, base_url: str) -> bool:
+async def _is_compaction_proxy(transport: EngineTransport, base_url: str) -> bool:
     parts = urlsplit(base_url)
     with suppress(UpstreamError, ValueError, LookupError, TypeError):
         answer = await send_probe(transport, f"{parts.scheme}://{parts.netloc}/readyz", {}, DEADLINE_S)

@@ -251,7 +251,7 @@ def _update_block_size(exchange: Exchange, known: int) -> int:
     return gcd(known or LARGEST_BLOCK_TOKENS, cached) if cached else known
 
 
-def _get_usable_block(block: int) -> int:
+def _choose_rounding_block(block: int) -> int:
     """Returns the block size to which estimates are rounded, in tokens.
 
     Returns 1, so that nothing is rounded, if `block` is less than `SMALLEST_BLOCK_TOKENS` (0 is unknown).
@@ -276,7 +276,7 @@ def _estimate_shortfall(
     if exchange.cached_tokens:
         most = earlier.forwarded_tokens - exchange.cached_tokens
         expected = 0 if last in {None, NOTHING_CACHED_TOKENS} else last
-        return min(max(expected or 0, most - _get_usable_block(block) + 1), most)
+        return min(max(expected or 0, most - _choose_rounding_block(block) + 1), most)
     if last is None and _is_cache_miss(exchange, request, earlier):
         return NOTHING_CACHED_TOKENS
     return last
@@ -300,7 +300,7 @@ def _estimate_unchanged_cached_tokens(
         return max(cached, int(share * request.client_tokens))
     if not cached and (_is_expired(request, earlier) or _is_cache_miss(exchange, request, earlier)):
         return 0
-    block = _get_usable_block(state.block_tokens)
+    block = _choose_rounding_block(state.block_tokens)
     read = min(earlier.client_tokens - (state.shortfall_tokens or 0), request.client_tokens)
     return max(cached, read // block * block)
 

@@ -26,7 +26,7 @@ from compaction_proxy.core.ledger.facts import (
 )
 from compaction_proxy.core.message import MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
-from compaction_proxy.core.summary.injection import is_order
+from compaction_proxy.core.summary.injection import reads_as_order
 
 # Maximum number of argument values quoted from one call, and of characters of each. A value without spaces
 # may have twice as many.
@@ -219,12 +219,12 @@ def read_action(call: MessageToolCall, result: str | None) -> Action:
         outcome, has_failed = _read_result(
             remove_invisible(take_head_and_tail(result)).strip(), command, effect
         )
-    if is_order(outcome):
+    if reads_as_order(outcome):
         outcome = "failed" if has_failed else DONE
     if command:
         shown = list(_quote_command(command))
     elif arguments:
-        shown = list(islice(_find_key_arguments(arguments), MAX_ARGUMENTS))
+        shown = list(islice(_iter_quotable_arguments(arguments), MAX_ARGUMENTS))
     else:
         shown = [("", text) for text in [_shorten_value(call.arguments)] if text and text not in {"{}", "[]"}]
     tool = to_one_line(call.name, ARGUMENT_CHARACTERS)
@@ -316,18 +316,18 @@ def _shorten_value(value: str) -> str:
         return to_one_line(value, 2 * ARGUMENT_CHARACTERS)
     if len(text) > ARGUMENT_CHARACTERS:
         text = text[: ARGUMENT_CHARACTERS - 1].rstrip() + "…"
-    return "" if " " in text and is_order(text) else text
+    return "" if " " in text and reads_as_order(text) else text
 
 
 def _quote_command(command: str) -> Iterator[tuple[str, str]]:
     line = to_one_line(
         remove_invisible(command[:MAX_CHARACTERS]).strip().partition("\n")[0], COMMAND_CHARACTERS
     )
-    if not is_order(line):
+    if not reads_as_order(line):
         yield "", line
 
 
-def _find_key_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def _iter_quotable_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yields names and short values of the arguments that describe a call.
 
     Long contents, such as the text of a file, are left out. For an edit, its first changed line comes last.
@@ -466,7 +466,7 @@ class ActionLine(NamedTuple):
     has_failed: bool
 
 
-def describe_actions(
+def describe_action_groups(
     actions: Sequence[tuple[int, Action]], max_characters: int = LINE_CHARACTERS
 ) -> Iterator[ActionLine]:
     """Yields one line for the calls of each tool and target.
@@ -488,8 +488,8 @@ def describe_actions(
         )
 
 
-def list_actions(actions: Sequence[tuple[int, Action]], max_characters: int) -> Iterator[str]:
-    """Yields one list item for the calls of each tool and target, in the order of `describe_actions`.
+def format_action_items(actions: Sequence[tuple[int, Action]], max_characters: int) -> Iterator[str]:
+    """Yields one list item for the calls of each tool and target, in the order of `describe_action_groups`.
 
     Args:
         actions: The calls, each with the index of its message.

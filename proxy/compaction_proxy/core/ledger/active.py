@@ -16,7 +16,11 @@ from compaction_proxy.core.ledger import cues
 from compaction_proxy.core.ledger.client_forms import find_user_messages
 from compaction_proxy.core.ledger.cues import StatementKind
 from compaction_proxy.core.ledger.statements import Statement, fold_text, read_statements
-from compaction_proxy.core.ledger.supersession import find_remainder, may_supersede, supersedes_statement
+from compaction_proxy.core.ledger.supersession import (
+    find_unreplaced_part,
+    may_supersede,
+    supersedes_statement,
+)
 from compaction_proxy.core.message import Message
 
 # For each word, a new statement is compared with at most this many of the newest statements that share the
@@ -95,12 +99,12 @@ class _StatementIndex:
         )
 
     def add(self, spoken: UserStatement) -> None:
-        for key in self._find_rivals(spoken):
+        for key in self._find_replacement_candidates(spoken):
             old = self.statements[key]
             if supersedes_statement(spoken.statement, old.statement, is_adjacent=spoken.turn == old.turn + 1):
                 self._remove_statement(key)
                 spoken = replace(spoken, kind=_choose_weightier_kind(spoken.kind, old.kind))
-            elif remainder := find_remainder(spoken.statement, old.statement):
+            elif remainder := find_unreplaced_part(spoken.statement, old.statement):
                 self.replaced.setdefault(key, old)
                 self.statements[key] = replace(old, statement=remainder)
         self.statements[self.count] = spoken
@@ -110,7 +114,7 @@ class _StatementIndex:
             self._request_keys.append(self.count)
         self.count += 1
 
-    def _find_rivals(self, spoken: UserStatement) -> list[int]:
+    def _find_replacement_candidates(self, spoken: UserStatement) -> list[int]:
         """Returns the numbers of the statements that the new one may replace, oldest first.
 
         Such a statement is in another message and shares a word with the new statement.
@@ -233,7 +237,7 @@ class ActiveStatements:
         for each in statement_reader(text):
             self.statement_index.add(UserStatement(each, turn, each.kind))
 
-    def list_covered(self, covered: Collection[int]) -> list[tuple[int, UserStatement]]:
+    def list_statements_in_messages(self, covered: Collection[int]) -> list[tuple[int, UserStatement]]:
         """Returns the statements in force in the messages `covered`, each with the index of its message."""
         placed = (
             (self._message_indices[spoken.turn], spoken)

@@ -96,25 +96,29 @@ def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
             or message.name in EXAMPLE_NAMES
         ):
             continue
-        if examples.start <= index < examples.stop or _has_form(messages, index, _FILE_AND_MAP_FORMS):
+        if examples.start <= index < examples.stop or _begins_client_pair(
+            messages, index, _FILE_AND_MAP_FORMS
+        ):
             continue
         yield index
 
 
-def find_files_message(messages: Sequence[Message]) -> int | None:
+def find_shown_files_message(messages: Sequence[Message]) -> int | None:
     """Returns the index of the message with which aider shows files to the model, or None if there is none.
 
     Only the last messages are searched, because this message comes just before the current turn. In the next
     turn, aider moves the message closer to the end and updates the files in it.
     """
     first = max(0, len(messages) - _LAST_MESSAGES)
-    return next((k for k in range(first, len(messages)) if _has_form(messages, k, _FILE_FORMS)), None)
+    return next(
+        (k for k in range(first, len(messages)) if _begins_client_pair(messages, k, _FILE_FORMS)), None
+    )
 
 
 def drop_client_messages(messages: Sequence[Message]) -> list[Message]:
     """Returns the messages without those that the client wrote: examples, shown files and answers to both."""
     examples = _find_examples(messages)
-    gone = {k for k in range(len(messages)) if _has_form(messages, k, _FILE_AND_MAP_FORMS)}
+    gone = {k for k in range(len(messages)) if _begins_client_pair(messages, k, _FILE_AND_MAP_FORMS)}
     gone |= {k for k, each in enumerate(messages) if each.role == "assistant" and each.text in _REPLIES}
     gone |= set(range(examples.start, examples.stop))
     return [each for k, each in enumerate(messages) if k not in gone]
@@ -138,7 +142,7 @@ def _is_example(messages: Sequence[Message], index: int, pair: _MessagePair) -> 
     )
 
 
-def _has_form(messages: Sequence[Message], index: int, forms: Sequence[_MessagePair]) -> bool:
+def _begins_client_pair(messages: Sequence[Message], index: int, forms: Sequence[_MessagePair]) -> bool:
     """Returns whether a message begins with the user text of one of `forms`, and its answer follows."""
     text = messages[index].text
     if not text.startswith(_OPENINGS):

@@ -20,7 +20,7 @@ from compaction_proxy.core.ledger.facts import to_one_line
 from compaction_proxy.core.ledger.statements import Statement, fold_text, read_statements
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
-from compaction_proxy.core.summary.injection import is_order
+from compaction_proxy.core.summary.injection import reads_as_order
 
 # Maximum number of requests that wait for an answer at once. The state of older ones becomes unknown. The
 # limit keeps the time linear in the number of requests.
@@ -168,7 +168,7 @@ class Frontier:
 ActionReader = Callable[[MessageToolCall, str | None], Action]
 
 
-def _split_ends(text: str) -> list[str]:
+def _split_end_sentences(text: str) -> list[str]:
     """Returns the sentences of a reply without code. Of a long reply, only the beginning and end are read."""
     if len(text) <= 2 * REPLY_CHARACTERS:
         return _split_sentences(text)
@@ -188,16 +188,16 @@ def _strip_markup(text: str) -> str:
 def quote_sentence(text: str) -> str:
     """Returns a sentence as one line that is safe to quote, or "" if it reads as an order."""
     line = _strip_markup(remove_invisible(text[: 4 * QUOTED_CHARACTERS]))
-    return "" if not line or is_order(line) else sanitize_text(to_one_line(line, QUOTED_CHARACTERS))
+    return "" if not line or reads_as_order(line) else sanitize_text(to_one_line(line, QUOTED_CHARACTERS))
 
 
 def read_reply(text: str) -> ReplyReading:
     """Returns what a reply says about the state of the work."""
-    pieces = _split_ends(text)
+    pieces = _split_end_sentences(text)
     last = pieces[-LAST_SENTENCES:]
     asking = [each for each in last if _is_asking(each)]
     question = asking[-1] if asking else ""
-    asked = _list_subjects(read_statements("\n".join(asking)))
+    asked = _collect_subject_words(read_statements("\n".join(asking)))
     promises = [each for each in last if each not in asking and _is_promise(each)]
     sentences = [
         each
@@ -209,7 +209,7 @@ def read_reply(text: str) -> ReplyReading:
     )
     result = next((line for each in facts if (line := quote_sentence(each))), "")
     substance = sum(map(len, sentences)) >= SUBSTANCE_CHARACTERS
-    about = _list_subjects(read_statements("\n".join(pieces))) if asking and substance else asked
+    about = _collect_subject_words(read_statements("\n".join(pieces))) if asking and substance else asked
     promise = quote_sentence(promises[-1]) if promises else ""
     last_sentence = quote_sentence(pieces[-1]) if pieces else ""
     return ReplyReading(
@@ -217,7 +217,7 @@ def read_reply(text: str) -> ReplyReading:
     )
 
 
-def _list_subjects(statements: Sequence[Statement]) -> frozenset[str]:
+def _collect_subject_words(statements: Sequence[Statement]) -> frozenset[str]:
     """Returns what statements are about: the stems of their words, and their exact values."""
     return frozenset(
         word for each in statements for word in (*each.words, *(value for _, value in each.values))
@@ -288,12 +288,12 @@ def _is_request(statement: Statement, statements: Sequence[Statement], *, answer
     )
 
 
-def _is_about(words: frozenset[str], request_words: frozenset[str]) -> bool:
+def _shares_enough_words(words: frozenset[str], request_words: frozenset[str]) -> bool:
     shared = len(words & request_words)
     return shared >= max(SHARED_WORDS, SHARED_SHARE * min(len(words), len(request_words)))
 
 
-def _is_reason(statement: Statement) -> bool:
+def _may_explain_request(statement: Statement) -> bool:
     """Returns whether a statement that directly precedes a request may explain it.
 
     Such a statement is treated like the request.
@@ -354,10 +354,10 @@ class _FrontierReader:
     def read_user(self, turn: int, text: str, statements: Sequence[Statement]) -> None:
         """Reads a user message: updates the states of earlier requests, and records new requests."""
         if self.last_work is not None:
-            reports, words = _is_failure_report(text), _list_subjects(statements)
+            reports, words = _is_failure_report(text), _collect_subject_words(statements)
             failed = self._find_reported_requests(turn, words) if reports else []
             is_elsewhere = bool(failed) and not any(
-                _is_about(words, each.words) for each in self.waiting_requests
+                _shares_enough_words(words, each.words) for each in self.waiting_requests
             )
             if not reports or is_elsewhere or is_thanks(text, statements):
                 self._settle_requests(text, statements, self.last_work)
@@ -368,7 +368,7 @@ class _FrontierReader:
             and self.last_work.reply.has_question
         )
         answers = asks or is_thanks(text, statements)
-        about = _list_subjects(statements)
+        about = _collect_subject_words(statements)
         printed = self._find_printed_texts(statements)
         asked = {
             number
@@ -376,8 +376,8 @@ class _FrontierReader:
             if each.text not in printed and _is_request(each, statements, answers=answers)
         }
         for number, each in enumerate(statements):
-            if number in asked or (number + 1 in asked and _is_reason(each)):
-                own = _list_subjects([each])
+            if number in asked or (number + 1 in asked and _may_explain_request(each)):
+                own = _collect_subject_words([each])
                 self.waiting_requests.append(
                     _OpenRequest(turn, each, own if len(own) > SHARED_WORDS else about)
                 )
@@ -390,7 +390,7 @@ class _FrontierReader:
         """Reads the work that followed the user message of a turn."""
         self.last_work, self.turn = work, turn
         for at, action in work.actions:
-            failure = _find_failure_key(action)
+            failure = _build_failure_key(action)
             if action.has_failed:
                 self.failed_calls[failure] = turn, at, action
             elif action.has_result:
@@ -431,7 +431,7 @@ class _FrontierReader:
             return
         goes_on = (
             any(each.kind is StatementKind.REQUEST for each in statements)
-            and not _list_subjects(statements) & reply.reply_words
+            and not _collect_subject_words(statements) & reply.reply_words
         )
         if reply.has_substance and goes_on and not self.failed_calls:
             self._mark_unknown(self.waiting_requests)
@@ -484,7 +484,7 @@ class _FrontierReader:
         """Returns the recently answered requests that a failure report with these words may be about."""
         turns = LOOSE_END_TURNS if len(words) > PASTED_WORDS else WAITING_TURNS
         recent = (each for each in self.answered_requests if turn - each.turn < turns)
-        return [each for each in recent if _is_about(words, each.words)]
+        return [each for each in recent if _shares_enough_words(words, each.words)]
 
     def _reopen_requests(self, requests: Sequence[_OpenRequest]) -> None:
         """Makes answered requests wait for an answer again."""
@@ -540,7 +540,7 @@ def _describe_failed(action: Action) -> str:
     return " ".join([action.tool, *(value for _, value in action.arguments[:2])])
 
 
-def _find_failure_key(action: Action) -> str:
+def _build_failure_key(action: Action) -> str:
     """Returns a key by which a later successful call is recognised as a repetition of a failed call.
 
     The key consists of the tool and the first argument value, or the first two words of a shell command. Once

@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from compaction_proxy.core.ledger.actions import DONE, describe_action, describe_actions
+from compaction_proxy.core.ledger.actions import DONE, describe_action, describe_action_groups
 from compaction_proxy.core.ledger.active import ActiveStatements, SupersededStatements, UserStatement
 from compaction_proxy.core.ledger.cues import StatementKind
 from compaction_proxy.core.ledger.facts import MessageFact, ObservedFact, collect_facts, list_message_facts
 from compaction_proxy.core.ledger.frontier import Frontier, StatementStatus, read_frontier
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import escape_frames, sanitize_text
-from compaction_proxy.core.summary.injection import is_order
+from compaction_proxy.core.summary.injection import reads_as_order
 
 # Share of the remaining characters that open requests get at first, because there may be many of them. The
 # rest is for decisions, preferences and facts that the user stated.
@@ -275,7 +275,7 @@ def _format_fact(fact: ObservedFact) -> str:
 
 def _name_fact(fact: ObservedFact) -> str:
     """Returns the name of a fact, or its kind if the name is unknown or reads as an order."""
-    return fact.name if fact.name and not (" " in fact.name and is_order(fact.name)) else fact.kind
+    return fact.name if fact.name and not (" " in fact.name and reads_as_order(fact.name)) else fact.kind
 
 
 def _rank_fact(fact: ObservedFact) -> int:
@@ -408,7 +408,9 @@ def build_ledger(
     """
     covered_indices = frozenset(covered)
     known_frontier = read_frontier(messages) if frontier is None else frontier
-    statements = (active_statements or ActiveStatements(messages)).list_covered(covered_indices)
+    statements = (active_statements or ActiveStatements(messages)).list_statements_in_messages(
+        covered_indices
+    )
     pinned = tuple(
         LedgerEntry(StatementKind.RULE, pin.strip(), "", PIN_INDEX)
         for pin in dict.fromkeys(pins)
@@ -425,9 +427,9 @@ def build_ledger(
     progress = (
         *_list_progress(known_frontier, covered_indices),
         *_list_answered(statements, known_frontier),
-        *_list_runs(known_frontier, covered_indices),
+        *_list_other_calls(known_frontier, covered_indices),
     )
-    bounded = tuple(_bound_rules([*pinned, *entries]))
+    bounded = tuple(_drop_excess_rules([*pinned, *entries]))
     return Ledger(
         bounded,
         tuple(_iter_remarks(others, get_message_id)),
@@ -466,7 +468,7 @@ def _list_progress(frontier: Frontier, covered: Collection[int]) -> Iterator[Pro
     loose_ends = [each for each in frontier.loose_ends if each.message_index in covered]
     yield from (ProgressNote(each.kind, each.text, each.message_index) for each in reversed(loose_ends))
     actions = [each for each in frontier.actions if each[0] in covered and each[1].is_write]
-    for line in islice(describe_actions(actions), MAX_ACTIONS):
+    for line in islice(describe_action_groups(actions), MAX_ACTIONS):
         if line.has_failed:
             yield ProgressNote("tried", line.text, line.message_index, line.short_text)
         else:
@@ -491,7 +493,7 @@ def _list_answered(
         yield ProgressNote("answered", f"{' '.join(texts)} → {outcome}", max(texts.values()))
 
 
-def _list_runs(frontier: Frontier, covered: Collection[int]) -> Iterator[ProgressNote]:
+def _list_other_calls(frontier: Frontier, covered: Collection[int]) -> Iterator[ProgressNote]:
     """Yields notes on calls in the messages `covered` that neither change something nor are successful reads.
 
     An example is a test run. Targets with a successful call come first, then the others. Both parts start
@@ -502,11 +504,11 @@ def _list_runs(frontier: Frontier, covered: Collection[int]) -> Iterator[Progres
         for at, each in frontier.actions
         if at in covered and not each.is_write and (each.has_failed or not each.is_read)
     ]
-    for line in islice(describe_actions(actions), MAX_ACTIONS):
+    for line in islice(describe_action_groups(actions), MAX_ACTIONS):
         yield ProgressNote("ran", line.text, line.message_index, line.short_text)
 
 
-def _bound_rules(entries: Sequence[LedgerEntry]) -> Iterator[LedgerEntry]:
+def _drop_excess_rules(entries: Sequence[LedgerEntry]) -> Iterator[LedgerEntry]:
     """Yields the entries in their order, without the rules that exceed `MAX_RULES`.
 
     Pins are kept before rules that the user labelled, labelled rules before others, and newer rules before

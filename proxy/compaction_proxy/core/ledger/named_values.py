@@ -77,7 +77,7 @@ def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
     if parsed is None:
         yield from _find_text_values(text, kinds)
         return
-    for name, thing, leaf in islice(_list_leaves(parsed), MAX_LEAVES):
+    for name, thing, leaf in islice(_iter_named_leaves(parsed), MAX_LEAVES):
         for value in find_values(leaf[:LEAF_CHARACTERS]):
             if value.kind not in kinds:
                 continue
@@ -87,7 +87,7 @@ def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[NamedValue]:
                 yield NamedValue(value.kind, value.text, _find_name(leaf, value) or name)
 
 
-def _list_leaves(json_value: object) -> Iterator[tuple[str, str, str]]:
+def _iter_named_leaves(json_value: object) -> Iterator[tuple[str, str, str]]:
     """Yields the name, the key (`NamedValue.owner_key`) and the text of each string in a JSON value."""
     rest: list[tuple[object, str, str, int]] = [(json_value, "", "", 0)]
     while rest:

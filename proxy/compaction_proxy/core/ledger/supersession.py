@@ -114,7 +114,7 @@ def supersedes_statement(new: Statement, old: Statement, *, is_adjacent: bool) -
     )
 
 
-def find_remainder(new: Statement, old: Statement) -> Statement | None:
+def find_unreplaced_part(new: Statement, old: Statement) -> Statement | None:
     """Returns `old` without the parts in which `new` changes a value, or None if `old` stays whole.
 
     The remaining parts are quoted as written. If no part remains, the returned statement has an empty text.

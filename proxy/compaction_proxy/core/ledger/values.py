@@ -169,7 +169,7 @@ class ExactValue(NamedTuple):
     start: int
 
 
-def _find_named_kind(kind: str, text: str, before: str) -> str:
+def _refine_kind(kind: str, text: str, before: str) -> str:
     if before and (match := _KIND_WORD.search(before)):
         return match.lastgroup or kind
     return "commit" if kind == "code" and _HEX.fullmatch(text) and len(text) > 6 else kind
@@ -192,5 +192,5 @@ def find_values(text: str) -> Iterator[ExactValue]:
         start = found.start()
         if kind in _NAMEABLE:
             before = text[max(0, start - KIND_SEARCH_CHARACTERS) : start] if named else ""
-            kind = _find_named_kind(kind, exact, before)
+            kind = _refine_kind(kind, exact, before)
         yield ExactValue(kind, exact, start)

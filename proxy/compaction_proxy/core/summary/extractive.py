@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from compaction_proxy.core.ledger.actions import list_actions
+from compaction_proxy.core.ledger.actions import format_action_items
 from compaction_proxy.core.ledger.facts import ObservedFact, collect_facts, to_one_line
 from compaction_proxy.core.ledger.frontier import Frontier, is_pleasantry, read_frontier
 from compaction_proxy.core.ledger.values import find_values
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import sanitize_text
-from compaction_proxy.core.summary.injection import is_order
+from compaction_proxy.core.summary.injection import reads_as_order
 
 # Maximum number of messages that are read at the beginning and at the end of the conversation, and of
 # characters that are read at the beginning and at the end of each text.
@@ -66,7 +66,7 @@ class _Sentence:
     is_at_edge: bool
 
 
-def _select_window(length: int) -> list[int]:
+def _list_read_indices(length: int) -> list[int]:
     """Returns the indices of the messages that are read."""
     if length <= OLDEST_MESSAGES + NEWEST_MESSAGES:
         return list(range(length))
@@ -94,13 +94,13 @@ def _split_sentences(text: str) -> list[str]:
     return [
         each
         for each in sentences
-        if SHORTEST <= len(each) <= LONGEST and not is_order(each) and not is_pleasantry(each)
+        if SHORTEST <= len(each) <= LONGEST and not reads_as_order(each) and not is_pleasantry(each)
     ]
 
 
 def _iter_sentences(messages: Sequence[Message], role: str) -> Iterator[_Sentence]:
     turn = 0
-    for at in _select_window(len(messages)):
+    for at in _list_read_indices(len(messages)):
         message = messages[at]
         user = message.role == "user" and not message.answered_call_ids
         turn += user
@@ -166,7 +166,7 @@ def _choose_sentences(sentences: Sequence[_Sentence], length: int, max_character
 def _list_work(frontier: Frontier, facts: Sequence[ObservedFact], characters: int) -> Iterator[str]:
     """Yields lines about the work done: changes, then other calls, then reads. Each part is newest first."""
     writes = [each for each in frontier.actions if each[1].is_write]
-    yield from list_actions(writes, characters)
+    yield from format_action_items(writes, characters)
     written = {value for _, action in writes for _, value in action.arguments}
     paths = [
         each for each in facts if each.kind == "path" and each.operations and not re.search(r"\s", each.text)
@@ -176,7 +176,7 @@ def _list_work(frontier: Frontier, facts: Sequence[ObservedFact], characters: in
         yield f"- {_format_line(each.text)}: {', '.join(each.operations)}"
     others = [each for each in frontier.actions if not each[1].is_write]
     ran = [each for each in others if each[1].has_failed or not each[1].is_read]
-    yield from list_actions(ran, characters)
+    yield from format_action_items(ran, characters)
     read: dict[str, dict[str, None]] = {}
     for _, action in reversed(others):
         if action.is_read and not action.has_failed and action.arguments:
@@ -242,7 +242,7 @@ def build_extractive_summary(
     """
     if max_characters <= 0 or all(each.is_empty for each in messages):
         return ""
-    window = _select_window(len(messages))
+    window = _list_read_indices(len(messages))
     seen = collect_facts(messages, window)
     frontier = read_frontier(messages)
     room = int(WORK_SHARE * max_characters)

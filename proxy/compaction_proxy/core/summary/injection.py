@@ -44,7 +44,7 @@ _NEGATION = re.compile(
 )
 
 
-def is_order(sentence: str) -> bool:
+def reads_as_order(sentence: str) -> bool:
     """Returns whether a sentence reads as a rule or as an order to its reader."""
     plain = fold_text(sentence)
     if _INJECTED.search(plain) or _IMPERATIVE.match(plain) or _ADDRESSED.search(plain):

@@ -17,7 +17,12 @@ from compaction_proxy.core.summary.answer import (
     split_run_texts,
     validate_summary,
 )
-from compaction_proxy.core.summary.transcript import CUT_MARK, build_transcript, compute_nonce, wrap_in_fence
+from compaction_proxy.core.summary.transcript import (
+    CUT_MARK,
+    build_transcript,
+    compute_fence_digest,
+    wrap_in_fence,
+)
 
 __all__ = [
     "CUT_MARK",
@@ -92,7 +97,7 @@ def build_prompt(
     """
     transcripts = list(_iter_transcripts(groups, shape)) or [""]
     earlier_texts, task_text = [sanitize_text(each) for each in earlier_summaries], sanitize_text(task)
-    mark = compute_nonce([*transcripts, *earlier_texts, task_text])
+    mark = compute_fence_digest([*transcripts, *earlier_texts, task_text])
     summaries = [wrap_in_fence("summary", each, mark) for each in earlier_texts] or [NO_EARLIER_SUMMARY]
     parts = [f"## Size and Language\n{_format_size(max_tokens, language, len(groups))}"]
     parts.append("\n".join(["## Previous Summary", *summaries]))

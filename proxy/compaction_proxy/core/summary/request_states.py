@@ -98,12 +98,12 @@ def _list_known(states: Mapping[tuple[int, str], StatementStatus]) -> Iterator[_
     requests = [each for each in states.items() if each[1] is not StatementStatus.TOLD]
     unsettled = {turn for (turn, _), state in requests if state is not StatementStatus.ANSWERED}
     for (turn, text), state in (*requests[-MAX_REQUESTS:], *statements[-MAX_REQUESTS:]):
-        words = _find_words(text)
+        words = _collect_subject_words(text)
         if len(words) > 1:
             yield _KnownStatement(turn, words, state, is_settled=turn not in unsettled)
 
 
-def _find_words(text: str) -> frozenset[str]:
+def _collect_subject_words(text: str) -> frozenset[str]:
     """Returns what a text is about: the stems of its words, and its exact values."""
     found = read_statements(text[:LINE_CHARACTERS])
     return frozenset(word for each in found for word in (*each.words, *(value for _, value in each.values)))
@@ -129,7 +129,7 @@ def _find_state(line: str, known: list[_KnownStatement]) -> StatementStatus | No
 
     Returns None if the line is about no statement, or equally about statements in different states.
     """
-    about = _find_words(line)
+    about = _collect_subject_words(line)
     requests = (each for each in known if each.state is not StatementStatus.TOLD)
     shares = [
         (len(shared) / len(each.words), len(shared), each.state)
@@ -221,7 +221,7 @@ def _correct_row(line: str, cells: list[str], known: list[_KnownStatement]) -> s
         return line
     claimed = _find_status(cells[status_cells[-1]])
     others = [cell for k, cell in enumerate(cells) if k != status_cells[-1]]
-    subject = next((cell for cell in others if len(_find_words(cell)) > 1), others[0])
+    subject = next((cell for cell in others if len(_collect_subject_words(cell)) > 1), others[0])
     state = _find_state(subject, known)
     if state is None or (claimed is StatementStatus.ANSWERED and state is not StatementStatus.OPEN):
         return line

@@ -61,7 +61,7 @@ def build_transcript(messages: Iterable[Message], shape: SummaryShape, first: in
     )
 
 
-def compute_nonce(texts: Sequence[str]) -> str:
+def compute_fence_digest(texts: Sequence[str]) -> str:
     """Returns a digest of the texts, which becomes part of the names of the tags around them.
 
     Nobody can write a text that contains its own digest, so nothing in the texts can close the tags.
@@ -71,5 +71,5 @@ def compute_nonce(texts: Sequence[str]) -> str:
 
 
 def wrap_in_fence(name: str, text: str, nonce: str) -> str:
-    """Returns the text between two tags on lines of their own. `nonce` comes from `compute_nonce`."""
+    """Returns the text between two tags on lines of their own. `nonce` comes from `compute_fence_digest`."""
     return f"<{name}-{nonce}>\n{text}\n</{name}-{nonce}>"

@@ -13,13 +13,13 @@ from itertools import zip_longest
 from types import MappingProxyType
 
 from compaction_proxy.core.errors import SummaryError
-from compaction_proxy.core.ledger.actions import Action, list_actions
+from compaction_proxy.core.ledger.actions import Action, format_action_items
 from compaction_proxy.core.ledger.facts import ObservedFact, collect_facts
 from compaction_proxy.core.ledger.frontier import StatementStatus, read_frontier
 from compaction_proxy.core.ledger.language import detect_language
 from compaction_proxy.core.ledger.values import ExactValue, find_values
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.summary.injection import is_backed_by_user, is_order
+from compaction_proxy.core.summary.injection import is_backed_by_user, reads_as_order
 from compaction_proxy.core.summary.request_states import EMPTY_SECTION_TEXT, correct_states
 
 # A summary is unfaithful if sentences are dropped and fewer than `MIN_CHARACTERS` characters are left, or
@@ -182,7 +182,7 @@ def _drop_unfounded_sentences(text: str, sources: _SummarySources, user_texts: S
         if _HEADING.match(line):
             pieces = [line.lstrip("# \t")]
         sound = [each for each in pieces if not _has_invented_value(each, sources)]
-        sound = [each for each in sound if not is_order(each) or is_backed_by_user(each, user_texts)]
+        sound = [each for each in sound if not reads_as_order(each) or is_backed_by_user(each, user_texts)]
         if len(sound) == len(pieces):  # also true for an empty line
             lines.append(line)
         elif sound:
@@ -263,7 +263,7 @@ def _append_missing_calls(text: str, writes: Sequence[tuple[int, Action]], room:
     known_words = frozenset(_TOKEN.findall(text.casefold()))
     room -= len(ADDED_CALLS_HEADING) + 2
     added = ""
-    for line in list_actions(writes, room):
+    for line in format_action_items(writes, room):
         if not known_words.issuperset(_TOKEN.findall(line.casefold())) and len(added) + len(line) + 1 <= room:
             added += f"\n{line}"
     return f"{text}\n\n{ADDED_CALLS_HEADING}{added}" if added else text

@@ -33,7 +33,7 @@ class ConnectionPool:
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def get_idle_connection(self) -> UpstreamConnection | None:
+    def pop_idle_connection(self) -> UpstreamConnection | None:
         """Takes the connection that served last. Returns None if it has expired or none is idle."""
         if not self._idle:
             return None
@@ -117,7 +117,7 @@ class NativeEngine:
         origin = self._origins.get(request.origin) or self._add_origin(request.origin)
         head = encode_request_head(request, origin.route)
         if isinstance(request.body, bytes):
-            connection = origin.pool.get_idle_connection()
+            connection = origin.pool.pop_idle_connection()
             if connection is not None:
                 answer = connection.send_request(head, request.body, None, request.silence_timeout_s)
                 try:

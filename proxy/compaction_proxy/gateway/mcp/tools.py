@@ -54,7 +54,7 @@ class TenantConversations:
             return ""
         return NOT_FOUND if self._reachable() else STORE_UNREACHABLE
 
-    async def describe_status(self, tenant: str, conversation: str | None) -> str:
+    async def describe_conversation_or_list(self, tenant: str, conversation: str | None) -> str:
         """Describes a conversation of a tenant, or says why it cannot be described.
 
         If `conversation` is None, describes the tenant's only conversation. If the tenant has several, lists
@@ -308,7 +308,7 @@ class McpToolRunner:
             return await self._read_message(context, arguments)
         if tool.name == STATUS_TOOL:
             return McpToolResult(
-                await self._conversations.describe_status(context.tenant, context.conversation)
+                await self._conversations.describe_conversation_or_list(context.tenant, context.conversation)
             )
         if context.conversation is None:
             return McpToolResult(NAME_ONE, is_error=True)

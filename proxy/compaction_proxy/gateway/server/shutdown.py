@@ -62,7 +62,7 @@ class DrainReport:
     cut: int = 0
 
 
-def _has_pending_response(connection: ServerConnection) -> bool:
+def _should_await_response(connection: ServerConnection) -> bool:
     """Returns whether the connection has a request that the server should still answer before it stops.
 
     That is a request that is complete or whose answer has begun. Its answer is not complete.
@@ -169,7 +169,7 @@ class GracefulServer(uvicorn.Server):
         self.config.encoded_headers.append(_CLOSE)
         self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
         self._answered_before = self.server_state.total_requests
-        self._on_stopping(sum(map(_has_pending_response, self._list_connections())))
+        self._on_stopping(sum(map(_should_await_response, self._list_connections())))
         ticks = 0
         while ticks * TICK_S < self._drain_timeouts.accept_s and not self.force_exit:
             await self.on_tick(ticks)
@@ -221,7 +221,7 @@ class GracefulServer(uvicorn.Server):
         if connection.has_hung_up:
             if is_late:
                 connection.transport.close()
-        elif cycle is not None and _has_pending_response(connection):
+        elif cycle is not None and _should_await_response(connection):
             cycle.keep_alive = False
         elif is_late or (cycle is not None and cycle.response_complete):
             self.drain_report.dropped += 1

@@ -96,11 +96,13 @@ def _refuse_if_body_is_slow(
             now,
             None,
         )  # the proxy has to act next, not the client
-    elif now - connection.last_activity_at > deadlines.body_s or _is_trickling(cycle, deadlines.body_s, now):
+    elif now - connection.last_activity_at > deadlines.body_s or _update_and_check_pace(
+        cycle, deadlines.body_s, now
+    ):
         connection.refuse_request(_BODY_TIMEOUT)
 
 
-def _is_trickling(cycle: RequestResponseCycle, span_s: float, now: float) -> bool:
+def _update_and_check_pace(cycle: RequestResponseCycle, span_s: float, now: float) -> bool:
     """Returns whether too little of the body came in a span of `span_s` seconds that has just ended.
 
     Starts the next span when the last one has ended.

@@ -22,7 +22,7 @@ from redis.exceptions import NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from compaction_proxy.core.errors import StoreUnavailableError
-from compaction_proxy.storage.keys import derive_tenant_key, parse_hash_tag
+from compaction_proxy.storage.keys import derive_conversation_tenant_key, parse_hash_tag
 from compaction_proxy.storage.redis.client import (
     ANSWER_TIMEOUT_S,
     REDIS_ERRORS,
@@ -64,9 +64,9 @@ def _check_sizes(items: _Items) -> None:
         raise StoreUnavailableError("store-too-large", f"a value takes more than {MAX_VALUE_BYTES} bytes")
 
 
-def _is_tenant_key(key: str) -> bool:
+def _is_in_tenant_scope(key: str) -> bool:
     """Returns whether a key is in a scope of a tenant. Only such scopes are counted and limited."""
-    return derive_tenant_key(key) is not None
+    return derive_conversation_tenant_key(key) is not None
 
 
 def _get_scope(key: str) -> str:
@@ -204,8 +204,8 @@ class RedisStore:
         return self._prefix + key
 
     def _derive_tenant_key(self, key: bytes) -> bytes:
-        """Returns `keys.derive_tenant_key` for a key of the server, or empty bytes if that is None."""
-        tenant_key = derive_tenant_key(key.decode("utf-8", "replace").removeprefix(self._prefix))
+        """Returns `keys.derive_conversation_tenant_key` for a server's key, or empty bytes if that is None."""
+        tenant_key = derive_conversation_tenant_key(key.decode("utf-8", "replace").removeprefix(self._prefix))
         return self._add_prefix(tenant_key).encode() if tenant_key else b""
 
     async def _send_command(self, *command: _Argument, **options: Any) -> Any:  # noqa: ANN401 - whatever the server answers
@@ -257,7 +257,7 @@ class RedisStore:
     ) -> bytes | int | None:
         _check_sizes(items)
         first = items[0].key
-        list_ttl = max(_to_milliseconds(item.ttl_s) for item in items) if _is_tenant_key(first) else 0
+        list_ttl = max(_to_milliseconds(item.ttl_s) for item in items) if _is_in_tenant_scope(first) else 0
         keys = [
             self._add_prefix(lease.key + _LEASE if lease else first),
             self._add_prefix(_get_scope(first) + _KEY_LIST if list_ttl else first),
@@ -277,7 +277,7 @@ class RedisStore:
         it. `registry_suffix` (`_COMMITTED` or `_WRITTEN`) selects the set of scopes.
         """
         key = items[0].key
-        if not _is_tenant_key(key):
+        if not _is_in_tenant_scope(key):
             return
         scope, ttl = _get_scope(key), max(_to_milliseconds(item.ttl_s) for item in items)
         tenant = scope.partition(".")[0] + ".}"
@@ -296,7 +296,7 @@ class RedisStore:
         list_key = self._add_prefix(scope + _KEY_LIST)
         keys: list[bytes] = await self._send_command("SMEMBERS", list_key)
         await self._send_command("UNLINK", list_key, *keys)
-        tenant_key = derive_tenant_key(scope)
+        tenant_key = derive_conversation_tenant_key(scope)
         if tenant_key is not None:  # a separate command, because its key may be on another node
             await self._send_command("UNLINK", self._add_prefix(tenant_key))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from compaction_proxy.core.errors import StoreUnavailableError
-from compaction_proxy.storage.keys import derive_tenant_key
+from compaction_proxy.storage.keys import derive_conversation_tenant_key
 from compaction_proxy.storage.sqlite.schema import open_database, to_store_unavailable
 from compaction_proxy.storage.sqlite.worker_thread import WorkerThread
 from compaction_proxy.storage.store import Lease, ListEntry, Record
@@ -122,7 +122,7 @@ def delete_prefix(db: sqlite3.Connection, prefix: str, now: float) -> int:
     db.execute("DELETE FROM leases WHERE key >= ? AND key < ?", (prefix, end))
     db.execute("DELETE FROM items WHERE key >= ? AND key < ? AND expires <= ?", (prefix, end, now))
     keys = db.execute("SELECT key FROM items WHERE key >= ? AND key < ?", (prefix, end)).fetchall()
-    tenant_keys = {derive_tenant_key(key) for (key,) in keys} - {None}
+    tenant_keys = {derive_conversation_tenant_key(key) for (key,) in keys} - {None}
     deleted = db.execute("DELETE FROM items WHERE key >= ? AND key < ?", (prefix, end)).rowcount
     db.executemany("DELETE FROM items WHERE key = ?", [(tenant_key,) for tenant_key in tenant_keys])
     return deleted

@@ -173,7 +173,7 @@ class AnswerContent:
         return "".join(self.texts)
 
     @property
-    def reasoning_indices(self) -> int:
+    def reasoning_index_count(self) -> int:
         """The highest index in the answer's `reasoning_details` plus one; 0 if there is none."""
         return 1 + max((_get_index(each) for each in self.reasoning.get(REASONING_DETAILS) or ()), default=-1)
 
@@ -272,7 +272,7 @@ def shift_indices(pieces: object, offset: int) -> None:
             piece["index"] += offset
 
 
-def choose_separator(before: str, after: str) -> str:
+def choose_text_separator(before: str, after: str) -> str:
     """Returns the separator between the text before a call and the text after it.
 
     The separator is a paragraph break if the first text ends with a complete sentence or a heading. It is

@@ -115,7 +115,7 @@ class ToolCallFilter:
 
         To be called when the answer ends.
         """
-        return [self._show_call(call) for call in self._calls if call.is_ours is None]
+        return [self._release_call_to_client(call) for call in self._calls if call.is_ours is None]
 
     def _filter_piece(self, piece: Any) -> Iterable[Any]:
         if not isinstance(piece, dict):
@@ -129,7 +129,7 @@ class ToolCallFilter:
         if call.is_ours is not False:
             return ()
         if was_ours is None:
-            shown = self._show_call(call)
+            shown = self._release_call_to_client(call)
             return (self._renumber_piece(call, piece) if is_first else shown,)
         return (self._renumber_piece(call, piece),)
 
@@ -175,7 +175,7 @@ class ToolCallFilter:
         is_undecided = is_incomplete and "custom" not in call.fields
         return None if is_undecided else False
 
-    def _show_call(self, call: PartialToolCall) -> JsonObject:
+    def _release_call_to_client(self, call: PartialToolCall) -> JsonObject:
         call.is_ours = False
         call.client_index = self.client_call_count
         self.client_call_count += 1

@@ -7,7 +7,7 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.wires.chat.continuation import (
     AnswerContent,
     add_usage,
-    choose_separator,
+    choose_text_separator,
     encode_ascii_json,
 )
 from compaction_proxy.wires.chat.intercept_calls import (
@@ -85,7 +85,7 @@ class ChatAnswerJoiner:
         content = AnswerContent()
         content.add_delta(message)
         self._message = content.build_message(self._calls.own_calls)
-        self._previous_text += choose_separator(self._previous_text, content.text) + content.text
+        self._previous_text += choose_text_separator(self._previous_text, content.text) + content.text
         self._previous_logprobs += _get_logprobs(choice)
         self._previous_usage = add_usage(self._previous_usage, _get_usage(payload))
         if self._is_first_answer:
@@ -99,7 +99,7 @@ class ChatAnswerJoiner:
             message["content"] = [{"type": "text", "text": self._previous_text}, *content]
         elif self._previous_text:
             text = content if isinstance(content, str) else ""
-            message["content"] = self._previous_text + choose_separator(self._previous_text, text) + text
+            message["content"] = self._previous_text + choose_text_separator(self._previous_text, text) + text
         if self._previous_logprobs and _get_logprobs(choice):
             choice["logprobs"]["content"] = [*self._previous_logprobs, *_get_logprobs(choice)]
         if _get_usage(payload):

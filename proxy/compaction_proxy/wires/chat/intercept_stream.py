@@ -15,7 +15,7 @@ from compaction_proxy.wires.chat.continuation import (
     REASONING_DETAILS,
     AnswerContent,
     add_usage,
-    choose_separator,
+    choose_text_separator,
     encode_ascii_json,
     shift_indices,
 )
@@ -159,13 +159,13 @@ class ChatStreamJoiner:
                 self._envelope = {key: payload[key] for key in ENVELOPE if key in payload}
         message = content.build_message(self._calls.own_calls)
         self._previous_text = content.text or self._previous_text
-        self._reasoning_offset += content.reasoning_indices
+        self._reasoning_offset += content.reasoning_index_count
         self._previous_usage = add_usage(self._previous_usage, self._usage)
         self._is_first_answer, self._may_answer_calls = False, may_answer_calls
         self._reset_answer()
         return message
 
-    def write_error(self, body: bytes) -> bytes:
+    def encode_error_event(self, body: bytes) -> bytes:
         """Returns the event that reports an error to the client."""
         return b"data: %b\n\n" % body
 
@@ -223,7 +223,7 @@ class ChatStreamJoiner:
         if self._is_first_answer and not changed:
             return event
         if not self._is_first_answer:
-            self._join_payload(payload, choice, usage_holders)
+            self._rewrite_as_continuation(payload, choice, usage_holders)
         return (
             replace_data(event, encode_ascii_json(payload))
             if _has_content(payload, choice, usage_holders)
@@ -270,7 +270,9 @@ class ChatStreamJoiner:
         choice["finish_reason"] = STOP  # the client has nothing left to call
         return True
 
-    def _join_payload(self, payload: JsonObject, choice: JsonObject, usage_holders: list[JsonObject]) -> None:
+    def _rewrite_as_continuation(
+        self, payload: JsonObject, choice: JsonObject, usage_holders: list[JsonObject]
+    ) -> None:
         """Changes an event of a later answer so that, for the client, it continues the first answer."""
         payload.update(self._envelope)
         for holder in usage_holders:
@@ -281,7 +283,7 @@ class ChatStreamJoiner:
         shift_indices(delta.get(REASONING_DETAILS), self._reasoning_offset)
         content = delta.get("content")
         if isinstance(content, str) and content and self._previous_text:
-            delta["content"] = choose_separator(self._previous_text, content) + content
+            delta["content"] = choose_text_separator(self._previous_text, content) + content
             self._previous_text = ""
 
 

@@ -64,7 +64,7 @@ def get_thinking_allowance(model: str, conversation: ContinuedConversation | Non
     return budget or (CLIENT_EFFORT_ALLOWANCE_TOKENS if reasoning else 0)
 
 
-def takes_cache_key(url: str) -> bool:
+def accepts_prompt_cache_key(url: str) -> bool:
     """Returns whether the provider at this URL is known to accept `prompt_cache_key`.
 
     Other providers may refuse a request that has this member.

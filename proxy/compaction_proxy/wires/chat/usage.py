@@ -13,10 +13,10 @@ from compaction_proxy.wires.usage import (
     as_mapping,
     as_token_count,
     build_usage,
-    cut_first_line,
     decode_shape,
     iter_payloads_backwards,
     parse_json,
+    split_first_line,
 )
 from compaction_proxy.wires.wire import TokenUsage
 
@@ -105,7 +105,7 @@ def _parse_stream(_: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  # n
     """Returns the last usage in a stream, with the last finish reason; None if there is no usage."""
     usage: TokenUsage | None = None
     reason = ""
-    for payload in iter_payloads_backwards(tail if whole else cut_first_line(tail)[1], _USAGE_PATTERN):
+    for payload in iter_payloads_backwards(tail if whole else split_first_line(tail)[1], _USAGE_PATTERN):
         usage = usage or _find_usage(payload)
         reason = reason or _get_finish_reason(payload)
         if usage and reason:

@@ -46,7 +46,7 @@ def _never_skip(_: Mapping[str, bytes]) -> str:
     return ""
 
 
-def _group_into_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
+def _keep_elements_as_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Returns the elements unchanged, because every element is one message."""
     return elements
 
@@ -74,9 +74,9 @@ CHAT = Wire(
         prompt_members=("tools", "functions", "response_format"),
         thinking_budgets=(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
     ),
-    parse_items=_parse_items,
+    split_message_list=_parse_items,
     find_skip_reason=_never_skip,
-    group_into_pieces=_group_into_pieces,
+    group_into_pieces=_keep_elements_as_pieces,
     may_continue_piece=_may_continue_piece,
     parse_uncounted=parse_uncounted,
     estimate_nontext_tokens=estimate_nontext_tokens,

@@ -116,13 +116,13 @@ def group_into_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
     found: list[bytes] = []
     for each in elements:
         if any(sign in each for sign in _SPLIT_MARKERS):
-            found += _split_message(each)
+            found += _split_by_tool_result(each)
         else:
             found.append(each)
     return tuple(found)
 
 
-def _split_message(raw: bytes) -> Iterator[bytes]:
+def _split_by_tool_result(raw: bytes) -> Iterator[bytes]:
     places = find_message_members(raw)
     content, role = (
         raw[place.start : place.stop] if (place := places.get(name)) else b"" for name in _MEMBERS

@@ -103,7 +103,7 @@ class MessagesStreamJoiner:
         self._reset_answer()
         return message
 
-    def write_error(self, body: bytes) -> bytes:
+    def encode_error_event(self, body: bytes) -> bytes:
         """Returns the event that reports an error to the client."""
         payload = {"type": "error", **DECODER.decode(body.decode())}
         return b"event: error\ndata: %b\n\n" % encode_ascii_json(payload)

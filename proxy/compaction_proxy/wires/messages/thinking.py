@@ -38,7 +38,7 @@ def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessag
     thinking = _read_thinking(raw)
     if as_mapping(thinking.get("block_binding")).get("prefix_mismatch_behavior") == "drop_block":
         return AdaptedMessages(messages)  # the client has asked the provider to drop such thinking itself
-    if thinking.get("type") == "enabled" and _begins_with_a_thought(messages):
+    if thinking.get("type") == "enabled" and _has_required_thinking(messages):
         return AdaptedMessages(messages)
     return drop_thoughts(raw, messages)
 
@@ -61,7 +61,7 @@ def _read_thinking(raw: bytes) -> Mapping[str, Any]:
     return as_mapping(parse_json(raw[place.start : place.stop])) if place else {}
 
 
-def _begins_with_a_thought(messages: Sequence[Message]) -> bool:
+def _has_required_thinking(messages: Sequence[Message]) -> bool:
     """Returns whether the latest turn's first assistant message has thinking, or needs none.
 
     It needs none if it calls no tools, or does not exist yet.

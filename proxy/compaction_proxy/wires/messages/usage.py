@@ -18,10 +18,10 @@ from compaction_proxy.wires.usage import (
     as_mapping,
     as_token_count,
     build_usage,
-    cut_first_line,
     decode_shape,
     iter_payloads_backwards,
     parse_json,
+    split_first_line,
 )
 from compaction_proxy.wires.wire import TokenUsage
 
@@ -74,7 +74,9 @@ def _parse_stream(head: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  
     first_event = next(
         (each for each in iter_payloads_backwards(head, _USAGE_PATTERN) if "message" in each), {}
     )
-    last_event = next(iter_payloads_backwards(tail if whole else cut_first_line(tail)[1], _USAGE_PATTERN), {})
+    last_event = next(
+        iter_payloads_backwards(tail if whole else split_first_line(tail)[1], _USAGE_PATTERN), {}
+    )
     first = as_mapping(as_mapping(first_event.get("message")).get("usage"))
     last = {name: count for name, count in as_mapping(last_event.get("usage")).items() if count}
     return add_finish_reason(

@@ -142,7 +142,7 @@ MESSAGES = Wire(
         skip_indicators=("context_management", "compaction", "thread"),
         thinking_budgets=(("thinking", "budget_tokens"),),
     ),
-    parse_items=_parse_items,
+    split_message_list=_parse_items,
     find_skip_reason=_find_skip_reason,
     group_into_pieces=group_into_pieces,
     may_continue_piece=_may_continue_piece,

@@ -15,7 +15,7 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message
 from compaction_proxy.wires.body import decode_small_json
 from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
-from compaction_proxy.wires.project_instructions import starts_with_form
+from compaction_proxy.wires.project_instructions import starts_like_instructions
 from compaction_proxy.wires.responses.items import COMPACTION_TYPES, TRIGGER_TYPE, read_type_and_role
 from compaction_proxy.wires.responses.messages import encode_message, parse_message
 
@@ -42,12 +42,12 @@ def has_trigger(raw: bytes) -> bool:
     return _TRIGGER_BYTES in raw
 
 
-def has_token(raw: bytes) -> bool:
+def may_have_token(raw: bytes) -> bool:
     """Returns whether a body may hold a token of the proxy. If the result is False, it certainly does not."""
     return _PREFIX_BYTES in raw
 
 
-def read_trigger(raw: bytes) -> TriggeredRequest | None:
+def parse_triggered_request(raw: bytes) -> TriggeredRequest | None:
     """Parses a body that asks for a compaction item; None if it does not.
 
     The trigger must be the last item and the only trigger, as the provider demands.
@@ -75,7 +75,7 @@ def read_items(raw: bytes) -> tuple[bytes, ...]:
     )
 
 
-def expand_items(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool = False) -> bytes:
+def expand_tokens(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool = False) -> bytes:
     """Returns a body in which each token is replaced by its items. Items of the client keep their bytes.
 
     Clients keep some user messages of the compacted input. So a user message in a token is left out if it
@@ -153,7 +153,7 @@ def _is_instruction(item: bytes) -> bool:
 
 def _has_instructions(record: Message) -> bool:
     """Returns whether a message is privileged, or begins like project instructions of Codex."""
-    return record.is_privileged or (record.role == "user" and starts_with_form(record.text, "codex"))
+    return record.is_privileged or (record.role == "user" and starts_like_instructions(record.text, "codex"))
 
 
 def _read_token(item: bytes) -> str | None:
@@ -188,7 +188,7 @@ def _replace_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[byt
     return b"".join((raw[: place.start], b"[", b",".join(items), b"]", raw[place.stop :]))
 
 
-def strip_privilege(item: bytes) -> bytes:
+def demote_privileged_item(item: bytes) -> bytes:
     """Returns an item, but with the role `user` if it is a privileged message.
 
     It is called for items that the proxy has written, before they are put into a token: only the client may

@@ -106,7 +106,7 @@ class ResponsesStreamJoiner:
         self._reset_answer()
         return message
 
-    def write_error(self, body: bytes) -> bytes:
+    def encode_error_event(self, body: bytes) -> bytes:
         """Returns the event that reports an error to the client.
 
         The event has the documented fields, and also the field `error`, which SDKs read.

@@ -106,7 +106,7 @@ def _read_long_type_and_role(raw: bytes) -> tuple[str, str]:
     return strings.get("type", ""), strings.get("role", "")
 
 
-def parse_items(value: memoryview) -> tuple[bytes, ...]:
+def split_message_list(value: memoryview) -> tuple[bytes, ...]:
     """Splits the value of `input` into items. A string becomes one user message.
 
     Raises:

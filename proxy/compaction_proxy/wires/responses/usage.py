@@ -16,11 +16,11 @@ from compaction_proxy.wires.usage import (
     add_finish_reason,
     as_mapping,
     build_usage,
-    cut_first_line,
     decode_shape,
     find_usage_in_tail,
     iter_lines_backwards,
     parse_json,
+    split_first_line,
 )
 from compaction_proxy.wires.wire import TokenUsage
 
@@ -76,7 +76,7 @@ def _parse_event(data: bytes) -> TokenUsage | None:
 
 def _parse_stream(_: bytes, tail: bytes, whole: bool) -> TokenUsage | None:  # noqa: FBT001 - set by `UsageParser`
     """Returns the usage of the last event in a stream that reports it; None if there is none."""
-    first, rest = (b"", tail) if whole else cut_first_line(tail)
+    first, rest = (b"", tail) if whole else split_first_line(tail)
     for line in iter_lines_backwards(rest):
         if line.startswith(b"data:") and _USAGE_PATTERN.search(line) and (usage := _parse_event(line[5:])):
             return usage

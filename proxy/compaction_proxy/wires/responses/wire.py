@@ -13,8 +13,8 @@ from compaction_proxy.wires.responses.items import (
     find_skip_reason,
     group_into_pieces,
     may_continue_piece,
-    parse_items,
     regroups_previous,
+    split_message_list,
 )
 from compaction_proxy.wires.responses.messages import encode_message, join_messages, parse_message
 from compaction_proxy.wires.responses.search_tool import (
@@ -64,7 +64,7 @@ RESPONSES = Wire(
         skip_indicators=("previous_response_id", "conversation", "context_management"),
         thinking_budgets=(("reasoning", "max_tokens"),),
     ),
-    parse_items=parse_items,
+    split_message_list=split_message_list,
     find_skip_reason=find_skip_reason,
     group_into_pieces=group_into_pieces,
     may_continue_piece=may_continue_piece,
