@@ -169,7 +169,7 @@ class UpstreamResponse:
         return await self.peek(limit_bytes) if done else b"".join(self._seen)
 
     async def _read_next(self) -> bytes:
-        """Reads the next chunk from the upstream, or waits for the read that `peek_with_timeout` has begun."""
+        """Reads the next chunk from the upstream, or waits for a read that `peek_with_timeout` began."""
         coming, self._coming = self._coming, None
         try:
             return await (coming or self.response.read())

@@ -249,8 +249,8 @@ SAVE_STEP = 0.02
 # Shortest time between two writes of a calibration, in seconds. At first, every answer changes it.
 SAVE_INTERVAL_S = 5.0
 # The drift is the logarithm of a factor: the upstream's count of the first request after a compaction,
-# divided by our prediction (`learn_post_compaction_factor`). `DRIFT_WEIGHT` is the weight of one compaction in
-# the drift, and `MAX_DRIFT` the largest absolute value of the drift.
+# divided by our prediction (`learn_post_compaction_factor`). `DRIFT_WEIGHT` is the weight of one compaction
+# in the drift, and `MAX_DRIFT` the largest absolute value of the drift.
 DRIFT_WEIGHT = 0.5
 MAX_DRIFT = 0.15
 # Interval at which the stored record, to which other replicas write, is read again, in seconds.

@@ -141,7 +141,7 @@ class CallSlots:
         self._queue: deque[asyncio.Future[bool]] = deque()
 
     async def acquire(self, limit_s: float) -> bool:
-        """Waits for a slot. Returns True with a slot, or False if `refuse_waiting_calls` was called meanwhile.
+        """Waits for a slot. Returns True with a slot, False if `refuse_waiting_calls` was called meanwhile.
 
         Raises:
             TimeoutError: No slot became free within `limit_s` seconds.

@@ -107,7 +107,7 @@ class Store(Protocol):
 
         Also deletes, without counting them, the records that contain the tenants of these conversations
         (`storage.keys.derive_conversation_tenant_key`). Ends leases on keys with this prefix, so that
-        work in progress cannot commit these keys again. The more keys there are, the longer the call may take.
+        work in progress cannot commit these keys again. The more keys there are, the longer a call may take.
         """
         ...
 
