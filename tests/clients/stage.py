@@ -1,7 +1,7 @@
-"""What a client is run against: the demo provider, alone or behind the proxy, each on a socket of its own.
+"""What a client is run against: the three-wire provider, alone or behind the proxy.
 
-Every run has its own, so that two runs of one client see the same ids, counts and caches. Both write down
-each request that reaches them.
+Each has a socket of its own. Every run has its own, so that two runs of one client see the same ids, counts
+and caches. Both write down each request that reaches them.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from compaction_proxy.cli.demo.provider import (
     AGENT_MODEL,
     SUMMARY_MODEL,
     DemoProviderSettings,
-    create_provider,
 )
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
+from tests.doubles.three_wire_provider import ThreeWireProvider
 
 MODEL = AGENT_MODEL
 WIDE_WINDOW_TOKENS = 1_000_000
@@ -146,7 +146,7 @@ def _config(upstream: str, way: Way) -> Config:
 @contextlib.asynccontextmanager
 async def _running(way: Way) -> AsyncIterator[Stage]:
     window = NARROW_WINDOW_TOKENS if way is Way.COMPACTED else WIDE_WINDOW_TOKENS
-    provider = Recorder(create_provider(DemoProviderSettings(_counter(), window=window)))
+    provider = Recorder(ThreeWireProvider(DemoProviderSettings(_counter(), window=window)))
     async with serve_embedded(provider) as direct:
         if way is Way.DIRECT:
             yield Stage(direct, provider.requests)

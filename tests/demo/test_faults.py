@@ -25,13 +25,12 @@ async def ask(
 def test_words_add_up_on_top_of_a_base() -> None:
     base = Fault(first_byte_s=0.5)
     assert parse_fault("cut, delay=0.25", base) == Fault(cut_after=3, first_byte_s=0.5, chunk_s=0.25)
-    assert parse_fault("late") == Fault(late="error")
     assert parse_fault("hang,garbage,empty,slow=1,cut=7,status=500") == Fault(
         status=500, hang=True, cut_after=7, garbage=True, empty=True, first_byte_s=1.0
     )
 
 
-@pytest.mark.parametrize("text", ["nonsense", "status=ten", "slow", "late=never"])
+@pytest.mark.parametrize("text", ["nonsense", "status=ten", "slow"])
 def test_an_unknown_word_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):
         parse_fault(text)

@@ -111,6 +111,8 @@ async def test_an_overflow_is_refused_before_anything_is_streamed(
             "model_not_found",
         ),
         ("GET", "/v1/files", b"", 404, None),
+        ("POST", "/v1/responses", json.dumps(HELLO).encode(), 404, None),
+        ("POST", "/v1/messages", json.dumps(HELLO).encode(), 404, None),
         ("GET", "/v1/chat/completions", b"", 404, None),
     ],
 )

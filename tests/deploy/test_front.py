@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 
 from compaction_proxy.cli.demo.provider import AGENT_MODEL, DemoProvider, DemoProviderSettings
 from compaction_proxy.gateway.server import serve_embedded
+from tests.doubles.word_counter import WordCounter
 from tests.free_ports import find_free_port
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -39,16 +40,6 @@ http {{
 }}
 """
 CADDY = "{{\n\tadmin off\n\tauto_https off\n}}\n{ours}"
-
-
-class _Words:
-    """A token is a word."""
-
-    def count(self, text: str, model: str) -> int:
-        return len(text.split())
-
-    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        return [self.count(text, model) for text in texts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +116,7 @@ class Chain:
 
 @pytest.fixture(params=list(FRONTS))
 async def chain(request: pytest.FixtureRequest, tmp_path: Path, proxied: Any) -> AsyncIterator[Chain]:
-    provider = DemoProvider(DemoProviderSettings(_Words(), window=10_000_000))
+    provider = DemoProvider(DemoProviderSettings(WordCounter(), window=10_000_000))
     async with (
         serve_embedded(provider) as upstream,
         proxied(upstream) as inner,

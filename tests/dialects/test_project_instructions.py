@@ -1,7 +1,6 @@
 """Forms of known clients are recognised on every wire where their client sends them, and nowhere else."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from compaction_proxy.wires.project_instructions import (
 )
 from compaction_proxy.wires.responses.wire import RESPONSES
 from compaction_proxy.wires.wire import Wire
+from tests.doubles.word_counter import WordCounter
 
 CONTEXT = (
     "<system-reminder>\nAs you answer the user's questions, you can use the following context:\n# claudeMd\n"
@@ -36,16 +36,6 @@ SKILLS = (
 AGENTS = "# AGENTS.md instructions for /repo\n\n<INSTRUCTIONS>\nUse tabs.\n</INSTRUCTIONS>"
 PLACE = "<environment_context>\n  <cwd>/repo</cwd>\n  <shell>bash</shell>\n</environment_context>"
 QWEN = "This is the Qwen Code. We are setting up the context for our chat.\nToday is Monday."
-
-
-class Words:
-    """Counts words."""
-
-    def count(self, text: str, model: str) -> int:
-        return len(text.split())
-
-    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        return [self.count(text, model) for text in texts]
 
 
 def user(*texts: str) -> dict[str, Any]:
@@ -63,7 +53,7 @@ def body(dialect: Wire, messages: list[Any], **members: Any) -> bytes:
 async def listed(
     messages: list[Any], client: str = "", dialect: Wire = CHAT, reading: MessageReader | None = None
 ) -> MessageList:
-    reading = reading or MessageReader({"tiktoken": TokenScheduler(Words())})
+    reading = reading or MessageReader({"tiktoken": TokenScheduler(WordCounter())})
     read_body = parse_body(body(dialect, messages), dialect)
     return await reading.read_request(read_body, CountingOptions("m", "tiktoken", dialect), client)
 
@@ -216,7 +206,7 @@ async def test_a_reminder_is_no_word_of_a_user() -> None:
 
 async def test_a_list_that_grows_is_read_as_one_that_comes_at_once() -> None:
     messages = [user(AGENTS, PLACE), user("Fix."), said("Done."), user(PLACE), user("More."), said("Done.")]
-    reading = MessageReader({"tiktoken": TokenScheduler(Words())})
+    reading = MessageReader({"tiktoken": TokenScheduler(WordCounter())})
     gauge = CountingOptions("m", "tiktoken", CHAT)
     for stop in range(1, len(messages) + 1):
         since = b"%d" % (stop - 1) if stop > 1 else b""

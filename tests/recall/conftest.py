@@ -19,16 +19,16 @@ from anyio.from_thread import start_blocking_portal
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo import chat as wire
 from compaction_proxy.cli.demo.client import ClientDepartedError, DemoClient, Receive, Scope, Send
-from compaction_proxy.cli.demo.format import DemoWire
-from compaction_proxy.cli.demo.messages_wire import MESSAGES
 from compaction_proxy.cli.demo.prompt import TokenMeter
-from compaction_proxy.cli.demo.responses_wire import RESPONSES
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.wires.chat.continuation import TOOL_JSON
 from compaction_proxy.wires.registry import WIRES as DIALECTS
+from tests.doubles.messages_wire import MESSAGES
+from tests.doubles.provider_wire import ProviderWire, WireAnswer, WireReply, WireRequest, WireUsage
+from tests.doubles.responses_wire import RESPONSES
 
 EVENTS = ("content-type", "text/event-stream; charset=utf-8")
 JSON = ("content-type", "application/json")
@@ -47,9 +47,9 @@ def opened(number: int = 1) -> wire.ToolCall:
     return wire.ToolCall(f"call_o{number}", "open", f'{{"path":"{number}.py"}}')
 
 
-def said(text: str = "", *calls: wire.ToolCall, reason: str | None = None) -> wire.Reply:
+def said(text: str = "", *calls: wire.ToolCall, reason: str | None = None) -> WireReply:
     """What the model says in one answer."""
-    return wire.Reply(text, calls, reason or ("tool_calls" if calls else "stop"))
+    return WireReply(text, calls, reason or ("tool_calls" if calls else "stop"))
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Wire:
 
     path: str
     request: dict[str, Any]
-    format: DemoWire | None = None
+    format: ProviderWire | None = None
 
 
 CHAT_WIRE = Wire("/v1/chat/completions", {"messages": HELLO, "tools": TOOLS})
@@ -126,7 +126,7 @@ WIRES = {
 
 
 # An answer, or what makes one of the request's body.
-Scripted = wire.Reply | Raw | Callable[[Any], wire.Reply]
+Scripted = WireReply | Raw | Callable[[Any], WireReply]
 
 
 @dataclass
@@ -176,13 +176,13 @@ class Provider:
         if told.ending == "whole":
             await client.send(b"")
 
-    def written(self, reply: wire.Reply, body: Any, number: int, told: Wire = CHAT_WIRE) -> Raw:
+    def written(self, reply: WireReply, body: Any, number: int, told: Wire = CHAT_WIRE) -> Raw:
         """The reply as a body asks for it. Its prompt has 100 tokens for each message, its output 10."""
-        usage = wire.DemoUsage(100 * len(listed(body)), 10, 50)
+        usage = WireUsage(100 * len(listed(body)), 10, 50)
         if told.format is not None:
             prompt = {"model": f"m-{number}"}
-            asked = wire.DemoRequest(body, prompt, 0, streamed=bool(body.get("stream")))
-            answer = wire.DemoAnswer(asked, number, 1_700_000_000 + number, f"{number:02x}", reply, usage)
+            asked = WireRequest(body, prompt, 0, streamed=bool(body.get("stream")))
+            answer = WireAnswer(asked, number, 1_700_000_000 + number, f"{number:02x}", reply, usage)
             if not asked.streamed:
                 return Raw((told.format.encode_answer(answer),), fields=(JSON,))
             return Raw(tuple(told.format.encode_events(answer)))
@@ -216,7 +216,7 @@ class Stack:
         fields = {"authorization": f"Bearer {self.key}", "idempotency-key": uuid.uuid4().hex}
         return {**fields, "x-session-id": named} if named else fields
 
-    def written(self, reply: wire.Reply, number: int = 1, **body: Any) -> bytes:
+    def written(self, reply: WireReply, number: int = 1, **body: Any) -> bytes:
         """The bytes in which the provider writes a reply."""
         asked = {**self.on.request, **body}
         return b"".join(self.provider.written(reply, asked, number, self.on).chunks)

@@ -9,17 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.cli.demo import chat, messages_wire, responses_wire
+from compaction_proxy.cli.demo import chat
 from compaction_proxy.wires.messages.intercept_stream import MessagesStreamJoiner
 from compaction_proxy.wires.responses.intercept_stream import ResponsesStreamJoiner
 from compaction_proxy.wires.sse import EventSplitter, read_data
 from compaction_proxy.wires.wire import StreamJoiner
+from tests.doubles.messages_wire import MESSAGES
+from tests.doubles.provider_wire import WireAnswer, WireReply, WireRequest, WireUsage
+from tests.doubles.responses_wire import RESPONSES
 
 TOOL = "memory_search"
 SEARCH = chat.ToolCall("call_r", TOOL, '{"query":"budget"}')
 OPEN = chat.ToolCall("call_o", "open", '{"path":"1.py"}')
 BODIES: dict[str, Any] = {"messages": {"messages": []}, "responses": {"input": []}}
-FORMATS = {"messages": messages_wire.MESSAGES, "responses": responses_wire.RESPONSES}
+FORMATS = {"messages": MESSAGES, "responses": RESPONSES}
 JOINERS: dict[str, Callable[[str], StreamJoiner]] = {
     "messages": MessagesStreamJoiner,
     "responses": ResponsesStreamJoiner,
@@ -28,9 +31,9 @@ WIRES = pytest.mark.parametrize("name", FORMATS)
 
 
 def write(name: str, text: str, *calls: chat.ToolCall, reason: str = "", number: int = 1) -> bytes:
-    reply = chat.Reply(text, calls, reason or ("tool_calls" if calls else "stop"))
-    asked = chat.DemoRequest(BODIES[name], {"model": "m"}, 0, streamed=True)
-    answer = chat.DemoAnswer(asked, number, 1, f"{number:02x}", reply, chat.DemoUsage(100, 10, 50))
+    reply = WireReply(text, calls, reason or ("tool_calls" if calls else "stop"))
+    asked = WireRequest(BODIES[name], {"model": "m"}, 0, streamed=True)
+    answer = WireAnswer(asked, number, 1, f"{number:02x}", reply, WireUsage(100, 10, 50))
     return b"".join(FORMATS[name].encode_events(answer))
 
 

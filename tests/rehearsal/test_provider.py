@@ -1,7 +1,5 @@
 """The provider that only counts agrees with the demo's, which answers."""
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +8,7 @@ from compaction_proxy.cli.demo.prompt import PrefixCache, TokenMeter
 from compaction_proxy.replay.prompt_size import FRAME_TOKENS, JsonObject, count_message_tokens
 from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider
 from compaction_proxy.replay.recordings import dump_json
+from tests.doubles.word_counter import WordCounter
 
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
 MESSAGES: st.SearchStrategy[list[JsonObject]] = st.lists(
@@ -26,23 +25,13 @@ MESSAGES: st.SearchStrategy[list[JsonObject]] = st.lists(
 )
 
 
-class Words:
-    """A token is a word."""
-
-    def count(self, text: str, model: str) -> int:
-        return len(text.split())
-
-    def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        return [self.count(text, model) for text in texts]
-
-
 @settings(max_examples=40)
 @given(st.lists(MESSAGES, min_size=1, max_size=5), st.sampled_from([[], TOOLS]))
 def test_sizes_and_cached_tokens_are_those_of_the_demo_provider(
     lists: list[list[JsonObject]], tools: list[JsonObject]
 ) -> None:
-    meter = TokenMeter(Words())
-    cache, provider = PrefixCache(meter), SimulatedProvider(Words())
+    meter = TokenMeter(WordCounter())
+    cache, provider = PrefixCache(meter), SimulatedProvider(WordCounter())
     for messages in [part for each in lists for part in (each[: len(each) // 2 + 1], each)]:
         body = {"model": "m", "messages": messages, **({"tools": tools} if tools else {})}
         prompt = ProviderPrompt(

@@ -1,5 +1,6 @@
 """The compacted endpoints as routes of the FastAPI application, over sockets, without the dispatcher."""
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,16 +10,12 @@ import openai
 import pytest
 
 from compaction_proxy.app import Proxy, create_app
-from compaction_proxy.cli.demo.provider import (
-    AGENT_MODEL,
-    DemoProvider,
-    DemoProviderSettings,
-    create_provider,
-)
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, DemoProviderSettings
 from compaction_proxy.config import Config
 from compaction_proxy.gateway.routes import RelayRoute
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
+from tests.doubles.three_wire_provider import ThreeWireProvider
 
 WINDOW_TOKENS = 8_192
 KEY = "k-one"
@@ -39,18 +36,19 @@ class Running:
     """The FastAPI application on a socket, and the provider behind it."""
 
     proxy: Proxy
-    provider: DemoProvider
+    provider: ThreeWireProvider
     url: str
     client: httpx.AsyncClient
 
     def forwarded(self) -> list[int]:
         """The number of messages in each request of the agent's model that has arrived."""
-        return [len(seen.parse_messages()) for seen in self.provider.log if seen.model == AGENT_MODEL]
+        bodies = [json.loads(seen.body) for seen in self.provider.log if seen.model == AGENT_MODEL]
+        return [len(body["messages"] if "messages" in body else body["input"]) for body in bodies]
 
 
 @pytest.fixture
 async def running() -> AsyncIterator[Running]:
-    provider = create_provider(DemoProviderSettings(CharacterCounter(), window=WINDOW_TOKENS))
+    provider = ThreeWireProvider(DemoProviderSettings(CharacterCounter(), window=WINDOW_TOKENS))
     async with serve_embedded(provider) as upstream:
         config = Config.model_validate(
             {

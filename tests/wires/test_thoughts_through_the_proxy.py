@@ -6,10 +6,11 @@ import httpx
 import pytest
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings
 from compaction_proxy.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
+from tests.doubles.three_wire_provider import ThreeWireProvider
 
 WINDOW = 3_000
 TURNS = 30
@@ -43,7 +44,7 @@ def shown(content: list[dict[str, Any]], turn: int) -> dict[str, Any]:
     ids=["before every call", "before the first call only", "told how much"],
 )
 async def test_no_thought_is_refused_however_long_the_work(thinking: dict[str, Any]) -> None:
-    provider = create_provider(DemoProviderSettings(CharacterCounter(), window=WINDOW))
+    provider = ThreeWireProvider(DemoProviderSettings(CharacterCounter(), window=WINDOW))
     statuses: list[str] = []
     async with serve_embedded(provider) as upstream:
         given = {"upstream": {"base_url": f"{upstream}/v1"}, "store": {"url": "memory://"}}

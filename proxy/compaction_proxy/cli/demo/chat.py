@@ -1,4 +1,4 @@
-"""Defines requests and answers of the demo provider for all wires, and encodes Chat Completions responses."""
+"""Defines the replies of the demo provider, and encodes them as Chat Completions responses."""
 
 import json
 import re
@@ -27,15 +27,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The content of an answer: text, tool calls or both.
-
-    `thought_tokens` is the model's reasoning before the content, on wires that can carry it.
-    """
+    """The content of an answer: text, tool calls or both."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
     finish_reason: str = "stop"
-    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +40,13 @@ class DemoUsage:
 
     Attributes:
         prompt_tokens: All input tokens.
-        completion_tokens: All output tokens, including the thought.
+        completion_tokens: All output tokens.
         cached_tokens: Input tokens read from the prompt cache.
-        written_tokens: Input tokens written to the prompt cache because the client marked them for it.
-        thought_tokens: Output tokens of the thought.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    written_tokens: int = 0
-    thought_tokens: int = 0
 
     def to_json(self) -> JsonObject:
         """Returns the `usage` object of a chat completion."""
@@ -65,56 +57,6 @@ class DemoUsage:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens, "audio_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
         }
-
-
-@dataclass(frozen=True, slots=True)
-class DemoRequest:
-    """A valid request in a form that all wires share.
-
-    Attributes:
-        body: The request body in the format of its wire.
-        prompt: The same request in the format of Chat Completions, with `model`, `messages` and `tools`.
-        output_tokens: The requested limit of output tokens. 0 if the request sets none.
-        streamed: Whether the client wants a stream.
-        thinks: Whether the reply has a thought.
-        cached_messages: Number of messages, from the first, for which the prompt cache is used. None means
-            all messages.
-        counts_only: Whether the client only wants the size of the prompt, in tokens.
-    """
-
-    body: JsonObject
-    prompt: JsonObject
-    output_tokens: int
-    streamed: bool
-    thinks: bool = False
-    cached_messages: int | None = None
-    counts_only: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DemoAnswer:
-    """A reply with the data that wires need to encode it.
-
-    Attributes:
-        request: The request that is answered.
-        number: Number of the request among all requests to the provider, from 1.
-        created: Seconds since the epoch.
-        prompt_mark: Hexadecimal digits derived from the prompt. Ids in the answer contain them.
-        reply: The content.
-        usage: The tokens of the exchange.
-    """
-
-    request: DemoRequest
-    number: int
-    created: int
-    prompt_mark: str
-    reply: Reply
-    usage: DemoUsage
-
-    @property
-    def model(self) -> str:
-        """The name of the requested model."""
-        return str(self.request.prompt["model"])
 
 
 @dataclass(frozen=True, slots=True)

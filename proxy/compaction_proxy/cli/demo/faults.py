@@ -20,9 +20,6 @@ class Fault:
             only the event `[DONE]`.
         first_byte_s: Seconds before the first byte of the answer.
         chunk_s: Seconds before each further chunk of a stream.
-        late: How a stream that began with status 200 reports that the prompt is too long: `error`, `failed`
-            or `both`. These are different events on the Responses wire; the other wires have only one. If it
-            is empty, the answer to such a prompt has status 400.
     """
 
     status: int = 0
@@ -32,12 +29,9 @@ class Fault:
     empty: bool = False
     first_byte_s: float = 0.0
     chunk_s: float = 0.0
-    late: str = ""
 
 
 NO_FAULT = Fault()
-
-LATE_FORMS = ("error", "failed", "both")
 
 _WORDS: dict[str, Callable[[Fault, str], Fault]] = {
     "status": lambda fault, value: replace(fault, status=int(value)),
@@ -47,7 +41,6 @@ _WORDS: dict[str, Callable[[Fault, str], Fault]] = {
     "empty": lambda fault, _: replace(fault, empty=True),
     "slow": lambda fault, value: replace(fault, first_byte_s=float(value)),
     "delay": lambda fault, value: replace(fault, chunk_s=float(value)),
-    "late": lambda fault, value: replace(fault, late=LATE_FORMS[LATE_FORMS.index(value or "error")]),
 }
 
 
@@ -61,8 +54,8 @@ def _apply_word(fault: Fault, word: str) -> Fault:
 def parse_fault(text: str, base: Fault = NO_FAULT) -> Fault:
     """Parses a text such as `slow=0.5, cut=3` and returns `base` with these faults added.
 
-    The possible words are `status=N`, `hang`, `cut[=chunks]`, `garbage`, `empty`, `slow=seconds`,
-    `delay=seconds` and `late[=error|failed|both]`.
+    The possible words are `status=N`, `hang`, `cut[=chunks]`, `garbage`, `empty`, `slow=seconds` and
+    `delay=seconds`.
 
     Raises:
         ValueError: A word is unknown or its value is invalid.

@@ -40,11 +40,7 @@ class TokenMeter:
 
     def count_reply(self, reply: Reply, model: str) -> int:
         """Returns the tokens of a reply."""
-        texts = [
-            reply.thought,
-            reply.text,
-            *(part for call in reply.calls for part in (call.name, call.arguments)),
-        ]
+        texts = [reply.text, *(part for call in reply.calls for part in (call.name, call.arguments))]
         return sum(self._counter.count(text, model) for text in texts if text)
 
 

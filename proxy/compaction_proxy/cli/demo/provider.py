@@ -1,39 +1,31 @@
-"""Implements the demo provider: an ASGI app that speaks three wires, for the demo and for tests.
+"""Implements the demo provider: an ASGI app that speaks Chat Completions, for the demo and for tests.
 
-It validates requests as OpenAI and Anthropic do, counts tokens with a real tokenizer, refuses prompts that
-exceed its context window, streams answers, and logs the requests that it receives. It serves these paths
-under any prefix: `POST …/chat/completions`, `POST …/responses`, `POST …/messages`, `POST
-…/messages/count_tokens` and `GET …/models`. It also serves `GET /__log`. Equal requests get equal answers,
-except for `id`, ids of unscripted tool calls, `created` and the count of cached tokens.
+It validates requests as OpenAI does, counts tokens with a real tokenizer, refuses prompts that exceed its
+context window, streams answers, and logs the requests that it receives. It serves `POST …/chat/completions`
+and `GET …/models` under any prefix, and `GET /__log`. Equal requests get equal answers, except for `id`, ids
+of unscripted tool calls, `created` and the count of cached tokens.
 """
 
-import hashlib
 import json
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from compaction_proxy.cli.demo import chat, models, replies, script, validation
-from compaction_proxy.cli.demo.chat import DemoAnswer, DemoRequest, JsonObject, Reply
-from compaction_proxy.cli.demo.chat_wire import CHAT
+from compaction_proxy.cli.demo import chat, replies, script, validation
+from compaction_proxy.cli.demo.chat import JsonObject, Reply
 from compaction_proxy.cli.demo.client import ClientDepartedError, DemoClient, Receive, Scope, Send
 from compaction_proxy.cli.demo.faults import FAULT_HEADER, NO_FAULT, Fault, parse_fault
-from compaction_proxy.cli.demo.format import OVERFLOW, DemoWire
-from compaction_proxy.cli.demo.messages_wire import COUNT_TOKENS, MESSAGES, VERSION_HEADER
 from compaction_proxy.cli.demo.prompt import PrefixCache, TokenMeter
-from compaction_proxy.cli.demo.responses_wire import RESPONSES, format_response_id, iter_output_items
 from compaction_proxy.cli.demo.seen import SeenRequest, to_log_fields
-from compaction_proxy.cli.demo.stored import ResponseStore
+from compaction_proxy.cli.demo.validation import Refusal
 from compaction_proxy.providers.types import TokenCounter
 from compaction_proxy.replay import summarizer
-from compaction_proxy.replay.prompt_size import round_down_to_cache_blocks
 from compaction_proxy.replay.transcript import is_summary_request
 
 AGENT_MODEL = "demo-agent"
 SUMMARY_MODEL = "demo-summary"
 GARBAGE = b'\x00\xff{"choices":[{"delta":\xfe'
-MARK_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +59,6 @@ class DemoProvider:
         self._settings = settings
         self._meter = TokenMeter(settings.counter)
         self._cache = PrefixCache(self._meter)
-        self._stored = ResponseStore()
         self._log: deque[SeenRequest] = deque(maxlen=settings.log_records)
         self._count = 0
         self._answers = 0  # without summaries, so that summaries do not change the ids of tool calls
@@ -98,138 +89,93 @@ class DemoProvider:
     async def _route_request(self, scope: Scope, client: DemoClient) -> None:
         match scope["method"], scope["path"].rstrip("/").rsplit("/", 2)[1:]:
             case "POST", ["chat", "completions"]:
-                await self._serve_request(CHAT, scope, client)
-            case "POST", [*_, "responses"]:
-                await self._serve_request(RESPONSES, scope, client)
-            case "POST", [*_, "messages"]:
-                await self._serve_request(MESSAGES, scope, client)
-            case "POST", ["messages", "count_tokens"]:
-                await self._serve_request(COUNT_TOKENS, scope, client)
+                await self._serve_completion(scope, client)
             case "GET", [*_, "models"]:
-                encode_models = (
-                    models.encode_anthropic_models
-                    if _get_header(scope, VERSION_HEADER)
-                    else models.encode_openai_models
-                )
-                await client.send_json(200, encode_models(self._settings.models, self._settings.window))
+                await client.send_json(200, _encode_models(self._settings.models, self._settings.window))
             case "GET", ["__log"]:
                 await client.send_json(200, chat.encode_json([to_log_fields(seen) for seen in self._log]))
             case method, _:
-                refusal = validation.Refusal(f"Unknown request URL: {method} {scope['path']}.", status=404)
+                refusal = Refusal(f"Unknown request URL: {method} {scope['path']}.", status=404)
                 await client.send_json(refusal.status, refusal.to_bytes())
 
-    async def _serve_request(self, wire: DemoWire, scope: Scope, client: DemoClient) -> None:
-        raw_body = await client.read_body()
-        self._count += 1
-        client.headers = wire.build_headers(self._count)
-        headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
-        seen = SeenRequest(self._count, scope["path"], headers, raw_body)
-        body, refused = _parse_body(raw_body)
-        if wire.required_header and not _get_header(scope, wire.required_header):
-            refused = validation.Refusal(f"{wire.required_header.decode()}: header is required")
-        body = self._stored.expand_references(body) if wire is RESPONSES else body
-        refused = refused or wire.validate(body)
-        request = None if refused else wire.read_request(body)
-        if request:
-            seen, refused = self._check_prompt(wire, request, seen)
-        fault, refused = self._choose_fault(seen.model, _get_header(scope, FAULT_HEADER), refused)
-        is_late = request is not None and request.streamed and fault.late != "" and _is_overflow(refused)
-        status = 200 if is_late else refused.status if refused else 0 if fault.hang else 200
-        seen = replace(seen, status=status, code=(refused.code or "") if refused else "")
-        self._log.append(seen)
-        await client.wait(None if fault.hang else fault.first_byte_s)
-        if request and refused and is_late:
-            answer = self._build_answer(request, seen, Reply())
-            await _send_stream(client, wire.encode_late_error(answer, refused, fault.late), fault)
-        elif refused:
-            await client.send_json(refused.status, wire.encode_refusal(refused, seen.number))
-        elif request:
-            await self._send_answer(wire, request, seen, fault, client)
-
-    def _check_prompt(
-        self, wire: DemoWire, request: DemoRequest, seen: SeenRequest
-    ) -> tuple[SeenRequest, validation.Refusal | None]:
-        model = request.prompt["model"]
-        seen = replace(seen, model=model, output_tokens=request.output_tokens)
-        if model not in self._settings.models:
-            return seen, wire.build_model_refusal(model)
-        seen = replace(seen, prompt_tokens=self._meter.count_prompt(request.prompt))
-        refusal = wire.check_overflow(self._settings.window, seen.prompt_tokens, seen.output_tokens)
+    async def _serve_completion(self, scope: Scope, client: DemoClient) -> None:
+        seen = await self._read_request(scope, client)
+        body, refusal = parse_body(seen.body)
+        refusal = refusal or validation.validate_request(body)
+        if not refusal:
+            seen, refusal = self._check_prompt(body, seen)
+        fault, refusal = await self._begin_answer(seen, refusal, scope, client)
         if refusal:
-            return seen, refusal
-        cached, written = self._update_cache(request)
-        return replace(seen, cached_tokens=cached, written_tokens=written), None
-
-    def _update_cache(self, request: DemoRequest) -> tuple[int, int]:
-        """Returns how many tokens of the prompt were read from the cache, and how many are written to it.
-
-        Then the prefixes of the prompt are in the cache. Written tokens are counted only on the wire on which
-        clients mark what to cache; the other wires return 0.
-        """
-        if request.cached_messages is None:
-            return self._cache.match_prompt(request.prompt), 0
-        if not request.cached_messages:
-            return 0, 0
-        marked_prompt = {**request.prompt, "messages": request.prompt["messages"][: request.cached_messages]}
-        cached = self._cache.match_prompt(marked_prompt)
-        return cached, max(0, round_down_to_cache_blocks(self._meter.count_prompt(marked_prompt)) - cached)
-
-    def _choose_fault(
-        self, model: str, fault_header: bytes, refusal: validation.Refusal | None
-    ) -> tuple[Fault, validation.Refusal | None]:
-        """Returns the fault to produce and the refusal to send.
-
-        If the request is refused anyway, the only fault that still counts is `late`, which says how the
-        refusal is reported.
-        """
-        base = self._settings.faults.get(model) or self._settings.faults.get("*") or NO_FAULT
-        try:
-            fault = parse_fault(fault_header.decode("latin-1"), base)
-        except ValueError as error:
-            return base, refusal or validation.Refusal(f"Invalid x-demo-fault: {error}")
-        if refusal:
-            return Fault(late=fault.late), refusal
-        return fault, _build_fault_refusal(fault.status) if fault.status else None
-
-    def _build_answer(self, request: DemoRequest, seen: SeenRequest, reply: Reply) -> DemoAnswer:
-        usage = chat.DemoUsage(
-            seen.prompt_tokens,
-            self._meter.count_reply(reply, seen.model),
-            seen.cached_tokens,
-            seen.written_tokens,
-            self._meter.count_reply(Reply(reply.thought), seen.model),
-        )
-        return DemoAnswer(request, seen.number, int(time.time()), _compute_prompt_mark(request), reply, usage)
-
-    async def _send_answer(
-        self, wire: DemoWire, request: DemoRequest, seen: SeenRequest, fault: Fault, client: DemoClient
-    ) -> None:
-        answer = self._build_answer(
-            request, seen, Reply() if request.counts_only else self._compose_reply(request, seen)
-        )
-        if wire is RESPONSES:
-            self._stored.keep_response(format_response_id(answer), request.body, iter_output_items(answer))
-        if request.streamed:
-            await _send_stream(
-                client, wire.empty_events if fault.empty else wire.encode_events(answer), fault
-            )
+            await client.send_json(refusal.status, refusal.to_bytes())
         else:
-            await _send_plain(client, wire.encode_answer(answer), fault)
+            await self._send_completion(body, seen, fault, client)
 
-    def _compose_reply(self, request: DemoRequest, seen: SeenRequest) -> Reply:
-        messages = request.prompt["messages"]
-        if "summary" not in seen.model and not is_summary_request(messages):
+    async def _read_request(self, scope: Scope, client: DemoClient) -> SeenRequest:
+        """Reads the body and gives the request its number."""
+        body = await client.read_body()
+        self._count += 1
+        headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+        return SeenRequest(self._count, scope["path"], headers, body)
+
+    def _check_prompt(self, body: JsonObject, seen: SeenRequest) -> tuple[SeenRequest, Refusal | None]:
+        seen = replace(seen, model=body["model"], output_tokens=_get_output_tokens(body))
+        if seen.model not in self._settings.models:
+            return seen, validation.refuse_unknown_model(seen.model)
+        seen = replace(seen, prompt_tokens=self._meter.count_prompt(body))
+        refusal = validation.check_overflow(self._settings.window, seen.prompt_tokens, seen.output_tokens)
+        if not refusal:
+            seen = replace(seen, cached_tokens=self._cache.match_prompt(body))
+        return seen, refusal
+
+    async def _begin_answer(
+        self, seen: SeenRequest, refusal: Refusal | None, scope: Scope, client: DemoClient
+    ) -> tuple[Fault, Refusal | None]:
+        """Logs the request, and waits if a fault delays the answer.
+
+        Returns:
+            The fault to produce, and the refusal to send. A request that is refused anyway has no fault.
+        """
+        fault = self._settings.faults.get(seen.model) or self._settings.faults.get("*") or NO_FAULT
+        try:
+            fault = parse_fault(get_header(scope, FAULT_HEADER).decode("latin-1"), fault)
+        except ValueError as error:
+            refusal = refusal or Refusal(f"Invalid x-demo-fault: {error}")
+        if refusal:
+            fault = NO_FAULT
+        elif fault.status:
+            refusal = _build_fault_refusal(fault.status)
+        status = refusal.status if refusal else 0 if fault.hang else 200
+        self._log.append(replace(seen, status=status, code=(refusal.code or "") if refusal else ""))
+        await client.wait(None if fault.hang else fault.first_byte_s)
+        return fault, refusal
+
+    async def _send_completion(
+        self, body: JsonObject, seen: SeenRequest, fault: Fault, client: DemoClient
+    ) -> None:
+        reply = self._compose_reply(body, seen)
+        envelope = chat.Envelope(f"chatcmpl-{seen.number:029d}", int(time.time()), seen.model)
+        usage = chat.DemoUsage(
+            seen.prompt_tokens, self._meter.count_reply(reply, seen.model), seen.cached_tokens
+        )
+        if not body.get("stream"):
+            await send_body(client, chat.encode_completion(envelope, reply, usage), fault)
+            return
+        includes_usage = (body.get("stream_options") or {}).get("include_usage")
+        events = chat.encode_stream(envelope, reply, usage if includes_usage else None)
+        await send_stream(client, (chat.DONE,) if fault.empty else events, fault)
+
+    def _compose_reply(self, body: JsonObject, seen: SeenRequest) -> Reply:
+        if "summary" not in seen.model and not is_summary_request(body["messages"]):
             self._answers += 1
-            reply = replies.compose_reply(request.prompt, script.load_script(), self._answers)
+            reply = replies.compose_reply(body, script.load_script(), self._answers)
         else:
             budget = min(summarizer.TARGET_TOKENS, seen.output_tokens or summarizer.TARGET_TOKENS)
             reply = Reply(
                 summarizer.summarize_messages(
-                    messages, budget, lambda text: self._settings.counter.count(text, seen.model)
+                    body["messages"], budget, lambda text: self._settings.counter.count(text, seen.model)
                 )
             )
-        reply = _shorten_reply(reply, seen, self._meter)
-        return replace(reply, thought=replies.compose_thought(messages)) if request.thinks else reply
+        return _shorten_reply(reply, seen, self._meter)
 
 
 def create_provider(settings: DemoProviderSettings) -> DemoProvider:
@@ -237,7 +183,8 @@ def create_provider(settings: DemoProviderSettings) -> DemoProvider:
     return DemoProvider(settings)
 
 
-def _parse_body(raw: bytes) -> tuple[JsonObject, validation.Refusal | None]:
+def parse_body(raw: bytes) -> tuple[JsonObject, Refusal | None]:
+    """Parses a request body. Returns an empty object and a refusal if it is no JSON object."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):
@@ -245,24 +192,26 @@ def _parse_body(raw: bytes) -> tuple[JsonObject, validation.Refusal | None]:
     return (body, None) if isinstance(body, dict) else ({}, validation.UNPARSED)
 
 
-def _get_header(scope: Scope, name: bytes) -> bytes:
+def get_header(scope: Scope, name: bytes) -> bytes:
     """Returns the values of a request header, joined by commas."""
     return b",".join(value for own, value in scope["headers"] if own == name)
 
 
-def _is_overflow(refusal: validation.Refusal | None) -> bool:
-    return refusal is not None and refusal.code == OVERFLOW
+def _get_output_tokens(body: JsonObject) -> int:
+    tokens = body.get("max_completion_tokens") or body.get("max_tokens") or 0
+    return tokens if isinstance(tokens, int) else 0
 
 
-def _compute_prompt_mark(request: DemoRequest) -> str:
-    """Returns hexadecimal digits that identify the messages of a prompt."""
-    return hashlib.sha256(chat.encode_json(request.prompt["messages"])).hexdigest()[:MARK_DIGITS]
+def _encode_models(names: Iterable[str], window: int) -> bytes:
+    """Encodes the list of models. `window` is the context window of all models, in tokens."""
+    row: JsonObject = {"object": "model", "created": 0, "owned_by": "demo", "context_window": window}
+    return chat.encode_json({"object": "list", "data": [{"id": name, **row} for name in names]})
 
 
-def _build_fault_refusal(status: int) -> validation.Refusal:
+def _build_fault_refusal(status: int) -> Refusal:
     code = "rate_limit_exceeded" if status == 429 else None
     message = f"The demo provider was told to answer {status}."
-    return validation.Refusal(message, code=code, status=status, kind="server_error")
+    return Refusal(message, code=code, status=status, kind="server_error")
 
 
 def _shorten_reply(reply: Reply, seen: SeenRequest, meter: TokenMeter) -> Reply:
@@ -279,7 +228,7 @@ def _shorten_reply(reply: Reply, seen: SeenRequest, meter: TokenMeter) -> Reply:
     return Reply("".join(pieces), finish_reason="length")
 
 
-async def _send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault) -> None:
+async def send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault) -> None:
     """Streams the events. If a fault cuts the stream, the body is unfinished, so the server disconnects."""
     await client.start(200, b"text/event-stream; charset=utf-8")
     for index, event in enumerate(events):
@@ -290,7 +239,8 @@ async def _send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault
     await client.send(b"")
 
 
-async def _send_plain(client: DemoClient, data: bytes, fault: Fault) -> None:
+async def send_body(client: DemoClient, data: bytes, fault: Fault) -> None:
+    """Sends an answer that is not streamed. If a fault cuts it, only half of it is sent."""
     if fault.garbage:
         data = GARBAGE
     if fault.empty:

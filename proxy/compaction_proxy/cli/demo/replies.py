@@ -76,13 +76,8 @@ def _build_echo(body: JsonObject, number: int) -> Reply:
     return Reply(f"You said {quoted}. I was sent {len(messages)} messages.")
 
 
-def compose_thought(messages: Sequence[JsonObject]) -> str:
-    """Composes the model's thought before a reply, for wires that can carry a thought."""
-    return f"The last of {len(messages)} messages decides what I say next."
-
-
 def compose_reply(body: JsonObject, script: DemoScript, number: int = 1) -> Reply:
-    """Composes the reply of `demo-agent` to a valid request in the format of Chat Completions.
+    """Composes the reply of `demo-agent` to a valid request.
 
     Args:
         body: The request.

@@ -24,6 +24,7 @@ from compaction_proxy.cli.demo.replies import fill_in_facts
 from compaction_proxy.cli.demo.script import DemoScript, load_script
 from compaction_proxy.cli.demo.seen import SeenRequest
 from compaction_proxy.cli.demo.table import HEAD, DemoCheck, TurnRow, describe_turn
+from compaction_proxy.cli.demo.validation import OVERFLOW
 from compaction_proxy.config import Config
 from compaction_proxy.config.sections import (
     ModelSection,
@@ -42,7 +43,6 @@ WINDOW_TOKENS = 8192
 # at least as long to read an answer.
 LONGEST_PAUSE_S = 5.0
 POLL_S = 0.001
-OVERFLOW = "context_length_exceeded"
 
 Say = Callable[[str], None]
 

@@ -19,7 +19,6 @@ class SeenRequest:
         prompt_tokens: Tokens of the prompt. 0 if the request was refused before its tokens were counted.
         output_tokens: The requested limit of output tokens. 0 if the request set none.
         cached_tokens: Tokens of the prompt read from the cache.
-        written_tokens: Tokens of the prompt written to the cache because the client marked them for it.
         status: Status of the answer. 0 if there was none.
         code: The error code, or an empty text.
     """
@@ -32,14 +31,12 @@ class SeenRequest:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    written_tokens: int = 0
     status: int = 0
     code: str = ""
 
     def parse_messages(self) -> list[JsonObject]:
-        """Parses the body and returns the messages as sent. On the Responses wire it returns the input."""
-        body = json.loads(self.body)
-        messages: list[JsonObject] = body["messages"] if "messages" in body else body["input"]
+        """Parses the body and returns the messages as sent."""
+        messages: list[JsonObject] = json.loads(self.body)["messages"]
         return messages
 
 

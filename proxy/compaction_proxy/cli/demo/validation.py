@@ -1,4 +1,4 @@
-"""Validates requests of the Chat Completions wire for the demo provider, with OpenAI's error messages.
+"""Validates requests to the demo provider, with OpenAI's error messages.
 
 The wording is OpenAI's, because clients and proxies recognise errors by it.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from compaction_proxy.cli.demo.chat import JsonObject, encode_json
 
+OVERFLOW = "context_length_exceeded"
 ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 
 
@@ -54,7 +55,7 @@ def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
     else:
         return None
     message = f"This model's maximum context length is {window} tokens. However, {detail}"
-    return Refusal(message, param="messages", code="context_length_exceeded")
+    return Refusal(message, param="messages", code=OVERFLOW)
 
 
 def _refuse_empty_array(param: str) -> Refusal:

@@ -1,11 +1,11 @@
-"""Stores the demo provider's responses for requests that refer to them instead of repeating them."""
+"""Stores responses of the three-wire provider, for requests that refer to them instead of repeating them."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import TypeVar
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.responses_reading import get_item_type, get_items
+from tests.doubles.responses_request import get_item_type, get_items
 
 MAX_KEPT = 1000  # largest number of stored responses, and of stored items
 

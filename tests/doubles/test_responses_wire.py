@@ -7,9 +7,10 @@ import openai
 import pytest
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.types import TokenCounter
+from tests.doubles.three_wire_provider import ThreeWireProvider
 
 HELLO: JsonObject = {"model": "demo-agent", "input": "hello there"}
 ECHO = 'You said "hello there". I was sent 1 messages.'
@@ -33,7 +34,7 @@ def events(answer: httpx.Response) -> list[JsonObject]:
 
 async def test_a_plain_answer_has_the_shape_of_a_response(words: TokenCounter) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(ThreeWireProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         answer = (await http.post(f"{url}/v1/responses", json=HELLO)).json()
@@ -58,7 +59,7 @@ async def test_a_plain_answer_has_the_shape_of_a_response(words: TokenCounter) -
 async def test_a_stream_has_every_event_in_its_place(words: TokenCounter) -> None:
     body = {**HELLO, "stream": True, "reasoning": {"summary": "auto"}, "max_output_tokens": 4}
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(ThreeWireProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         found = events(await http.post(f"{url}/v1/responses", json=body))
@@ -83,21 +84,6 @@ async def test_a_stream_has_every_event_in_its_place(words: TokenCounter) -> Non
     last = found[-1]["response"]
     assert last["incomplete_details"] == {"reason": "max_output_tokens"}
     assert last["output"] == [each["item"] for each in found if each["type"].endswith("item.done")]
-
-
-@pytest.mark.parametrize(
-    ("fault", "types"),
-    [("error", ["error"]), ("failed", ["response.failed"]), ("both", ["error", "response.failed"])],
-)
-async def test_a_late_overflow_comes_after_two_events(
-    words: TokenCounter, fault: str, types: list[str]
-) -> None:
-    provider = create_provider(DemoProviderSettings(words, window=5))
-    async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
-        headers = {"x-demo-fault": f"late={fault}"}
-        answer = await http.post(f"{url}/v1/responses", json={**HELLO, "stream": True}, headers=headers)
-    assert [each["type"] for each in events(answer)] == ["response.created", "response.in_progress", *types]
-    assert answer.text.count('"code":"context_length_exceeded"') == len(types)
 
 
 def _talk(url: str) -> tuple[str, list[tuple[str, str]], str]:
@@ -127,7 +113,7 @@ def _talk(url: str) -> tuple[str, list[tuple[str, str]], str]:
 
 
 async def test_the_openai_client_talks_to_it(words: TokenCounter) -> None:
-    async with serve_embedded(create_provider(DemoProviderSettings(words))) as url:
+    async with serve_embedded(ThreeWireProvider(DemoProviderSettings(words))) as url:
         text, calls, after = await asyncio.to_thread(_talk, url)
     assert (text, after) == (ECHO, 'The tool returned "ok". I was sent 5 messages.')
     assert [kind for kind, _ in calls] == ["function_call", "custom_tool_call", "local_shell_call"]
@@ -136,7 +122,7 @@ async def test_the_openai_client_talks_to_it(words: TokenCounter) -> None:
 
 async def test_the_asynchronous_openai_client_puts_streams_together(words: TokenCounter) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(ThreeWireProvider(DemoProviderSettings(words))) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0) as client,
         client.responses.stream(**HELLO, reasoning={"summary": "auto"}) as stream,
     ):
@@ -149,7 +135,7 @@ async def test_the_asynchronous_openai_client_puts_streams_together(words: Token
 
 async def test_the_openai_client_raises_what_the_provider_refuses(words: TokenCounter) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words, window=5))) as url,
+        serve_embedded(ThreeWireProvider(DemoProviderSettings(words, window=5))) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0) as client,
     ):
         with pytest.raises(openai.BadRequestError) as refused:
@@ -159,7 +145,7 @@ async def test_the_openai_client_raises_what_the_provider_refuses(words: TokenCo
 
 async def test_a_stored_response_may_be_gone_on_from_by_name(words: TokenCounter) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(ThreeWireProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
 

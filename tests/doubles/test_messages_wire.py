@@ -3,10 +3,11 @@ import json
 import httpx
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
-from compaction_proxy.cli.demo.signing import sign_thought
+from compaction_proxy.cli.demo.provider import DemoProviderSettings
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.types import TokenCounter
+from tests.doubles.thought_signature import sign_thought
+from tests.doubles.three_wire_provider import ThreeWireProvider
 
 HEADERS = {"anthropic-version": "2023-06-01"}
 USER = {"role": "user", "content": "hello there"}
@@ -28,7 +29,7 @@ def events(answer: httpx.Response) -> list[JsonObject]:
 
 async def test_a_plain_answer_has_the_shape_of_a_message(words: TokenCounter) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(ThreeWireProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         answer = await http.post(f"{url}/v1/messages", json={**HELLO, **THINKING}, headers=HEADERS)
@@ -59,7 +60,7 @@ async def test_a_stream_holds_the_blocks_of_the_plain_answer(words: TokenCounter
     body = {**HELLO, **THINKING, "tools": TOOLS, "stream": True}
     body["messages"] = [{"role": "user", "content": 'call look {"at": "the long way round"}'}]
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(ThreeWireProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         plain = (
@@ -92,7 +93,7 @@ async def test_calls_follow_calls_without_a_thought_of_their_own(words: TokenCou
     body = {**HELLO, **THINKING, "tools": TOOLS}
     body["messages"] = [{"role": "user", "content": "call look"}]
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(ThreeWireProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         first = (await http.post(f"{url}/v1/messages", json=body, headers=HEADERS)).json()["content"]
@@ -108,13 +109,16 @@ async def test_calls_follow_calls_without_a_thought_of_their_own(words: TokenCou
 
 async def test_the_cache_takes_in_what_is_marked(words: TokenCounter) -> None:
     long = {"type": "text", "text": "word " * 2000}
-    provider = create_provider(DemoProviderSettings(words))
+    provider = ThreeWireProvider(DemoProviderSettings(words))
     marked = {**HELLO, "system": [{**long, **MARK}]}
     async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
-        for body in ({**HELLO, "system": [long]}, marked, marked):
-            assert (await http.post(f"{url}/v1/messages", json=body, headers=HEADERS)).status_code == 200
+        answers = [
+            (await http.post(f"{url}/v1/messages", json=body, headers=HEADERS)).json()
+            for body in ({**HELLO, "system": [long]}, marked, marked)
+        ]
     known = 2004 - 2004 % 128
-    assert [(seen.cached_tokens, seen.written_tokens) for seen in provider.log] == [
+    usages = [answer["usage"] for answer in answers]
+    assert [(usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]) for usage in usages] == [
         (0, 0),
         (0, known),
         (known, 0),
@@ -122,7 +126,7 @@ async def test_the_cache_takes_in_what_is_marked(words: TokenCounter) -> None:
 
 
 async def test_tokens_are_counted_without_an_answer(words: TokenCounter) -> None:
-    provider = create_provider(DemoProviderSettings(words, window=5))
+    provider = ThreeWireProvider(DemoProviderSettings(words, window=5))
     body = {"model": "demo-agent", "messages": [USER], "tools": TOOLS, "system": "be kind"}
     async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
         counted = await http.post(f"{url}/v1/messages/count_tokens", json=body, headers=HEADERS)
@@ -135,7 +139,7 @@ async def test_tokens_are_counted_without_an_answer(words: TokenCounter) -> None
 
 async def test_the_version_is_asked_for_and_the_models_are_listed(words: TokenCounter) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(ThreeWireProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         refused = await http.post(f"{url}/v1/messages", json=HELLO)

@@ -1,23 +1,23 @@
-"""Validates requests of the Messages wire for the demo provider, with Anthropic's error messages."""
+"""Validates requests of the Messages wire for the three-wire provider, with Anthropic's error messages."""
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.messages_binding import (
-    has_bound_thoughts,
-    iter_prefixes,
-    should_refuse_moved_thoughts,
-)
-from compaction_proxy.cli.demo.messages_reading import (
+from compaction_proxy.cli.demo.validation import Refusal
+from tests.doubles.messages_request import (
     THOUGHT_TYPES,
     get_blocks,
     get_system_blocks,
     is_thinking,
 )
-from compaction_proxy.cli.demo.signing import is_sealed, read_binding
-from compaction_proxy.cli.demo.validation import Refusal
+from tests.doubles.thought_binding import (
+    has_bound_thoughts,
+    iter_prefixes,
+    should_refuse_moved_thoughts,
+)
+from tests.doubles.thought_signature import is_sealed, read_binding
 
 MAX_MARKS = 4
 # The role of the messages that may contain a block, by the type of the block. Types without an entry may
@@ -210,7 +210,7 @@ def _check_unthought_loop(body: JsonObject) -> Reasons:
 def _check_moved_thoughts(body: JsonObject) -> Reasons:
     """Checks that what precedes each thought is the same as when the thought was produced.
 
-    The rule applies to newer models only (`messages_binding`).
+    The rule applies to newer models only (`thought_binding`).
     """
     if not should_refuse_moved_thoughts(body):
         return

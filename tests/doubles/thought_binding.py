@@ -1,4 +1,4 @@
-"""Computes the digests to which the demo provider binds thoughts (thinking blocks) on the Messages wire.
+"""Computes the digests to which thoughts (thinking blocks) are bound on the Messages wire.
 
 Such a digest covers everything that precedes the thought. Newer Claude models, which think adaptively, accept
 a thought only if the system prompt, tools and blocks before it, earlier thoughts included, are the same as
@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterator
 
 from compaction_proxy.cli.demo.chat import JsonObject, encode_json
-from compaction_proxy.cli.demo.messages_reading import get_blocks, get_system_blocks
+from tests.doubles.messages_request import get_blocks, get_system_blocks
 
 
 def _get_thinking(body: JsonObject) -> JsonObject:

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.demo.messages_binding import compute_prefix_digest
-from compaction_proxy.cli.demo.messages_refusal import validate_count_request, validate_request
-from compaction_proxy.cli.demo.messages_wire import check_overflow
-from compaction_proxy.cli.demo.signing import seal_thought, sign_thought
+from tests.doubles.messages_validation import validate_count_request, validate_request
+from tests.doubles.messages_wire import check_overflow
+from tests.doubles.thought_binding import compute_prefix_digest
+from tests.doubles.thought_signature import seal_thought, sign_thought
 
 USER = {"role": "user", "content": "hello"}
 SAID = {"role": "assistant", "content": "hi"}

@@ -1,4 +1,4 @@
-"""Converts valid requests of the Messages wire to chat prompts for the demo provider.
+"""Converts valid requests of the Messages wire to chat prompts for the three-wire provider.
 
 A user message with tool results becomes a tool message for each result, and one user message with the other
 blocks, because Chat Completions has separate tool messages. Cache marks are removed. The prompt cache is used
@@ -8,7 +8,8 @@ up to the last message with a cache mark.
 from collections.abc import Iterator
 from typing import Any
 
-from compaction_proxy.cli.demo.chat import DemoRequest, JsonObject, encode_json
+from compaction_proxy.cli.demo.chat import JsonObject, encode_json
+from tests.doubles.provider_wire import WireRequest
 
 THOUGHT_TYPES = ("thinking", "redacted_thinking")
 
@@ -96,8 +97,8 @@ def _convert_tools(body: JsonObject) -> list[JsonObject]:
     return [{"type": "function", "function": _drop_cache_mark(tool)} for tool in body.get("tools") or ()]
 
 
-def read_request(body: JsonObject) -> DemoRequest:
-    """Converts a valid request to a `DemoRequest`.
+def read_request(body: JsonObject) -> WireRequest:
+    """Converts a valid request to a `WireRequest`.
 
     If thinking is on, the reply to a user message has a thought. The reply to tool results has one only with
     newer models.
@@ -108,7 +109,7 @@ def read_request(body: JsonObject) -> DemoRequest:
         (index for index, (_, marked) in enumerate(marked_messages, 1) if marked), default=0
     )
     prompt = {"model": body["model"], "messages": messages, "tools": _convert_tools(body)}
-    return DemoRequest(
+    return WireRequest(
         body,
         prompt,
         body.get("max_tokens") or 0,

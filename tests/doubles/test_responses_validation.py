@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.demo.responses_refusal import validate_request
-from compaction_proxy.cli.demo.signing import seal_thought
+from tests.doubles.responses_validation import validate_request
+from tests.doubles.thought_signature import seal_thought
 
 USER = {"role": "user", "content": "hello"}
 SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}

@@ -9,10 +9,11 @@ import httpx
 import pytest
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings
 from compaction_proxy.cli.demo.script import load_script
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.types import TokenCounter
+from tests.doubles.three_wire_provider import ThreeWireProvider
 
 SCRIPT = load_script()
 HEADERS = {"anthropic-version": "2023-06-01"}
@@ -115,7 +116,7 @@ async def _ask(
     return wire.said(answer.json())
 
 
-async def _played(provider: DemoProvider, wire: Wire) -> list[Said]:
+async def _played(provider: ThreeWireProvider, wire: Wire) -> list[Said]:
     """The first turns of the script."""
     history: list[JsonObject] = []
     said: list[Said] = []
@@ -131,7 +132,7 @@ async def _played(provider: DemoProvider, wire: Wire) -> list[Said]:
 
 async def test_the_script_is_played_alike_on_every_wire(words: TokenCounter) -> None:
     played = [
-        await _played(create_provider(DemoProviderSettings(words, window=100_000)), wire) for wire in WIRES
+        await _played(ThreeWireProvider(DemoProviderSettings(words, window=100_000)), wire) for wire in WIRES
     ]
     for chat, *others in zip(*played, strict=True):
         for other in others:
@@ -146,7 +147,7 @@ async def test_a_summary_is_the_same_on_every_wire(words: TokenCounter) -> None:
     ]
     said = []
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(ThreeWireProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         for wire in WIRES:
@@ -158,7 +159,7 @@ async def test_a_summary_is_the_same_on_every_wire(words: TokenCounter) -> None:
 
 @every_wire
 async def test_a_growing_conversation_is_cached_and_counted(words: TokenCounter, wire: Wire) -> None:
-    said = await _played(create_provider(DemoProviderSettings(words, window=100_000)), wire)
+    said = await _played(ThreeWireProvider(DemoProviderSettings(words, window=100_000)), wire)
     prompts = [each.usage["cost"][0] for each in said]
     cached = [each.usage["cached"] for each in said]
     assert prompts == sorted(prompts)
@@ -168,7 +169,7 @@ async def test_a_growing_conversation_is_cached_and_counted(words: TokenCounter,
 
 @every_wire
 async def test_a_test_may_ask_for_calls(words: TokenCounter, wire: Wire) -> None:
-    provider = create_provider(DemoProviderSettings(words))
+    provider = ThreeWireProvider(DemoProviderSettings(words))
     ask = [
         {"role": "user", "content": f'call {tool["function"]["name"]} {{"n": 1}}'} for tool in SCRIPT.tools
     ]
@@ -183,7 +184,7 @@ def _small(wire: Wire, **more: object) -> Mapping[str, object]:
 
 @every_wire
 async def test_trouble_on_demand_has_the_shape_of_the_wire(words: TokenCounter, wire: Wire) -> None:
-    provider = create_provider(DemoProviderSettings(words))
+    provider = ThreeWireProvider(DemoProviderSettings(words))
     async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
 
         async def ask(fault: str, **more: object) -> httpx.Response:
@@ -203,21 +204,9 @@ async def test_trouble_on_demand_has_the_shape_of_the_wire(words: TokenCounter, 
 
 
 @every_wire
-async def test_an_overflow_is_refused_or_told_within_a_stream(words: TokenCounter, wire: Wire) -> None:
-    provider = create_provider(DemoProviderSettings(words, window=100))
+async def test_an_overflow_is_refused_before_anything_is_streamed(words: TokenCounter, wire: Wire) -> None:
+    provider = ThreeWireProvider(DemoProviderSettings(words, window=100))
     async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
-
-        async def ask(fault: str, **more: object) -> httpx.Response:
-            headers = {**HEADERS, "x-demo-fault": fault}
-            return await http.post(url + wire.path, json=_small(wire, **more), headers=headers)
-
-        refused = await ask("", stream=True)
-        late = await ask("late", stream=True)
-        whole = await ask("late")
-    assert (refused.status_code, late.status_code, whole.status_code) == (400, 200, 400)
-    assert [(seen.status, seen.code) for seen in provider.log] == [
-        (status, "context_length_exceeded") for status in (400, 200, 400)
-    ]
-    last = json.loads(late.text.strip().rpartition("data: ")[2])
-    told = last["message"] if isinstance(wire, Responses) else last["error"]["message"]
-    assert told == refused.json()["error"]["message"]
+        answer = await http.post(url + wire.path, json=_small(wire, stream=True), headers=HEADERS)
+    assert answer.status_code == 400
+    assert [(seen.status, seen.code) for seen in provider.log] == [(400, "context_length_exceeded")]

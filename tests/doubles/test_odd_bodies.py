@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.cli.demo.messages_wire import COUNT_TOKENS, MESSAGES
-from compaction_proxy.cli.demo.responses_wire import RESPONSES
+from tests.doubles.messages_wire import COUNT_TOKENS, MESSAGES
+from tests.doubles.responses_wire import RESPONSES
 
 KEYS = (
     "type", "role", "content", "text", "id", "call_id", "tool_use_id", "input", "output", "arguments", "name",

@@ -1,4 +1,4 @@
-"""Signs and seals the demo provider's thoughts, so that it recognises its own and refuses altered ones.
+"""Signs and seals thoughts of the three-wire provider: it recognises its own and refuses altered ones.
 
 A sealed thought is encoded together with its signature, in place of an encrypted one. The key is not secret,
 because it only serves to detect altered bytes. Tests can sign with it, too.

@@ -1,22 +1,20 @@
-"""Implements the Responses wire of the demo provider: `POST …/responses`, streamed or not."""
+"""Implements the Responses wire: `POST …/responses`, streamed or not."""
 
 import json
 from collections.abc import Iterator
 
-from compaction_proxy.cli.demo import responses_reading as reading
-from compaction_proxy.cli.demo import responses_refusal
 from compaction_proxy.cli.demo.chat import (
     ARGUMENT_PIECE_CHARACTERS,
-    DemoAnswer,
     JsonObject,
     ToolCall,
     encode_json,
     split_words,
 )
-from compaction_proxy.cli.demo.chat_wire import VERSION
-from compaction_proxy.cli.demo.format import OVERFLOW, DemoWire
-from compaction_proxy.cli.demo.signing import seal_thought
-from compaction_proxy.cli.demo.validation import Refusal
+from compaction_proxy.cli.demo.validation import OVERFLOW, Refusal
+from tests.doubles import responses_request as reading
+from tests.doubles import responses_validation
+from tests.doubles.provider_wire import ProviderWire, WireAnswer
+from tests.doubles.thought_signature import seal_thought
 
 Events = Iterator[tuple[str, JsonObject]]
 
@@ -34,7 +32,7 @@ _STREAMED = {
 }
 
 
-def _build_usage(answer: DemoAnswer) -> JsonObject:
+def _build_usage(answer: WireAnswer) -> JsonObject:
     usage = answer.usage
     return {
         "input_tokens": usage.prompt_tokens,
@@ -45,12 +43,12 @@ def _build_usage(answer: DemoAnswer) -> JsonObject:
     }
 
 
-def format_response_id(answer: DemoAnswer) -> str:
+def format_response_id(answer: WireAnswer) -> str:
     """Returns the response id of an answer."""
     return f"resp_{answer.number:048d}"
 
 
-def _build_response(answer: DemoAnswer, status: str, **fields: object) -> JsonObject:
+def _build_response(answer: WireAnswer, status: str, **fields: object) -> JsonObject:
     """Builds a response object with the given status."""
     body = answer.request.body
     return {
@@ -87,7 +85,7 @@ def _build_response(answer: DemoAnswer, status: str, **fields: object) -> JsonOb
     }
 
 
-def _build_finished_response(answer: DemoAnswer) -> JsonObject:
+def _build_finished_response(answer: WireAnswer) -> JsonObject:
     is_cut = answer.reply.finish_reason == "length"
     reason = {"reason": "max_output_tokens"} if is_cut else None
     status = "incomplete" if is_cut else "completed"
@@ -105,7 +103,7 @@ def _parse_arguments(arguments: str) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _build_call_item(call: ToolCall, answer: DemoAnswer, mark: str, index: int) -> JsonObject:
+def _build_call_item(call: ToolCall, answer: WireAnswer, mark: str, index: int) -> JsonObject:
     """Builds the item of a tool call. Its type depends on the type of the tool."""
     offered = {
         reading.get_tool_name(tool): tool.get("type") for tool in answer.request.body.get("tools") or ()
@@ -127,7 +125,7 @@ def _build_call_item(call: ToolCall, answer: DemoAnswer, mark: str, index: int) 
     return {**head, "operation": _parse_arguments(call.arguments)}
 
 
-def iter_output_items(answer: DemoAnswer) -> Iterator[JsonObject]:
+def iter_output_items(answer: WireAnswer) -> Iterator[JsonObject]:
     """Yields the output items of an answer.
 
     If the first item is a reasoning item, the ids of the others contain its mark, because the API requires
@@ -196,14 +194,10 @@ def _iter_item_events(item: JsonObject) -> Events:
     yield "response.output_item.done", {"item": item}
 
 
-def _iter_opening_events(answer: DemoAnswer) -> Events:
+def _iter_events(answer: WireAnswer) -> Events:
     response = _build_response(answer, "in_progress")
     yield "response.created", {"response": response}
     yield "response.in_progress", {"response": response}
-
-
-def _iter_events(answer: DemoAnswer) -> Events:
-    yield from _iter_opening_events(answer)
     finished = _build_finished_response(answer)
     for index, item in enumerate(finished["output"]):
         for name, fields in _iter_item_events(item):
@@ -211,28 +205,8 @@ def _iter_events(answer: DemoAnswer) -> Events:
     yield f"response.{finished['status']}", {"response": finished}
 
 
-def _iter_late_events(answer: DemoAnswer, refusal: Refusal, form: str) -> Events:
-    """Yields the events of a stream that ends with an error.
-
-    Args:
-        answer: The answer, which is only begun.
-        refusal: The error.
-        form: `error` sends an error event in the form that OpenAI documents. `both` sends one in the nested
-            form that is seen in practice, followed by `response.failed`. `failed` sends only
-            `response.failed`.
-    """
-    error = {"code": refusal.code, "message": refusal.message}
-    yield from _iter_opening_events(answer)
-    if form == "error":
-        yield "error", {**error, "param": refusal.param}
-    elif form == "both":
-        yield "error", {"error": {"type": refusal.kind, **error, "param": refusal.param}}
-    if form != "error":
-        yield "response.failed", {"response": _build_response(answer, "failed", error=error)}
-
-
-def _encode_events(events: Events) -> Iterator[bytes]:
-    for number, (name, fields) in enumerate(events):
+def _encode_events(answer: WireAnswer) -> Iterator[bytes]:
+    for number, (name, fields) in enumerate(_iter_events(answer)):
         data = encode_json({"type": name, "sequence_number": number, **fields})
         yield b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
@@ -248,13 +222,12 @@ def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
     return Refusal(text, "input", OVERFLOW)
 
 
-RESPONSES = DemoWire(
-    validate=responses_refusal.validate_request,
+RESPONSES = ProviderWire(
+    validate=responses_validation.validate_request,
     read_request=reading.read_request,
     check_overflow=check_overflow,
     encode_answer=lambda answer: encode_json(_build_finished_response(answer)),
-    encode_events=lambda answer: _encode_events(_iter_events(answer)),
+    encode_events=_encode_events,
     encode_refusal=lambda wrong, _number: wrong.to_bytes(),
-    encode_late_error=lambda answer, wrong, how: _encode_events(_iter_late_events(answer, wrong, how)),
-    build_headers=lambda _number: VERSION,
+    build_headers=lambda _number: ((b"openai-version", b"2020-10-01"),),
 )

@@ -1,4 +1,4 @@
-"""Converts valid requests of the Responses wire to chat prompts for the demo provider.
+"""Converts valid requests of the Responses wire to chat prompts for the three-wire provider.
 
 Consecutive items that the model wrote become one assistant message, as Chat Completions would have it. The
 message contains their texts, their calls, and a content part for each item of another kind.
@@ -7,7 +7,8 @@ message contains their texts, their calls, and a content part for each item of a
 from collections.abc import Iterator
 from typing import Any
 
-from compaction_proxy.cli.demo.chat import DemoRequest, JsonObject, encode_json
+from compaction_proxy.cli.demo.chat import JsonObject, encode_json
+from tests.doubles.provider_wire import WireRequest
 
 # Types of calls that the client answers. For each: its name in error messages, and the key of its input.
 CALL_TYPES = {
@@ -97,8 +98,8 @@ def get_tool_name(tool: JsonObject) -> str:
     return str(tool.get("name") or tool.get("type"))
 
 
-def read_request(body: JsonObject) -> DemoRequest:
-    """Converts a valid request to a `DemoRequest`."""
+def read_request(body: JsonObject) -> WireRequest:
+    """Converts a valid request to a `WireRequest`."""
     instructions = body.get("instructions")
     leading = [{"role": "system", "content": instructions}] if instructions else []
     prompt = {
@@ -108,7 +109,7 @@ def read_request(body: JsonObject) -> DemoRequest:
     }
     output_tokens = body.get("max_output_tokens")
     reasoning = body.get("reasoning")
-    return DemoRequest(
+    return WireRequest(
         body,
         prompt,
         output_tokens if isinstance(output_tokens, int) else 0,

@@ -1,23 +1,21 @@
-"""Implements the Messages wire of the demo provider: `POST …/messages` and `POST …/messages/count_tokens`."""
+"""Implements the Messages wire: `POST …/messages` and `POST …/messages/count_tokens`."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from compaction_proxy.cli.demo import messages_reading as reading
-from compaction_proxy.cli.demo import messages_refusal
 from compaction_proxy.cli.demo.chat import (
     ARGUMENT_PIECE_CHARACTERS,
-    DemoAnswer,
-    DemoRequest,
     JsonObject,
     encode_json,
     split_words,
 )
-from compaction_proxy.cli.demo.format import OVERFLOW, DemoWire, Headers
-from compaction_proxy.cli.demo.messages_binding import compute_prefix_digest
-from compaction_proxy.cli.demo.signing import sign_thought
-from compaction_proxy.cli.demo.validation import Refusal
+from compaction_proxy.cli.demo.validation import OVERFLOW, Refusal
+from tests.doubles import messages_request as reading
+from tests.doubles import messages_validation
+from tests.doubles.provider_wire import Headers, ProviderWire, WireAnswer, WireRequest
+from tests.doubles.thought_binding import compute_prefix_digest
+from tests.doubles.thought_signature import sign_thought
 
 VERSION_HEADER = b"anthropic-version"
 
@@ -46,7 +44,7 @@ def _build_error(refusal: Refusal, number: int) -> JsonObject:
     return {"type": "error", "error": error, "request_id": _format_request_id(number)}
 
 
-def _build_usage(answer: DemoAnswer, output: int) -> JsonObject:
+def _build_usage(answer: WireAnswer, output: int) -> JsonObject:
     """Builds the `usage` object. `input_tokens` excludes the tokens read from or written to the cache."""
     usage = answer.usage
     return {
@@ -58,7 +56,7 @@ def _build_usage(answer: DemoAnswer, output: int) -> JsonObject:
 
 
 def _build_message(
-    answer: DemoAnswer, content: list[JsonObject], stop: str | None, output: int
+    answer: WireAnswer, content: list[JsonObject], stop: str | None, output: int
 ) -> JsonObject:
     cache_creation = {
         "ephemeral_5m_input_tokens": answer.usage.written_tokens,
@@ -89,7 +87,7 @@ def _parse_arguments(arguments: str) -> JsonObject:
     return value if isinstance(value, dict) else {"input": value}
 
 
-def _iter_blocks(answer: DemoAnswer) -> Iterator[JsonObject]:
+def _iter_blocks(answer: WireAnswer) -> Iterator[JsonObject]:
     reply = answer.reply
     if reply.thought:
         signed = sign_thought(reply.thought, compute_prefix_digest(answer.request.body))
@@ -105,7 +103,7 @@ def _iter_blocks(answer: DemoAnswer) -> Iterator[JsonObject]:
         }
 
 
-def _encode_answer(answer: DemoAnswer) -> bytes:
+def _encode_answer(answer: WireAnswer) -> bytes:
     stop = _STOPS[answer.reply.finish_reason]
     return encode_json(
         _build_message(answer, list(_iter_blocks(answer)), stop, answer.usage.completion_tokens)
@@ -149,12 +147,8 @@ def _iter_block_events(block: JsonObject, index: int) -> Iterator[JsonObject]:
     yield {"type": "content_block_stop", "index": index}
 
 
-def _build_start_event(answer: DemoAnswer) -> JsonObject:
-    return {"type": "message_start", "message": _build_message(answer, [], None, 1)}
-
-
-def _iter_events(answer: DemoAnswer) -> Iterator[JsonObject]:
-    yield _build_start_event(answer)
+def _iter_events(answer: WireAnswer) -> Iterator[JsonObject]:
+    yield {"type": "message_start", "message": _build_message(answer, [], None, 1)}
     for index, block in enumerate(_iter_blocks(answer)):
         yield from _iter_block_events(block, index)
     stop = {"stop_reason": _STOPS[answer.reply.finish_reason], "stop_sequence": None}
@@ -166,14 +160,8 @@ def _iter_events(answer: DemoAnswer) -> Iterator[JsonObject]:
     yield {"type": "message_stop"}
 
 
-def _iter_late_events(answer: DemoAnswer, refusal: Refusal, _how: str) -> Iterator[JsonObject]:
-    yield _build_start_event(answer)
-    yield {"type": "ping"}
-    yield _build_error(refusal, answer.number)
-
-
-def _encode_events(events: Iterator[JsonObject]) -> Iterator[bytes]:
-    for event in events:
+def _encode_events(answer: WireAnswer) -> Iterator[bytes]:
+    for event in _iter_events(answer):
         yield b"event: " + event["type"].encode() + b"\ndata: " + encode_json(event) + b"\n\n"
 
 
@@ -194,25 +182,24 @@ def _refuse_unknown_model(model: str) -> Refusal:
     return Refusal(f"model: {model}", code="model_not_found", status=404)
 
 
-def _read_count_request(body: JsonObject) -> DemoRequest:
+def _read_count_request(body: JsonObject) -> WireRequest:
     return replace(reading.read_request(body), streamed=False, cached_messages=0, counts_only=True)
 
 
-MESSAGES = DemoWire(
-    validate=messages_refusal.validate_request,
+MESSAGES = ProviderWire(
+    validate=messages_validation.validate_request,
     read_request=reading.read_request,
     check_overflow=check_overflow,
     encode_answer=_encode_answer,
-    encode_events=lambda answer: _encode_events(_iter_events(answer)),
+    encode_events=_encode_events,
     encode_refusal=lambda wrong, number: encode_json(_build_error(wrong, number)),
-    encode_late_error=lambda answer, wrong, how: _encode_events(_iter_late_events(answer, wrong, how)),
     build_headers=_build_headers,
     build_model_refusal=_refuse_unknown_model,
     required_header=VERSION_HEADER,
 )
 COUNT_TOKENS = replace(
     MESSAGES,
-    validate=messages_refusal.validate_count_request,
+    validate=messages_validation.validate_count_request,
     read_request=_read_count_request,
     check_overflow=lambda _window, _prompt, _output: None,
     encode_answer=lambda answer: encode_json({"input_tokens": answer.usage.prompt_tokens}),

@@ -1,19 +1,19 @@
-"""Validates requests of the Responses wire for the demo provider, with OpenAI's error messages."""
+"""Validates requests of the Responses wire for the three-wire provider, with OpenAI's error messages."""
 
 import re
 from collections.abc import Iterator
 from itertools import chain
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.responses_reading import (
+from compaction_proxy.cli.demo.validation import Refusal
+from tests.doubles.responses_request import (
     CALL_TYPES,
     OUTPUT_TYPES,
     get_call_id,
     get_item_type,
     is_model_item,
 )
-from compaction_proxy.cli.demo.signing import is_sealed
-from compaction_proxy.cli.demo.validation import Refusal
+from tests.doubles.thought_signature import is_sealed
 
 ROLES = ("assistant", "system", "developer", "user")
 MODEL_PARTS = ("output_text", "refusal")
@@ -24,7 +24,7 @@ OTHER_ITEM_TYPES = (
     "compaction", "compaction_summary", "context_compaction", "item_reference",
 )  # fmt: skip
 
-# The id that the demo provider gives an item that belongs to a reasoning item. It contains the mark of the
+# The id that the provider gives an item that belongs to a reasoning item. It contains the mark of the
 # reasoning item, whose id is `rs_` and the mark.
 _REASONED = re.compile(r"[a-z]+_(?P<mark>r[0-9a-f]+)_\d+")
 
