@@ -1,6 +1,6 @@
 """Protocols for facts about models (token counts, context windows and prices) and for summary calls."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from compaction_proxy.core.cost.price import ModelPrice
@@ -50,13 +50,5 @@ class PriceSource(Protocol):
     """Looks up the prices of models."""
 
     def get_price(self, model: str, origin: str) -> ModelPrice | None:
-        """Returns the price of a model at an upstream; None if it is unknown or not known yet."""
-        ...
-
-    def is_resolved(self, model: str, origin: str) -> bool:
-        """Returns whether `get_price` can give its result without a lookup."""
-        ...
-
-    async def wait_for_prices(self, names: Iterable[tuple[str, str]]) -> None:
-        """Waits until the prices of models at upstreams have been looked up."""
+        """Returns the price of a model at an upstream; None if it is unknown."""
         ...
