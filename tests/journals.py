@@ -1,7 +1,7 @@
 """A process's worth of journal, for tests: everything that one worker has, over a store of the test's."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
@@ -32,12 +32,6 @@ class Priced:
 
     def get_price(self, model: str, origin: str) -> ModelPrice | None:
         return None if model == "unknown" else PRICE
-
-    def is_resolved(self, model: str, origin: str) -> bool:
-        return True
-
-    async def wait_for_prices(self, names: Iterable[tuple[str, str]]) -> None:
-        """It always is."""
 
 
 class Noted(NamedTuple):

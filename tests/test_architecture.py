@@ -38,7 +38,6 @@ OWNERS = {
     "compression": {"wires.content_coding"},  # of the standard library from Python 3.14 on
     "cryptography": {"gateway.compaction_cipher", "storage.encrypted"},
     "fastapi": {"admin", "app", "gateway.routes"},
-    "genai_prices": {"providers.price_table"},
     "httptools": {"gateway.client.parser", "gateway.server.parser"},
     "httpx": {"cli", "gateway", "providers"},
     "jinja2": {"admin.ui.templates"},

@@ -1,6 +1,6 @@
 """Everything that the admin API looks at and steers, over one store, without a proxy around it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from compaction_proxy.admin.queries import ConversationQueries
@@ -33,12 +33,6 @@ class Prices:
 
     def get_price(self, model: str, origin: str) -> ModelPrice | None:
         return PRICE if model.startswith("gpt") and origin == ORIGIN else None
-
-    def is_resolved(self, model: str, origin: str) -> bool:
-        return True
-
-    async def wait_for_prices(self, names: Iterable[tuple[str, str]]) -> None:
-        """They are known."""
 
 
 class Watched:

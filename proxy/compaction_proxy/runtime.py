@@ -40,7 +40,6 @@ from compaction_proxy.gateway.client.proxies import read_environment_proxies
 from compaction_proxy.gateway.identity import mint_conversation_id
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
 from compaction_proxy.providers.model_limits import ModelLimits
-from compaction_proxy.providers.price_process import PriceProcess
 from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.providers.summary_transport import HttpSummaryModel
 from compaction_proxy.providers.token_counting import TokenScheduler
@@ -301,7 +300,7 @@ class Components:
         self.message_reader = MessageReader(self.token_schedulers)
         self.model_limits = ModelLimits(self.records)
         self.checkpoint_index = CheckpointIndex(self.records)
-        self.pricing = PriceBook(config, PriceProcess())
+        self.pricing = PriceBook(config)
         self.growth = GrowthTracker()
         self.usage_baselines = UsageBaselineStore(self.records)
         self._build_telemetry(config, is_rehearsal=summary_model is not None)

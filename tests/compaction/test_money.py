@@ -1,6 +1,5 @@
 """Triggers that are about money: below a surcharge, and where the conversation costs least."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,10 +21,9 @@ from compaction_proxy.compaction.types import (
     UsageBasis,
 )
 from compaction_proxy.config.config import Config
-from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.core.event import COMPACTED
 from compaction_proxy.core.trigger import PriceThresholds
-from compaction_proxy.providers.pricing import PriceBook, PriceKey
+from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.wires.wire import TokenUsage
 from tests.compaction.bench import ask, bench, talk, user
 
@@ -35,17 +33,10 @@ COSTLY: dict[str, Any] = {**PRICES, "surcharge": SURCHARGE}
 ROOT = b"r" * 32
 
 
-class Nothing:
-    """A table without a price."""
-
-    def find_prices(self, names: Sequence[PriceKey], at: float) -> list[ModelPrice | None]:
-        return [None] * len(names)
-
-
 def priced(prices: dict[str, Any] | None = None) -> PriceBook:
     """Prices of every model: these, or none."""
     models = {"*": {"prices": prices}} if prices else {}
-    return PriceBook(Config.model_validate({"models": models}), Nothing())
+    return PriceBook(Config.model_validate({"models": models}))
 
 
 def triggered(*rows: dict[str, Any], strategy: str = "anchored") -> dict[str, Any]:

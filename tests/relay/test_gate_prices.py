@@ -1,6 +1,5 @@
 """What passes the gate where the trigger is about money: never more than the least that it may come to."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.gateway.size_gate import SizeGate
 from compaction_proxy.providers.model_limits import ModelLimits
-from compaction_proxy.providers.pricing import PriceBook, PriceKey
+from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 
@@ -23,20 +22,13 @@ def ignored(_: StoreUnavailableError) -> None:
     """A memory store does not fail."""
 
 
-class Nothing:
-    """A table without a price."""
-
-    def find_prices(self, names: Sequence[PriceKey], at: float) -> list[None]:
-        return [None] * len(names)
-
-
 async def largest(row: dict[str, Any], prices: dict[str, Any] | None) -> int:
     """Bytes of the largest body that passes."""
     trigger = {"strategy": "chained", "trigger": [row]}
     model = {"window": 1_000_000, "prices": prices}
     config = Config.model_validate({"compaction": trigger, "models": {"*": model}})
     records = RecordStore(MemoryStore(), ignored)
-    pricing = PriceBook(config, Nothing())
+    pricing = PriceBook(config)
     learning = ModelLimits(records)
     gate = SizeGate(
         config,

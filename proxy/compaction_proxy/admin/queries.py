@@ -224,7 +224,6 @@ class ConversationQueries:
         rows = await self.statistics.list_rows(self.now() - RECENT_MODELS_S, self.now(), "model")
         seen = {row.label for row in rows} - {"", OTHERS[0]}
         named = {name for name in self.config.models if _GLOB.isdisjoint(name)}
-        await self.pricing.wait_for_prices((name, self.origin) for name in seen | named)
         used: dict[str, int] = {}
         for each in await self._list_with_totals(MAX_WINDOW_SAMPLES):
             if each.totals.window:
@@ -262,7 +261,6 @@ class ConversationQueries:
         self, tenant: str, conversation: str, events: Sequence[Event]
     ) -> list[CompactionRecord]:
         [totals] = await self.usage.read_totals([(tenant, conversation)])
-        await self.pricing.wait_for_prices({(event.asked or totals.model, self.origin) for event in events})
         undone = {place.hex() for place in (await self.directives.get(tenant, conversation)).undone}
         return [
             CompactionRecord(event, event.place in undone, self._estimate_payback(event, totals))

@@ -70,18 +70,14 @@ def _iter_model_names(config: "Config", name: str | None, *, all_: bool) -> Iter
 
 def _describe_models(config: "Config", names: Iterable[str]) -> list[dict[str, Any]]:
     """Describes models without asking a proxy, as rows in the format of the admin API."""
-    import asyncio
     from dataclasses import asdict
 
     from compaction_proxy.admin.api import schemas
     from compaction_proxy.admin.queries import build_model_info
     from compaction_proxy.gateway.identity import format_origin
-    from compaction_proxy.providers.price_process import PriceProcess
     from compaction_proxy.providers.pricing import PriceBook
 
-    pricing = PriceBook(config, PriceProcess())
-    upstream_origin, names = format_origin(config.upstream.base_url), list(names)
-    asyncio.run(pricing.wait_for_prices((name, upstream_origin) for name in names))
+    pricing, upstream_origin = PriceBook(config), format_origin(config.upstream.base_url)
     return [
         asdict(schemas.to_model_row(build_model_info(config, name, pricing.get_price(name, upstream_origin))))
         for name in names

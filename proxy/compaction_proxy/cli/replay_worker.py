@@ -9,22 +9,20 @@ import json
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import count, product
+from itertools import count
 from typing import Any
 
 from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
 from compaction_proxy.config.sections import ServerSection, StoreSection
-from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.strategies import Policy
 from compaction_proxy.gateway.identity import format_origin
 from compaction_proxy.gateway.summary_routes import build_summary_routes
 from compaction_proxy.gateway.upstream import Upstream
-from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.replay.provider import SimulatedProvider
 from compaction_proxy.replay.recordings import Recording, parse_recording
@@ -59,15 +57,6 @@ def _get_summary_routes(
     return build_summary_routes(config, settings, policy, upstream, _REQUEST_SCOPE, model)
 
 
-def _get_price(pricing: PriceBook, target: str, model: str) -> ModelPrice | None:
-    """Returns the price of a model at the upstream, else the price known for its name; None if unknown."""
-    return pricing.get_price(model, target) or pricing.get_price(model, "")
-
-
-async def _load_prices(pricing: PriceBook, target: str, models: Iterable[str]) -> None:
-    await pricing.wait_for_prices(product(models, (target, "")))
-
-
 @asynccontextmanager
 async def open_components(config: Config) -> AsyncIterator[ReplayComponents]:
     """Builds the components for rehearsals with a configuration, and closes them when the block ends."""
@@ -98,8 +87,7 @@ async def open_components(config: Config) -> AsyncIterator[ReplayComponents]:
             counter=parts.counter,
             get_settings=partial(get_model_settings, config),
             resolve_summary_routes=partial(_get_summary_routes, config, upstream),
-            get_price=partial(_get_price, parts.pricing, target),
-            wait_for_prices=partial(_load_prices, parts.pricing, target),
+            get_price=partial(parts.pricing.get_price, origin=target),
             origin=target,
         )
 

@@ -1,63 +1,180 @@
-"""Finds the prices of models in the configuration, or in a table that a background thread queries."""
+"""Finds the prices of models: in the configuration, or else in the shipped table."""
 
-import asyncio
-import threading
+import json
+import operator
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime
+from functools import cache, lru_cache
+from importlib.resources import files
 from ipaddress import ip_address
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
-
-import structlog
 
 from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.config.types import parse_origin
-from compaction_proxy.core.cost.price import ModelPrice
-from compaction_proxy.support.fail_open import suppress_and_report
-from compaction_proxy.support.log_events import PRICES_FAILED
-from compaction_proxy.support.lru import LruCache
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
+from compaction_proxy.core.model_names import normalize_model_name
 
-# Number of cached prices, and their longest lifetime in seconds. It is an hour, because some prices change
-# hourly.
-MAX_CACHED_PRICES = 4_096
-PRICE_TTL_S = 3_600.0
-# Time after a failed lookup until it is repeated, in seconds. Until then, the price is unknown.
-FAILURE_TTL_S = 60.0
-# Number of names that may wait for a lookup. Clients choose the names, so the number must have a limit.
-# Further names have no price.
-MAX_QUEUED_LOOKUPS = 1_024
-# Number of first lookups without a pause, and the pause after each later lookup, in seconds. The pause limits
-# the load: a lookup costs half a second of processor time, and clients may name any number of models.
-LOOKUP_BURST = 8
-LOOKUP_PAUSE_S = 2.0
+# Number of cached prices. Each belongs to a model, an origin and a period.
+MAX_CACHED_PRICES = 1_024
+# Only the end of a longer name is looked up and cached, in characters: clients choose the names.
+MAX_NAME_CHARACTERS = 200
+# Period within which a price stays the same, in seconds. Some prices of the table change daily at half past.
+PRICE_PERIOD_S = 1_800
 
 # Endings of host names that do not exist on the internet.
 PRIVATE_DOMAINS = (".local", ".localhost", ".internal", ".lan", ".home.arpa", ".test")
+_DEFAULT_PORTS = {"https": ":443", "http": ":80"}
+# A date without hyphens at the end of a name, or before `-` or `:`, as in `gpt-5.2-20251211`.
+_COMPACT_DATE = re.compile(r"-(20[0-9]{6})(?=[-:]|$)")
 
-# Model name and origin of the upstream.
-PriceKey = tuple[str, str]
+# A condition on a name in lower case: an operator and a text, such as `^gpt-4o-`, or a list of conditions
+# that must all hold.
+_NameRule: TypeAlias = str | list["_NameRule"]
+# `re` caches compiled patterns, within limits.
+_OPERATORS: Mapping[str, Callable[[str, str], object]] = {
+    "=": operator.eq,
+    "^": str.startswith,
+    "$": str.endswith,
+    "*": operator.contains,
+    "~": lambda name, pattern: re.search(pattern, name),
+}
 
-_log = structlog.get_logger()
+
+class _DatedPrice(NamedTuple):
+    """A price of a model and when it applies.
+
+    Attributes:
+        tiers: Fields of the price tiers. Empty if the table has no price for text tokens.
+        since: Day from which the price applies, as `YYYY-MM-DD`; empty if it always does.
+        start: Time of day from which it applies, in UTC.
+        stop: Time of day until which it applies, in UTC.
+    """
+
+    tiers: list[tuple[int, float, float, float, float]]
+    since: str = ""
+    start: str = "00:00:00"
+    stop: str = "24:00:00"
 
 
-class PriceTable(Protocol):
-    """Looks up model prices."""
+# The prices of one model, as fields of `_DatedPrice`.
+_PriceFields: TypeAlias = list[list[Any]]
 
-    def find_prices(self, names: Sequence[PriceKey], at: float) -> Sequence[ModelPrice | None]:
-        """Returns the prices in the order of `names`, with None for unknown prices.
 
-        Never uses the network. May take seconds, so call it in a thread. May raise any exception.
+class _Provider(NamedTuple):
+    """A provider of the table.
 
-        Args:
-            names: Model names as clients give them, each with the origin of its upstream, such as
-                `https://api.openai.com:443`. If the origin belongs to a known provider, only the prices of
-                this provider are used. Otherwise the model name determines the provider.
-            at: Time of the request, in seconds since the epoch. Prices change with time, some of them hourly.
-        """
-        ...
+    Attributes:
+        address: Pattern of the addresses of its API.
+        makes: Rules for the names of the models that it makes.
+        searched: Ids of the providers among whose models a name is looked up, its own first.
+        names: Prices by model name.
+        rules: Rules for further names, with the prices. The first match counts.
+    """
+
+    address: str
+    makes: list[_NameRule]
+    searched: list[str]
+    names: dict[str, _PriceFields]
+    rules: list[tuple[_NameRule, _PriceFields]]
+
+
+class PriceTable(NamedTuple):
+    """The shipped table of prices.
+
+    Attributes:
+        source: Name and version of the library from which the prices are.
+        providers: The providers by id, in the order in which they are tried.
+    """
+
+    source: str
+    providers: dict[str, _Provider]
+
+
+@cache
+def load_price_table() -> PriceTable:
+    """Loads the shipped table, when a price is first looked up. `tools/refresh_prices.py` writes its file."""
+    table = json.loads(files("compaction_proxy").joinpath("data", "prices.json").read_text("utf-8"))
+    return PriceTable(
+        table["source"],
+        {
+            key: _Provider(
+                each["address"],
+                each["makes"],
+                each["searched"],
+                {name: prices for names, _, prices in each["models"] for name in names},
+                [(rule, prices) for _, rules, prices in each["models"] for rule in rules],
+            )
+            for key, each in table["providers"].items()
+        },
+    )
+
+
+@lru_cache(maxsize=MAX_CACHED_PRICES)
+def find_shipped_price(model: str, origin: str, at: float) -> ModelPrice | None:
+    """Returns the price of a model from the shipped table; None if the table has no price for it.
+
+    The result is cached, so the arguments must be bounded: see `PriceBook.get_price`.
+
+    Args:
+        model: Model name as clients give it.
+        origin: Origin of the upstream, such as `https://api.openai.com:443`. If it belongs to a provider of
+            the table, only that provider's prices count. Otherwise the model name determines the provider.
+        at: Time of the request, in seconds since the epoch.
+    """
+    prices = _find_prices(model, origin)
+    moment = datetime.fromtimestamp(at, UTC)
+    day, clock = f"{moment:%Y-%m-%d}", f"{moment:%H:%M:%S}"
+    valid = [each for each in prices if each.since <= day and each.start <= clock < each.stop]
+    applied = [*prices[:1], *valid][-1:]
+    tiers = tuple(PriceTier(*tier) for each in applied for tier in each.tiers)
+    since = max((each.since for each in valid), default="")
+    return ModelPrice(tiers, load_price_table().source, since) if tiers else None
+
+
+def _find_prices(model: str, origin: str) -> list[_DatedPrice]:
+    """Finds a model in the list of the provider at this origin, and returns all its prices.
+
+    If the table has no provider for this origin, the model name determines the provider. Returns an empty
+    list if the provider does not list the model, because another provider's price would be wrong.
+    """
+    providers = load_price_table().providers
+    name, bare = model.lower(), normalize_model_name(model)
+    address = f"{origin.removesuffix(_DEFAULT_PORTS.get(origin.partition(':')[0], ''))}/"
+    provider = next((each for each in providers.values() if re.match(each.address, address)), None)
+    if provider is not None:
+        return _search_models(provider, name) or _search_models(provider, bare)
+    named = name.rpartition("/")[0].rpartition("/")[2]  # as in `openai/gpt-4o`
+    makers = (each for each in providers.values() if any(_is_match(rule, bare) for rule in each.makes))
+    provider = providers.get(named) or next(makers, None)
+    return [] if provider is None else _search_models(provider, bare)
+
+
+def _search_models(provider: _Provider, name: str) -> list[_DatedPrice]:
+    """Returns the prices of the first model that a name matches, as it is or with hyphens in its date."""
+    providers = load_price_table().providers
+    for spelling in dict.fromkeys((name, _COMPACT_DATE.sub(_add_hyphens, name))):
+        for searched in map(providers.__getitem__, provider.searched):
+            matches = (prices for rule, prices in searched.rules if _is_match(rule, spelling))
+            prices = searched.names.get(spelling) or next(matches, None)
+            if prices is not None:
+                return [_DatedPrice(*fields) for fields in prices]
+    return []
+
+
+def _is_match(rule: _NameRule, name: str) -> bool:
+    if isinstance(rule, list):
+        return all(_is_match(each, name) for each in rule)
+    return bool(_OPERATORS[rule[0]](name, rule[1:]))
+
+
+def _add_hyphens(compact: re.Match[str]) -> str:
+    try:
+        return f"-{date.fromisoformat(compact[1])}"
+    except ValueError:
+        return compact[0]
 
 
 @lru_cache(maxsize=256)
@@ -70,50 +187,22 @@ def is_self_hosted(origin: str) -> bool:
         return "." not in host or host.endswith(PRIVATE_DOMAINS)
 
 
-class _CachedPrice(NamedTuple):
-    """A price, or None if it is unknown, and when it expires, in seconds since the epoch."""
-
-    price: ModelPrice | None
-    until: float
-
-
-_UNKNOWN = _CachedPrice(None, 0.0)
-
-
 class PriceBook:
     """Finds the prices of models.
 
     Args:
-        config: Configuration. Its prices override the table and need no lookup.
-        table: Table of public prices.
+        config: Configuration. Its prices override the shipped table.
         now: Returns the seconds since the epoch.
-        pause_s: Pause after each lookup except the first `LOOKUP_BURST`, in seconds.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        table: PriceTable,
-        *,
-        now: Callable[[], float] = time.time,
-        pause_s: float = LOOKUP_PAUSE_S,
-    ) -> None:
+    def __init__(self, config: Config, *, now: Callable[[], float] = time.time) -> None:
         self._config = config
-        self._table = table
         self._now = now
-        self._rest_s = pause_s
-        self._lock = threading.Lock()
-        self._held: LruCache[PriceKey, _CachedPrice] = LruCache(MAX_CACHED_PRICES)
-        self._asked: dict[PriceKey, Future[None]] = {}
-        self._asking = False
-        self._questions = 0
 
     def get_price(self, model: str, origin: str) -> ModelPrice | None:
-        """Returns the price of a model, or None if it is unknown; never waits.
+        """Returns the price of a model, or None if it is unknown.
 
-        A model without a configured price is queued for a lookup in a thread if its cached price is missing
-        or has expired. Until the lookup has finished, the result is the expired price, or None. For a
-        self-hosted upstream (`is_self_hosted`), only a configured price is used, because the table has none.
+        Self-hosted servers have only configured prices, because the table has none for them.
 
         Args:
             model: Model name as clients give it.
@@ -122,96 +211,14 @@ class PriceBook:
         configured = get_model_settings(self._config, model).prices
         if configured is not None or is_self_hosted(origin):
             return configured
-        with self._lock:
-            return self._get_or_queue((model, origin))
-
-    def is_resolved(self, model: str, origin: str) -> bool:
-        """Returns whether `get_price` would return its result without a lookup. Starts no lookup itself."""
-        if is_self_hosted(origin) or get_model_settings(self._config, model).prices is not None:
-            return True
-        with self._lock:
-            held = self._held.get((model, origin)) or _UNKNOWN
-        return held.until > self._now()
+        at = self._now() // PRICE_PERIOD_S * PRICE_PERIOD_S
+        return find_shipped_price(model[-MAX_NAME_CHARACTERS:], origin, at)
 
     def reload(self, config: Config) -> None:
         """Replaces the configuration, and with it the configured prices."""
         self._config = config
 
     def compute_cost(self, model: str, url: str, prompt: int, cached: int, completion: int) -> float | None:
-        """Returns the cost of a request to a URL, in dollars; None if the price is unknown. Never waits.
-
-        Args:
-            model: Model name as clients give it.
-            url: URL of the request.
-            prompt: Number of input tokens, cached tokens included.
-            cached: Number of cached input tokens.
-            completion: Number of output tokens.
-        """
+        """Returns the cost of a request to a URL, in dollars; None if no price is known."""
         price = self.get_price(model, str(parse_origin(url)))
         return None if price is None else price.compute_cost(prompt, cached, completion)
-
-    async def wait_for_prices(self, names: Iterable[PriceKey]) -> None:
-        """Looks up the prices of these models that are not known, and waits until the lookups have finished.
-
-        Args:
-            names: The models, each with the origin of its upstream.
-        """
-        unpriced = {
-            name
-            for name in names
-            if get_model_settings(self._config, name[0]).prices is None and not is_self_hosted(name[1])
-        }
-        with self._lock:
-            for name in unpriced:
-                self._get_or_queue(name)
-            asked = [asyncio.wrap_future(self._asked[name]) for name in unpriced & self._asked.keys()]
-        await asyncio.gather(*asked)
-
-    def _get_or_queue(self, name: PriceKey) -> ModelPrice | None:
-        """Returns the cached price; queues a lookup if none is cached or it has expired.
-
-        The caller holds the lock.
-        """
-        held = self._held.get(name) or _UNKNOWN
-        if held.until <= self._now():
-            self._queue_lookup(name)
-        return held.price
-
-    def _queue_lookup(self, name: PriceKey) -> None:
-        """Queues a model for the next lookup. The caller holds the lock."""
-        if name in self._asked or len(self._asked) >= MAX_QUEUED_LOOKUPS:
-            return
-        self._asked[name] = Future()
-        self._asked[name].set_running_or_notify_cancel()  # a waiter that gives up does not cancel the lookup
-        if not self._asking:
-            self._asking = True
-            threading.Thread(target=self._look_up_queued, name="prices", daemon=True).start()
-
-    def _look_up_queued(self) -> None:
-        """Looks up all queued models, until the queue is empty."""
-        while names := self._get_queued_names():
-            now = self._now()
-            prices, until = dict.fromkeys(names), now + FAILURE_TTL_S
-            with suppress_and_report(_log_failed_lookup):
-                prices = dict(zip(names, self._table.find_prices(names, now), strict=True))
-                until = (now // PRICE_TTL_S + 1) * PRICE_TTL_S
-            self._cache_prices(prices, until)
-            self._questions += 1
-            if self._questions > LOOKUP_BURST:
-                time.sleep(self._rest_s)
-
-    def _get_queued_names(self) -> list[PriceKey]:
-        """Returns all queued models. If there are none, also records that the calling thread will end."""
-        with self._lock:
-            self._asking = bool(self._asked)
-            return list(self._asked)
-
-    def _cache_prices(self, found: dict[PriceKey, ModelPrice | None], until: float) -> None:
-        with ExitStack() as done, self._lock:
-            for name, price in found.items():
-                self._held.put(name, _CachedPrice(price, until), 1)
-                done.callback(self._asked.pop(name).set_result, None)
-
-
-def _log_failed_lookup(error: BaseException) -> None:
-    _log.warning(PRICES_FAILED, error=type(error).__name__)

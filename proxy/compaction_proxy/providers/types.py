@@ -1,6 +1,6 @@
 """Protocols of what provides token counts, context windows, prices and summaries."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from compaction_proxy.core.cost.price import ModelPrice
@@ -51,13 +51,5 @@ class PriceSource(Protocol):
     """Looks up the prices of models."""
 
     def get_price(self, model: str, origin: str) -> ModelPrice | None:
-        """Returns the price of a model at an upstream; None if it is unknown or not looked up yet."""
-        ...
-
-    def is_resolved(self, model: str, origin: str) -> bool:
-        """Returns whether `get_price` would return its result without starting a lookup."""
-        ...
-
-    async def wait_for_prices(self, names: Iterable[tuple[str, str]]) -> None:
-        """Waits until prices have been looked up. Each name is a model and the origin of its upstream."""
+        """Returns the price of a model at an upstream; None if it is unknown."""
         ...

@@ -7,7 +7,7 @@ same result.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
@@ -74,9 +74,8 @@ class ReplayComponents:
         counter: Counts the tokens of texts for the simulated provider.
         get_settings: Returns the settings for a model name.
         resolve_summary_routes: Returns the routes to the summary models, given the settings of the
-            conversation's model, the policy and the name of the conversation's model.
-        get_price: Returns the price of a model, given its name; None if the price is unknown.
-        wait_for_prices: Waits until the prices of models have been looked up, given their names.
+            conversation's model, the strategy and the name of that model.
+        get_price: Returns the price of a model, or None if it is unknown.
         origin: Origin of the upstream.
     """
 
@@ -87,7 +86,6 @@ class ReplayComponents:
     get_settings: Callable[[str], ModelSettings]
     resolve_summary_routes: Callable[[ModelSettings, Policy, str], tuple[SummaryRoute, ...]]
     get_price: Callable[[str], ModelPrice | None]
-    wait_for_prices: Callable[[Iterable[str]], Awaitable[None]]
     origin: str
 
 
@@ -151,8 +149,6 @@ async def replay_recording(
     model = options.model or recording.model or DEFAULT_MODEL
     settings = _override_settings(components.get_settings(model), options)
     provider = SimulatedProvider(components.counter)
-    writers = components.resolve_summary_routes(settings, resolve_policy(settings, strategy), model)
-    await components.wait_for_prices({model, *(writer.model for writer in writers)})
     tenant = sha256(f"{recording.name} {strategy} {id(provider)}".encode()).hexdigest()
     calls = components.summary_model.start_conversation(provider)
     unchanged = SimulatedProvider(components.counter)

@@ -1,14 +1,14 @@
 """Queues exchanges and processes them later in the background, so that no request waits for that.
 
 To process an exchange is to price it, count it, add it to the usage of its conversation and pass it to the
-listeners. Queued exchanges are processed once a second, or as soon as `CHUNK_LENGTH` of them are queued. The
+listeners. Queued exchanges are processed once a second, or as soon as `QUEUE_LENGTH` of them are queued. The
 results are written to the store once a second.
 """
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import structlog
 
@@ -114,11 +114,8 @@ class SavingsTracker:
         return saving
 
 
-_T = TypeVar("_T")
-
-
-# Receives exchanges after they have ended: first those whose requests were read, then batches of those whose
-# requests were not read. Runs on the event loop, so it must not block.
+# Receives groups of exchanges, after their requests have ended. Runs on the event loop, so it must not block.
+# The second argument holds the exchanges whose requests were not read.
 ExchangeListener = Callable[[Sequence[ExchangeEntry], Sequence[ExchangeBatch]], None]
 
 
@@ -180,26 +177,17 @@ def group_by_key(recorded: Sequence[tuple[BatchKey, UnreadExchange]]) -> dict[Ba
     return groups
 
 
-def split_into_chunks(items: Sequence[_T], length: int) -> Iterator[Sequence[_T]]:
-    """Yields chunks of at most `length` items."""
-    return (items[start : start + length] for start in range(0, len(items), length))
-
-
 FLUSH_INTERVAL_S = 1.0
-# Number of exchanges that each of the two queues (read and unread requests) may hold. More are dropped.
-MAX_QUEUED = 50_000
-# Number of exchanges that are processed before other tasks get a turn. Processing also starts when this many
-# exchanges are queued, without waiting for the periodic flush (`FLUSH_INTERVAL_S`). Otherwise the queue would
-# grow to megabytes on a busy server. A short queue is processed faster, because it is still in the CPU cache.
-CHUNK_LENGTH = 64
+# Length of a queue (read requests, unread requests) at which it is processed, without a wait for the periodic
+# flush (`FLUSH_INTERVAL_S`). Otherwise the queue would grow to megabytes on a busy server. A short queue is
+# processed faster, because its memory was used a moment ago.
+QUEUE_LENGTH = 64
 
 _log = structlog.get_logger()
 # Arguments of `ExchangeRecorder.record_exchange`, and the start mark of the request (`storage.deletions`).
 # A plain tuple, because every request builds one.
 _RecordedExchange = tuple[str, str | None, str, Exchange, tuple[bytes, ...], tuple[int, int], int | None]
 _RecordedUnread = tuple[BatchKey, UnreadExchange]
-# A model, and the origin of its upstream.
-_PricedModel = tuple[str, str]
 
 
 class ExchangeLog:
@@ -208,14 +196,12 @@ class ExchangeLog:
     Args:
         usage_store: Stores the usage of each conversation.
         statistics: Counts all exchanges.
-        feed: Live feed to which the newest exchanges are published.
-        deletion_fence: Gives the start mark of each request. With it, `usage_store` drops an exchange whose
-            conversation was deleted after the request began.
-        pricing: Source of prices. None leaves all exchanges without a price.
+        feed: Live feed that shows exchanges.
+        deletion_fence: Gives the start mark of each request, so that a deletion after it is noticed.
+        pricing: Source of prices.
 
     Attributes:
         listeners: Receivers of exchanges. A listener that fails does not stop the others.
-        lost: Number of exchanges that were dropped because a queue was full.
     """
 
     def __init__(
@@ -224,7 +210,7 @@ class ExchangeLog:
         statistics: Statistics,
         feed: LiveFeed,
         deletion_fence: DeletionFence,
-        pricing: PriceSource | None = None,
+        pricing: PriceSource,
     ) -> None:
         self._usage_store = usage_store
         self._statistics = statistics
@@ -236,12 +222,10 @@ class ExchangeLog:
         # The newest exchanges, for the live feed.
         self._newest_entries: deque[ExchangeEntry] = deque(maxlen=EXCHANGES_PER_S)
         self._newest_batches: deque[ExchangeBatch] = deque(maxlen=EXCHANGES_PER_S)
-        self._prices: dict[_PricedModel, ModelPrice | None] = {}
         self._savings = SavingsTracker()
         self._task: asyncio.Task[None] | None = None
         self._flushing = asyncio.Lock()
         self.listeners: list[ExchangeListener] = []
-        self.lost = 0
 
     def record_exchange(
         self,
@@ -253,13 +237,10 @@ class ExchangeLog:
         counted_tokens: tuple[int, int] = (0, 0),
     ) -> None:
         """Queues one exchange (`ExchangeRecorder`). Must be fast, because the request waits for this call."""
-        if len(self._read) < MAX_QUEUED:
-            start_mark = self._deletion_fence.get_start_mark()
-            self._read.append((tenant, conversation, origin, exchange, prefixes, counted_tokens, start_mark))
-            if len(self._read) == CHUNK_LENGTH:
-                asyncio.get_running_loop().call_soon(self._drain_exchanges_with_resolved_price)
-        else:
-            self.lost += 1
+        start_mark = self._deletion_fence.get_start_mark()
+        self._read.append((tenant, conversation, origin, exchange, prefixes, counted_tokens, start_mark))
+        if len(self._read) == QUEUE_LENGTH:
+            asyncio.get_running_loop().call_soon(self._drain_queues)
 
     def record_unread(
         self,
@@ -271,13 +252,10 @@ class ExchangeLog:
         unread: UnreadExchange,
     ) -> None:
         """Queues an exchange whose request was not read. Must be fast, because the request waits for it."""
-        if len(self._unread) < MAX_QUEUED:
-            start_mark = self._deletion_fence.get_start_mark()
-            self._unread.append(((tenant, conversation, origin, start_mark, model, code), unread))
-            if len(self._unread) == CHUNK_LENGTH:
-                asyncio.get_running_loop().call_soon(self._drain_exchanges_with_resolved_price)
-        else:
-            self.lost += 1
+        start_mark = self._deletion_fence.get_start_mark()
+        self._unread.append(((tenant, conversation, origin, start_mark, model, code), unread))
+        if len(self._unread) == QUEUE_LENGTH:
+            asyncio.get_running_loop().call_soon(self._drain_queues)
 
     def start(self) -> None:
         """Starts the background task."""
@@ -296,7 +274,8 @@ class ExchangeLog:
     async def flush(self) -> None:
         """Processes all queued exchanges and writes the results."""
         async with self._flushing:
-            await self._drain_queues()
+            self._drain_queues()
+            self._publish_newest()
             for flush in (self._feed.flush, self._statistics.flush, self._usage_store.flush):
                 with suppress_and_report(_log_write_failure):
                     await flush()
@@ -305,18 +284,12 @@ class ExchangeLog:
         """Returns the newest stored exchanges of a conversation, oldest first."""
         return await self._usage_store.list_exchanges(tenant, conversation, limit)
 
-    async def _drain_queues(self) -> None:
+    def _drain_queues(self) -> None:
+        """Processes all queued exchanges."""
         unread, self._unread = self._unread, []
+        self._deliver_unread(unread)
         read, self._read = self._read, []
-        await self._await_prices({*map(_get_unread_model, unread), *map(_get_read_model, read)})
-        self._prices.clear()
-        for some in split_into_chunks(unread, CHUNK_LENGTH):
-            self._deliver_unread(some)
-            await asyncio.sleep(0)
-        for these in split_into_chunks(read, CHUNK_LENGTH):
-            self._deliver_read(these)
-            await asyncio.sleep(0)
-        self._publish_newest()
+        self._deliver_read(read)
 
     def _publish_newest(self) -> None:
         """Publishes the newest exchanges since the last flush on the live feed."""
@@ -331,33 +304,6 @@ class ExchangeLog:
             self._feed.publish(EXCHANGE, fields)
         self._newest_entries.clear()
         self._newest_batches.clear()
-
-    async def _await_prices(self, models: set[_PricedModel | None]) -> None:
-        """Waits until the prices of the models have been looked up."""
-        if self._pricing is not None:
-            await self._pricing.wait_for_prices([each for each in models if each is not None])
-
-    def _drain_exchanges_with_resolved_price(self) -> None:
-        """Processes the queued exchanges that need no price lookup. The others wait for the next flush."""
-        unread, self._unread = self._split_by_price(self._unread, _get_unread_model)
-        self._deliver_unread(unread)
-        read, self._read = self._split_by_price(self._read, _get_read_model)
-        self._deliver_read(read)
-
-    def _split_by_price(
-        self, recorded: list[_T], get_model: Callable[[_T], _PricedModel | None]
-    ) -> tuple[list[_T], list[_T]]:
-        """Splits exchanges into those that can be processed now and those that wait for a price."""
-        waiting = {each for each in set(map(get_model, recorded)) if not self._is_price_resolved(each)}
-        if not waiting:
-            return recorded, []
-        ready = [each for each in recorded if get_model(each) not in waiting]
-        return ready, [each for each in recorded if get_model(each) in waiting]
-
-    def _is_price_resolved(self, model: _PricedModel | None) -> bool:
-        if model is None or model in self._prices or self._pricing is None:
-            return True
-        return self._pricing.is_resolved(*model)
 
     def _deliver_unread(self, recorded: Sequence[_RecordedUnread]) -> None:
         """Processes exchanges whose requests were not read, in batches, and notifies the listeners."""
@@ -383,7 +329,7 @@ class ExchangeLog:
     def _add_batch(self, key: BatchKey, exchanges: list[UnreadExchange]) -> ExchangeBatch:
         """Builds a batch and adds it to the statistics, the usage of its conversation and the live feed."""
         tenant, conversation, origin, start_mark, model, code = key
-        price = self._get_price(model, origin)
+        price = self._pricing.get_price(model, origin)
         batch = build_exchange_batch(tenant, conversation, model, code, exchanges, price)
         self._statistics.add_batch(batch)
         if conversation is None or self._usage_store.add_batch(batch, start_mark):
@@ -397,39 +343,18 @@ class ExchangeLog:
     def _add_exchange(self, recorded: _RecordedExchange) -> ExchangeEntry:
         """Prices an exchange and adds it to the usage of its conversation and to the live feed."""
         tenant, conversation, origin, exchange, prefixes, counted, start_mark = recorded
-        price = self._get_price(exchange.model, origin)
+        price = self._pricing.get_price(exchange.model, origin)
         saving = self._savings.track_exchange(tenant, conversation, exchange, price, prefixes, counted)
         entry = ExchangeEntry(tenant, conversation, exchange, saving)
         if conversation is None or self._usage_store.add_exchange(conversation, entry, start_mark):
             self._newest_entries.append(entry)
         return entry
 
-    def _get_price(self, model: str, origin: str) -> ModelPrice | None:
-        """Returns the price of a model, or None if it is unknown.
-
-        Caches it until the next flush, because most exchanges use the same model.
-        """
-        name = (model, origin)
-        if name not in self._prices:
-            self._prices[name] = self._pricing.get_price(*name) if self._pricing else None
-        return self._prices[name]
-
     async def _flush_periodically(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             with suppress_and_report(_log_write_failure):
                 await self.flush()
-
-
-def _get_unread_model(recorded: _RecordedUnread) -> _PricedModel | None:
-    """Returns the model and origin whose price is needed; None if the exchange has no usage to price."""
-    (_, _, origin, _, model, _), unread = recorded
-    return None if unread.prompt_tokens is None else (model, origin)
-
-
-def _get_read_model(recorded: _RecordedExchange) -> _PricedModel | None:
-    exchange = recorded[3]
-    return None if exchange.prompt_tokens is None else (exchange.model, recorded[2])
 
 
 def _log_write_failure(error: BaseException) -> None:
