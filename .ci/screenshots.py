@@ -37,7 +37,7 @@ from compaction_proxy.cli.demo.agent import build_opening, build_tool_message
 from compaction_proxy.cli.demo.faults import Fault
 from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.cli.demo.script import load_script
-from compaction_proxy.gateway.server import served
+from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -348,7 +348,7 @@ async def main(conversations: Path, to: Path, only: Sequence[str], *, hold: bool
     counter = TiktokenCounter(lambda line: print(line, file=sys.stderr))  # noqa: T201 - a script prints
     provider = create_provider(DemoProviderSettings(counter, PROVIDER_WINDOW_TOKENS, MODELS, FAULTS))
     with tempfile.TemporaryDirectory() as scratch:
-        async with served(provider) as upstream, proxied(Path(scratch), upstream) as proxy:
+        async with serve_embedded(provider) as upstream, proxied(Path(scratch), upstream) as proxy:
             async with httpx.AsyncClient(base_url=proxy.url, timeout=60, trust_env=False) as client:
                 await play(client, proxy, conversations)
                 await wish(client, proxy)

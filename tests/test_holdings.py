@@ -1,5 +1,6 @@
 """What is archived stays within bounds: the oldest goes first, and nothing that something newer needs."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -111,6 +112,20 @@ async def test_all_that_a_tenant_has_is_looked_at_once_in_a_while() -> None:
     shelf.time += TENANT_CHECK_INTERVAL_S
     await shelf.put(4, "x" * 100)
     assert await shelf.kept() == [("m_40", 100)]
+
+
+async def test_after_a_cancelled_look_the_next_one_need_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf(MemoryStore(), conversation=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(shelf.holdings, "_enforce_tenant_bound", _cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await shelf.put(1, "x" * 100)
+    await shelf.put(2, "y" * 100)
+    assert await shelf.kept() == [("m_20", 100)]
+
+
+async def _cancel(_: str) -> None:
+    raise asyncio.CancelledError
 
 
 async def test_without_bounds_everything_stays() -> None:

@@ -69,6 +69,16 @@ def test_what_is_likely_is_the_outermost_name_and_the_key_without_its_unit(
     assert problems("", tmp_path, {**HOME, P + name: "1"}) == [f"{P}{name}: {line}"]
 
 
+@pytest.mark.parametrize(
+    ("text", "role"), [("user", "user"), ("system", "system"), ("null", None), ("", None)]
+)
+def test_a_variable_may_name_one_of_the_values_of_a_key_that_may_be_null(
+    text: str, role: str | None, tmp_path: Path
+) -> None:
+    config = loaded("", tmp_path, {**HOME, P + "COMPACTION__STAND_IN_ROLE": text})
+    assert config.compaction.stand_in_role == role
+
+
 def test_all_problems_come_at_once_one_line_each(tmp_path: Path) -> None:
     text = "servr: {}\nstore: {ttl: 3 days}\nupstream: {base_url: 'ftp://x'}\n"
     environ = {**HOME, P + "SERVER__PORT": "70000", P + "SERVER__PRT": "1", P + "MODELS": "{"}

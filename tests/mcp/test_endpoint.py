@@ -67,6 +67,11 @@ async def test_what_is_no_call_is_refused(stack: Stack) -> None:
     ]
 
 
+@pytest.mark.parametrize("encoding", ["identity", "Identity", "IDENTITY"])
+async def test_a_body_that_says_that_it_is_not_encoded_is_read(stack: Stack, encoding: str) -> None:
+    assert (await asked(stack.url, authorization=OURS, content_encoding=encoding)).status_code == 200
+
+
 async def test_a_body_that_is_too_large_is_not_read(stack: Stack) -> None:
     reader, writer = await asyncio.open_connection(*stack.url.removeprefix("http://").split(":"))
     writer.write(b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1048577\r\n\r\n")

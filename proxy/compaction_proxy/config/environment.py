@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args, get_origin
 
 from pydantic import SecretStr
 
@@ -45,13 +45,11 @@ def _decode_variable_text(text: str, key: ConfigKey | None) -> object:
     """
     if key is not None and key.is_nullable and text in {"", "null"}:
         return None
-    if (
-        key is not None
-        and not isinstance(key.default, dict | tuple)
-        and not hasattr(key.value_type, "__args__")
+    if key is not None and (
+        isinstance(key.default, str)
+        or get_origin(key.value_type) is Literal
+        or not (isinstance(key.default, dict | tuple) or hasattr(key.value_type, "__args__"))
     ):
-        return text
-    if key is not None and isinstance(key.default, str):
         return text
     try:
         return json.loads(text)

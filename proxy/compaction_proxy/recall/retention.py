@@ -206,9 +206,12 @@ class ArchiveRetention:
             lease = await self._records.acquire_lease(lease_key(tenant_archives_key(tenant)), _LEASE_S)
         except StoreUnavailableError:
             return
-        if lease is not None:
+        if lease is None:
+            return
+        try:
             await self._enforce_conversation_bound(tenant, root)
             await self._enforce_tenant_bound(tenant)
+        finally:
             await self._records.release_lease(lease)
 
     async def _append_lines(self, tenant: str, lines: Iterable[Fields]) -> None:

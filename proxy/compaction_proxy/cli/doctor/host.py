@@ -1,6 +1,5 @@
 """Checks this machine: address, admin key, open files, memory, HTTP proxies, packages and tokenizer."""
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -168,10 +167,3 @@ def check_search() -> Finding:
     return Finding(
         WARNING, "search", FTS5_MISSING.rstrip("."), "take a Python whose SQLite has it, such as uv's"
     )
-
-
-def check_user() -> Finding:
-    """Checks whether the process runs as root, which the proxy does not need."""
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        return Finding(NOTE, "user", "root", "run it as a user of its own; it needs no rights")
-    return Finding(OK, "user", "not root")

@@ -109,7 +109,7 @@ class McpEndpoint:
 
     async def _serve_request(self, scope: Scope, receive: Receive, send: Send, hold: BodyHold) -> None:
         header_map = build_header_map(scope["headers"])
-        if header_map.get(b"content-encoding", b"identity") != b"identity":
+        if header_map.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             raise RequestRefusedError(415, "The body must not be encoded.", "encoded")
         declared = parse_content_length(header_map.get(b"content-length"))
         body = await read_body(scope, receive, self._most_bytes, hold, declared)
