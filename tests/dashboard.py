@@ -1,173 +1,200 @@
-"""The dashboard on a socket, over an admin API that answers what a test gives it; and pages taken apart."""
+"""The dashboard on a socket, over queries and commands that a test answers; and pages taken apart."""
 
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from html.parser import HTMLParser
-from typing import Any
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar, cast
+from unittest.mock import create_autospec
 
 import httpx
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Router
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Route
 
+from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
 from compaction_proxy.admin.auth import AccessPolicy
+from compaction_proxy.admin.queries import (
+    AccountStatus,
+    CompactionRecord,
+    ConversationQueries,
+    ListedConversation,
+    ModelInfo,
+    StatisticsReport,
+)
 from compaction_proxy.admin.ui.app import mount_pages
-from compaction_proxy.core.errors import RequestRefusedError, format_openai_error
+from compaction_proxy.compaction.commands import ConversationCommands, ConversationOverview
+from compaction_proxy.compaction.directives import Directives
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.keys import format_key_path, iter_keys
+from compaction_proxy.core.cost.price import ModelPrice, PriceTier
+from compaction_proxy.core.cost.savings import Saving
+from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.core.event import COMPACTED, FAILED_OPEN, Event, to_fields
+from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.core.upstream_failure import UpstreamFailure
 from compaction_proxy.gateway.server import serve_embedded
+from compaction_proxy.recall.archive import ArchivedRound, RecalledMessage, RemovedMessage
+from compaction_proxy.recall.round_detail import RoundDetail, SummaryPrompt, VisibleMessage
+from compaction_proxy.recall.search import SearchHit
+from compaction_proxy.replay.jobs import ReplayJobRunner
+from compaction_proxy.telemetry.counters import ExchangeCounters
+from compaction_proxy.telemetry.live_feed import COMPACTION, FeedItem
+from compaction_proxy.telemetry.statistics import StatisticsRow
+from compaction_proxy.telemetry.totals import Totals
+from compaction_proxy.telemetry.usage import StoredExchange
 
 PLACE = "ab" * 64
 NAME = "c_0123456789abcdef"
 AT = 1_795_000_000.0
+NOT_FOUND = RequestRefusedError(404, "There is no such conversation.", "conversation_not_found")
+Part = TypeVar("Part")
 
 
-class FakeApi:
-    """Answers as `answers` says, by path below `/admin/v1`; remembers what it was asked.
+class FakeAdmin:
+    """Queries, commands and replays that answer as `answers` says, by the method's name.
 
-    An answer may be an exception of ours, which the API answers with its status in OpenAI's shape.
+    What has no answer is not there, and an answer that is an exception is raised. The answer of
+    `get_statistics` may depend on how it is grouped: `get_statistics by model`.
+
+    Attributes:
+        answers: The answers; the settings of the proxy as `settings`.
+        asked: The calls: the method, and its arguments by position and by name.
     """
 
-    def __init__(self, answers: dict[str, Any], base_path: str = "") -> None:
+    def __init__(self, answers: dict[str, Any]) -> None:
         self.answers = answers
-        self.base = f"{base_path}/admin/v1/"
-        self.asked: list[tuple[str, str, dict[str, str], Any]] = []
-        self.keys: list[str | None] = []
+        self.asked: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await Router()(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        path = scope["path"].removeprefix(self.base)
-        by = request.query_params.get("by")
-        body = await request.body()
-        told = json.loads(body) if body else None
-        self.asked.append((request.method, path, dict(request.query_params), told))
-        self.keys.append(request.headers.get("authorization"))
-        found = self.answers.get(f"{path} by {by}") or self.answers.get(path)
-        if found is None:
-            error = {"error": {"message": "There is no such conversation.", "code": "conversation_not_found"}}
-            await JSONResponse(error, 404)(scope, receive, send)
-        elif isinstance(found, RequestRefusedError):
-            await Response(format_openai_error(found), found.status)(scope, receive, send)
-        else:
-            await Response(json.dumps(found), media_type="application/json")(scope, receive, send)
+    def api(self, key: str) -> AdminApi:
+        queries = self._fake(ConversationQueries)
+        object.__setattr__(queries, "now", lambda: AT)
+        return AdminApi(
+            self._fake(ConversationCommands),
+            queries,
+            self._fake(ReplayJobRunner),
+            AccessPolicy("127.0.0.1", key),
+            self.answers.get("settings", AdminSettings()),
+        )
+
+    def _fake(self, part: type[Part]) -> Part:
+        fake = create_autospec(part, instance=True)
+        for name in dir(part):
+            if iscoroutinefunction(getattr(part, name)):
+                getattr(fake, name).side_effect = partial(self._answer, name)
+        return cast("Part", fake)
+
+    async def _answer(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        self.asked.append((name, args, kwargs))
+        found = self.answers.get(name, NOT_FOUND)
+        found = self.answers.get(f"{name} by {args[-1]}", found) if args else found
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+async def _answer_elsewhere(request: Request) -> Response:
+    return JSONResponse({"no page": request.url.path}, 404)
 
 
 @asynccontextmanager
 async def pages(
-    api: FakeApi, key: str = "", base_path: str = "", **client: Any
+    admin: FakeAdmin, key: str = "", base_path: str = "", **client: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the pages over what answers the API."""
-    app = mount_pages(api, AccessPolicy("127.0.0.1", key), base_path)
+    """A client of the pages over fake queries and commands."""
+    elsewhere = Starlette(routes=[Route("/{path:path}", _answer_elsewhere)])
+    app = mount_pages(elsewhere, admin.api(key), base_path)
     async with serve_embedded(app) as url, httpx.AsyncClient(base_url=url, **client) as asking:
         yield asking
 
 
 def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
-    """What the API answers where something has happened; `say` makes each text that others have written."""
-    name = NAME
-    event = {
-        "kind": "compacted",
-        "at": AT,
-        "conversation": name,
-        "id": "e_1",
-        "request": say("req-7"),
-        "strategy": say("anchored"),
-        "round": 1,
-        "place": PLACE,
-        "reason": say("percent"),
-        "outcome": "applied",
-        "asked": say("gpt-5.6"),
-        "model": say("gpt-5.4-mini"),
-        "tokens_before": 102_400,
-        "tokens_after": 31_900,
-        "tokens_real": 32_010,
-        "trigger": 102_000,
-        "window": 128_000,
-        "basis": {say("growth"): 1_200.5},
-        "listed": 190,
-        "messages": 88,
-        "seconds": 3.2,
-        "calls": 1,
-        "prompt_tokens": 71_000,
-        "completion_tokens": 900,
-        "cost_usd": 0.011,
-        "facts": {say("paths"): [41, 44], "numbers": [17, 21], "user rules": [6, 6]},
-        "summary": say("The deploy of deploy/prod.yaml failed with 502; retry after 14:03. Metric units."),
-    }
-    failure = {
-        **event,
-        "kind": "failed-open",
-        "reason": say("store-failed"),
-        "request": say("req-9"),
-        "place": "",
-        "outcome": "failed-open",
-    }
-    exchange = {
-        "at": AT,
-        "model": say("gpt-5.6"),
-        "status": "reused",
-        "code": 200,
-        "request": say("req-7"),
-        "strategy": say("anchored"),
-        "round": 1,
-        "reason": say("above-trigger"),
-        "request_bytes": 400_000,
-        "messages_before": 190,
-        "messages_after": 103,
-        "tokens_before": 103_000,
-        "tokens_after": 33_000,
-        "window": 128_000,
-        "trigger": 102_000,
-        "prompt_tokens": 33_100,
-        "completion_tokens": 300,
-        "cached_tokens": 30_000,
-        "overhead_s": 0.0021,
-        "first_byte_s": 0.4,
-        "upstream_s": 2.0,
-        "saving": {"cost": 0.02, "gross": 0.05, "cache_loss": 0.0, "net": 0.05},
-    }
-    counters = {
-        "requests": 9_311,
-        "failed": 3,
-        "tokens_before": 4_100_000,
-        "tokens_after": 1_600_000,
-        "prompt_tokens": 1_610_000,
-        "completion_tokens": 90_000,
-        "cached_tokens": 1_200_000,
-        "rounds": 4,
-        "failures": 2,
-        "summary_calls": 4,
-        "unpriced": 12,
-        "cost_usd": 20.5,
-        "gross_usd": 15.02,
-        "cache_loss_usd": 1.51,
-        "summary_usd": 1.1,
-        "net_usd": 12.41,
-        "failed_open": 2,
-        "statuses": {"none": 9_000, "failed-open": 2},
-        "overhead_p50_s": 0.0018,
-        "overhead_p95_s": 0.006,
-    }
-    row = {
-        "id": name,
-        "model": say("gpt-5.6"),
-        "requests": 214,
-        "last_at": AT,
-        "prompt_tokens": 900_000,
-        "completion_tokens": 50_000,
-        "cached_tokens": 700_000,
-        "tokens_before": 103_000,
-        "tokens_after": 33_000,
-        "trigger": 102_000,
-        "window": 128_000,
-        "status": say("reused"),
-        "rounds": 1,
-        "cost_usd": 2.5,
-        "net_usd": 1.92,
-    }
+    """The answers where something has happened; `say` makes each text that others have written."""
+    event = Event(
+        COMPACTED,
+        AT,
+        NAME,
+        id="e_1",
+        request=say("req-7"),
+        strategy=say("anchored"),
+        round=1,
+        place=PLACE,
+        reason=say("percent"),
+        outcome="applied",
+        asked=say("gpt-5.6"),
+        model=say("gpt-5.4-mini"),
+        tokens_before=102_400,
+        tokens_after=31_900,
+        tokens_real=32_010,
+        trigger=102_000,
+        window=128_000,
+        basis={say("growth"): 1_200.5},
+        listed=190,
+        messages=88,
+        seconds=3.2,
+        calls=1,
+        prompt_tokens=71_000,
+        completion_tokens=900,
+        cost_usd=0.011,
+        facts={say("paths"): (41, 44), "numbers": (17, 21), "user rules": (6, 6)},
+        summary=say("The deploy of deploy/prod.yaml failed with 502; retry after 14:03. Metric units."),
+    )
+    failure = Event(
+        FAILED_OPEN,
+        AT,
+        NAME,
+        id="e_2",
+        request=say("req-9"),
+        strategy=say("anchored"),
+        reason=say("store-failed"),
+        outcome="failed-open",
+        model=say("gpt-5.4-mini"),
+    )
+    exchange = Exchange(
+        AT,
+        say("gpt-5.6"),
+        "reused",
+        200,
+        request=say("req-7"),
+        strategy=say("anchored"),
+        round=1,
+        reason=say("above-trigger"),
+        request_bytes=400_000,
+        messages_before=190,
+        messages_after=103,
+        tokens_before=103_000,
+        tokens_after=33_000,
+        window=128_000,
+        trigger=102_000,
+        prompt_tokens=33_100,
+        completion_tokens=300,
+        cached_tokens=30_000,
+        overhead_s=0.0021,
+        first_byte_s=0.4,
+        upstream_s=2.0,
+    )
+    totals = Totals(
+        model=say("gpt-5.6"),
+        status=say("reused"),
+        requests=214,
+        prompt_tokens=900_000,
+        completion_tokens=50_000,
+        cached_tokens=700_000,
+        rounds=1,
+        priced=214,
+        cost_usd=2.5,
+        gross_usd=2.1,
+        cache_loss_usd=0.1,
+        summary_usd=0.08,
+        tokens_before=103_000,
+        tokens_after=33_000,
+        trigger=102_000,
+        window=128_000,
+        last_at=AT,
+    )
+    made = CompactionRecord(event, undone=False, pays_back_after=2.0)
     bill = {"without": 3.1, "with": 1.6, "summaries": 0.1, "net": 1.4, "pays_back_after": 2}
     outcome = {
         "strategy": say("anchored"),
@@ -190,150 +217,111 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
         "dollars": bill,
         "points": [{"before": n * 50_000, "after": min(n * 50_000, 60_000)} for n in (1, 2, 3)],
     }
-    one = f"conversations/{name}"
+    removed = (
+        RemovedMessage("m_1", 3, say("user"), say("Please deploy deploy/prod.yaml at 14:03")),
+        RemovedMessage("m_2", 4, say("tool"), say("exit 1: upstream said 502 " + "x" * 5_000)),
+    )
+    seen = (
+        VisibleMessage(say("user"), say("The deploy of deploy/prod.yaml failed with 502"), "stand-in", "m_9"),
+        VisibleMessage(say("user"), say("And now?"), say("kept"), "m_10"),
+    )
+    prompts = (SummaryPrompt(say("gpt-5.4-mini"), say("Summarise."), say("user: Please deploy")),)
     return {
-        "stats": {
-            "rows": [
-                {**counters, "of": say("2026-11-22T12")},
-                {**counters, "of": "2026-11-22T13"},
+        "get_statistics": StatisticsReport(
+            (
+                StatisticsRow("2026-11-18T10", counters()),
+                StatisticsRow("2026-11-18T11", counters()),
+            ),
+            counters(),
+        ),
+        "get_statistics by model": StatisticsReport(
+            (StatisticsRow(say("gpt-5.6"), counters()), StatisticsRow("local", counters(unpriced=9_308))),
+            counters(),
+        ),
+        "list_recent_items": [
+            FeedItem("1", COMPACTION, to_fields(event)),
+            FeedItem("2", COMPACTION, to_fields(failure)),
+        ],
+        "list_upstream_failures": (
+            [
+                UpstreamFailure(say("https://api.example:443"), say("connection-refused"), 1_204, AT),
+                UpstreamFailure("https://api.example:443", "http-503", 3, AT),
             ],
-            "total": counters,
-        },
-        "stats by model": {
-            "rows": [
-                {**counters, "of": say("gpt-5.6")},
-                {**counters, "of": "local", "net_usd": None, "cost_usd": None},
-            ]
-        },
-        "events": {"events": [{**event, "feed": "1"}, {**failure, "feed": "2"}]},
-        "upstream-failures": {
-            "complete": True,
-            "failures": [
+            True,
+        ),
+        "list_conversations": [ListedConversation(NAME, totals)],
+        "get_overview": ConversationOverview(
+            totals,
+            (),
+            frozenset(),
+            Directives(pins=(say("Always use metric units"),), suppressed=True),
+        ),
+        "get_account_status": AccountStatus(totals, bypass=False),
+        "list_exchanges": [
+            StoredExchange(exchange._replace(round=None), Saving(0.02, 0.05, 0.0)),
+            StoredExchange(exchange._replace(request=say("req-8")), None),
+        ],
+        "list_compactions": [made],
+        "get_compaction": (made, RoundDetail(event, removed, prompts, seen)),
+        "search_archive": [
+            SearchHit(say("m_2"), 4, say("tool"), 1, say("anchored"), AT, 1.0, say("said 502"))
+        ],
+        "get_archived_message": RecalledMessage(
+            RemovedMessage(say("m_2"), 4, say("tool"), say("exit 1")),
+            ArchivedRound(NAME, say("anchored"), bytes.fromhex(PLACE), 1, AT),
+        ),
+        "settings": AdminSettings(
+            Config.model_validate(
                 {
-                    "target": say("https://api.example:443"),
-                    "cause": say("connection-refused"),
-                    "count": 1_204,
-                    "last_at": AT,
-                },
-                {"target": "https://api.example:443", "cause": "http-503", "count": 3, "last_at": AT},
-            ],
-        },
-        "conversations": {"conversations": [row]},
-        one: {
-            "id": name,
-            "totals": {
-                "model": say("gpt-5.6"),
-                "requests": 214,
-                "prompt_tokens": 900_000,
-                "cached_tokens": 700_000,
-                "last_at": AT,
-            },
-            "rounds": [],
-            "pins": [{"id": "p_1", "text": say("Always use metric units")}],
-            "compact": False,
-            "suppressed": True,
-            "bypass": False,
-            "money": {
-                "cost_usd": 2.5,
-                "gross_usd": 2.1,
-                "cache_loss_usd": 0.1,
-                "summary_usd": 0.08,
-                "net_usd": 1.92,
-            },
-        },
-        f"{one}/exchanges": {
-            "exchanges": [{**exchange, "round": None}, {**exchange, "request": say("req-8")}]
-        },
-        f"{one}/compactions": {"compactions": [{**event, "undone": False, "pays_back_after": 2.0}]},
-        f"{one}/compactions/{PLACE}": {
-            **event,
-            "undone": False,
-            "pays_back_after": 2.0,
-            "removed": [
-                {
-                    "id": "m_1",
-                    "index": 3,
-                    "role": say("user"),
-                    "text": say("Please deploy deploy/prod.yaml at 14:03"),
-                },
-                {
-                    "id": "m_2",
-                    "index": 4,
-                    "role": say("tool"),
-                    "text": say("exit 1: upstream said 502 " + "x" * 5_000),
-                },
-            ],
-            "prompts": [
-                {
-                    "model": say("gpt-5.4-mini"),
-                    "system": say("Summarise."),
-                    "text": say("user: Please deploy"),
+                    "summary": {"model": say("small").encode("utf-8", "replace").decode()},
+                    "compaction": {"trigger": [{"tokens": 5}]},
                 }
-            ],
-            "seen": [
-                {
-                    "id": "m_9",
-                    "role": say("user"),
-                    "text": say("The deploy of deploy/prod.yaml failed with 502"),
-                    "origin": "stand-in",
-                },
-                {"id": "m_10", "role": say("user"), "text": say("And now?"), "origin": say("kept")},
-            ],
-        },
-        f"{one}/search": {
-            "hits": [
-                {
-                    "message_id": say("m_2"),
-                    "index": 4,
-                    "role": say("tool"),
-                    "round": 1,
-                    "strategy": say("anchored"),
-                    "at": AT,
-                    "score": 1.0,
-                    "snippet": say("said 502"),
-                }
-            ]
-        },
-        f"{one}/messages/m_2": {
-            "id": say("m_2"),
-            "index": 4,
-            "role": say("tool"),
-            "text": say("exit 1"),
-            "round": 1,
-            "strategy": say("anchored"),
-            "at": AT,
-        },
-        "config": {
-            "path": say("config.yaml"),
-            "values": [
-                {"key": "server.port", "value": 4141, "origin": "default"},
-                {
-                    "key": "upstream.base_url",
-                    "value": say("https://api.openai.com/v1"),
-                    "origin": say("config.yaml:3"),
-                },
-                {"key": "compaction.trigger", "value": [{"tokens": 5}], "origin": "config.yaml:9"},
-            ],
-            "warnings": [say("upstream.timeout_s is short")],
-        },
-        "models": {
-            "models": [
-                {
-                    "model": say("gpt-5.6"),
-                    "window": 272_000,
-                    "window_source": say("table"),
-                    "input_usd": 1.25,
-                    "cached_usd": 0.125,
-                    "output_usd": 10.0,
-                    "surcharge_tokens": None,
-                    "price_source": say("genai-prices 0.0.40"),
-                    "price_date": "2026-11-01",
-                },
-                {"model": "local", "window": 8_192, "window_source": "config", "input_usd": None},
-            ]
-        },
-        "replay": {"results": [outcome, {**outcome, "strategy": "prune", "dollars": None}]},
+            ),
+            dict.fromkeys((format_key_path(key.path) for key in iter_keys()), "default")
+            | {
+                "upstream.base_url": say("config.yaml:3"),
+                "summary.model": "config.yaml:5",
+                "compaction.trigger": "config.yaml:9",
+            },
+            say("config.yaml"),
+            (say("upstream.timeout_s is short"),),
+        ),
+        "list_models": [
+            ModelInfo(
+                say("gpt-5.6"),
+                272_000,
+                say("table"),
+                ModelPrice(
+                    (PriceTier(0, 1.25, 0.125, 1.25, 10.0),), say("genai-prices 0.0.40"), "2026-11-01"
+                ),
+            ),
+            ModelInfo("local", 8_192, "configured", None),
+        ],
+        "run_job": [outcome, {**outcome, "strategy": "prune", "dollars": None}],
     }
+
+
+def counters(unpriced: int = 12) -> ExchangeCounters:
+    """The figures of some hours."""
+    return ExchangeCounters(
+        requests=9_311,
+        failed=3,
+        tokens_before=4_100_000,
+        tokens_after=1_600_000,
+        prompt_tokens=1_610_000,
+        completion_tokens=90_000,
+        cached_tokens=1_200_000,
+        rounds=4,
+        failures=2,
+        summary_calls=4,
+        unpriced=unpriced,
+        cost_usd=20.5,
+        gross_usd=15.02,
+        cache_loss_usd=1.51,
+        summary_usd=1.1,
+        statuses={"none": 9_000, "failed-open": 2},
+        overhead=[0, 200, 1_500, 175, 125, *[0] * 9],
+    )
 
 
 class Read(HTMLParser):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from compaction_proxy.admin.queries import ConversationQueries
+from compaction_proxy.admin.replay_source import create_conversation_loader
 from compaction_proxy.compaction.commands import ConversationCommands
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations
 from compaction_proxy.compaction.directives import DirectiveStore
@@ -13,6 +14,7 @@ from compaction_proxy.recall.fulltext import SqliteTextIndexBuilder
 from compaction_proxy.recall.retention import ArchiveBounds, ArchiveRetention
 from compaction_proxy.recall.round_detail import RoundDetailReader
 from compaction_proxy.recall.search import ArchiveSearch
+from compaction_proxy.replay.jobs import ReplayJobRunner
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
@@ -71,3 +73,4 @@ class Watched:
             ORIGIN,
             now,
         )
+        self.replaying = ReplayJobRunner(Config(), create_conversation_loader(self.steering, self.watching))

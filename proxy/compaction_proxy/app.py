@@ -6,11 +6,9 @@ from functools import partial
 from pkgutil import resolve_name
 from secrets import token_hex
 
-from fastapi import FastAPI
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from compaction_proxy.admin.api.replay import create_replay_router
 from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
 from compaction_proxy.admin.app import create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy, BodyBudgetMiddleware
@@ -264,15 +262,14 @@ def _build_commands(components: Components) -> ConversationCommands:
     )
 
 
-def _create_admin_api_app(
+def _build_admin_api(
     config: Config,
     components: Components,
     loaded_config: LoadedConfig | None,
     is_stopping: Callable[[], bool],
-) -> FastAPI:
-    """Creates the FastAPI application with the admin API, health checks and metrics."""
+) -> AdminApi:
+    """Builds what the admin API and the dashboard pages use."""
     commands = _build_commands(components)
-    access_policy = _build_admin_access_policy(config)
     settings = AdminSettings(config)
     if loaded_config is not None:
         settings = AdminSettings(
@@ -280,16 +277,7 @@ def _create_admin_api_app(
         )
     queries = _build_queries(config, components)
     replay_jobs = ReplayJobRunner(config, create_conversation_loader(commands, queries))
-    api = AdminApi(
-        commands, queries, access_policy, settings, is_stopping, (create_replay_router(replay_jobs),)
-    )
-    return create_admin_app(
-        components.get_readiness,
-        config.server.base_path,
-        api,
-        components.render_metrics,
-        components.run_lifespan,
-    )
+    return AdminApi(commands, queries, replay_jobs, _build_admin_access_policy(config), settings, is_stopping)
 
 
 def _has_provider_key(config: Config) -> bool:
@@ -412,9 +400,12 @@ class Proxy:
         endpoints = build_endpoints(config, parts, self._hop, self._gates, admission)
         wires = {name: relay(endpoint) for name, endpoint in endpoints.wire_endpoints.items()}
         compact = relay(endpoints.compact)
-        self.api = _create_admin_api_app(config, parts, loaded_config, is_ending)
+        admin_api = _build_admin_api(config, parts, loaded_config, is_ending)
+        self.api = create_admin_app(
+            parts.get_readiness, base_path, admin_api, parts.render_metrics, parts.run_lifespan
+        )
         self.api.router.routes.extend(create_relay_routes(wires, compact, base_path))
-        admin = mount_pages(self.api, self._access_policy, base_path)
+        admin = mount_pages(self.api, admin_api, base_path)
         return Dispatcher(
             admin=BodyBudgetMiddleware(admin, admission.body_budget),
             wire_endpoints=wires,

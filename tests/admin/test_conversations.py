@@ -70,11 +70,11 @@ class Place:
         watched = Watched(self.store, DAY_S)
         self.records, self.owners, self.history = watched.records, watched.owners, watched.history
         self.wishing, self.steering, self.watching = watched.wishing, watched.steering, watched.watching
-        self.journal, self.feed = watched.journal, watched.feed
+        self.journal, self.feed, self.replaying = watched.journal, watched.feed, watched.replaying
 
     def client(self, *, key: str = "", base_path: str = "", peer: str = "127.0.0.1") -> httpx.AsyncClient:
         ready = Readiness(ready=True, store="ok", version="1")
-        api = AdminApi(self.steering, self.watching, AccessPolicy("127.0.0.1", key))
+        api = AdminApi(self.steering, self.watching, self.replaying, AccessPolicy("127.0.0.1", key))
         app = create_admin_app(lambda: ready, base_path, api)
         transport = httpx.ASGITransport(app, client=(peer, 1))
         return httpx.AsyncClient(transport=transport, base_url="http://localhost:4141")
@@ -454,7 +454,7 @@ async def test_the_api_is_described_where_it_is(base_path: str) -> None:
         assert (await client.get(base_path + PATH)).status_code == 200
     overall = (
         "/conversations", "/stats", "/models", "/config", "/events", "/events/stream", "/export.json",
-        "/export.csv", "/upstream-failures",
+        "/export.csv", "/upstream-failures", "/replay",
     )  # fmt: skip
     of_one = (
         "", "/events", "/compact", "/undo", "/pins", "/pins/{pin}", "/search", "/messages/{message}",

@@ -24,7 +24,9 @@ def client() -> tuple[Watched, httpx.AsyncClient]:
     here = Watched(MemoryStore(), 60.0)
     ready = Readiness(ready=True, store="ok", version="1")
     app = create_admin_app(
-        lambda: ready, "", AdminApi(here.steering, here.watching, AccessPolicy("127.0.0.1", "k"))
+        lambda: ready,
+        "",
+        AdminApi(here.steering, here.watching, here.replaying, AccessPolicy("127.0.0.1", "k")),
     )
     transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
     headers = {"authorization": "Bearer k"}

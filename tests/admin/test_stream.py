@@ -33,7 +33,9 @@ async def followed() -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
     here = Watched(MemoryStore(), 60.0, time.time)
     ready = Readiness(ready=True, store="ok", version="1")
     app = create_admin_app(
-        lambda: ready, "", AdminApi(here.steering, here.watching, AccessPolicy("127.0.0.1", ""))
+        lambda: ready,
+        "",
+        AdminApi(here.steering, here.watching, here.replaying, AccessPolicy("127.0.0.1", "")),
     )
     async with (
         serve_embedded(app) as url,

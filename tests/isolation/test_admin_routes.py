@@ -25,7 +25,8 @@ STRANGERS = (
     (f"cookie: authorization={KEY}",), (f"authorization: Bearer {KEY[:-1]}",),
     (f"authorization: Bearer {KEY}x",),
 )  # fmt: skip
-NOTHING_THERE = {404, 405, 409, 422}
+# Refused for what is asked, not for who asks.
+NOTHING_THERE = {400, 404, 405, 409, 422}
 
 
 def application() -> Any:
@@ -33,7 +34,9 @@ def application() -> Any:
     admin = Watched(MemoryStore(), 60)
     ready = Readiness(ready=True, store="ok", version="1")
     return create_admin_app(
-        lambda: ready, "", AdminApi(admin.steering, admin.watching, AccessPolicy("127.0.0.1", KEY))
+        lambda: ready,
+        "",
+        AdminApi(admin.steering, admin.watching, admin.replaying, AccessPolicy("127.0.0.1", KEY)),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from compaction_proxy.admin.api.replay import MAX_BYTES, create_replay_router
+from compaction_proxy.admin.api.replay import MAX_BYTES
 from compaction_proxy.admin.api.routing import AdminApi
 from compaction_proxy.admin.app import Readiness, create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
@@ -75,12 +75,7 @@ async def test_a_rehearsal_that_crashes_is_an_error_in_openai_s_shape() -> None:
     here = Watched(MemoryStore(), 60.0)
     playing = ReplayJobRunner(Config(), create_conversation_loader(here.steering, here.watching), command)
     ready = Readiness(ready=True, store="ok", version="1")
-    api = AdminApi(
-        here.steering,
-        here.watching,
-        AccessPolicy("127.0.0.1", ""),
-        extra_routers=(create_replay_router(playing),),
-    )
+    api = AdminApi(here.steering, here.watching, playing, AccessPolicy("127.0.0.1", ""))
     async with (
         serve_embedded(create_admin_app(lambda: ready, "", api)) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client,

@@ -23,7 +23,7 @@ from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_prov
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
-from tests.dashboard import NAME, PLACE, FakeApi, pages, sample
+from tests.dashboard import NAME, PLACE, FakeAdmin, pages, sample
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -184,7 +184,7 @@ async def test_no_page_gives_trouble_or_is_too_wide(scene: Scene, width: int, sc
 async def test_whatever_the_api_tells_is_only_text(scene: Scene) -> None:
     one = f"/ui/conversations/{NAME}"
     told = sample(lambda text: f"{HOSTILE}{text}")
-    async with pages(FakeApi(told)) as client, scene.looking(390, base=str(client.base_url)) as page:
+    async with pages(FakeAdmin(told)) as client, scene.looking(390, base=str(client.base_url)) as page:
         for path in (
             "/ui",
             "/ui/conversations",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from compaction_proxy.admin.ui.actions import read_form
-from compaction_proxy.admin.ui.api import PageError
+from compaction_proxy.core.errors import RequestRefusedError
 
 TEXT = st.text(st.characters(codec="utf-8"))
 KIND = (b"content-type", b"application/x-www-form-urlencoded")
@@ -47,6 +47,6 @@ async def test_what_no_browser_sends_is_read_as_far_as_it_goes(
 
 
 async def test_many_fields_are_refused() -> None:
-    with pytest.raises(PageError) as refused:
+    with pytest.raises(RequestRefusedError) as refused:
         await filled(b"a=1&" * 101)
     assert refused.value.status == 400

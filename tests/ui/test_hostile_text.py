@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.dashboard import NAME, PLACE, FakeApi, Read, pages, sample
+from tests.dashboard import NAME, PLACE, FakeAdmin, Read, pages, sample
 
 ONE = f"/ui/conversations/{NAME}"
 PAGES = (
@@ -31,18 +31,18 @@ def shape(page: Read) -> list[tuple[str, tuple[str, ...]]]:
     return [(tag, tuple(attributes)) for tag, attributes in page.elements if tag != "mark"]
 
 
-async def rendered(api: FakeApi) -> dict[str, str]:
+async def rendered(admin: FakeAdmin) -> dict[str, str]:
     """Every page, and the playground's answer."""
-    async with pages(api) as client:
+    async with pages(admin) as client:
         found = {path: (await client.get(path)).text for path in PAGES}
         found["tried"] = (await client.post("/ui/playground", data={"conversation": NAME})).text
         return found
 
 
 async def test_hostile_text_changes_no_element_and_no_attribute_of_any_page() -> None:
-    plain = await rendered(FakeApi(sample(lambda text: f"q{text}")))
+    plain = await rendered(FakeAdmin(sample(lambda text: f"q{text}")))
     for hostile in (*CORPUS[:2], "".join(CORPUS)):
-        found = await rendered(FakeApi(sample(lambda text, added=hostile: f"{added}{text}")))  # type: ignore[misc]
+        found = await rendered(FakeAdmin(sample(lambda text, added=hostile: f"{added}{text}")))  # type: ignore[misc]
         for path, page in found.items():
             read = Read(page)
             assert shape(read) == shape(Read(plain[path])), (path, hostile)
@@ -53,21 +53,20 @@ async def test_hostile_text_changes_no_element_and_no_attribute_of_any_page() ->
 
 @pytest.mark.parametrize("hostile", [CORPUS[0], CORPUS[1], CORPUS[4]])
 async def test_hostile_text_is_shown_as_it_is(hostile: str) -> None:
-    found = await rendered(FakeApi(sample(lambda text: f"{hostile} {text}")))
+    found = await rendered(FakeAdmin(sample(lambda text: f"{hostile} {text}")))
     for path in set(PAGES) - {"/ui/playground"}:
         assert " ".join(hostile.split()) in Read(found[path]).text, path
 
 
 async def test_characters_that_hide_or_turn_others_around_are_shown_by_their_numbers() -> None:
-    found = await rendered(FakeApi(sample(lambda text: f"{MISLEADING}{text}")))
+    found = await rendered(FakeAdmin(sample(lambda text: f"{MISLEADING}{text}")))
     for path in set(PAGES) - {"/ui/playground"}:
         assert SHOWN in Read(found[path]).text, path
         assert not set("\u202e\x00\x1b\u200b\u2066\x85\u2028") & set(found[path]), path
 
 
 async def test_a_hostile_id_in_the_path_is_quoted_wherever_it_is_named() -> None:
-    api = FakeApi({'conversations/../../x"><img>/search': {"hits": []}})
-    async with pages(api) as client:
+    async with pages(FakeAdmin({"search_archive": []})) as client:
         answer = await client.get('/ui/conversations/..%2F..%2Fx%22%3E%3Cimg%3E/search?q="><img onerror=x>')
     assert answer.status_code in (200, 404)
     assert [each for each in Read(answer.text).all("img") if each.get("src") is None] == []

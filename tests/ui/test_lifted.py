@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from compaction_proxy.admin.ui.diff import MAX_COMPARED_CHARACTERS, index_words, split_pieces
 from compaction_proxy.admin.ui.round_view import build_panes
-from compaction_proxy.admin.ui.shown import MessageView
+from compaction_proxy.recall.archive import RemovedMessage
+from compaction_proxy.recall.round_detail import KEPT, STAND_IN, VisibleMessage
 
 LIMIT_S = 10.0  # a hundred times what is promised
 
@@ -44,9 +45,11 @@ def test_a_text_is_kept_by_itself(words: list[str]) -> None:
 
 def test_huge_messages_cost_no_more_than_others() -> None:
     huge = "word1 and then other things at /a/b.c again " * 100_000
-    messages = [MessageView(id=f"m_{n}", role="tool", text=huge) for n in range(1_000)]
+    removed = [RemovedMessage(f"m_{n}", n, "tool", huge) for n in range(1_000)]
+    seen = [VisibleMessage("user", huge, STAND_IN, "")]
+    seen += [VisibleMessage("tool", huge, KEPT, each.id) for each in removed]
     begun = time.process_time()
-    shown = build_panes(huge, messages, [MessageView(text=huge, origin="stand-in"), *messages])
+    shown = build_panes(huge, removed, seen)
     assert time.process_time() - begun < LIMIT_S
     assert (len(shown.removed), shown.removed_left_out, len(shown.seen), shown.seen_left_out) == (
         200,

@@ -1,17 +1,30 @@
 """The pages over a socket: what they show, what the buttons do, what is said where there is nothing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from compaction_proxy.admin.queries import AccountStatus, CompactionRecord, StatisticsReport
 from compaction_proxy.admin.ui.replay import MAX_PASTED_BYTES
 from compaction_proxy.admin.ui.templates import STATIC_FOLDER
-from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.compaction.commands import ConversationOverview
+from compaction_proxy.compaction.directives import Directives
+from compaction_proxy.core.errors import RequestRefusedError, SearchUnavailableError, StoreUnavailableError
+from compaction_proxy.core.event import COMPACTED, Event
+from compaction_proxy.recall.archive import ArchivedRound, RecalledMessage, RemovedMessage
+from compaction_proxy.recall.round_detail import RoundDetail
+from compaction_proxy.replay.jobs import ReplayJob
+from compaction_proxy.replay.runner import ReplayOptions
 from compaction_proxy.support.formatting import MINUS
-from tests.dashboard import NAME, PLACE, FakeApi, Read, pages, sample
+from compaction_proxy.telemetry.counters import ExchangeCounters
+from compaction_proxy.telemetry.statistics import StatisticsRow
+from compaction_proxy.telemetry.totals import Totals
+from compaction_proxy.telemetry.usage import StoredExchange
+from tests.dashboard import AT, NAME, PLACE, FakeAdmin, Read, counters, pages, sample
 
 ONE = f"/ui/conversations/{NAME}"
 EVERY = (
@@ -19,21 +32,28 @@ EVERY = (
     f"{ONE}/compactions/{PLACE}", f"{ONE}/compactions/{PLACE}/prompts", f"{ONE}/messages/m_2",
     f"{ONE}/search?q=502", f"{ONE}/search", "/ui/failures", "/ui/settings", "/ui/playground",
 )  # fmt: skip
+BARE = Event(COMPACTED, 1.0, place=PLACE)
 NOTHING: dict[str, Any] = {
-    "stats": {"rows": [], "total": {"requests": 0}},
-    "events": {"events": []},
-    "upstream-failures": {"complete": True, "failures": []},
-    "conversations": {"conversations": []},
-    f"conversations/{NAME}": {"id": NAME, "money": None},
-    f"conversations/{NAME}/exchanges": {"exchanges": []},
-    f"conversations/{NAME}/compactions": {"compactions": []},
-    f"conversations/{NAME}/compactions/{PLACE}": {"kind": "compacted", "at": 1.0, "place": PLACE},
-    f"conversations/{NAME}/messages/m_2": {"id": "m_2"},
-    f"conversations/{NAME}/search": {"hits": []},
-    "config": {"path": None, "values": []},
-    "models": {"models": []},
-    "replay": {"results": []},
+    "get_statistics": StatisticsReport((), ExchangeCounters()),
+    "list_recent_items": [],
+    "list_upstream_failures": ([], True),
+    "list_conversations": [],
+    "get_overview": ConversationOverview(Totals(), (), frozenset(), Directives()),
+    "get_account_status": AccountStatus(Totals(), bypass=False),
+    "list_exchanges": [],
+    "list_compactions": [],
+    "get_compaction": (
+        CompactionRecord(BARE, undone=False, pays_back_after=None),
+        RoundDetail(BARE, (), (), ()),
+    ),
+    "get_archived_message": RecalledMessage(
+        RemovedMessage("m_2", 0, "", ""), ArchivedRound(NAME, "", bytes.fromhex(PLACE), 0, 0.0)
+    ),
+    "search_archive": [],
+    "list_models": [],
+    "run_job": [],
 }
+AWAY = StoreUnavailableError("store-failed", "the store cannot be reached")
 
 
 def links(page: Read) -> set[str]:
@@ -46,7 +66,7 @@ def links(page: Read) -> set[str]:
 async def test_every_page_is_whole_loads_nothing_from_elsewhere_and_stays_in_its_frame(
     answers: dict[str, Any],
 ) -> None:
-    async with pages(FakeApi(answers)) as client:
+    async with pages(FakeAdmin(answers)) as client:
         for path in EVERY:
             answer = await client.get(path)
             assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store"), path
@@ -69,12 +89,12 @@ async def test_every_page_is_whole_loads_nothing_from_elsewhere_and_stays_in_its
             assert "None" not in page.text
 
 
-async def test_the_pages_stand_below_the_base_path_and_leave_everything_else_to_the_api() -> None:
-    async with pages(FakeApi(sample(), "/own"), base_path="/own") as client:
+async def test_the_pages_stand_below_the_base_path_and_leave_everything_else_alone() -> None:
+    async with pages(FakeAdmin(sample()), base_path="/own") as client:
         page = Read((await client.get("/own/ui/conversations")).text)
         assert all(link.startswith(("/own/ui", "#main")) for link in links(page))
-        assert (await client.get("/own/admin/v1/models")).json() == sample()["models"]
-        assert (await client.get("/uix")).json()["error"]["code"] == "conversation_not_found"
+        for path in ("/own/admin/v1/models", "/uix", "/ui"):
+            assert (await client.get(path)).json() == {"no page": path}
 
 
 async def test_assets_are_small_kept_for_ever_by_their_content_and_brought_with_their_licences() -> None:
@@ -83,7 +103,7 @@ async def test_assets_are_small_kept_for_ever_by_their_content_and_brought_with_
     assert all(
         name in (STATIC_FOLDER / "NOTICE").read_text() for name in ("htmx.org 4.0.1", "uplot 1.6.32", "MIT")
     )
-    async with pages(FakeApi(sample())) as client:
+    async with pages(FakeAdmin(sample())) as client:
         loaded = {link for link in links(Read((await client.get("/ui")).text)) if "/static/" in link}
         assert {urlsplit(link).path.rpartition("/")[2] for link in loaded} == {path.name for path in files}
         for link in loaded:
@@ -95,7 +115,7 @@ async def test_assets_are_small_kept_for_ever_by_their_content_and_brought_with_
 
 
 async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> None:
-    async with pages(FakeApi(sample())) as client:
+    async with pages(FakeAdmin(sample())) as client:
         text = Read((await client.get("/ui")).text).text
         for told in (
             f"Net saved $12.41 gross saving $15.02 {MINUS} summaries $1.10 {MINUS} cache loss $1.51",
@@ -104,18 +124,19 @@ async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> 
             "Overhead 1.8 ms", "95 of 100 take at most 6.0 ms",
             "Failed open 2 of 9,311 requests went through unchanged",
             "local 9,311 4.1M 1.6M n/a n/a",
-            "2026-11-22T13 9,311 4,100,000 1,600,000 1,200,000 4",
+            "2026-11-18T11 9,311 4,100,000 1,600,000 1,200,000 4",
         ):  # fmt: skip
             assert told in text, told
 
 
 async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
-    unpriced = dict.fromkeys(("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd", "net_usd"))
-    answers = sample()
-    total = answers["stats"]["total"] | unpriced | {"unpriced": 9_311}
-    answers |= {"stats": {"rows": [], "total": total}, "stats by model": {"rows": [{**total, "of": "local"}]}}
-    answers[f"conversations/{NAME}"]["money"] = None
-    async with pages(FakeApi(answers)) as client:
+    answers, unpriced = sample(), counters(unpriced=9_308)
+    answers |= {
+        "get_statistics": StatisticsReport((), unpriced),
+        "get_statistics by model": StatisticsReport((StatisticsRow("local", unpriced),), unpriced),
+        "get_overview": replace(answers["get_overview"], totals=Totals()),
+    }
+    async with pages(FakeAdmin(answers)) as client:
         overview = Read((await client.get("/ui")).text).text
         assert "$" not in overview
         assert "Net saved n/a No price is known for the models in use." in overview
@@ -123,7 +144,7 @@ async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
 
 
 async def test_an_empty_proxy_says_what_to_do_next() -> None:
-    async with pages(FakeApi(NOTHING)) as client:
+    async with pages(FakeAdmin(NOTHING)) as client:
         for path in ("/ui", "/ui/conversations"):
             text = Read((await client.get(path)).text).text
             assert f"export OPENAI_BASE_URL={client.base_url}/v1" in text.replace("/ /v1", "/v1")
@@ -132,7 +153,7 @@ async def test_an_empty_proxy_says_what_to_do_next() -> None:
 
 
 async def test_failures_of_upstreams_are_listed_by_cause_beside_those_of_compaction() -> None:
-    api = FakeApi(sample())
+    api = FakeAdmin(sample())
     async with pages(api) as client:
         text = Read((await client.get("/ui/failures?since=7d")).text).text
     for told in (
@@ -142,15 +163,14 @@ async def test_failures_of_upstreams_are_listed_by_cause_beside_those_of_compact
     ):
         assert told in text, told
     assert "Nothing has failed" not in text
-    assert ("upstream-failures", {"since": "7d"}) in [(path, query) for _, path, query, _ in api.asked]
+    assert ("list_upstream_failures", (AT - 7 * 86_400, AT), {}) in api.asked
 
 
 async def test_without_the_store_failures_of_upstreams_are_shown_and_nothing_else_is_claimed() -> None:
-    away = RequestRefusedError(503, "The store cannot be used right now.", "store_unavailable")
-    answers = {**sample(), "events": away}
-    async with pages(FakeApi(answers)) as client:
+    answers = {**sample(), "list_recent_items": AWAY}
+    async with pages(FakeAdmin(answers)) as client:
         shown = await client.get("/ui/failures")
-        answers["upstream-failures"] = {"complete": False, "failures": []}
+        answers["list_upstream_failures"] = ([], False)
         nothing = Read((await client.get("/ui/failures")).text).text
     assert shown.status_code == 200
     assert "upstream answered 503" in Read(shown.text).text
@@ -159,20 +179,23 @@ async def test_without_the_store_failures_of_upstreams_are_shown_and_nothing_els
     assert "Nothing has failed" not in nothing
 
 
-async def test_the_list_is_searched_and_sorted_by_the_api() -> None:
-    api = FakeApi(sample())
+async def test_the_list_is_searched_and_sorted() -> None:
+    api = FakeAdmin(sample())
     async with pages(api) as client:
         page = Read((await client.get("/ui/conversations?q=a b&sort=net")).text)
         await client.get("/ui/conversations?sort=nonsense")
-    assert [query for _, _, query, _ in api.asked] == [
-        {"limit": "200", "q": "a b", "sort": "net"}, {"limit": "200", "sort": "last"},
-    ]  # fmt: skip
+        assert (await client.get(f"/ui/conversations?q={'x' * 1_001}")).status_code == 422
+        assert (await client.get(f"{ONE}/search?q={'x' * 1_001}")).status_code == 422
+    assert api.asked == [
+        ("list_conversations", (200,), {"text": "a b", "sort": "net"}),
+        ("list_conversations", (200,), {"text": "", "sort": "last"}),
+    ]
     assert [each["aria-sort"] for each in page.all("th") if "aria-sort" in each] == ["descending"]
     assert "/ui/conversations?q=a%20b&sort=net" in links(page)
 
 
 async def test_a_conversation_is_drawn_with_its_marks_and_told_as_a_table() -> None:
-    async with pages(FakeApi(sample())) as client:
+    async with pages(FakeAdmin(sample())) as client:
         page = Read((await client.get(ONE)).text)
     [chart] = [json.loads(each["data-chart"] or "") for each in page.all("div") if "data-chart" in each]
     assert chart == {
@@ -190,9 +213,9 @@ async def test_a_conversation_is_drawn_with_its_marks_and_told_as_a_table() -> N
 
 async def test_searches_of_the_model_have_a_column_where_there_were_any() -> None:
     told = sample()
-    listed = told[f"conversations/{NAME}/exchanges"]["exchanges"]
-    listed[-1] = {**listed[-1], "recalls": 2}
-    async with pages(FakeApi(told)) as client:
+    listed = told["list_exchanges"]
+    listed[-1] = StoredExchange(listed[-1].exchange._replace(recalls=2, recall_prompt_tokens=0), None)
+    async with pages(FakeAdmin(told)) as client:
         page = Read((await client.get(ONE)).text)
     assert "Cached Answer Searches Overhead" in page.text
     assert "30,000 300 2.1 ms 200 req-7" in page.text
@@ -202,35 +225,52 @@ async def test_searches_of_the_model_have_a_column_where_there_were_any() -> Non
 @pytest.mark.parametrize(
     ("path", "form", "asked", "leads_to"),
     [
-        ("compact", {}, ("POST", "compact", None), f"{ONE}?done=compact"),
-        ("undo", {}, ("POST", "undo", None), f"{ONE}?done=undo"),
-        ("bypass", {}, ("POST", "bypass", None), f"{ONE}?done=bypass"),
-        ("resume", {}, ("POST", "resume", None), f"{ONE}?done=resume"),
-        ("pin", {"text": "a & b\u202e"}, ("POST", "pins", {"text": "a & b\u202e"}), f"{ONE}?done=pin"),
-        ("unpin", {"pin": "p_1"}, ("DELETE", "pins/p_1", None), f"{ONE}?done=unpin"),
-        ("delete", {}, ("DELETE", "", None), "/ui/conversations?done=deleted"),
+        ("compact", {}, ("request_compaction", (NAME,), {}), f"{ONE}?done=compact"),
+        ("undo", {}, ("undo_round", (NAME,), {}), f"{ONE}?done=undo"),
+        ("bypass", {}, ("bypass_compaction", (NAME,), {}), f"{ONE}?done=bypass"),
+        ("resume", {}, ("resume_compaction", (NAME,), {}), f"{ONE}?done=resume"),
+        ("pin", {"text": "a & b\u202e"}, ("add_pin", (NAME, "a & b\u202e"), {}), f"{ONE}?done=pin"),
+        ("unpin", {"pin": "p_1"}, ("remove_pin", (NAME, "p_1"), {}), f"{ONE}?done=unpin"),
+        (
+            "remove",
+            {"instruction": "i_1"},
+            ("set_instruction_removed", (NAME, "i_1"), {"removed": True}),
+            f"{ONE}?done=remove",
+        ),
+        (
+            "restore",
+            {"instruction": "i_1"},
+            ("set_instruction_removed", (NAME, "i_1"), {"removed": False}),
+            f"{ONE}?done=restore",
+        ),
+        ("delete", {}, ("forget_conversation", (NAME,), {}), "/ui/conversations?done=deleted"),
     ],
 )
-async def test_a_button_asks_the_api_and_leads_back(
-    path: str, form: dict[str, str], asked: tuple[str, str, Any], leads_to: str
+async def test_a_button_runs_a_command_and_leads_back(
+    path: str, form: dict[str, str], asked: tuple[str, Any, Any], leads_to: str
 ) -> None:
-    method, below, body = asked
-    target = f"conversations/{NAME}/{below}".rstrip("/")
-    api = FakeApi({target: {}})
+    api = FakeAdmin({asked[0]: None})
     async with pages(api) as client:
         answer = await client.post(f"{ONE}/{path}", data=form)
     assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
-    assert api.asked == [(method, target, {}, body)]
+    assert api.asked == [asked]
 
 
-async def test_what_does_not_work_is_said_in_words_with_the_api_s_status() -> None:
-    async with pages(FakeApi({})) as client:
+async def test_what_does_not_work_is_said_in_words_with_the_status_that_the_api_has() -> None:
+    unsearchable = SearchUnavailableError("no-fts5", "This SQLite has no FTS5.")
+    async with pages(FakeAdmin({"search_archive": unsearchable, "undo_round": AWAY})) as client:
         for answer in (
             await client.get("/ui/conversations/c_x"),
-            await client.post("/ui/conversations/c_x/undo"),
+            await client.post("/ui/conversations/c_x/bypass"),
         ):
             assert answer.status_code == 404
             assert "There is no such conversation." in Read(answer.text).text
+        for answer, status, said in (
+            (await client.get(f"{ONE}/search?q=a"), 501, "This SQLite has no FTS5."),
+            (await client.post(f"{ONE}/undo"), 503, "The store cannot be used right now."),
+        ):
+            assert answer.status_code == status
+            assert said in Read(answer.text).text
         assert (await client.get("/ui/nothing")).status_code == 404
         assert (await client.get(f"{ONE}/undo")).status_code in (404, 405)
         assert (await client.post(f"{ONE}/explode")).status_code == 404
@@ -239,7 +279,7 @@ async def test_what_does_not_work_is_said_in_words_with_the_api_s_status() -> No
 
 
 async def test_a_round_is_shown_in_three_panes_that_mark_what_was_kept() -> None:
-    async with pages(FakeApi(sample())) as client:
+    async with pages(FakeAdmin(sample())) as client:
         page = (await client.get(f"{ONE}/compactions/{PLACE}")).text
     assert "Please deploy <mark>deploy/prod.yaml</mark> at <mark>14:03</mark>" in page
     assert "<mark>deploy/prod.yaml</mark> failed with 502; retry after <mark>14:03.</mark>" in page
@@ -253,7 +293,7 @@ async def test_a_round_is_shown_in_three_panes_that_mark_what_was_kept() -> None
 
 
 async def test_the_playground_hands_on_what_was_pasted_and_shows_what_came_of_it() -> None:
-    api = FakeApi(sample())
+    api = FakeAdmin(sample())
     pasted = '{"model": "m", "messages": [{"role": "user", "content": "a&b=c"}], "stream": true}'
     form = {
         "transcript": pasted,
@@ -266,11 +306,14 @@ async def test_the_playground_hands_on_what_was_pasted_and_shows_what_came_of_it
         for wrong in ({}, {"transcript": "{"}, {"transcript": "{}"}, {"transcript": "5"}):
             assert (await client.post("/ui/playground", data=wrong)).status_code == 422
         assert (await client.post("/ui/playground", data={"conversation": NAME})).status_code == 200
-    asked = [told for _, path, _, told in api.asked if path == "replay"]
-    wanted = {"strategies": ["anchored", "prune"], "trigger_tokens": 5000, "window": None}
-    assert asked == [
-        {"messages": [{"role": "user", "content": "a&b=c"}], "model": "m", **wanted},
-        {"conversation": NAME, "strategies": ["anchored"], "trigger_tokens": None, "window": None},
+    messages = b'[{"role": "user", "content": "a&b=c"}]'
+    assert [args for name, args, _ in api.asked if name == "run_job"] == [
+        (
+            ReplayJob(
+                "", {"messages": messages}, ("anchored", "prune"), ReplayOptions("m", trigger_tokens=5000)
+            ),
+        ),
+        (ReplayJob(NAME, {}, ("anchored",)),),
     ]
     text = Read(answer.text).text
     assert (
@@ -284,7 +327,7 @@ async def test_the_playground_hands_on_what_was_pasted_and_shows_what_came_of_it
 
 
 async def test_a_transcript_that_is_too_large_is_refused_and_does_not_come_back() -> None:
-    api = FakeApi(sample())
+    api = FakeAdmin(sample())
     async with pages(api, timeout=30) as client:
         answers = [
             await client.post("/ui/playground", data={"transcript": letter * size})
@@ -292,20 +335,19 @@ async def test_a_transcript_that_is_too_large_is_refused_and_does_not_come_back(
         ]
     assert [(each.status_code, len(each.text) < 10_000) for each in answers] == [(413, True)] * 2
     assert "The transcript is larger than 8,388,608 bytes" in Read(answers[0].text).text
-    assert "replay" not in [path for _, path, _, _ in api.asked]
+    assert "run_job" not in [name for name, _, _ in api.asked]
 
 
-async def test_what_the_api_finds_too_large_does_not_come_back_either() -> None:
+async def test_what_takes_too_long_to_replay_does_not_come_back_either() -> None:
     refused = RequestRefusedError(413, "The rehearsal took more than 30 s", "too_large")
-    async with pages(FakeApi({**sample(), "replay": refused})) as client:
+    async with pages(FakeAdmin({**sample(), "run_job": refused})) as client:
         answer = await client.post("/ui/playground", data={"transcript": '["known text"]'})
     assert (answer.status_code, "known text" in answer.text) == (413, False)
     assert "The rehearsal took more than 30 s" in Read(answer.text).text
 
 
 async def test_what_needs_no_store_is_shown_without_one() -> None:
-    away = RequestRefusedError(503, "The store cannot be used right now.", "store_unavailable")
-    async with pages(FakeApi({**sample(), "models": away, "conversations": away})) as client:
+    async with pages(FakeAdmin({**sample(), "list_models": AWAY, "list_conversations": AWAY})) as client:
         settings = await client.get("/ui/settings")
         played = await client.post("/ui/playground", data={"transcript": "[5]"})
         listed = await client.get("/ui/conversations")

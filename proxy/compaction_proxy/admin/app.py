@@ -14,7 +14,7 @@ from starlette.status import HTTP_400_BAD_REQUEST, HTTP_413_CONTENT_TOO_LARGE
 from starlette.types import Lifespan
 
 from compaction_proxy import __version__
-from compaction_proxy.admin.api import conversations, events, export, overview
+from compaction_proxy.admin.api import conversations, events, export, overview, replay
 from compaction_proxy.admin.api.routing import AdminApi, install_api
 from compaction_proxy.admin.auth import MAX_BODY_BYTES
 from compaction_proxy.core.errors import RequestRefusedError, format_openai_error
@@ -40,7 +40,7 @@ def create_metrics_router(render_metrics: RenderMetrics) -> APIRouter:
 
 ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/healthz", "/health", "/health/readiness")
-ROUTERS = (conversations.router, overview.router, events.router, export.router)
+ROUTERS = (conversations.router, overview.router, events.router, export.router, replay.router)
 ERROR_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 # Error messages for refused request bodies, by the status of the response.
 BODY_MESSAGES = {

@@ -47,7 +47,7 @@ TOKEN_RULES = {"tiktoken": TIKTOKEN_RULE, "characters": CHARACTER_RULE}
 
 
 def list_countable_texts(message: Message, rule: TokenRule = TIKTOKEN_RULE) -> tuple[str, ...]:
-    """Returns the texts of a message whose tokens are to be counted one by one. None of them is empty.
+    """Returns the non-empty texts of a message. The caller counts the tokens of each text separately.
 
     Content that is not text is left out, because the wire estimates its tokens (`core.media`). Ids are left
     out, because no model sees them as text.

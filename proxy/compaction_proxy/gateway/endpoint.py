@@ -280,9 +280,9 @@ class RelayEndpoint:
     async def _replace_upstream_answer(
         self, trigger: CompactionTriggerRequest, answer: UpstreamResponse, send: Send
     ) -> bool:
-        """Answers a compaction trigger if the upstream's answer shows that the upstream cannot answer it.
+        """Answers a request for a compaction item if the upstream's answer shows that the upstream makes none.
 
-        Returns whether the client got an answer from us. If not, the caller relays the upstream's answer.
+        Returns whether the client got the proxy's answer. If not, the caller relays the upstream's answer.
         """
         triggers, keep = self._triggers, False
         if triggers is None:

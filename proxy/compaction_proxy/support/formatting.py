@@ -194,6 +194,22 @@ def format_age(timestamp: float | None, now: float) -> str:
     return f"{age_s:.0f} s ago"
 
 
+def format_setting(value: object) -> str:
+    """Formats a configuration value, given as a JSON value. The items of a list are joined."""
+    match value:
+        case None:
+            return "unset"
+        case bool():
+            return "yes" if value else "no"
+        case "":
+            return "empty"
+        case list():
+            return ", ".join(map(format_setting, value)) or "none"
+        case dict():
+            return ", ".join(f"{name}: {format_setting(each)}" for name, each in value.items()) or "none"
+    return str(value)
+
+
 def describe_reason(code: str) -> str:
     """Describes a reason in words, followed by its code. Returns an unknown code with spaces for hyphens."""
     text = REASON_TEXTS.get(code) or _STATUSES.get(code) or _FAMILIES.get(code.partition("-")[0] + "-")

@@ -67,8 +67,8 @@ DAYS_AT_ONCE = 4
 _WRITER_BYTES = 8
 
 Grouping = Literal["hour", "day", "model", "key", "total"]
-# A process has one counter of upstream failures for each pair of a target and a cause in an hour. Number of
-# such pairs; all further pairs are counted together, as `OTHERS`.
+# The most pairs of a target and a cause for which a process counts upstream failures separately in one hour.
+# Failures of all further pairs are counted together, as `OTHERS`.
 MAX_FAILURES = 500
 
 

@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
-from compaction_proxy.admin.api.routing import build_json_response, create_router
+from compaction_proxy.admin.api.routing import build_json_response, create_router, get_api
 from compaction_proxy.core.errors import RequestRefusedError
-from compaction_proxy.replay.jobs import ReplayJobRunner, parse_job
+from compaction_proxy.replay.jobs import parse_job
 
 # Largest body, in bytes. The command `compaction-proxy replay` takes longer conversations.
 MAX_BYTES = 8 * 1024 * 1024
@@ -29,6 +29,8 @@ _BODY: dict[str, Any] = {
     },
 }
 
+router = create_router()
+
 
 async def _read_body(request: Request) -> bytes:
     """Reads the whole body.
@@ -45,15 +47,11 @@ async def _read_body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def create_replay_router(replay_jobs: ReplayJobRunner) -> APIRouter:
-    """Creates the router with the endpoint that replays conversations."""
-    router = create_router()
-
-    async def replay(request: Request) -> Response:
-        """Compute what each strategy would do with a conversation, and at what cost. Calls no model."""
-        job = await asyncio.to_thread(parse_job, await _read_body(request))
-        return build_json_response({"results": await replay_jobs.run_job(job)})
-
-    described = {"requestBody": {"required": True, "content": {"application/json": {"schema": _BODY}}}}
-    router.add_api_route("/replay", replay, methods=["POST"], openapi_extra=described)
-    return router
+@router.post(
+    "/replay",
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _BODY}}}},
+)
+async def replay(request: Request) -> Response:
+    """Compute what each strategy would do with a conversation, and at what cost. Calls no model."""
+    job = await asyncio.to_thread(parse_job, await _read_body(request))
+    return build_json_response({"results": await get_api(request).replay_jobs.run_job(job)})

@@ -24,6 +24,7 @@ from compaction_proxy.core.errors import (
     StoreUnavailableError,
     format_openai_error,
 )
+from compaction_proxy.replay.jobs import ReplayJobRunner
 
 _UNITS_S = {"m": 60, "h": 3_600, "d": 86_400}
 TIME_PATTERN = r"^(?:[0-9]{1,6}[mhd]|[0-9]{1,11}(?:\.[0-9]{1,6})?)$"
@@ -42,6 +43,8 @@ def parse_time(text: str, now: float) -> float:
 
 
 API_PATH = "/admin/v1"
+# Message of a response with status 503, if a query or command cannot reach the store.
+STORE_UNAVAILABLE = "The store cannot be used right now."
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +70,20 @@ class AdminApi:
 
     Attributes:
         commands: Commands on conversations.
-        queries: Queries on conversations and statistics.
-        access_policy: Rules for access.
+        queries: Queries on conversations.
+        replay_jobs: Replays conversations.
+        access_policy: Check of admin keys.
         settings: Configuration that `/config` shows.
         is_stopping: Returns whether streams must end, because the server stops or because the access policy
             has changed.
-        extra_routers: Further routes below `/admin/v1`.
     """
 
     commands: ConversationCommands
     queries: ConversationQueries
+    replay_jobs: ReplayJobRunner
     access_policy: AccessPolicy
     settings: AdminSettings = field(default_factory=AdminSettings)
     is_stopping: Callable[[], bool] = bool
-    extra_routers: tuple[APIRouter, ...] = ()
 
 
 def get_api(request: Request) -> AdminApi:
@@ -149,7 +152,7 @@ async def _respond_invalid_request(_: Request, error: Exception) -> Response:
 
 
 async def _respond_store_unavailable(_: Request, __: Exception) -> Response:
-    error = {"message": "The store cannot be used right now.", "type": "server_error", "param": None}
+    error = {"message": STORE_UNAVAILABLE, "type": "server_error", "param": None}
     body = json.dumps({"error": {**error, "code": "store_unavailable"}})
     return Response(body, 503, media_type="application/json")
 
@@ -163,7 +166,7 @@ def install_api(app: FastAPI, api: AdminApi, base_path: str, routers: Iterable[A
     app.state.api = api
     described = create_router()
     described.add_api_route("/openapi.json", _get_openapi, include_in_schema=False)
-    for router in (*routers, *api.extra_routers, described):
+    for router in (*routers, described):
         app.include_router(router, prefix=base_path)
     app.add_exception_handler(RequestRefusedError, _respond_refused)
     app.add_exception_handler(ReplayFailedError, _respond_refused)

@@ -1,16 +1,16 @@
-"""Actions of the buttons on a conversation's page. Each calls the admin API, then redirects to a page."""
+"""Actions of the buttons on a conversation's page. Each runs a command, then redirects to a page."""
 
 import asyncio
-import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from compaction_proxy.admin.ui.api import InProcessAdminClient, PageError
 from compaction_proxy.admin.ui.templates import HEADERS, Templates
+from compaction_proxy.compaction.commands import ConversationCommands
+from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.support.formatting import encode_path_segment
 
 MAX_FORM_BYTES = 65_536
@@ -24,21 +24,21 @@ async def read_form(request: Request, limit_bytes: int = MAX_FORM_BYTES) -> dict
     """Reads the fields of a form, `application/x-www-form-urlencoded`.
 
     Raises:
-        PageError: The form is larger than the limit (413), of another content type (415), or unreadable
-            (400).
+        RequestRefusedError: The form is larger than the limit (413), of another content type (415), or
+            unreadable (400).
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/x-www-form-urlencoded", ""):
-        raise PageError(415, "This takes forms only.")
+        raise RequestRefusedError(415, "This takes forms only.", "invalid_request")
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > limit_bytes:
-            raise PageError(413, f"That is more than {limit_bytes:,} bytes.")
+            raise RequestRefusedError(413, f"That is more than {limit_bytes:,} bytes.", "request_too_large")
     try:
         return await asyncio.to_thread(_parse_fields, bytes(body))
     except ValueError as error:
-        raise PageError(400, "The form cannot be read.") from error
+        raise RequestRefusedError(400, "The form cannot be read.", "invalid_request") from error
 
 
 def _parse_fields(body: bytes) -> dict[str, list[str]]:
@@ -71,8 +71,6 @@ def get_field(fields: dict[str, list[str]], name: str) -> str:
     return fields.get(name, [""])[0]
 
 
-# Actions that need only the id of the conversation. Each name is also the action's path in the admin API.
-ACTIONS = frozenset({"compact", "undo", "bypass", "resume"})
 _SEE_OTHER = 303
 
 
@@ -81,60 +79,39 @@ class ActionRoutes:
     """Handles POST requests for a conversation.
 
     Attributes:
-        api: Client of the admin API.
+        commands: Commands on conversations.
         templates: Templates. Redirects use their root path.
     """
 
-    api: InProcessAdminClient
+    commands: ConversationCommands
     templates: Templates
 
     async def run_action(self, request: Request) -> Response:
-        """Runs the action in the path: `compact`, `undo`, `bypass` or `resume` (see the admin API)."""
+        """Runs the action in the path on the conversation in the path.
+
+        Raises:
+            RequestRefusedError: There is no such action (404), or the form or the command is refused.
+        """
         name, action = request.path_params["name"], request.path_params["action"]
-        if action not in ACTIONS:
-            raise PageError(404, "There is no such action.")
-        await self.api.post(request, "conversations", name, action)
-        return self._redirect_to_conversation(name, action)
-
-    async def pin_text(self, request: Request) -> Response:
-        """Pins a text."""
-        name = request.path_params["name"]
-        text = get_field(await read_form(request), "text")
-        await self.api.post(request, "conversations", name, "pins", body=json.dumps({"text": text}).encode())
-        return self._redirect_to_conversation(name, "pin")
-
-    async def unpin_text(self, request: Request) -> Response:
-        """Removes a pin."""
-        name = request.path_params["name"]
-        await self.api.delete(
-            request, "conversations", name, "pins", get_field(await read_form(request), "pin")
-        )
-        return self._redirect_to_conversation(name, "unpin")
-
-    async def remove_instruction(self, request: Request) -> Response:
-        """Leaves the project instructions in the form out of all later requests that the proxy rewrites."""
-        return await self._change_instruction(request, "remove")
-
-    async def restore_instruction(self, request: Request) -> Response:
-        """Undoes `remove_instruction` for the project instructions in the form."""
-        return await self._change_instruction(request, "restore")
-
-    async def _change_instruction(self, request: Request, action: str) -> Response:
-        name = request.path_params["name"]
-        ask = self.api.delete if action == "remove" else self.api.post
-        await ask(
-            request, "conversations", name, "instructions", get_field(await read_form(request), "instruction")
-        )
-        return self._redirect_to_conversation(name, action)
-
-    async def delete_conversation(self, request: Request) -> Response:
-        """Deletes everything that is stored about the conversation."""
-        await self.api.delete(request, "conversations", request.path_params["name"])
-        return self._redirect("/conversations?done=deleted")
-
-    def _redirect_to_conversation(self, name: str, done: str) -> Response:
-        return self._redirect(f"/conversations/{encode_path_segment(name)}?done={done}")
-
-    def _redirect(self, path: str) -> Response:
+        commands = self.commands
+        commands_without_fields: Mapping[str, Callable[[str], Awaitable[object]]] = {
+            "compact": commands.request_compaction,
+            "undo": commands.undo_round,
+            "bypass": commands.bypass_compaction,
+            "resume": commands.resume_compaction,
+            "delete": commands.forget_conversation,
+        }
+        if action in commands_without_fields:
+            await commands_without_fields[action](name)
+        elif action == "pin":
+            await commands.add_pin(name, get_field(await read_form(request), "text"))
+        elif action == "unpin":
+            await commands.remove_pin(name, get_field(await read_form(request), "pin"))
+        elif action in {"remove", "restore"}:
+            instruction = get_field(await read_form(request), "instruction")
+            await commands.set_instruction_removed(name, instruction, removed=action == "remove")
+        else:
+            raise RequestRefusedError(404, "There is no such action.", "not_found")
+        shown = "?done=deleted" if action == "delete" else f"/{encode_path_segment(name)}?done={action}"
         headers = {**HEADERS, "cache-control": "no-store"}
-        return RedirectResponse(f"{self.templates.root}{path}", _SEE_OTHER, headers)
+        return RedirectResponse(f"{self.templates.root}/conversations{shown}", _SEE_OTHER, headers)

@@ -1,4 +1,4 @@
-"""The application that serves the admin pages and passes other requests to the admin API."""
+"""The application that serves the admin pages and passes on other requests."""
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -7,14 +7,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from compaction_proxy.admin.auth import BASIC, AccessMiddleware, AccessPolicy
+from compaction_proxy.admin.api.routing import AdminApi
+from compaction_proxy.admin.auth import BASIC, AccessMiddleware
 from compaction_proxy.admin.ui.actions import ActionRoutes
-from compaction_proxy.admin.ui.api import InProcessAdminClient, PageError
 from compaction_proxy.admin.ui.pages import PageRoutes
 from compaction_proxy.admin.ui.replay import PlaygroundRoutes
 from compaction_proxy.admin.ui.templates import Templates
-from compaction_proxy.core.errors import OverloadedError
-from compaction_proxy.gateway.body_budget import RETRY_AFTER_S
+from compaction_proxy.core.errors import OverloadedError, ProxyError
 
 PATH = "/ui"
 _CONVERSATION = "/conversations/{name}"
@@ -38,11 +37,6 @@ def _build_routes(
         "/static/{name}": page_routes.templates.serve_static,
     }
     post_routes = {
-        _CONVERSATION + "/pin": action_routes.pin_text,
-        _CONVERSATION + "/unpin": action_routes.unpin_text,
-        _CONVERSATION + "/remove": action_routes.remove_instruction,
-        _CONVERSATION + "/restore": action_routes.restore_instruction,
-        _CONVERSATION + "/delete": action_routes.delete_conversation,
         _CONVERSATION + "/{action}": action_routes.run_action,
         "/playground": playground.show_results,
     }
@@ -53,45 +47,32 @@ def _build_routes(
     ]
 
 
-def mount_pages(admin: ASGIApp, access: AccessPolicy, base_path: str = "") -> ASGIApp:
-    """Creates an application that serves the pages and passes all other requests to `admin`.
+def mount_pages(app: ASGIApp, api: AdminApi, base_path: str = "") -> ASGIApp:
+    """Creates an application that serves the pages and passes all other requests to `app`.
 
     Args:
-        admin: Application that serves the admin API.
-        access: Rules for access to the pages.
+        app: Application for the other requests.
+        api: Parts of the admin API, which the pages use too.
         base_path: Empty, or a path that starts with `/` and does not end with it.
     """
     root = base_path + PATH
-    site = AccessMiddleware(
-        _create_site(InProcessAdminClient(admin, access.key, base_path), Templates(root)),
-        access,
-        root,
-        scheme=BASIC,
-    )
+    site = AccessMiddleware(_create_site(api, Templates(root)), api.access_policy, root, scheme=BASIC)
 
     async def dispatch_request(scope: Scope, receive: Receive, send: Send) -> None:
         ours = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{root}/")
-        await (site if ours else admin)(scope, receive, send)
+        await (site if ours else app)(scope, receive, send)
 
     return dispatch_request
 
 
-def _create_site(api: InProcessAdminClient, pages: Templates) -> ASGIApp:
-    page_routes = PageRoutes(api, pages)
-
-    async def show_page_error(_: Request, error: Exception) -> Response:
-        status = error.status if isinstance(error, PageError) else 500
-        return await page_routes.show_error(status, str(error))
-
-    async def show_overload(_: Request, error: Exception) -> Response:
-        answer = await page_routes.show_error(OverloadedError.status, str(error))
-        answer.headers["retry-after"] = str(RETRY_AFTER_S)
+def _create_site(api: AdminApi, templates: Templates) -> ASGIApp:
+    async def show_error(_: Request, error: Exception) -> Response:
+        answer = await templates.render_error(error)
+        if isinstance(error, OverloadedError):
+            answer.headers["retry-after"] = str(error.retry_after_s)
         return answer
 
-    async def show_not_found(_: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        return await page_routes.show_error(status, "There is no such page.")
-
-    routes = _build_routes(page_routes, ActionRoutes(api, pages), PlaygroundRoutes(api, pages))
-    handlers = {PageError: show_page_error, OverloadedError: show_overload, HTTPException: show_not_found}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    routes = _build_routes(
+        PageRoutes(api, templates), ActionRoutes(api.commands, templates), PlaygroundRoutes(api, templates)
+    )
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys((ProxyError, HTTPException), show_error))

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from compaction_proxy.admin.ui.shown import CountersView, RoundView, StrategyOutcomeView
+from compaction_proxy.admin.queries import CompactionRecord
 from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.replay.prompt_size import JsonObject
+from compaction_proxy.telemetry.statistics import StatisticsRow
 
 # Largest number of columns in a chart. If there are more, only the newest are drawn.
 MAX_COLUMNS = 500
@@ -19,21 +21,18 @@ DASHES = ((), (8, 4), (2, 3), (12, 3, 2, 3), (4, 4), (1, 2), (16, 4))
 _STEPS_S = {"hour": 3_600, "day": 86_400}
 
 
-def build_period_chart(
-    rows: Sequence[CountersView], by: str, since: float | None, until: float | None
-) -> str:
+def build_period_chart(rows: Sequence[StatisticsRow], by: str, since: float, until: float) -> str:
     """Builds the chart of sent, forwarded and cached tokens over time, with the number of compactions.
 
     Args:
         rows: Hours or days with exchanges.
         by: `hour` or `day`.
-        since: Seconds since the epoch; None starts at the first row.
-        until: Seconds since the epoch; None ends at the last row.
+        since: Seconds since the epoch.
+        until: Seconds since the epoch.
     """
-    known = {at: row for row in rows if (at := _parse_timestamp(row.of)) is not None}
+    known = {_parse_timestamp(row.label): row.counters for row in rows}
     step = _STEPS_S[by]
-    first = min(known, default=0) if since is None else int(since) // step * step
-    last = max(known, default=0) if until is None else int(until) // step * step
+    first, last = int(since) // step * step, int(until) // step * step
     columns = range(max(first, last - (MAX_COLUMNS - 1) * step), last + 1, step)
     drawn = [known.get(at) for at in columns]
     return _encode_json(
@@ -48,7 +47,7 @@ def build_period_chart(
     )
 
 
-def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[RoundView] = ()) -> str:
+def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[CompactionRecord]) -> str:
     """Builds the chart of a conversation's requests: their sizes, and which ones applied a new compaction."""
     drawn = exchanges[-MAX_COLUMNS:]
     first = len(exchanges) - len(drawn)
@@ -67,23 +66,26 @@ def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[RoundVi
     )
 
 
-def build_strategies_chart(outcomes: Sequence[StrategyOutcomeView]) -> str:
-    """Builds the chart of the tokens that each strategy would forward, request by request."""
-    sent = [before for before, _ in max((each.points for each in outcomes), key=len, default=())]
+def build_strategies_chart(results: Sequence[JsonObject]) -> str:
+    """Builds the chart of the tokens that each strategy would forward, request by request.
+
+    `results` are those of `ReplayJobRunner.run_job`.
+    """
+    sent = [point["before"] for point in max((each["points"] for each in results), key=len, default=[])]
     return _encode_json(
         {
             "kind": "strategies",
             "x": list(range(1, len(sent) + 1)),
             "sent": sent,
-            "names": [each.strategy for each in outcomes],
+            "names": [each["strategy"] for each in results],
             "dashes": DASHES,
-            "forwarded": [[after for _, after in each.points] for each in outcomes],
+            "forwarded": [[point["after"] for point in each["points"]] for each in results],
         }
     )
 
 
 def _find_round_marks(
-    exchanges: Sequence[Exchange], rounds: Sequence[RoundView]
+    exchanges: Sequence[Exchange], rounds: Sequence[CompactionRecord]
 ) -> list[tuple[int, str] | None]:
     """Returns, for each request, the number and the checkpoint id (`place`) of its new compaction.
 
@@ -108,13 +110,9 @@ def _get_forwarded_tokens(exchange: Exchange) -> int | None:
     return exchange.tokens_after if counted is None else counted
 
 
-def _parse_timestamp(text: str) -> int | None:
+def _parse_timestamp(text: str) -> int:
     """Parses an hour or a day, such as `2026-11-22T13`. Returns its beginning in seconds since the epoch."""
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
 
 
 def _encode_json(content: Mapping[str, Any]) -> str:

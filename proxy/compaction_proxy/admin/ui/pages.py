@@ -1,29 +1,31 @@
 """The read-only pages: overview, conversations, one conversation or compaction, failures and settings."""
 
 import asyncio
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from compaction_proxy.admin.ui import charts, readings
-from compaction_proxy.admin.ui.api import InProcessAdminClient
+from compaction_proxy.admin.api.conversations import MAX_QUERY_CHARACTERS
+from compaction_proxy.admin.api.overview import Value, build_configuration
+from compaction_proxy.admin.api.routing import AdminApi, parse_time
+from compaction_proxy.admin.api.schemas import to_conversation, to_counters, to_model_row, to_stats_row
+from compaction_proxy.admin.queries import Sort
+from compaction_proxy.admin.ui import charts
 from compaction_proxy.admin.ui.round_view import MAX_SHOWN_CHARACTERS, build_panes
-from compaction_proxy.admin.ui.shown import (
-    ConversationRowView,
-    CountersView,
-    HitView,
-    MessageView,
-    ModelView,
-    PromptView,
-    UpstreamFailureView,
-)
 from compaction_proxy.admin.ui.templates import Templates
-from compaction_proxy.core.event import parse_number
+from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
+from compaction_proxy.core.event import Event, from_fields
+from compaction_proxy.telemetry.live_feed import FeedItem
+from compaction_proxy.telemetry.statistics import Grouping
 
 # Time ranges of the overview page, each with the period that one column of its chart covers.
-RANGES = {"24h": "hour", "7d": "hour", "30d": "day"}
-SORTS = {"last": "Last request", "tokens": "Tokens", "net": "Net saved", "requests": "Requests"}
+RANGES: Mapping[str, Grouping] = {"24h": "hour", "7d": "hour", "30d": "day"}
+SORTS: Mapping[Sort, str] = {
+    "last": "Last request", "tokens": "Tokens", "net": "Net saved", "requests": "Requests",
+}  # fmt: skip
 # Scopes of a search, with their names on the page.
 SCOPES = {"conversation": "this conversation", "tenant": "all conversations of this tenant"}
 # Confirmations that a page shows after an action, by the value of the query parameter `done`.
@@ -45,10 +47,50 @@ RECENT_EVENTS = 10
 MAX_HITS = 50
 
 
-def _choose_value(request: Request, name: str, allowed: dict[str, str]) -> str:
+_Name = TypeVar("_Name", bound=str)
+_T = TypeVar("_T")
+
+
+def _choose_value(request: Request, name: str, allowed: Mapping[_Name, str]) -> _Name:
     """Returns the query parameter `name` if it is one of `allowed`, or else the first of `allowed`."""
     value = request.query_params.get(name, "")
-    return value if value in allowed else next(iter(allowed))
+    return next((each for each in allowed if each == value), next(iter(allowed)))
+
+
+def _read_query(request: Request) -> str:
+    """Returns the query parameter `q`.
+
+    Raises:
+        RequestRefusedError: It is too long (422).
+    """
+    query = request.query_params.get("q", "")
+    if len(query) > MAX_QUERY_CHARACTERS:
+        message = f"query.q: String should have at most {MAX_QUERY_CHARACTERS} characters"
+        raise RequestRefusedError(422, message, "invalid_request")
+    return query
+
+
+async def get_or_none(answer: Awaitable[_T]) -> _T | None:
+    """Returns the answer of a query, or None if the store cannot be reached."""
+    try:
+        return await answer
+    except StoreUnavailableError:
+        return None
+
+
+def _parse_events(items: Iterable[FeedItem]) -> list[Event]:
+    """Returns the events in the items. Skips those that cannot be read."""
+    return [event for item in items if (event := from_fields(item.fields)) is not None]
+
+
+def _group_values(values: Iterable[Value]) -> dict[str, list[Value]]:
+    """Groups values by the first word of their key, or by the part that names a strategy."""
+    sections: dict[str, list[Value]] = {}
+    for each in values:
+        words = each.key.split(".")
+        section = words[:3] if words[1:2] == ["strategies"] else words[:1]
+        sections.setdefault(".".join(section), []).append(each)
+    return sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,52 +98,45 @@ class PageRoutes:
     """Handles the GET requests for the read-only pages.
 
     Attributes:
-        api: Client of the admin API.
+        api: Parts of the admin API, which the pages use too.
         templates: Templates of the pages.
     """
 
-    api: InProcessAdminClient
+    api: AdminApi
     templates: Templates
 
     async def show_overview(self, request: Request) -> Response:
         """Shows the savings, the traffic and the latest events."""
-        since = _choose_value(request, "since", RANGES)
+        queries, since = self.api.queries, _choose_value(request, "since", RANGES)
+        by, now = RANGES[since], queries.now()
+        start = parse_time(since, now)
         over_time, by_model, recent = await asyncio.gather(
-            self.api.get(request, "stats", since=since, by=RANGES[since]),
-            self.api.get(request, "stats", since=since, by="model"),
-            self.api.get(request, "events", limit=RECENT_EVENTS),
+            queries.get_statistics(start, now, by),
+            queries.get_statistics(start, now, "model"),
+            queries.list_recent_items(RECENT_EVENTS),
         )
-        rows = readings.read_records(CountersView, over_time.get("rows"))
+        models = [to_stats_row(each) for each in by_model.rows if each.counters.requests]
         return await self.templates.render_page(
             "overview.html",
             at="overview",
             since=since,
             ranges=tuple(RANGES),
-            by=RANGES[since],
-            total=readings.read_record(CountersView, over_time.get("total")),
-            rows=rows,
-            models=sorted(
-                (each for each in readings.read_records(CountersView, by_model.get("rows")) if each.requests),
-                key=lambda each: -each.tokens_before,
-            ),
-            events=readings.read_events(recent.get("events")),
-            chart=charts.build_period_chart(
-                rows,
-                RANGES[since],
-                parse_number(over_time.get("since")),
-                parse_number(over_time.get("until")),
-            ),
+            by=by,
+            total=to_counters(over_time.total),
+            rows=[to_stats_row(each) for each in over_time.rows],
+            models=sorted(models, key=lambda row: -int(row["tokens_before"])),
+            events=_parse_events(recent),
+            chart=charts.build_period_chart(over_time.rows, by, start, now),
             base_url=_build_base_url(request),
         )
 
     async def show_conversations(self, request: Request) -> Response:
         """Shows the list of conversations, filtered and sorted."""
-        query, sort = request.query_params.get("q", ""), _choose_value(request, "sort", SORTS)
-        response = await self.api.get(request, "conversations", limit=MAX_ROWS, q=query, sort=sort)
+        query, sort = _read_query(request), _choose_value(request, "sort", SORTS)
         return await self.templates.render_page(
             "conversations.html",
             at="conversations",
-            rows=readings.read_records(ConversationRowView, response.get("conversations")),
+            rows=await self.api.queries.list_conversations(MAX_ROWS, text=query, sort=sort),
             query=query,
             sort=sort,
             sorts=SORTS,
@@ -112,18 +147,18 @@ class PageRoutes:
 
     async def show_conversation(self, request: Request) -> Response:
         """Shows one conversation: its requests, compactions and pins, and the actions for it."""
-        name = request.path_params["name"]
-        overview, requests, compactions = await asyncio.gather(
-            self.api.get(request, "conversations", name),
-            self.api.get(request, "conversations", name, "exchanges", limit=MAX_EXCHANGES),
-            self.api.get(request, "conversations", name, "compactions"),
+        queries, name = self.api.queries, request.path_params["name"]
+        overview, account, stored, rounds = await asyncio.gather(
+            self.api.commands.get_overview(name),
+            queries.get_account_status(name),
+            queries.list_exchanges(name, MAX_EXCHANGES),
+            queries.list_compactions(name),
         )
-        exchanges = readings.read_exchanges(requests.get("exchanges"))
-        rounds = readings.read_rounds(compactions.get("compactions"))
+        exchanges = [each.exchange for each in stored]
         return await self.templates.render_page(
             "conversation.html",
             at="conversations",
-            seen=readings.read_conversation(name, overview),
+            seen=to_conversation(name, overview, account),
             exchanges=exchanges,
             latest=next((each for each in reversed(exchanges) if each.tokens_before is not None), None),
             rounds=rounds,
@@ -134,15 +169,9 @@ class PageRoutes:
     async def show_compaction(self, request: Request) -> Response:
         """Shows one compaction: the removed messages, their replacement, and what the model then saw."""
         name, place = request.path_params["name"], request.path_params["place"]
-        response = await self.api.get(request, "conversations", name, "compactions", place)
-        made = readings.read_round(response)
-        if made is None:
-            return await self.show_error(502, "This round was written by another version and cannot be read.")
+        made, detail = await self.api.queries.get_compaction(name, place)
         panes = await asyncio.to_thread(
-            build_panes,
-            made.event.summary,
-            readings.read_records(MessageView, response.get("removed")),
-            readings.read_records(MessageView, response.get("seen")),
+            build_panes, made.event.summary, detail.removed, detail.visible_messages
         )
         return await self.templates.render_page(
             "compaction.html", at="conversations", name=name, made=made, event=made.event, panes=panes
@@ -151,22 +180,17 @@ class PageRoutes:
     async def show_prompts(self, request: Request) -> Response:
         """Shows the prompts that the summary model received for a compaction."""
         name, place = request.path_params["name"], request.path_params["place"]
-        response = await self.api.get(request, "conversations", name, "compactions", place)
-        prompts = readings.read_records(PromptView, response.get("prompts"))
+        _, detail = await self.api.queries.get_compaction(name, place)
         return await self.templates.render_page(
-            "prompts.html", at="conversations", name=name, place=place, prompts=prompts
+            "prompts.html", at="conversations", name=name, place=place, prompts=detail.prompts
         )
 
     async def show_search(self, request: Request) -> Response:
         """Shows the removed messages that match a query, the best first."""
-        name, query = request.path_params["name"], request.query_params.get("q", "")
+        name, query = request.path_params["name"], _read_query(request)
         scope = _choose_value(request, "scope", SCOPES)
-        hits: tuple[HitView, ...] = ()
-        if query:
-            response = await self.api.get(
-                request, "conversations", name, "search", q=query, limit=MAX_HITS, scope=scope
-            )
-            hits = readings.read_records(HitView, response.get("hits"))
+        search, everywhere = self.api.commands.search_archive, scope == "tenant"
+        hits = await search(name, query, MAX_HITS, everywhere=everywhere) if query else ()
         return await self.templates.render_page(
             "search.html",
             at="conversations",
@@ -180,56 +204,48 @@ class PageRoutes:
     async def show_message(self, request: Request) -> Response:
         """Shows a removed message, cut to a limit unless the query has the parameter `whole`."""
         name = request.path_params["name"]
-        response = await self.api.get(
-            request, "conversations", name, "messages", request.path_params["message"]
-        )
+        found = await self.api.commands.get_archived_message(name, request.path_params["message"])
         whole = request.query_params.get("whole") is not None
         return await self.templates.render_page(
             "message.html",
             at="conversations",
             name=name,
-            message=readings.read_record(MessageView, response),
+            message=found.message,
             limit=None if whole else 10 * MAX_SHOWN_CHARACTERS,
         )
 
     async def show_failures(self, request: Request) -> Response:
         """Shows failures of upstreams and of compaction; only those of upstreams if the store is away."""
-        since = _choose_value(request, "since", RANGES)
-        failures, upstreams = await asyncio.gather(
-            self.api.get_or_none(request, "events", limit=MAX_EVENTS, failures="true"),
-            self.api.get(request, "upstream-failures", since=since),
+        queries, since = self.api.queries, _choose_value(request, "since", RANGES)
+        now = queries.now()
+        failures, (upstreams, complete) = await asyncio.gather(
+            get_or_none(queries.list_recent_items(MAX_EVENTS, failures=True)),
+            queries.list_upstream_failures(parse_time(since, now), now),
         )
         return await self.templates.render_page(
             "failures.html",
             at="failures",
             since=since,
             ranges=tuple(RANGES),
-            upstreams=readings.read_records(UpstreamFailureView, upstreams.get("failures")),
-            complete=upstreams.get("complete") is not False,
-            events=None if failures is None else readings.read_events(failures.get("events")),
+            upstreams=upstreams,
+            complete=complete,
+            events=None if failures is None else _parse_events(failures),
             limit=MAX_EVENTS,
         )
 
-    async def show_settings(self, request: Request) -> Response:
+    async def show_settings(self, _: Request) -> Response:
         """Shows the current configuration and the models. If the store is away, the models are missing."""
-        config, models = await asyncio.gather(
-            self.api.get(request, "config"), self.api.get_or_none(request, "models")
-        )
-        warnings = config.get("warnings")
+        config = build_configuration(self.api.settings)
+        models = await get_or_none(self.api.queries.list_models())
         return await self.templates.render_page(
             "settings.html",
             at="settings",
-            path=str(config.get("path") or ""),
-            values=readings.read_settings(config.get("values")),
-            warnings=[str(each) for each in warnings] if isinstance(warnings, list) else [],
-            models=None if models is None else readings.read_records(ModelView, models.get("models")),
+            path=config.path,
+            values=config.values,
+            sections=_group_values(config.values),
+            warnings=config.warnings,
+            models=None if models is None else [to_model_row(each) for each in models],
         )
-
-    async def show_error(self, status: int, message: str) -> Response:
-        """Shows a page that explains an error."""
-        titles = {404: "Not found", 409: "Not possible now", 413: "Too large", 503: "The store is away"}
-        title = titles.get(status, "This did not work")
-        return await self.templates.render_page("trouble.html", status, at="", title=title, message=message)
 
 
 def _build_base_url(request: Request) -> str:

@@ -5,19 +5,21 @@ The playground calls no provider.
 
 import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from compaction_proxy.admin.ui import charts, readings
+from compaction_proxy.admin.api.routing import AdminApi
+from compaction_proxy.admin.ui import charts
 from compaction_proxy.admin.ui.actions import get_field, read_form
-from compaction_proxy.admin.ui.api import InProcessAdminClient, PageError
-from compaction_proxy.admin.ui.shown import ConversationRowView, StrategyOutcomeView
-from compaction_proxy.admin.ui.templates import Templates
-from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.admin.ui.pages import get_or_none
+from compaction_proxy.admin.ui.templates import Templates, describe_error
+from compaction_proxy.core.errors import ProxyError, RequestRefusedError, UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.replay.jobs import ReplayJob, parse_job
+from compaction_proxy.replay.prompt_size import JsonObject
 from compaction_proxy.wires.json.slices import find_members
 
 # Largest pasted transcript, in bytes. A form may be three times as large, because its encoding takes three
@@ -54,71 +56,54 @@ class PlaygroundForm:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaygroundResults:
-    """Results of a replay on the playground.
-
-    Attributes:
-        outcomes: Result of each strategy.
-        chart: Data of the chart that shows the outcomes (`charts.build_strategies_chart`).
-    """
-
-    outcomes: tuple[StrategyOutcomeView, ...] = ()
-    chart: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class PlaygroundRoutes:
     """Handles the requests for the playground page and its form.
 
     Attributes:
-        api: Client of the admin API, which runs the replay.
+        api: Parts of the admin API. One of them runs the replay.
         templates: Templates of the pages.
     """
 
-    api: InProcessAdminClient
+    api: AdminApi
     templates: Templates
 
     async def show_form(self, request: Request) -> Response:
         """Shows the form. The query parameter `conversation` selects a stored conversation."""
         name = request.query_params.get("conversation", "")
-        return await self._render_playground(request, PlaygroundForm(conversation=name), PlaygroundResults())
+        return await self._render_playground(PlaygroundForm(conversation=name))
 
     async def show_results(self, request: Request) -> Response:
         """Shows the form as it was sent, with the results of the replay."""
         form = _parse_form(await read_form(request, _MAX_FORM_BYTES))
         try:
-            response = await self.api.post(
-                request, "replay", body=await asyncio.to_thread(_build_request_body, form)
-            )
-        except PageError as error:
-            if error.status == _TOO_LARGE:  # the form would send megabytes back to the browser
+            results = await self.api.replay_jobs.run_job(await asyncio.to_thread(_build_job, form))
+        except ProxyError as error:
+            status, message = describe_error(error)
+            if status == _TOO_LARGE:  # the form would send megabytes back to the browser
                 raise
-            return await self._render_playground(request, form, PlaygroundResults(), error)
-        outcomes = readings.read_outcomes(response.get("results"))
-        return await self._render_playground(
-            request, form, PlaygroundResults(outcomes, charts.build_strategies_chart(outcomes))
-        )
+            return await self._render_playground(form, status=status, trouble=message)
+        return await self._render_playground(form, results)
 
     async def _render_playground(
         self,
-        request: Request,
         wanted: PlaygroundForm,
-        tried: PlaygroundResults,
-        error: PageError | None = None,
+        results: Sequence[JsonObject] = (),
+        *,
+        status: int = 200,
+        trouble: str = "",
     ) -> Response:
-        response = await self.api.get_or_none(request, "conversations", limit=_OFFERED_CONVERSATIONS)
         return await self.templates.render_page(
             "playground.html",
-            error.status if error else 200,
+            status,
             at="playground",
             wanted=wanted,
-            tried=tried,
+            results=results,
+            chart=charts.build_strategies_chart(results),
             strategies=tuple(STRATEGIES),
             dashes=charts.DASHES,
-            conversations=readings.read_records(ConversationRowView, response.get("conversations"))
-            if response
-            else (),
-            trouble=str(error) if error else "",
+            conversations=await get_or_none(self.api.queries.list_conversations(_OFFERED_CONVERSATIONS))
+            or (),
+            trouble=trouble,
         )
 
 
@@ -138,12 +123,12 @@ def _parse_number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
 
 
-def _build_request_body(form: PlaygroundForm) -> bytes:
-    """Builds the request body for the admin API. Does not decode the transcript, which may have megabytes.
+def _build_job(form: PlaygroundForm) -> ReplayJob:
+    """Builds the job to run. Does not decode the transcript, which may have megabytes.
 
     Raises:
-        PageError: The transcript is too large (413), or there is neither a readable transcript nor a
-            conversation (422).
+        RequestRefusedError: The transcript is too large (413), or neither messages nor a request (400 or
+            422), or there is neither a transcript nor a conversation (422).
     """
     small: dict[str, object] = {
         "strategies": list(form.strategies),
@@ -155,23 +140,29 @@ def _build_request_body(form: PlaygroundForm) -> bytes:
     elif form.conversation:
         parts = {"conversation": json.dumps(form.conversation).encode()}
     else:
-        raise PageError(422, "Paste a transcript, or choose a conversation.")
+        raise _build_refusal("Paste a transcript, or choose a conversation.")
     if form.model:
         small["model"] = form.model
     parts |= {name: json.dumps(value).encode() for name, value in small.items()}
-    return b"{" + b",".join(json.dumps(name).encode() + b":" + value for name, value in parts.items()) + b"}"
+    return parse_job(
+        b"{%b}" % b",".join(b"%b:%b" % (json.dumps(name).encode(), value) for name, value in parts.items())
+    )
+
+
+def _build_refusal(message: str) -> RequestRefusedError:
+    return RequestRefusedError(422, message, "invalid_request")
 
 
 def _split_transcript(text: bytes) -> dict[str, bytes]:
     """Returns the raw JSON of the messages and, if a whole request was pasted, of its tools and model."""
     if len(text) > MAX_PASTED_BYTES:
-        raise PageError(_TOO_LARGE, TOO_LARGE)
+        raise RequestRefusedError(_TOO_LARGE, TOO_LARGE, "request_too_large")
     if text.startswith(b"["):
         return {"messages": text}
     try:
         found = find_members(text)
     except (UnreadableBodyError, RecursionError) as error:
-        raise PageError(422, "The transcript is no JSON.") from error
+        raise _build_refusal("The transcript is no JSON.") from error
     if "messages" not in found:
-        raise PageError(422, "The transcript is neither a list of messages nor a request with messages.")
+        raise _build_refusal("The transcript is neither a list of messages nor a request with messages.")
     return {name: text[found[name].start : found[name].stop] for name in _TRANSCRIPT_FIELDS if name in found}

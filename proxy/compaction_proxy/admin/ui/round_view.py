@@ -13,11 +13,11 @@ from compaction_proxy.admin.ui.diff import (
     index_words,
     split_pieces,
 )
-from compaction_proxy.admin.ui.shown import MessageView
+from compaction_proxy.recall.archive import RemovedMessage
+from compaction_proxy.recall.round_detail import STAND_IN, VisibleMessage
 
-STAND_IN = "stand-in"
-# A pane shows at most this many characters of each message, and at most this many messages. The page
-# says how much it leaves out.
+# Largest number of characters that are shown of a message, and of messages in a pane. The page links to the
+# rest.
 MAX_SHOWN_CHARACTERS = 4_000
 MAX_SHOWN_MESSAGES = 200
 
@@ -33,7 +33,7 @@ class PaneMessage:
         stand_in: Whether the message is a replacement, written by a compaction.
     """
 
-    message: MessageView
+    message: RemovedMessage | VisibleMessage
     pieces: Sequence[DiffPiece]
     left_out: int
     stand_in: bool
@@ -59,34 +59,36 @@ class RoundPanes:
     seen_left_out: int
 
 
-def build_panes(summary: str, removed: Sequence[MessageView], seen: Sequence[MessageView]) -> RoundPanes:
+def build_panes(
+    summary: str, removed: Sequence[RemovedMessage], seen: Sequence[VisibleMessage]
+) -> RoundPanes:
     """Builds the panes. Takes at most 100 ms, because only a limited part of the texts is compared."""
     stand_ins = [each.text for each in seen if each.origin == STAND_IN]
     before = index_words(each.text for each in removed)
     after = index_words([summary, *stand_ins])
     return RoundPanes(
-        removed=_compare_messages(removed[:MAX_SHOWN_MESSAGES], after, everywhere=True),
+        removed=_compare_messages(removed[:MAX_SHOWN_MESSAGES], after),
         removed_left_out=max(0, len(removed) - MAX_SHOWN_MESSAGES),
         summary=split_pieces(summary[:MAX_COMPARED_CHARACTERS], before),
-        seen=_compare_messages(seen[:MAX_SHOWN_MESSAGES], before, everywhere=False),
+        seen=_compare_messages(seen[:MAX_SHOWN_MESSAGES], before),
         seen_left_out=max(0, len(seen) - MAX_SHOWN_MESSAGES),
     )
 
 
 def _compare_messages(
-    messages: Iterable[MessageView], other: DiffWords, *, everywhere: bool
+    messages: Iterable[RemovedMessage | VisibleMessage], other: DiffWords
 ) -> list[PaneMessage]:
     """Builds the messages of a pane, and marks the pieces that `other` contains.
 
-    Compares at most `MAX_COMPARED_CHARACTERS` of the messages. If `everywhere` is false, compares only
-    replacements.
+    Compares removed messages and replacements, at most `MAX_COMPARED_CHARACTERS` of them. Messages that were
+    kept are not compared.
     """
     panes: list[PaneMessage] = []
     remaining = MAX_COMPARED_CHARACTERS
     for message in messages:
-        stand_in = message.origin == STAND_IN
+        stand_in = isinstance(message, VisibleMessage) and message.origin == STAND_IN
         text = message.text[: remaining if stand_in else MAX_SHOWN_CHARACTERS]
-        compared = (everywhere or stand_in) and len(text) <= remaining
+        compared = (stand_in or isinstance(message, RemovedMessage)) and len(text) <= remaining
         remaining -= len(text) if compared else 0
         pieces = split_pieces(text, other) if compared else [DiffPiece(text, is_shared=False)]
         panes.append(PaneMessage(message, pieces, len(message.text) - len(text), stand_in))

@@ -15,10 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from compaction_proxy import __version__
+from compaction_proxy.admin.api.routing import STORE_UNAVAILABLE
+from compaction_proxy.core.errors import (
+    OverloadedError,
+    ReplayFailedError,
+    RequestRefusedError,
+    SearchUnavailableError,
+    StoreUnavailableError,
+)
 from compaction_proxy.support import formatting
 
 # Characters that a browser does not show, or that change how it shows the text around them: control
@@ -81,6 +90,7 @@ _FILTERS = {
     "when": formatting.format_display_time,
     "reason": formatting.describe_reason,
     "cause": formatting.describe_due_reasons,
+    "setting": formatting.format_setting,
     "kind": formatting.describe_event_kind,
     "upstream_cause": formatting.describe_upstream_cause,
 }
@@ -114,6 +124,25 @@ def _load_files() -> Mapping[str, tuple[bytes, str]]:
     return {name: (data, sha256(data).hexdigest()[:_HASH_DIGITS]) for name, data in contents.items()}
 
 
+_ERROR_TITLES = {
+    404: "Not found", 409: "Not possible now", 413: "Too large", 503: "The store is away",
+}  # fmt: skip
+
+
+def describe_error(error: Exception) -> tuple[int, str]:
+    """Returns the status and the message with which a page shows an error."""
+    match error:
+        case HTTPException():
+            return error.status_code, "There is no such page."
+        case StoreUnavailableError():
+            return 503, STORE_UNAVAILABLE
+        case SearchUnavailableError():
+            return 501, str(error)
+        case RequestRefusedError() | ReplayFailedError() | OverloadedError():
+            return error.status, str(error)
+    raise error
+
+
 @dataclass(frozen=True, slots=True)
 class Templates:
     """Renders pages and serves their static files.
@@ -129,6 +158,12 @@ class Templates:
         text = await asyncio.to_thread(self._render_template, template, variables)
         return HTMLResponse(text, status, {**HEADERS, "cache-control": "no-store"})
 
+    async def render_error(self, error: Exception) -> Response:
+        """Renders a page that explains an error."""
+        status, message = describe_error(error)
+        title = _ERROR_TITLES.get(status, "This did not work")
+        return await self.render_page("trouble.html", status, at="", title=title, message=message)
+
     def _render_template(self, template: str, shown: Mapping[str, Any]) -> str:
         page = _create_environment().get_template(template)
         return page.render(now=time.time(), root=self.root, asset=self._build_asset_url, **shown)
@@ -140,9 +175,7 @@ class Templates:
         """Serves a static file. Its URL contains a hash of the content, so browsers may cache it forever."""
         name = request.path_params["name"]
         if name not in _load_files():
-            return await self.render_page(
-                "trouble.html", 404, at="", title="Not found", message="There is no such file."
-            )
+            raise RequestRefusedError(404, "There is no such file.", "not_found")
         cache_control = "public, max-age=31536000, immutable" if "v" in request.query_params else "no-cache"
         headers = {**HEADERS, "cache-control": cache_control}
         return Response(_load_files()[name][0], 200, headers, _TYPES[Path(name).suffix])

@@ -323,7 +323,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Parses received data, and passes the parts of the body in it on as one piece."""
+        """Parses received data. Joins the parts of the body in it, and passes them on as one piece."""
         answer = self._response
         if answer is None:  # no request is pending: the data must not answer the next one
             self.close()

@@ -140,10 +140,10 @@ def can_spread_connections(listener: socket.socket) -> bool:
 
 
 def _describe_os_error(error: OSError) -> str:
-    """Returns the system's text for an error.
+    """Returns the operating system's text for an error, without the socket's address that Python's text has.
 
-    Python's own text adds the address. Errors of the name service have negative numbers and texts of their
-    own.
+    Errors of name resolution have negative numbers, which the system has no text for. Their own text is
+    returned.
     """
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
 

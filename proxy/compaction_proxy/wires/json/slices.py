@@ -116,8 +116,9 @@ def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
     """Returns the elements of a JSON array, each as a copy of its bytes that does not keep `raw` alive.
 
     Raises:
-        UnreadableBodyError: `no-array`; `too-many` if the elements of a long array are shorter than
-            `MIN_ELEMENT_BYTES` on average, or, in an array with many commas, are not objects.
+        UnreadableBodyError: With the reason `no-array` if `raw` is no JSON array. With the reason `too-many`
+            if the array is long and has many commas, and its elements are shorter than `MIN_ELEMENT_BYTES` on
+            average or are not objects.
         RecursionError: The array is nested too deeply.
     """
     whole = bytes(raw)
