@@ -280,7 +280,7 @@ class RelayEndpoint:
     async def _replace_upstream_answer(
         self, trigger: CompactionTriggerRequest, answer: UpstreamResponse, send: Send
     ) -> bool:
-        """Answers a request for a compaction item if the upstream's answer shows that the upstream makes none.
+        """Answers a request for a compaction item if the upstream's answer shows that it makes none.
 
         Returns whether the client got the proxy's answer. If not, the caller relays the upstream's answer.
         """
