@@ -17,11 +17,10 @@ from starlette.routing import Route
 from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
 from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.admin.queries import (
-    AccountStatus,
     CompactionRecord,
     ConversationQueries,
     ListedConversation,
-    ModelInfo,
+    ModelRow,
     StatisticsReport,
 )
 from compaction_proxy.admin.ui.app import mount_pages
@@ -29,7 +28,6 @@ from compaction_proxy.compaction.commands import ConversationCommands, Conversat
 from compaction_proxy.compaction.directives import Directives
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.keys import format_key_path, iter_keys
-from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.event import COMPACTED, FAILED_OPEN, Event, to_fields
@@ -256,7 +254,6 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
             frozenset(),
             Directives(pins=(say("Always use metric units"),), suppressed=True),
         ),
-        "get_account_status": AccountStatus(totals, bypass=False),
         "list_exchanges": [
             StoredExchange(exchange._replace(round=None), Saving(0.02, 0.05, 0.0)),
             StoredExchange(exchange._replace(request=say("req-8")), None),
@@ -287,15 +284,18 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
             (say("upstream.timeout_s is short"),),
         ),
         "list_models": [
-            ModelInfo(
+            ModelRow(
                 say("gpt-5.6"),
                 272_000,
                 say("table"),
-                ModelPrice(
-                    (PriceTier(0, 1.25, 0.125, 1.25, 10.0),), say("genai-prices 0.0.40"), "2026-11-01"
-                ),
+                1.25,
+                0.125,
+                10.0,
+                None,
+                say("genai-prices 0.0.40"),
+                "2026-11-01",
             ),
-            ModelInfo("local", 8_192, "configured", None),
+            ModelRow("local", 8_192, "configured", None, None, None, None, None, None),
         ],
         "run_job": [outcome, {**outcome, "strategy": "prune", "dollars": None}],
     }

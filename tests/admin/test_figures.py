@@ -206,3 +206,38 @@ async def test_a_store_that_is_away_is_said_to_be() -> None:
 
 def test_an_exchange_without_a_price_says_so() -> None:
     assert schemas.to_exchange_line(StoredExchange(exchange(1.0), None))["saving"] is None
+
+
+def misdescribed(value: Any, schema: dict[str, Any], schemas: dict[str, Any], place: str) -> list[str]:
+    """The places in an answer whose fields are others than described."""
+    schema = next((each for each in schema.get("anyOf", ()) if each.get("type") != "null"), schema)
+    schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if isinstance(value, list):
+        return [
+            w for each in value for w in misdescribed(each, schema.get("items", {}), schemas, f"{place}[]")
+        ]
+    if not isinstance(value, dict) or "properties" not in schema:
+        return []
+    if value.keys() != schema["properties"].keys():
+        return [f"{place}: {sorted(value.keys() ^ schema['properties'].keys())}"]
+    described = schema["properties"].items()
+    return [
+        w for name, each in described for w in misdescribed(value[name], each, schemas, f"{place}.{name}")
+    ]
+
+
+async def test_every_answer_has_the_fields_that_are_described() -> None:
+    given = {"conversation": ONE, "place": PLACE.hex(), "message": "m_1"}
+    wrong, seen = [], []
+    async with looked_at() as (_, client):
+        document = await got(client, "/openapi.json")
+        for path, methods in document["paths"].items():
+            shown = methods.get("get", {}).get("responses", {}).get("200", {}).get("content", {})
+            if described := shown.get("application/json", {}).get("schema"):
+                answer = await client.get(path.format(**given).removeprefix("/admin/v1"), params={"q": "x"})
+                if answer.status_code == 200:
+                    seen.append(path)
+                    wrong += misdescribed(answer.json(), described, document["components"]["schemas"], path)
+    # The latest events are told as they were stored: without what is unknown, and with a version.
+    assert [each for each in wrong if not each.startswith("/admin/v1/events.events[]:")] == []
+    assert len(seen) >= 14

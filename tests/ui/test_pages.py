@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from compaction_proxy.admin.queries import AccountStatus, CompactionRecord, StatisticsReport
+from compaction_proxy.admin.queries import CompactionRecord, StatisticsReport
 from compaction_proxy.admin.ui.replay import MAX_PASTED_BYTES
 from compaction_proxy.admin.ui.templates import STATIC_FOLDER
 from compaction_proxy.compaction.commands import ConversationOverview
@@ -39,7 +39,6 @@ NOTHING: dict[str, Any] = {
     "list_upstream_failures": ([], True),
     "list_conversations": [],
     "get_overview": ConversationOverview(Totals(), (), frozenset(), Directives()),
-    "get_account_status": AccountStatus(Totals(), bypass=False),
     "list_exchanges": [],
     "list_compactions": [],
     "get_compaction": (

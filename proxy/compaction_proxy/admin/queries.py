@@ -64,13 +64,6 @@ class CompactionRecord(NamedTuple):
     pays_back_after: float | None
 
 
-class AccountStatus(NamedTuple):
-    """Totals of a conversation, and whether compaction is bypassed for it."""
-
-    totals: Totals
-    bypass: bool
-
-
 class StatisticsReport(NamedTuple):
     """Statistics of exchanges.
 
@@ -83,21 +76,22 @@ class StatisticsReport(NamedTuple):
     total: ExchangeCounters
 
 
-class ModelInfo(NamedTuple):
-    """Context window and price of a model.
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A model: its context window in tokens, and its prices in dollars per million tokens.
 
-    Attributes:
-        model: Name of the model.
-        window: Context window, in tokens.
-        window_source: Where `window` comes from: `configured`, `learned` (from a recent request), `table`
-            (shipped with the proxy), or `default`.
-        price: Price of the model; None if it is unknown.
+    A price that is unknown is null.
     """
 
     model: str
     window: int
-    window_source: str
-    price: ModelPrice | None
+    window_source: str  # `configured`, `learned`, `table` (found in the shipped table), or `default`
+    input_usd: float | None
+    cached_usd: float | None
+    output_usd: float | None
+    surcharge_tokens: int | None
+    price_source: str | None
+    price_date: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +147,6 @@ class ConversationQueries:
         word = text.casefold()
         matches = [each for each in listed if word in each.id or word in each.totals.model.casefold()]
         return sorted(matches, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
-
-    async def get_account_status(self, conversation: str) -> AccountStatus:
-        """Returns the totals of a conversation, and whether compaction is bypassed for it."""
-        tenant = await self._find_tenant(conversation)
-        [totals] = await self.usage.read_totals([(tenant, conversation)])
-        return AccountStatus(totals, (await self.directives.get(tenant, conversation)).bypass)
 
     async def list_exchanges(self, conversation: str, limit: int) -> list[StoredExchange]:
         """Returns the newest `limit` exchanges of a conversation, oldest first."""
@@ -218,7 +206,7 @@ class ConversationQueries:
         """
         return self.feed.follow(after_id)
 
-    async def list_models(self) -> list[ModelInfo]:
+    async def list_models(self) -> list[ModelRow]:
         """Returns the models that are configured by name or were used in the last 30 days, sorted by name."""
         await self._open_store()
         rows = await self.statistics.list_rows(self.now() - RECENT_MODELS_S, self.now(), "model")
@@ -229,7 +217,7 @@ class ConversationQueries:
             if each.totals.window:
                 used.setdefault(each.totals.model, each.totals.window)
         return [
-            build_model_info(self.config, name, self.pricing.get_price(name, self.origin), used.get(name))
+            build_model_row(self.config, name, self.pricing.get_price(name, self.origin), used.get(name))
             for name in sorted(seen | named)
         ]
 
@@ -298,20 +286,32 @@ class ConversationQueries:
             raise StoreUnavailableError("store-failed", "the store cannot be reached")
 
 
-def build_model_info(
+def build_model_row(
     config: Config, name: str, price: ModelPrice | None, last_window: int | None = None
-) -> ModelInfo:
-    """Builds the information about a model.
+) -> ModelRow:
+    """Builds the row of a model. Its prices are those of requests too small for a surcharge.
 
     `last_window` is the context window that the proxy assumed for a recent request to the model, in tokens;
     None if there was none.
     """
     configured, shipped = get_model_settings(config, name).window, find_shipped_window(name)
+    window, source = shipped or FALLBACK_WINDOW, "table" if shipped else "default"
     if configured is not None:
-        return ModelInfo(name, configured, "configured", price)
-    if last_window is not None and last_window != (shipped or FALLBACK_WINDOW):
-        return ModelInfo(name, last_window, "learned", price)
-    return ModelInfo(name, shipped or FALLBACK_WINDOW, "table" if shipped else "default", price)
+        window, source = configured, "configured"
+    elif last_window is not None and last_window != window:
+        window, source = last_window, "learned"
+    least = price.tiers[0] if price else None
+    return ModelRow(
+        model=name,
+        window=window,
+        window_source=source,
+        input_usd=least.input if least else None,
+        cached_usd=least.cached if least else None,
+        output_usd=least.output if least else None,
+        surcharge_tokens=price.surcharge_tokens if price else None,
+        price_source=price.source if price else None,
+        price_date=(price.date or None) if price else None,
+    )
 
 
 def _get_sort_key(totals: Totals, sort: Sort) -> tuple[float, float]:

@@ -72,16 +72,12 @@ def _describe_models(config: "Config", names: Iterable[str]) -> list[dict[str, A
     """Describes models without asking a proxy, as rows in the format of the admin API."""
     from dataclasses import asdict
 
-    from compaction_proxy.admin.api import schemas
-    from compaction_proxy.admin.queries import build_model_info
+    from compaction_proxy.admin.queries import build_model_row
     from compaction_proxy.gateway.identity import format_origin
     from compaction_proxy.providers.pricing import PriceBook
 
     pricing, upstream_origin = PriceBook(config), format_origin(config.upstream.base_url)
-    return [
-        asdict(schemas.to_model_row(build_model_info(config, name, pricing.get_price(name, upstream_origin))))
-        for name in names
-    ]
+    return [asdict(build_model_row(config, name, pricing.get_price(name, upstream_origin))) for name in names]
 
 
 def _format_models(rows: Iterable[dict[str, Any]], max_cells: int | None) -> list[str]:

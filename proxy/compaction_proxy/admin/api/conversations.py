@@ -54,45 +54,49 @@ async def _listed(
 ) -> Response:
     """List conversations in the order of `sort`, largest first. `q` filters by a part of the id or model."""
     found = await queries.list_conversations(limit, text=q, sort=sort)
-    return build_json_response(
-        {"conversations": [asdict(schemas.to_conversation_row(each)) for each in found]}
-    )
+    return build_json_response({"conversations": [schemas.to_conversation_row(each) for each in found]})
 
 
 @router.get("/conversations/{conversation}", response_model=Conversation)
-async def _overview(conversation: str, commands: CommandsDependency, queries: QueriesDependency) -> Response:
+async def _overview(conversation: str, commands: CommandsDependency) -> Response:
     """Get a conversation: its totals, compactions, pins, project instructions, state, and costs."""
-    seen, stands = await commands.get_overview(conversation), await queries.get_account_status(conversation)
-    return build_json_response(asdict(to_conversation(conversation, seen, stands)))
+    return build_json_response(to_conversation(conversation, await commands.get_overview(conversation)))
 
 
 @router.delete("/conversations/{conversation}", response_model=Forgotten)
 async def _forget(conversation: str, commands: CommandsDependency) -> Response:
     """Delete everything that is stored about a conversation and its branches."""
-    return build_json_response(asdict(Forgotten(await commands.forget_conversation(conversation))))
+    return build_json_response({"deleted": await commands.forget_conversation(conversation)})
 
 
 @router.delete("/conversations/{conversation}/tenant", response_model=Forgotten)
 async def _forget_tenant(conversation: str, commands: CommandsDependency) -> Response:
     """Delete everything that is stored about the tenant to which a conversation belongs."""
-    return build_json_response(asdict(Forgotten(await commands.forget_owning_tenant(conversation))))
+    return build_json_response({"deleted": await commands.forget_owning_tenant(conversation)})
 
 
 @router.get("/conversations/{conversation}/export", response_model=Export)
-async def _export(conversation: str, commands: CommandsDependency, queries: QueriesDependency) -> Response:
+async def _export(conversation: str, commands: CommandsDependency) -> Response:
     """Export all that is stored about a conversation, such as its totals, events and archived messages."""
-    seen, stands = await commands.get_overview(conversation), await queries.get_account_status(conversation)
-    shape = to_conversation(conversation, seen, stands)
-    events = tuple(await commands.list_events(conversation))
-    messages = tuple(map(to_archived_message, await commands.list_archived_messages(conversation)))
+    overview, events = await commands.get_overview(conversation), await commands.list_events(conversation)
+    messages = await commands.list_archived_messages(conversation)
     # An export may have megabytes, so it is encoded in a thread. The event loop relays requests meanwhile.
-    return await asyncio.to_thread(lambda: build_json_response(asdict(Export(shape, events, messages))))
+    return await asyncio.to_thread(
+        lambda: build_json_response(
+            {
+                "conversation": to_conversation(conversation, overview),
+                "events": [asdict(each) for each in events],
+                "messages": [asdict(to_archived_message(each)) for each in messages],
+            }
+        )
+    )
 
 
 @router.get("/conversations/{conversation}/events", response_model=Events)
 async def _events(conversation: str, commands: CommandsDependency) -> Response:
     """List the events of a conversation, oldest first."""
-    return build_json_response(asdict(Events(tuple(await commands.list_events(conversation)))))
+    events = await commands.list_events(conversation)
+    return build_json_response({"events": [asdict(each) for each in events]})
 
 
 @router.get("/conversations/{conversation}/exchanges", response_model=schemas.Exchanges)
@@ -132,7 +136,7 @@ async def _search(
     `q` may contain words, beginnings of words (`begin*`) and phrases in double quotes.
     """
     found = await commands.search_archive(conversation, q, limit, everywhere=scope == "tenant")
-    return build_json_response(asdict(Hits(tuple(found))))
+    return build_json_response({"hits": [asdict(each) for each in found]})
 
 
 @router.get("/conversations/{conversation}/messages/{message}", response_model=ArchivedMessage)
@@ -163,47 +167,47 @@ async def _undo(conversation: str, commands: CommandsDependency) -> Response:
     The conversation is not compacted again until somebody requests it, or until a request does not fit the
     context window.
     """
-    return build_json_response(asdict(to_round(await commands.undo_round(conversation), undone=True)))
+    return build_json_response(to_round(await commands.undo_round(conversation), undone=True))
 
 
 @router.post("/conversations/{conversation}/bypass", response_model=Bypass)
 async def _bypass(conversation: str, commands: CommandsDependency) -> Response:
     """Forward the conversation's requests unchanged from now on. Its stored data is kept."""
     await commands.bypass_compaction(conversation)
-    return build_json_response(asdict(Bypass(conversation, bypass=True)))
+    return build_json_response({"id": conversation, "bypass": True})
 
 
 @router.post("/conversations/{conversation}/resume", response_model=Bypass)
 async def _resume(conversation: str, commands: CommandsDependency) -> Response:
     """End a bypass: the conversation's requests are compacted again when necessary."""
     await commands.resume_compaction(conversation)
-    return build_json_response(asdict(Bypass(conversation, bypass=False)))
+    return build_json_response({"id": conversation, "bypass": False})
 
 
 @router.get("/conversations/{conversation}/pins", response_model=Pins)
 async def _pins(conversation: str, commands: CommandsDependency) -> Response:
     """List the pins of a conversation: texts that every compaction keeps word for word."""
-    return build_json_response(asdict(Pins(to_pins(await commands.list_pins(conversation)))))
+    return build_json_response({"pins": to_pins(await commands.list_pins(conversation))})
 
 
 @router.post("/conversations/{conversation}/pins", status_code=201, response_model=Pins)
 async def _pin(conversation: str, pin: NewPin, commands: CommandsDependency) -> Response:
     """Pin a text, so that every compaction keeps it word for word."""
-    return build_json_response(asdict(Pins(to_pins(await commands.add_pin(conversation, pin.text)))), 201)
+    return build_json_response({"pins": to_pins(await commands.add_pin(conversation, pin.text))}, 201)
 
 
 @router.delete("/conversations/{conversation}/pins/{pin}", response_model=Pins)
 async def _unpin(conversation: str, pin: str, commands: CommandsDependency) -> Response:
     """Remove a pin."""
     await commands.remove_pin(conversation, pin)
-    return build_json_response(asdict(Pins(to_pins(await commands.list_pins(conversation)))))
+    return await _pins(conversation, commands)
 
 
 @router.get("/conversations/{conversation}/instructions", response_model=ProjectInstructions)
 async def _instructions(conversation: str, commands: CommandsDependency) -> Response:
     """List the project instructions of a conversation, such as a CLAUDE.md. No compaction removes them."""
-    instructions = await commands.get_instructions(conversation)
-    return build_json_response(asdict(ProjectInstructions(to_instructions(instructions))))
+    directives = await commands.get_instructions(conversation)
+    return build_json_response({"instructions": to_instructions(directives)})
 
 
 @router.delete("/conversations/{conversation}/instructions/{instruction}", response_model=ProjectInstructions)

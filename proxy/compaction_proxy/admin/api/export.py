@@ -99,7 +99,7 @@ async def _stream_json(queries: ConversationQueries, since: float) -> AsyncItera
     """Yields the JSON document in pieces: one for each conversation, and one for the statistics."""
     opening = b'{"conversations":['
     async for listed, exchanges, events in queries.iter_conversations():
-        fields = asdict(schemas.to_conversation_row(listed))
+        fields = schemas.to_conversation_row(listed)
         fields |= {
             "exchanges": [schemas.to_exchange_line(each) for each in exchanges],
             "events": _to_event_fields(events),

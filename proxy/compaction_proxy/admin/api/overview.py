@@ -74,15 +74,14 @@ async def _upstream_failures(
     now = queries.now()
     start, stop = parse_time(since, now), parse_time(until, now)
     found, complete = await queries.list_upstream_failures(start, stop)
-    rows = tuple(schemas.UpstreamFailureRow(**asdict(each)) for each in found)
-    return build_json_response(asdict(schemas.UpstreamFailureList(start, stop, complete, rows)))
+    rows = [asdict(each) for each in found]
+    return build_json_response({"since": start, "until": stop, "complete": complete, "failures": rows})
 
 
 @router.get("/models", response_model=schemas.Models)
 async def _models(queries: QueriesDependency) -> Response:
     """List the context windows and prices of models."""
-    found = await queries.list_models()
-    return build_json_response({"models": [asdict(schemas.to_model_row(each)) for each in found]})
+    return build_json_response({"models": [asdict(each) for each in await queries.list_models()]})
 
 
 @router.get("/config", response_model=Configuration)

@@ -1,23 +1,28 @@
-"""Records for the requests and responses of the admin API. The OpenAPI document is generated from them."""
+"""Records for the requests and responses of the admin API. The OpenAPI document is generated from them.
 
-from collections.abc import Mapping
+Where a response hands on a record of another package, its schema takes the fields from that record.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from typing import Any
 
 from compaction_proxy.admin.queries import (
-    AccountStatus,
     CompactionRecord,
     ListedConversation,
-    ModelInfo,
+    ModelRow,
     StatisticsReport,
 )
 from compaction_proxy.compaction.commands import ConversationOverview
-from compaction_proxy.compaction.directives import Directives, build_pin_id
+from compaction_proxy.compaction.directives import Directives, NotedInstruction, build_pin_id
+from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.event import Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.core.search_tool import parse_line_range, split_lines
-from compaction_proxy.recall.round_detail import RoundDetail
+from compaction_proxy.core.upstream_failure import UpstreamFailure
+from compaction_proxy.recall.archive import RemovedMessage
+from compaction_proxy.recall.round_detail import RoundDetail, SummaryPrompt, VisibleMessage
 from compaction_proxy.recall.search import RecalledMessage, SearchHit
 from compaction_proxy.telemetry.counters import COUNTS, ExchangeCounters
 from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
@@ -26,8 +31,34 @@ from compaction_proxy.telemetry.totals import DOLLARS, Totals
 from compaction_proxy.telemetry.usage import StoredExchange
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+def _make_schema(name: str, description: str, members: Mapping[str, Any]) -> type:
+    schema = make_dataclass(name, [(each, kind, field()) for each, kind in members.items()], frozen=True)
+    schema.__doc__ = description
+    return schema
+
+
+def _select_types(record: type, names: Iterable[str]) -> dict[str, Any]:
+    return {name: record.__annotations__[name] for name in names}
+
+
+def _select_values(record: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+# Fields of a record that a response has: of `Totals`, `RemovedMessage`, `VisibleMessage` and `Event`.
+_LISTED = (
+    "model", "requests", "last_at", "prompt_tokens", "completion_tokens", "cached_tokens", "tokens_before",
+    "tokens_after", "trigger", "window", "status", "rounds",
+)  # fmt: skip
+_REMOVED = ("id", "index", "role", "text")
+_SEEN = ("id", "role", "text", "origin")
+_ROUND = (
+    "strategy", "round", "at", "reason", "outcome", "model", "messages", "tokens_before", "tokens_after",
+    "tokens_real",
+)  # fmt: skip
+_MONEY = (*DOLLARS, "net_usd")
+Saved = _make_schema(
+    "Saved",
     """The cost and the saving of an exchange, in dollars, without the cost of summaries.
 
     Attributes:
@@ -35,16 +66,11 @@ class Saved:
         gross: Amount by which compaction lowered this cost.
         cache_loss: Amount by which compaction raised this cost, because it broke the provider's prompt cache.
         net: `gross` less `cache_loss`.
-    """
-
-    cost: float
-    gross: float
-    cache_loss: float
-    net: float
-
-
-@dataclass(frozen=True, slots=True)
-class Money:
+    """,
+    Saving.__annotations__,
+)
+Money = _make_schema(
+    "Money",
     """The cost and the savings of a conversation, in dollars.
 
     Attributes:
@@ -53,111 +79,44 @@ class Money:
         cache_loss_usd: Amount by which compaction raised this cost, because it broke the prompt cache.
         summary_usd: Cost of summaries.
         net_usd: `gross_usd` less `cache_loss_usd` and `summary_usd`.
-    """
-
-    cost_usd: float
-    gross_usd: float
-    cache_loss_usd: float
-    summary_usd: float
-    net_usd: float
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationRow:
+    """,
+    dict.fromkeys(_MONEY, float),
+)
+ConversationRow = _make_schema(
+    "ConversationRow",
     """A conversation in the list: its totals, and the sizes of its last exchange in tokens.
 
     A value that is unknown is null.
-    """
-
-    id: str
-    model: str
-    requests: int
-    last_at: float
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    tokens_before: int | None
-    tokens_after: int | None
-    trigger: int | None
-    window: int | None
-    status: str
-    rounds: int
-    cost_usd: float | None
-    net_usd: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Conversations:
-    """Conversations, in the requested order."""
-
-    conversations: tuple[ConversationRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """A message that a compaction has removed."""
-
-    id: str
-    index: int
-    role: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt that a summary model received."""
-
-    model: str
-    system: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SeenMessage:
+    """,
+    {"id": str, **_select_types(Totals, _LISTED), "cost_usd": float | None, "net_usd": float | None},
+)
+Conversations = _make_schema(
+    "Conversations",
+    "Conversations, in the requested order.",
+    {"conversations": list[ConversationRow]},  # type: ignore[valid-type]
+)
+Removed = _make_schema(
+    "Removed", "A message that a compaction has removed.", _select_types(RemovedMessage, _REMOVED)
+)
+Asked = _make_schema("Asked", "A prompt that a summary model received.", SummaryPrompt.__annotations__)
+SeenMessage = _make_schema(
+    "SeenMessage",
     """A message as the model saw it after the compaction.
 
     `origin` tells whether the client's message was kept or replaced (`stand-in`).
-    """
-
-    id: str
-    role: str
-    text: str
-    origin: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRow:
-    """A model: its context window in tokens, and its prices in dollars per million tokens.
-
-    A price that is unknown is null.
-    """
-
-    model: str
-    window: int
-    window_source: str
-    input_usd: float | None
-    cached_usd: float | None
-    output_usd: float | None
-    surcharge_tokens: int | None
-    price_source: str | None
-    price_date: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamFailureRow:
+    """,
+    _select_types(VisibleMessage, _SEEN),
+)
+UpstreamFailureRow = _make_schema(
+    "UpstreamFailureRow",
     """Failures of one upstream with one cause: their number, and the time of the last one.
 
     `target` is the origin of the upstream.
-    """
-
-    target: str
-    cause: str
-    count: int
-    last_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamFailureList:
+    """,
+    UpstreamFailure.__annotations__,
+)
+UpstreamFailureList = _make_schema(
+    "UpstreamFailureList",
     """Failures of upstreams in whole hours, the latest failure first.
 
     Attributes:
@@ -165,34 +124,21 @@ class UpstreamFailureList:
         until: End of the requested time, in seconds since the epoch.
         complete: Whether the store has answered. If not, the list has only the failures in this process.
         failures: The failures, one row per upstream and cause.
-    """
-
-    since: float
-    until: float
-    complete: bool
-    failures: tuple[UpstreamFailureRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Models:
-    """The models that are configured by name, and those that were used in the last 30 days."""
-
-    models: tuple[ModelRow, ...]
-
-
-def _make_schema(name: str, description: str, members: Mapping[str, Any]) -> type:
-    schema = make_dataclass(name, [(each, kind, field()) for each, kind in members.items()], frozen=True)
-    schema.__doc__ = description
-    return schema
-
-
+    """,
+    {"since": float, "until": float, "complete": bool, "failures": list[UpstreamFailureRow]},  # type: ignore[valid-type]
+)
+Models = _make_schema(
+    "Models",
+    "The models that are configured by name, and those that were used in the last 30 days.",
+    {"models": list[ModelRow]},
+)
 _EVENT = {each.name: each.type for each in fields(Event)}
 _COMPACTION = {**_EVENT, "undone": bool, "pays_back_after": float | None}
 _FED = {name: kind for name, kind in _EVENT.items() if name not in HIDDEN_FIELDS}
 _COUNTED: dict[str, Any] = {
     **dict.fromkeys(COUNTS, int),
     "failed_open": int,
-    **dict.fromkeys((*DOLLARS, "net_usd"), float | None),
+    **dict.fromkeys(_MONEY, float | None),
     "statuses": dict[str, int],
     "overhead": list[int],
     "overhead_p50_s": float | None,
@@ -211,7 +157,7 @@ Compactions = _make_schema("Compactions", "Oldest first.", {"compactions": list[
 CompactionDetail = _make_schema(
     "CompactionDetail",
     "A round, and what it did.",
-    {**_COMPACTION, "removed": list[Removed], "prompts": list[Asked], "seen": list[SeenMessage]},
+    {**_COMPACTION, "removed": list[Removed], "prompts": list[Asked], "seen": list[SeenMessage]},  # type: ignore[valid-type]
 )
 FedEvent = _make_schema("FedEvent", "An event; `feed` names it in the stream.", {**_FED, "feed": str})
 FedEvents = _make_schema("FedEvents", "Newest first.", {"events": list[FedEvent]})  # type: ignore[valid-type]
@@ -222,113 +168,8 @@ Stats = _make_schema(
     "What all exchanges come to, in whole hours; dollars are null where no price is known.",
     {"since": float, "until": float, "by": str, "rows": list[StatsRow], "total": Total},  # type: ignore[valid-type]
 )
-
-
-def to_conversation_row(conversation: ListedConversation) -> ConversationRow:
-    """Converts a conversation to a row of the list."""
-    totals = conversation.totals
-    return ConversationRow(
-        id=conversation.id,
-        model=totals.model,
-        requests=totals.requests,
-        last_at=totals.last_at,
-        prompt_tokens=totals.prompt_tokens,
-        completion_tokens=totals.completion_tokens,
-        cached_tokens=totals.cached_tokens,
-        tokens_before=totals.tokens_before,
-        tokens_after=totals.tokens_after,
-        trigger=totals.trigger,
-        window=totals.window,
-        status=totals.status,
-        rounds=totals.rounds,
-        cost_usd=totals.cost_usd if totals.priced else None,
-        net_usd=totals.net_usd,
-    )
-
-
-def to_money(totals: Totals) -> Money | None:
-    """Converts totals to a `Money`, or returns None if no request has a price."""
-    net = totals.net_usd
-    if net is None:
-        return None
-    return Money(totals.cost_usd, totals.gross_usd, totals.cache_loss_usd, totals.summary_usd, net)
-
-
-def to_exchange_line(stored: StoredExchange) -> dict[str, Any]:
-    """Returns the fields of an `ExchangeLine`."""
-    return {**stored.exchange._asdict(), "saving": None if stored.saving is None else stored.saving._asdict()}
-
-
-def to_compaction_line(record: CompactionRecord) -> dict[str, Any]:
-    """Returns the fields of a `CompactionLine`."""
-    return {**asdict(record.event), "undone": record.undone, "pays_back_after": record.pays_back_after}
-
-
-def to_compaction_detail(record: CompactionRecord, detail: RoundDetail) -> dict[str, Any]:
-    """Returns the fields of a `CompactionDetail`."""
-    removed = [asdict(Removed(each.id, each.index, each.role, each.text)) for each in detail.removed]
-    prompts = [asdict(Asked(each.model, each.system, each.text)) for each in detail.prompts]
-    seen = [
-        asdict(SeenMessage(each.id, each.role, each.text, each.origin)) for each in detail.visible_messages
-    ]
-    return {**to_compaction_line(record), "removed": removed, "prompts": prompts, "seen": seen}
-
-
-def to_fed_event(item: FeedItem) -> dict[str, Any]:
-    """Returns the fields of a `FedEvent`."""
-    return {**to_item_fields(item), "feed": item.id}
-
-
-def to_item_fields(item: FeedItem) -> dict[str, Any]:
-    """Returns the fields of a feed item, except texts of the conversation and ids of messages."""
-    return {name: value for name, value in item.fields.items() if name not in HIDDEN_FIELDS}
-
-
-def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
-    """Converts counters to JSON values. The dollars are None if the price of no exchange is known."""
-    priced = not counters.unpriced or counters.unpriced < counters.requests - counters.failed
-    dollars = {name: getattr(counters, name) if priced else None for name in (*DOLLARS, "net_usd")}
-    return {
-        **{name: getattr(counters, name) for name in COUNTS},
-        "failed_open": counters.statuses.get("failed-open", 0),
-        **dollars,
-        "statuses": counters.statuses,
-        "overhead": counters.overhead,
-        "overhead_p50_s": counters.compute_overhead_quantile_s(0.5),
-        "overhead_p95_s": counters.compute_overhead_quantile_s(0.95),
-    }
-
-
-def to_stats_row(row: StatisticsRow) -> dict[str, Any]:
-    """Returns the fields of a `StatsRow`."""
-    return {"of": row.label, **to_counters(row.counters)}
-
-
-def to_stats(since: float, until: float, by: str, report: StatisticsReport) -> dict[str, Any]:
-    """Returns the fields of a `Stats`."""
-    rows = [to_stats_row(each) for each in report.rows]
-    return {"since": since, "until": until, "by": by, "rows": rows, "total": to_counters(report.total)}
-
-
-def to_model_row(info: ModelInfo) -> ModelRow:
-    """Builds the row of a model. Its prices are those of requests too small for a surcharge."""
-    price = info.price
-    least = price.tiers[0] if price else None
-    return ModelRow(
-        model=info.model,
-        window=info.window,
-        window_source=info.window_source,
-        input_usd=least.input if least else None,
-        cached_usd=least.cached if least else None,
-        output_usd=least.output if least else None,
-        surcharge_tokens=price.surcharge_tokens if price else None,
-        price_source=price.source if price else None,
-        price_date=(price.date or None) if price else None,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
+Round = _make_schema(
+    "Round",
     """A compaction of a conversation. Sizes are in tokens.
 
     Attributes:
@@ -343,45 +184,15 @@ class Round:
         tokens_after: Estimated size of the request after the compaction.
         tokens_real: Size of the request after the compaction, as the upstream counted it.
         undone: Whether the compaction was undone, so that it is no longer applied.
-    """
-
-    strategy: str
-    round: int | None
-    at: float
-    reason: str
-    outcome: str
-    model: str
-    messages: int | None
-    tokens_before: int | None
-    tokens_after: int | None
-    tokens_real: int | None
-    undone: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A text that every compaction keeps word for word, and its id."""
-
-    id: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class NewPin:
-    """A text to pin: one line of 1 to 2,000 characters."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pins:
-    """The pins of a conversation, oldest first."""
-
-    pins: tuple[Pin, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectInstruction:
+    """,
+    {**_select_types(Event, _ROUND), "undone": bool},
+)
+Pin = _make_schema(
+    "Pin", "A text that every compaction keeps word for word, and its id.", {"id": str, "text": str}
+)
+Pins = _make_schema("Pins", "The pins of a conversation, oldest first.", {"pins": list[Pin]})  # type: ignore[valid-type]
+ProjectInstruction = _make_schema(
+    "ProjectInstruction",
     """Project instructions, such as a CLAUDE.md, that a client puts into user messages.
 
     Attributes:
@@ -391,25 +202,16 @@ class ProjectInstruction:
         path: Path of the file, or another text that distinguishes instructions of one kind; may be empty.
         tokens: Estimated size of the newest version, in tokens.
         removed: Whether the instructions are left out of requests that the proxy rewrites.
-    """
-
-    id: str
-    client: str
-    kind: str
-    path: str
-    tokens: int
-    removed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectInstructions:
-    """The project instructions of a conversation, oldest first."""
-
-    instructions: tuple[ProjectInstruction, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
+    """,
+    {"id": str, **NotedInstruction.__annotations__, "removed": bool},
+)
+ProjectInstructions = _make_schema(
+    "ProjectInstructions",
+    "The project instructions of a conversation, oldest first.",
+    {"instructions": list[ProjectInstruction]},  # type: ignore[valid-type]
+)
+Conversation = _make_schema(
+    "Conversation",
     """The current state of a conversation.
 
     Attributes:
@@ -423,24 +225,26 @@ class Conversation:
             context window is compacted all the same.
         bypass: Whether requests are forwarded unchanged.
         money: Cost and savings of the conversation; null if no price is known.
-    """
-
-    id: str
-    totals: Totals
-    rounds: tuple[Round, ...]
-    pins: tuple[Pin, ...]
-    instructions: tuple[ProjectInstruction, ...]
-    compact: bool
-    suppressed: bool
-    bypass: bool
-    money: Money | None
+    """,
+    {
+        "id": str,
+        "totals": Totals,
+        "rounds": list[Round],  # type: ignore[valid-type]
+        "pins": list[Pin],  # type: ignore[valid-type]
+        "instructions": list[ProjectInstruction],  # type: ignore[valid-type]
+        "compact": bool,
+        "suppressed": bool,
+        "bypass": bool,
+        "money": Money | None,
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
-    """The events of a conversation, oldest first."""
+class NewPin:
+    """A text to pin: one line of 1 to 2,000 characters."""
 
-    events: tuple[Event, ...]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,21 +253,6 @@ class Marked:
 
     id: str
     compact: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Bypass:
-    """Whether the conversation's requests are forwarded unchanged."""
-
-    id: str
-    bypass: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Hits:
-    """Messages that a search has found, the best match first."""
-
-    hits: tuple[SearchHit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,75 +300,131 @@ class ArchivedMessage:
     lines: Range | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+Events = _make_schema("Events", "The events of a conversation, oldest first.", {"events": list[Event]})
+Bypass = _make_schema(
+    "Bypass", "Whether the conversation's requests are forwarded unchanged.", {"id": str, "bypass": bool}
+)
+Hits = _make_schema(
+    "Hits", "Messages that a search has found, the best match first.", {"hits": list[SearchHit]}
+)
+Forgotten = _make_schema("Forgotten", "The number of records that were deleted.", {"deleted": int})
+Export = _make_schema(
+    "Export",
     """Everything that is stored about a conversation.
 
     Attributes:
         conversation: Current state of the conversation.
         events: Events of the conversation, oldest first. The event of a compaction contains its summary.
         messages: Messages that compactions have removed, in the order of the conversation.
-    """
-
-    conversation: Conversation
-    events: tuple[Event, ...]
-    messages: tuple[ArchivedMessage, ...]
+    """,
+    {"conversation": Conversation, "events": list[Event], "messages": list[ArchivedMessage]},
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """The number of records that were deleted."""
+def to_conversation_row(conversation: ListedConversation) -> dict[str, Any]:
+    """Builds a `ConversationRow`."""
+    totals = conversation.totals
+    return {
+        "id": conversation.id,
+        **_select_values(totals, _LISTED),
+        "cost_usd": totals.cost_usd if totals.priced else None,
+        "net_usd": totals.net_usd,
+    }
 
-    deleted: int
+
+def to_money(totals: Totals) -> dict[str, Any] | None:
+    """Builds a `Money`, or returns None if no request has a price."""
+    return _select_values(totals, _MONEY) if totals.priced else None
 
 
-def to_round(event: Event, *, undone: bool) -> Round:
+def to_exchange_line(stored: StoredExchange) -> dict[str, Any]:
+    """Builds an `ExchangeLine`."""
+    return {**stored.exchange._asdict(), "saving": None if stored.saving is None else stored.saving._asdict()}
+
+
+def to_compaction_line(record: CompactionRecord) -> dict[str, Any]:
+    """Builds a `CompactionLine`."""
+    return {**asdict(record.event), "undone": record.undone, "pays_back_after": record.pays_back_after}
+
+
+def to_compaction_detail(record: CompactionRecord, detail: RoundDetail) -> dict[str, Any]:
+    """Builds a `CompactionDetail`."""
+    return {
+        **to_compaction_line(record),
+        "removed": [_select_values(each, _REMOVED) for each in detail.removed],
+        "prompts": [asdict(each) for each in detail.prompts],
+        "seen": [_select_values(each, _SEEN) for each in detail.visible_messages],
+    }
+
+
+def to_fed_event(item: FeedItem) -> dict[str, Any]:
+    """Builds a `FedEvent`."""
+    return {**to_item_fields(item), "feed": item.id}
+
+
+def to_item_fields(item: FeedItem) -> dict[str, Any]:
+    """Returns the fields of a feed item, without text of the conversation and ids of messages."""
+    return {name: value for name, value in item.fields.items() if name not in HIDDEN_FIELDS}
+
+
+def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
+    """Converts counters to JSON values. If no price of any exchange is known, the dollars are None."""
+    priced = not counters.unpriced or counters.unpriced < counters.requests - counters.failed
+    dollars = _select_values(counters, _MONEY) if priced else dict.fromkeys(_MONEY)
+    return {
+        **_select_values(counters, COUNTS),
+        "failed_open": counters.statuses.get("failed-open", 0),
+        **dollars,
+        "statuses": counters.statuses,
+        "overhead": counters.overhead,
+        "overhead_p50_s": counters.compute_overhead_quantile_s(0.5),
+        "overhead_p95_s": counters.compute_overhead_quantile_s(0.95),
+    }
+
+
+def to_stats_row(row: StatisticsRow) -> dict[str, Any]:
+    """Builds a `StatsRow`."""
+    return {"of": row.label, **to_counters(row.counters)}
+
+
+def to_stats(since: float, until: float, by: str, report: StatisticsReport) -> dict[str, Any]:
+    """Builds a `Stats`."""
+    rows = [to_stats_row(each) for each in report.rows]
+    return {"since": since, "until": until, "by": by, "rows": rows, "total": to_counters(report.total)}
+
+
+def to_round(event: Event, *, undone: bool) -> dict[str, Any]:
     """Builds a `Round` from the event of a compaction."""
-    return Round(
-        strategy=event.strategy,
-        round=event.round,
-        at=event.at,
-        reason=event.reason,
-        outcome=event.outcome,
-        model=event.model,
-        messages=event.messages,
-        tokens_before=event.tokens_before,
-        tokens_after=event.tokens_after,
-        tokens_real=event.tokens_real,
-        undone=undone,
-    )
+    return {**_select_values(event, _ROUND), "undone": undone}
 
 
-def to_pins(pins: tuple[str, ...]) -> tuple[Pin, ...]:
-    """Builds the pins of a conversation, with their ids, from the pinned texts."""
-    return tuple(Pin(build_pin_id(text), text) for text in pins)
+def to_pins(pins: Iterable[str]) -> list[dict[str, str]]:
+    """Builds the pins of a conversation from their texts."""
+    return [{"id": build_pin_id(text), "text": text} for text in pins]
 
 
-def to_instructions(directives: Directives) -> tuple[ProjectInstruction, ...]:
+def to_instructions(directives: Directives) -> list[dict[str, Any]]:
     """Builds the project instructions of a conversation, with their ids."""
-    return tuple(
-        ProjectInstruction(
-            each.id, each.client, each.kind, each.path, each.tokens, each.id in directives.removed
-        )
+    return [
+        {"id": each.id, **each._asdict(), "removed": each.id in directives.removed}
         for each in directives.instructions
-    )
+    ]
 
 
-def to_conversation(
-    conversation: str, overview: ConversationOverview, account: AccountStatus
-) -> Conversation:
+def to_conversation(conversation: str, overview: ConversationOverview) -> dict[str, Any]:
     """Builds a `Conversation`."""
-    return Conversation(
-        id=conversation,
-        totals=overview.totals,
-        rounds=tuple(to_round(each, undone=each.place in overview.undone) for each in overview.rounds),
-        pins=to_pins(overview.directives.pins),
-        instructions=to_instructions(overview.directives),
-        compact=overview.directives.compact,
-        suppressed=overview.directives.suppressed,
-        bypass=account.bypass,
-        money=to_money(account.totals),
-    )
+    directives = overview.directives
+    return {
+        "id": conversation,
+        "totals": asdict(overview.totals),
+        "rounds": [to_round(each, undone=each.place in overview.undone) for each in overview.rounds],
+        "pins": to_pins(directives.pins),
+        "instructions": to_instructions(directives),
+        "compact": directives.compact,
+        "suppressed": directives.suppressed,
+        "bypass": directives.bypass,
+        "money": to_money(overview.totals),
+    }
 
 
 def to_archived_message(recalled: RecalledMessage, lines: str = "") -> ArchivedMessage:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from compaction_proxy.admin.api.conversations import MAX_QUERY_CHARACTERS
 from compaction_proxy.admin.api.overview import Value, build_configuration
 from compaction_proxy.admin.api.routing import AdminApi, parse_time
-from compaction_proxy.admin.api.schemas import to_conversation, to_counters, to_model_row, to_stats_row
+from compaction_proxy.admin.api.schemas import to_counters, to_instructions, to_pins, to_stats_row
 from compaction_proxy.admin.queries import Sort
 from compaction_proxy.admin.ui import charts
 from compaction_proxy.admin.ui.round_view import MAX_SHOWN_CHARACTERS, build_panes
@@ -148,9 +148,8 @@ class PageRoutes:
     async def show_conversation(self, request: Request) -> Response:
         """Shows one conversation: its requests, compactions and pins, and the actions for it."""
         queries, name = self.api.queries, request.path_params["name"]
-        overview, account, stored, rounds = await asyncio.gather(
+        overview, stored, rounds = await asyncio.gather(
             self.api.commands.get_overview(name),
-            queries.get_account_status(name),
             queries.list_exchanges(name, MAX_EXCHANGES),
             queries.list_compactions(name),
         )
@@ -158,7 +157,11 @@ class PageRoutes:
         return await self.templates.render_page(
             "conversation.html",
             at="conversations",
-            seen=to_conversation(name, overview, account),
+            name=name,
+            totals=overview.totals,
+            directives=overview.directives,
+            pins=to_pins(overview.directives.pins),
+            instructions=to_instructions(overview.directives),
             exchanges=exchanges,
             latest=next((each for each in reversed(exchanges) if each.tokens_before is not None), None),
             rounds=rounds,
@@ -236,7 +239,6 @@ class PageRoutes:
     async def show_settings(self, _: Request) -> Response:
         """Shows the current configuration and the models. If the store is away, the models are missing."""
         config = build_configuration(self.api.settings)
-        models = await get_or_none(self.api.queries.list_models())
         return await self.templates.render_page(
             "settings.html",
             at="settings",
@@ -244,7 +246,7 @@ class PageRoutes:
             values=config.values,
             sections=_group_values(config.values),
             warnings=config.warnings,
-            models=None if models is None else [to_model_row(each) for each in models],
+            models=await get_or_none(self.api.queries.list_models()),
         )
 
 
