@@ -31,6 +31,9 @@ SUMMARY = (
 
 Message = dict[str, str]
 FURTHER = {"role": "user", "content": "Never sleep before review."}
+# Only a hang takes so long; a busy machine takes several times what a quiet one does.
+REQUEST_LIMIT_S = 600.0
+pytestmark = pytest.mark.timeout(1_800)
 _marks = count(1)
 
 
@@ -113,7 +116,7 @@ def test_a_conversation_of_very_many_rules_does_not_hold_the_event_loop(
             send(client, [*messages, FURTHER])
         return max(held)
 
-    with proxy.client() as client:
+    with proxy.client(timeout=REQUEST_LIMIT_S) as client:
         held_s = measure_least(partial(measure_hold, client, SIZES[-1]), MOST_HELD_S)
     assert held_s <= MOST_HELD_S
 
@@ -134,7 +137,7 @@ def test_twice_as_many_rules_cost_about_twice_the_processor_time(proxy: Proxy, *
         return first_s + further_s
 
     shares: list[float] = []
-    with proxy.client() as client:
+    with proxy.client(timeout=REQUEST_LIMIT_S) as client:
         send(client, talk(1))
         smaller_s = measure_both(client, SIZES[0])
         for size in SIZES[1:]:
@@ -149,7 +152,7 @@ def test_pins_labelled_rules_and_the_newest_rules_survive_among_very_many(
 ) -> None:
     messages = talk(10_000)
     messages.insert(1, {"role": "user", "content": "RULE: Never paint the harbour green."})
-    with proxy.client() as client:
+    with proxy.client(timeout=REQUEST_LIMIT_S) as client:
         answer = send(client, messages, **{"x-compaction-pin": "Answer in Welsh."})
     assert answer.headers["x-compaction-status"] == "applied"
     sent = [request.body.decode() for request in provider.received if request.method == "POST"][-1]
