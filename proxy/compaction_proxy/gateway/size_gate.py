@@ -30,9 +30,9 @@ MAX_BYTES = 131_072
 # A body that names more models than this is parsed, because the gate would have to check each model.
 MAX_MODELS = 8
 # Seconds for which the gate caches the safe size of a tenant, a model and an output limit, and the most sizes
-# that it caches. What this process learns clears the cache at once. The time bounds only for how long a price
-# or a learned limit is used after it has expired.
-CACHE_S = 10.0
+# that it caches. The time is short because a safe size depends on prices, calibrations and learned limits
+# that expire. A learned limit that changes clears the cache at once.
+CACHE_S = 1.0
 MAX_CACHED = 4_096
 # The safe size of requests that are read whatever their size, in bytes.
 _NO_SIZE = -1.0
@@ -145,7 +145,7 @@ class SizeGate:
         return conversation is not None and self._directives.is_compaction_requested(tenant, conversation)
 
     def _get_safe_bytes(self, tenant: str, model: str, output_tokens: int | None) -> float:
-        """Returns the size in bytes up to which a body certainly passes. See `_compute_safe_size`."""
+        """Returns the size in bytes up to which a body certainly passes. See `_compute_safe_bytes`."""
         if self._changes != self._model_limits.changes:
             self._changes = self._model_limits.changes
             self._safe_sizes.clear()
@@ -153,14 +153,14 @@ class SizeGate:
         size, until = self._safe_sizes.get(key, _EXPIRED)
         now = self._clock()
         if until < now:
-            size = self._compute_safe_size(tenant, model, output_tokens)
+            size = self._compute_safe_bytes(tenant, model, output_tokens)
             if len(self._safe_sizes) >= MAX_CACHED:
                 self._safe_sizes.clear()
             if size > 0:
                 self._safe_sizes[key] = size, now + CACHE_S
         return size
 
-    def _compute_safe_size(self, tenant: str, model: str, output_tokens: int | None) -> float:
+    def _compute_safe_bytes(self, tenant: str, model: str, output_tokens: int | None) -> float:
         """Returns the size in bytes up to which the proxy does nothing to a request for this model.
 
         The size is infinite if the proxy never compacts such requests. It is at most one byte smaller than
