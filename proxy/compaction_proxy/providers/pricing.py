@@ -19,7 +19,7 @@ from compaction_proxy.core.model_names import normalize_model_name
 
 # Number of cached prices. Each belongs to a model, an origin and a period.
 MAX_CACHED_PRICES = 1_024
-# Only the end of a longer name is looked up and cached, in characters: clients choose the names.
+# Of a longer name, only the last characters are looked up and cached, because clients choose the names.
 MAX_NAME_CHARACTERS = 200
 # Period within which a price stays the same, in seconds. Some prices of the table change daily at half past.
 PRICE_PERIOD_S = 1_800
@@ -67,18 +67,18 @@ class _Provider(NamedTuple):
     """A provider of the table.
 
     Attributes:
-        address: Pattern of the addresses of its API.
-        makes: Rules for the names of the models that it makes.
-        searched: Ids of the providers among whose models a name is looked up, its own first.
-        names: Prices by model name.
-        rules: Rules for further names, with the prices. The first match counts.
+        address_pattern: Pattern of the addresses of its API.
+        maker_rules: Rules for the names of the models that it makes.
+        searched_ids: Ids of the providers among whose models a name is looked up, its own first.
+        prices_by_name: Prices by model name.
+        price_rules: Rules for further names, with the prices. The first match counts.
     """
 
-    address: str
-    makes: list[_NameRule]
-    searched: list[str]
-    names: dict[str, _PriceFields]
-    rules: list[tuple[_NameRule, _PriceFields]]
+    address_pattern: str
+    maker_rules: list[_NameRule]
+    searched_ids: list[str]
+    prices_by_name: dict[str, _PriceFields]
+    price_rules: list[tuple[_NameRule, _PriceFields]]
 
 
 class PriceTable(NamedTuple):
@@ -143,11 +143,11 @@ def _find_prices(model: str, origin: str) -> list[_DatedPrice]:
     providers = load_price_table().providers
     name, bare = model.lower(), normalize_model_name(model)
     address = f"{origin.removesuffix(_DEFAULT_PORTS.get(origin.partition(':')[0], ''))}/"
-    provider = next((each for each in providers.values() if re.match(each.address, address)), None)
+    provider = next((each for each in providers.values() if re.match(each.address_pattern, address)), None)
     if provider is not None:
         return _search_models(provider, name) or _search_models(provider, bare)
     named = name.rpartition("/")[0].rpartition("/")[2]  # as in `openai/gpt-4o`
-    makers = (each for each in providers.values() if any(_is_match(rule, bare) for rule in each.makes))
+    makers = (each for each in providers.values() if any(_is_match(rule, bare) for rule in each.maker_rules))
     provider = providers.get(named) or next(makers, None)
     return [] if provider is None else _search_models(provider, bare)
 
@@ -156,9 +156,9 @@ def _search_models(provider: _Provider, name: str) -> list[_DatedPrice]:
     """Returns the prices of the first model that a name matches, as it is or with hyphens in its date."""
     providers = load_price_table().providers
     for spelling in dict.fromkeys((name, _COMPACT_DATE.sub(_add_hyphens, name))):
-        for searched in map(providers.__getitem__, provider.searched):
-            matches = (prices for rule, prices in searched.rules if _is_match(rule, spelling))
-            prices = searched.names.get(spelling) or next(matches, None)
+        for searched in map(providers.__getitem__, provider.searched_ids):
+            matches = (prices for rule, prices in searched.price_rules if _is_match(rule, spelling))
+            prices = searched.prices_by_name.get(spelling) or next(matches, None)
             if prices is not None:
                 return [_DatedPrice(*fields) for fields in prices]
     return []

@@ -45,18 +45,18 @@ def _select_values(record: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
-# Fields of a record that a response has: of `Totals`, `RemovedMessage`, `VisibleMessage` and `Event`.
-_LISTED = (
+# The fields that a response takes from `Totals`, `RemovedMessage`, `VisibleMessage` and `Event`.
+_CONVERSATION_FIELDS = (
     "model", "requests", "last_at", "prompt_tokens", "completion_tokens", "cached_tokens", "tokens_before",
     "tokens_after", "trigger", "window", "status", "rounds",
 )  # fmt: skip
-_REMOVED = ("id", "index", "role", "text")
-_SEEN = ("id", "role", "text", "origin")
-_ROUND = (
+_REMOVED_MESSAGE_FIELDS = ("id", "index", "role", "text")
+_VISIBLE_MESSAGE_FIELDS = ("id", "role", "text", "origin")
+_ROUND_FIELDS = (
     "strategy", "round", "at", "reason", "outcome", "model", "messages", "tokens_before", "tokens_after",
     "tokens_real",
 )  # fmt: skip
-_MONEY = (*DOLLARS, "net_usd")
+_MONEY_FIELDS = (*DOLLARS, "net_usd")
 Saved = _make_schema(
     "Saved",
     """The cost and the saving of an exchange, in dollars, without the cost of summaries.
@@ -80,7 +80,7 @@ Money = _make_schema(
         summary_usd: Cost of summaries.
         net_usd: `gross_usd` less `cache_loss_usd` and `summary_usd`.
     """,
-    dict.fromkeys(_MONEY, float),
+    dict.fromkeys(_MONEY_FIELDS, float),
 )
 ConversationRow = _make_schema(
     "ConversationRow",
@@ -88,7 +88,12 @@ ConversationRow = _make_schema(
 
     A value that is unknown is null.
     """,
-    {"id": str, **_select_types(Totals, _LISTED), "cost_usd": float | None, "net_usd": float | None},
+    {
+        "id": str,
+        **_select_types(Totals, _CONVERSATION_FIELDS),
+        "cost_usd": float | None,
+        "net_usd": float | None,
+    },
 )
 Conversations = _make_schema(
     "Conversations",
@@ -96,7 +101,9 @@ Conversations = _make_schema(
     {"conversations": list[ConversationRow]},  # type: ignore[valid-type]
 )
 Removed = _make_schema(
-    "Removed", "A message that a compaction has removed.", _select_types(RemovedMessage, _REMOVED)
+    "Removed",
+    "A message that a compaction has removed.",
+    _select_types(RemovedMessage, _REMOVED_MESSAGE_FIELDS),
 )
 Asked = _make_schema("Asked", "A prompt that a summary model received.", SummaryPrompt.__annotations__)
 SeenMessage = _make_schema(
@@ -105,7 +112,7 @@ SeenMessage = _make_schema(
 
     `origin` tells whether the client's message was kept or replaced (`stand-in`).
     """,
-    _select_types(VisibleMessage, _SEEN),
+    _select_types(VisibleMessage, _VISIBLE_MESSAGE_FIELDS),
 )
 UpstreamFailureRow = _make_schema(
     "UpstreamFailureRow",
@@ -132,13 +139,13 @@ Models = _make_schema(
     "The models that are configured by name, and those that were used in the last 30 days.",
     {"models": list[ModelRow]},
 )
-_EVENT = {each.name: each.type for each in fields(Event)}
-_COMPACTION = {**_EVENT, "undone": bool, "pays_back_after": float | None}
-_FED = {name: kind for name, kind in _EVENT.items() if name not in HIDDEN_FIELDS}
-_COUNTED: dict[str, Any] = {
+_EVENT_TYPES = {each.name: each.type for each in fields(Event)}
+_COMPACTION_TYPES = {**_EVENT_TYPES, "undone": bool, "pays_back_after": float | None}
+_FEED_TYPES = {name: kind for name, kind in _EVENT_TYPES.items() if name not in HIDDEN_FIELDS}
+_COUNTER_TYPES: dict[str, Any] = {
     **dict.fromkeys(COUNTS, int),
     "failed_open": int,
-    **dict.fromkeys(_MONEY, float | None),
+    **dict.fromkeys(_MONEY_FIELDS, float | None),
     "statuses": dict[str, int],
     "overhead": list[int],
     "overhead_p50_s": float | None,
@@ -151,18 +158,20 @@ ExchangeLine = _make_schema(
 )
 Exchanges = _make_schema("Exchanges", "Oldest first.", {"exchanges": list[ExchangeLine]})  # type: ignore[valid-type]
 CompactionLine = _make_schema(
-    "CompactionLine", "A round, and what has become of it; null: unknown, or never.", _COMPACTION
+    "CompactionLine", "A round, and what has become of it; null: unknown, or never.", _COMPACTION_TYPES
 )
 Compactions = _make_schema("Compactions", "Oldest first.", {"compactions": list[CompactionLine]})  # type: ignore[valid-type]
 CompactionDetail = _make_schema(
     "CompactionDetail",
     "A round, and what it did.",
-    {**_COMPACTION, "removed": list[Removed], "prompts": list[Asked], "seen": list[SeenMessage]},  # type: ignore[valid-type]
+    {**_COMPACTION_TYPES, "removed": list[Removed], "prompts": list[Asked], "seen": list[SeenMessage]},  # type: ignore[valid-type]
 )
-FedEvent = _make_schema("FedEvent", "An event; `feed` names it in the stream.", {**_FED, "feed": str})
+FedEvent = _make_schema("FedEvent", "An event; `feed` names it in the stream.", {**_FEED_TYPES, "feed": str})
 FedEvents = _make_schema("FedEvents", "Newest first.", {"events": list[FedEvent]})  # type: ignore[valid-type]
-StatsRow = _make_schema("StatsRow", "Counters of an hour, a day, a model or a key.", {"of": str, **_COUNTED})
-Total = _make_schema("Total", "The sum of all rows.", _COUNTED)
+StatsRow = _make_schema(
+    "StatsRow", "Counters of an hour, a day, a model or a key.", {"of": str, **_COUNTER_TYPES}
+)
+Total = _make_schema("Total", "The sum of all rows.", _COUNTER_TYPES)
 Stats = _make_schema(
     "Stats",
     "What all exchanges come to, in whole hours; dollars are null where no price is known.",
@@ -185,7 +194,7 @@ Round = _make_schema(
         tokens_real: Size of the request after the compaction, as the upstream counted it.
         undone: Whether the compaction was undone, so that it is no longer applied.
     """,
-    {**_select_types(Event, _ROUND), "undone": bool},
+    {**_select_types(Event, _ROUND_FIELDS), "undone": bool},
 )
 Pin = _make_schema(
     "Pin", "A text that every compaction keeps word for word, and its id.", {"id": str, "text": str}
@@ -326,7 +335,7 @@ def to_conversation_row(conversation: ListedConversation) -> dict[str, Any]:
     totals = conversation.totals
     return {
         "id": conversation.id,
-        **_select_values(totals, _LISTED),
+        **_select_values(totals, _CONVERSATION_FIELDS),
         "cost_usd": totals.cost_usd if totals.priced else None,
         "net_usd": totals.net_usd,
     }
@@ -334,7 +343,7 @@ def to_conversation_row(conversation: ListedConversation) -> dict[str, Any]:
 
 def to_money(totals: Totals) -> dict[str, Any] | None:
     """Builds a `Money`, or returns None if no request has a price."""
-    return _select_values(totals, _MONEY) if totals.priced else None
+    return _select_values(totals, _MONEY_FIELDS) if totals.priced else None
 
 
 def to_exchange_line(stored: StoredExchange) -> dict[str, Any]:
@@ -351,9 +360,9 @@ def to_compaction_detail(record: CompactionRecord, detail: RoundDetail) -> dict[
     """Builds a `CompactionDetail`."""
     return {
         **to_compaction_line(record),
-        "removed": [_select_values(each, _REMOVED) for each in detail.removed],
+        "removed": [_select_values(each, _REMOVED_MESSAGE_FIELDS) for each in detail.removed],
         "prompts": [asdict(each) for each in detail.prompts],
-        "seen": [_select_values(each, _SEEN) for each in detail.visible_messages],
+        "seen": [_select_values(each, _VISIBLE_MESSAGE_FIELDS) for each in detail.visible_messages],
     }
 
 
@@ -370,7 +379,7 @@ def to_item_fields(item: FeedItem) -> dict[str, Any]:
 def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
     """Converts counters to JSON values. If no price of any exchange is known, the dollars are None."""
     priced = not counters.unpriced or counters.unpriced < counters.requests - counters.failed
-    dollars = _select_values(counters, _MONEY) if priced else dict.fromkeys(_MONEY)
+    dollars = _select_values(counters, _MONEY_FIELDS) if priced else dict.fromkeys(_MONEY_FIELDS)
     return {
         **_select_values(counters, COUNTS),
         "failed_open": counters.statuses.get("failed-open", 0),
@@ -395,7 +404,7 @@ def to_stats(since: float, until: float, by: str, report: StatisticsReport) -> d
 
 def to_round(event: Event, *, undone: bool) -> dict[str, Any]:
     """Builds a `Round` from the event of a compaction."""
-    return {**_select_values(event, _ROUND), "undone": undone}
+    return {**_select_values(event, _ROUND_FIELDS), "undone": undone}
 
 
 def to_pins(pins: Iterable[str]) -> list[dict[str, str]]:
