@@ -51,6 +51,8 @@ SHORT_CHARACTERS = 600
 RESULT_CHARACTERS = 60
 
 DONE = "done"
+# Results that say only that there is no value.
+_NO_VALUES = frozenset({"None", "null", "undefined"})
 NO_RESULT = "no result"
 
 _WRITE_VERBS = frozenset(
@@ -379,7 +381,7 @@ def _read_result(text: str, command: str, effect: ActionEffect) -> tuple[str, bo
     else:
         failure = _find_failure(text, command, effect)
         counts = _TEST_COUNTS.findall(text[-TAIL_CHARACTERS:]) if command else []
-        is_value = 0 < len(text) <= RESULT_CHARACTERS // 2 and " " not in text
+        is_value = 0 < len(text) <= RESULT_CHARACTERS // 2 and " " not in text and text not in _NO_VALUES
         success = (
             to_one_line(counts[-1] if counts else text, RESULT_CHARACTERS) if counts or is_value else DONE
         )

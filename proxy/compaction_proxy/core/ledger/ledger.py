@@ -114,8 +114,9 @@ class Ledger:
     """What a compaction must keep of the covered messages.
 
     Attributes:
-        entries: The entries in force: pins first, then in the order in which the user made them.
-        remarks: The remaining words of the user, newest last.
+        entries: The entries in force: pins first, then in the order in which the user made them. A repeated
+            text of one kind is one entry, at its last place.
+        remarks: The remaining words of the user, each text once, newest last.
         facts: Facts from tools and the assistant, newest last. They are data, never instructions.
         progress: Notes on work done and left open. The most important kinds come first, and the notes of each
             kind start with the newest.
@@ -416,12 +417,13 @@ def build_ledger(
         for pin in dict.fromkeys(pins)
         if pin.strip()
     )
-    entries, others = [], []
+    entries: dict[tuple[StatementKind, str], LedgerEntry] = {}
+    others: list[tuple[int, UserStatement]] = []
     for at, spoken in statements:
+        text, is_labelled = spoken.statement.text, bool(spoken.statement.label)
         if (kind := _find_entry_kind(spoken, known_frontier)) is not None:
-            entries.append(
-                LedgerEntry(kind, spoken.statement.text, get_message_id(at), at, bool(spoken.statement.label))
-            )
+            entries.pop((kind, text), None)
+            entries[kind, text] = LedgerEntry(kind, text, get_message_id(at), at, is_labelled)
         elif not (spoken.is_withdrawn or _find_outcome(spoken, known_frontier)):
             others.append((at, spoken))
     progress = (
@@ -429,7 +431,7 @@ def build_ledger(
         *_list_answered(statements, known_frontier),
         *_list_other_calls(known_frontier, covered_indices),
     )
-    bounded = tuple(_drop_excess_rules([*pinned, *entries]))
+    bounded = tuple(_drop_excess_rules([*pinned, *entries.values()]))
     return Ledger(
         bounded,
         tuple(_iter_remarks(others, get_message_id)),
@@ -463,15 +465,16 @@ def _find_outcome(spoken: UserStatement, frontier: Frontier) -> str:
 def _list_progress(frontier: Frontier, covered: Collection[int]) -> Iterator[ProgressNote]:
     """Yields notes on open work, on changes and on the last step in the messages `covered`.
 
-    The notes of each kind start with the newest.
+    The notes of each kind start with the newest. A failed change that is open work gets no second note.
     """
     loose_ends = [each for each in frontier.loose_ends if each.message_index in covered]
+    open_texts = {each.text for each in loose_ends}
     yield from (ProgressNote(each.kind, each.text, each.message_index) for each in reversed(loose_ends))
     actions = [each for each in frontier.actions if each[0] in covered and each[1].is_write]
     for line in islice(describe_action_groups(actions), MAX_ACTIONS):
-        if line.has_failed:
+        if line.has_failed and line.text not in open_texts:
             yield ProgressNote("tried", line.text, line.message_index, line.short_text)
-        else:
+        elif not line.has_failed:
             text, short = (each.removesuffix(f" → {DONE}") for each in (line.text, line.short_text))
             yield ProgressNote("done", text, line.message_index, short)
     if (step := frontier.find_last_step(covered)) is not None:
@@ -525,13 +528,17 @@ def _drop_excess_rules(entries: Sequence[LedgerEntry]) -> Iterator[LedgerEntry]:
 def _iter_remarks(
     statements: Sequence[tuple[int, UserStatement]], get_message_id: Callable[[int], str]
 ) -> Iterator[Remark]:
-    """Yields one remark for each message that has statements without a kind. The remark joins them."""
+    """Yields one remark for each message that has statements without a kind. The remark joins them.
+
+    Of messages with the same remark, only the last counts.
+    """
     rest: dict[int, list[str]] = {}
     for at, spoken in statements:
         if not spoken.kind:
             rest.setdefault(at, []).append(spoken.statement.text)
-    for at, said in rest.items():
-        yield Remark(" ".join(said)[:REMARK_CHARACTERS], get_message_id(at), at)
+    last_indices = {" ".join(said)[:REMARK_CHARACTERS]: at for at, said in rest.items()}
+    for text, at in sorted(last_indices.items(), key=lambda item: item[1]):
+        yield Remark(text, get_message_id(at), at)
 
 
 def find_superseded(messages: Sequence[Message]) -> SupersededStatements:
