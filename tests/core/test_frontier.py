@@ -58,8 +58,11 @@ def test_a_request_that_was_asked_back_about_stays_open(question: str) -> None:
     assert state([*messages, said("The login works again."), user("Good.")], BUG) is StatementStatus.ANSWERED
 
 
-def test_an_offer_of_more_help_asks_for_nothing() -> None:
-    reply = "The login works again. Is there anything else I can help you with?"
+@pytest.mark.parametrize(
+    "offer", ["Is there anything else I can help you with?", "Or let me know if there's anything to adapt?"]
+)
+def test_an_offer_of_more_help_asks_for_nothing(offer: str) -> None:
+    reply = f"The login works again. {offer}"
 
     assert state([user(BUG), said(reply), user("The sky is blue.")], BUG) is StatementStatus.ANSWERED
 

@@ -87,6 +87,11 @@ def test_a_fault_that_is_suspected_makes_no_rule_of_what_the_code_must_do() -> N
     assert [each.kind for each in read_statements(message)] == [None, None, StatementKind.REQUEST]
 
 
+@pytest.mark.parametrize("start", ["Never mind the lamp", "Forget that", "Scrap the plan for now", "Wait"])
+def test_a_request_is_known_after_words_that_withdraw_another(start: str) -> None:
+    assert [each.kind for each in read_statements(f"{start}, book the flight.")] == [StatementKind.REQUEST]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -201,7 +201,7 @@ REQUEST = _compile_phrases(
 )
 REQUEST_START = re.compile(
     rf"(?:(?:ok|okay|alright|now|then|so|and|also|just|first|next|yes|no|wait|actually|well|sorry|"
-    rf"instead|(?:never ?mind|forget|scrap)[^,.]{0, 40})[,.]? )*(?:{IMPERATIVES})\b(?!:)"
+    rf"instead|(?:never ?mind|forget|scrap)[^,.]{{0,40}}(?=[,.]))[,.]? )*(?:{IMPERATIVES})\b(?!:)"
 )
 CORRECTION = _compile_phrases(
     r"instead | no longer | not anymore | any ?more | from now on | actually | "
@@ -266,7 +266,7 @@ ASKING_BACK = _compile_phrases(
 # a reply to it.
 OFFER = re.compile(
     r"\b(?:anything else|something else|any(?:thing)? (?:other|further|more)|(?:further|more|other|additional) "
-    r"(?:\w+ ){0,2}(?:assistance|help|questions?|changes?|requests?|needs?|information)|feel free|let me know if (?:you (?:have|need|want|would like)|there is any\\w*|there's any\\w*)|"
+    r"(?:\w+ ){0,2}(?:assistance|help|questions?|changes?|requests?|needs?|information)|feel free|let me know if (?:you (?:have|need|want|would like)|there is any\w*|there's any\w*)|"
     r"(?:reach out|ask)(?: again)? if|"
     r"need(?:s)? (?:any |more |further )*(?:help|assistance)|how (?:can|may|else can) i (?:help|assist)|"
     r"what else|happy to (?:help|assist)|here to (?:help|assist)|hesitate|algo más|otra cosa|en qué más|"
