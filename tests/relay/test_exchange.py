@@ -25,7 +25,7 @@ class Reply:
     def __init__(self, status: int, *pieces: bytes | Exception) -> None:
         self.status = status
         self.reason = b""
-        self.headers = [(b"X-A", b"1")]
+        self.headers = [(b"x-a", b"1")]
         self.closed = False
         self._pieces = iter(pieces)
 
@@ -89,7 +89,7 @@ async def test_what_was_peeked_is_relayed_verbatim() -> None:
     assert sent[0] == {
         "type": "http.response.start",
         "status": 400,
-        "headers": [(b"X-A", b"1"), (b"x-b", b"2")],
+        "headers": [(b"x-a", b"1"), (b"x-b", b"2")],
     }
     assert sent.bodies == [(b"ab", True), (b"cd", True), (b"ef", True), (b"", False)]
 

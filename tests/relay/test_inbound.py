@@ -101,49 +101,54 @@ async def test_room_set_aside_for_a_body_without_a_length_is_given_back_with_its
     assert len(await reading) == budget.used_bytes == SMALL_BYTES + 4
 
 
-async def test_a_client_that_leaves_cancels_the_block_where_it_waits() -> None:
-    reached = []
+class Departure:
+    """A server's notice of a client that leaves."""
 
-    async def block() -> None:
-        async with while_connected(scope(), channel([part(b"", more=False), GONE])):
+    def __init__(self) -> None:
+        self._callback: Callable[[], None] | None = None
+        self.scope = {**scope(), "extensions": {DEPARTURE: {NOTICE: self._set_callback}}}
+
+    def _set_callback(self, callback: Callable[[], None] | None) -> None:
+        self._callback = callback
+
+    def announce(self) -> None:
+        assert self._callback is not None
+        self._callback()
+
+
+async def test_a_client_that_leaves_cancels_the_block_where_it_waits() -> None:
+    reached, departure = [], Departure()
+    asyncio.get_running_loop().call_soon(departure.announce)
+
+    async def run_block() -> None:
+        with while_connected(departure.scope):
             try:
                 await asyncio.Event().wait()
             finally:
                 reached.append("cleanup")
 
     with pytest.raises(ClientDisconnect):
-        await block()
+        await run_block()
     assert reached == ["cleanup"]
 
 
-async def test_a_block_that_ends_first_leaves_no_task_behind() -> None:
-    before = asyncio.all_tasks()
-    async with while_connected(scope(), channel([])):
+async def test_a_server_without_notices_lets_the_block_end() -> None:
+    with while_connected(scope()):
         await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == before
 
 
 async def test_a_timeout_within_the_block_is_not_taken_for_a_departure() -> None:
-    with pytest.raises(TimeoutError):
-        async with while_connected(scope(), channel([])):
-            raise TimeoutError
+    with pytest.raises(TimeoutError), while_connected(Departure().scope):
+        raise TimeoutError
 
 
 async def test_cancellation_from_outside_stays_a_cancellation() -> None:
-    async def block() -> None:
-        async with while_connected(scope(), channel([])):
+    async def run_block() -> None:
+        with while_connected(Departure().scope):
             await asyncio.Event().wait()
 
-    task = asyncio.create_task(block())
+    task = asyncio.create_task(run_block())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-
-
-async def test_departure_is_looked_for_only_after_the_body_was_read() -> None:
-    ended = asyncio.Event()
-    async with while_connected(scope(), channel([GONE]), ended):
-        await asyncio.sleep(0.01)
-    ended.set()

@@ -10,7 +10,7 @@ import pytest
 from compaction_proxy.gateway.sse_keepalive import COMMENT, can_take_comments, send_keepalives
 
 SILENCE_S = 0.02
-STREAM = [(b"Content-Type", b"text/event-stream; charset=utf-8")]
+STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
 
 class Client(list[bytes]):

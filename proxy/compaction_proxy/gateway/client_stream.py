@@ -5,7 +5,7 @@ All functions here report a disconnect by raising starlette's `ClientDisconnect`
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from io import BytesIO
 from types import TracebackType
 from typing import Any
@@ -31,28 +31,20 @@ def build_too_large_error(limit_bytes: int) -> RequestRefusedError:
     )
 
 
-async def stream_body(receive: Receive, body_ended: asyncio.Event) -> AsyncIterator[bytes]:
-    """Yields the request body as it arrives.
-
-    Args:
-        receive: The ASGI receive channel of the request.
-        body_ended: Set when this function no longer reads from the channel. From then on `while_connected`
-            may read from it.
+async def stream_body(receive: Receive) -> AsyncIterator[bytes]:
+    """Yields the request body as it arrives. `receive` is the ASGI receive channel of the request.
 
     Raises:
         ClientDisconnect: The client left before the body was complete.
     """
-    try:
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            more = message.get("more_body", False)
-            if body := message.get("body", b""):
-                yield body
-    finally:
-        body_ended.set()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        more = message.get("more_body", False)
+        if body := message.get("body", b""):
+            yield body
 
 
 async def read_body(
@@ -99,7 +91,7 @@ async def _read_whole_body(
         if hold.size_bytes > limit_bytes:
             raise build_too_large_error(limit_bytes)
         if not goes_on:
-            async with _while_connected_without_reading(scope):
+            with while_connected(scope):
                 await hold.wait_for_rest(declared_bytes if more else hold.size_bytes, limit_bytes)
         if whole is None and not more:
             return chunk  # most bodies arrive in one chunk
@@ -108,45 +100,6 @@ async def _read_whole_body(
         if not more:
             hold.release_unused()
             return whole.getvalue()
-
-
-def _while_connected_without_reading(scope: Scope) -> AbstractAsyncContextManager[None]:
-    """Returns a context like `while_connected` that never reads from the client.
-
-    A read would lose bytes of a body that is not complete. If the server reports a disconnect only in
-    `receive`, the context does nothing.
-    """
-    extension = scope.get("extensions", {}).get(DEPARTURE)
-    return nullcontext() if extension is None else _DisconnectGuard(extension[NOTICE])
-
-
-async def _watch_for_disconnect(
-    receive: Receive, body_ended: asyncio.Event | None, deadline: asyncio.Timeout
-) -> None:
-    if body_ended is not None:
-        await body_ended.wait()
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    deadline.reschedule(0)
-
-
-@asynccontextmanager
-async def _while_connected_by_receive(
-    receive: Receive, body_ended: asyncio.Event | None
-) -> AsyncIterator[None]:
-    """Implements `while_connected` for servers that report a disconnect only in `receive`. Costs one task."""
-    presence = asyncio.timeout(None)
-    try:
-        async with presence:
-            watcher = asyncio.create_task(_watch_for_disconnect(receive, body_ended, presence))
-            try:
-                yield
-            finally:
-                watcher.cancel()
-    except TimeoutError:
-        if presence.expired():
-            raise ClientDisconnect from None
-        raise
 
 
 class _DisconnectGuard:
@@ -160,7 +113,7 @@ class _DisconnectGuard:
         self._before = 0
         self._gone = False
 
-    async def __aenter__(self) -> None:
+    def __enter__(self) -> None:
         task = self._task = asyncio.current_task()
         if task is not None:  # always true in a coroutine
             self._before = task.cancelling()
@@ -171,7 +124,7 @@ class _DisconnectGuard:
             self._gone = True
             self._task.cancel()
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         task, self._task = self._task, None
@@ -182,26 +135,18 @@ class _DisconnectGuard:
             raise ClientDisconnect from None
 
 
-def while_connected(
-    scope: Scope, receive: Receive, body_ended: asyncio.Event | None = None
-) -> AbstractAsyncContextManager[None]:
+def while_connected(scope: Scope) -> AbstractContextManager[None]:
     """Runs a block only as long as the client is connected. A disconnect cancels what the block awaits.
 
     A server also reports a disconnect once the response is complete. So the block must end when the response
     ends. Work that continues after the response must be outside the block.
 
     Args:
-        scope: The ASGI scope of the request. Our own server offers disconnect notices in it.
-        receive: The ASGI receive channel of the request. Nothing else may read from it during the block.
-        body_ended: An event that is set when the block has read the body (`stream_body`). The channel is
-            watched only from then on. With None it is watched from the start.
+        scope: The ASGI scope of the request. Our own server offers disconnect notices in it. On other
+            servers, the block runs to its end.
 
     Raises:
         ClientDisconnect: The client left, and the block was cancelled.
     """
     extension = scope.get("extensions", {}).get(DEPARTURE)
-    return (
-        _while_connected_by_receive(receive, body_ended)
-        if extension is None
-        else _DisconnectGuard(extension[NOTICE])
-    )
+    return nullcontext() if extension is None else _DisconnectGuard(extension[NOTICE])

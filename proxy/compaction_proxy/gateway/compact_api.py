@@ -122,7 +122,7 @@ class CompactEndpoint:
         hold = self._admission.body_budget.open_hold()
         try:
             raw = await self._read_body(scope, receive, hold)
-            async with while_connected(scope, receive):
+            with while_connected(scope):
                 raw = await self._decode_body(raw, scope, hold)
                 answer = await self._build_compaction_answer(raw, scope)
             await _send_json(send, answer)
@@ -405,7 +405,7 @@ class ResponsesCompactEndpoint:
             declared = parse_content_length(build_header_map(scope["headers"]).get(b"content-length"))
             raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
             raw = await self._items.decrypt_items_in_body(raw, scope, for_compaction=True)
-            async with while_connected(scope, receive):
+            with while_connected(scope):
                 if self._config.upstream.responses_compact == "answer":
                     await _send_json(send, await self._build_compaction_answer(raw, scope, hold))
                 else:

@@ -110,7 +110,7 @@ class CountTokensEndpoint:
         try:
             try:
                 raw = await read_body(scope, receive, MAX_READ_BYTES, hold, length)
-                provider_tokens = await self._relay_request(scope, receive, send, raw)
+                provider_tokens = await self._relay_request(scope, send, raw)
             finally:
                 self._admission.release_slot()
             if provider_tokens is not None:
@@ -119,10 +119,10 @@ class CountTokensEndpoint:
         finally:
             hold.release()
 
-    async def _relay_request(self, scope: Scope, receive: Receive, send: Send, raw: bytes) -> int | None:
+    async def _relay_request(self, scope: Scope, send: Send, raw: bytes) -> int | None:
         """Relays the request and its answer. Returns the provider's count, or None if the answer has none."""
         reader = _CountAnswerReader()
-        async with while_connected(scope, receive):
+        with while_connected(scope):
             answer = await send_request(self._upstream, build_request(self._upstream, scope, raw))
             succeeded = answer.response.status == httpx.codes.OK
             whole = await relay_response(answer, send, tap=reader.feed)

@@ -150,7 +150,7 @@ class RelayEndpoint:
                 )
                 original, opaque = None, False
                 if CONTENT_ENCODING in header_map:
-                    scope, raw, original, opaque = await self._decode_body(scope, receive, raw, hold)
+                    scope, raw, original, opaque = await self._decode_body(scope, raw, hold)
                 trigger = None
                 if self._triggers is not None:
                     trigger = await self._triggers.read_request(raw, identity, scope)
@@ -177,7 +177,7 @@ class RelayEndpoint:
                 del raw, original  # so that their memory can be freed
                 if self._tracer is not None:
                     state.trace = self._tracer.start_request(scope["headers"], request_id)
-                completed = await self._relay_while_connected(state, receive, send)
+                completed = await self._relay_while_connected(state, send)
             finally:
                 self._admission.release_slot()
             if completed is not None:
@@ -188,7 +188,7 @@ class RelayEndpoint:
             hold.release()
 
     async def _decode_body(
-        self, scope: Scope, receive: Receive, raw: bytes, hold: BodyHold
+        self, scope: Scope, raw: bytes, hold: BodyHold
     ) -> tuple[Scope, bytes, OriginalRequest | None, bool]:
         """Decodes the body of a request.
 
@@ -196,23 +196,21 @@ class RelayEndpoint:
         request, or None if its body was not decoded; and whether decoding failed.
         """
         decoder, limit = self._admission.decoder, self._config.server.max_body_bytes
-        async with while_connected(scope, receive):
+        with while_connected(scope):
             decoded = await decoder.decode(raw, scope["headers"], hold, limit)
         if decoded is None or decoded is raw:
             return scope, raw, None, decoded is None
         plain = {**scope, "headers": drop_field(scope["headers"], CONTENT_ENCODING)}
         return plain, decoded, OriginalRequest(scope, raw), False
 
-    async def _relay_while_connected(
-        self, state: RequestState, receive: Receive, send: Send
-    ) -> CompletedRequest | None:
+    async def _relay_while_connected(self, state: RequestState, send: Send) -> CompletedRequest | None:
         """Relays the request while the client is connected, and then records its figures.
 
         Returns the completed request, or None if nothing can be learned from its answer.
         """
         usage = None
         try:
-            async with while_connected(state.scope, receive):
+            with while_connected(state.scope):
                 tap = await self._relay_request(state, send)
             usage = tap.result() if tap is not None and not state.has_failed else None
             if state.conversation_search is not None:
@@ -315,12 +313,11 @@ class RelayEndpoint:
 
         A request that passes the gate stays unread and is forwarded unchanged. It gets no `fit_result`.
         """
-        if (
-            not state.is_undecodable
-            and not state.control_headers.has_overrides
-            and self._can_pass_unread(state)
-        ):
-            return
+        if not state.is_undecodable and not state.control_headers.has_overrides:
+            models = self._gate.find_candidate_models(state.raw, find_deployment(state.scope["raw_path"]))
+            state.model = min(models, default="")
+            if self._gate.can_pass(state.raw, models, state.identity.tenant, state.identity.conversation):
+                return
         try:
             state.fit_request = await self._build_fit_request(state)
         except UnreadableBodyError as error:
@@ -338,13 +335,6 @@ class RelayEndpoint:
             await self._gate.remember_compacted(
                 state.identity.tenant, state.identity.conversation, state.size_bytes
             )
-
-    def _can_pass_unread(self, state: RequestState) -> bool:
-        """Returns whether a request is so small that it passes unread."""
-        identity = state.identity
-        models = self._gate.find_candidate_models(state.raw, find_deployment(state.scope["raw_path"]))
-        state.model = min(models, default="")
-        return self._gate.can_pass(state.raw, models, identity.tenant, identity.conversation)
 
     async def _build_fit_request(self, state: RequestState) -> FitRequest:
         """Builds the request in the form that the compactor takes.

@@ -1,7 +1,7 @@
 """Decides which header fields are forwarded and which are dropped. All functions are pure.
 
-Header fields are lists of (name, value) pairs in the order in which they were sent. The names of a client's
-fields are in lower case, as ASGI requires. The names of an upstream's fields may be in any case.
+Header fields are lists of (name, value) pairs in the order in which they were sent. All names are in lower
+case.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,18 +50,18 @@ def extract_key(credential: bytes) -> bytes:
 def get_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     """Returns the first value of a field, or None if there is none. `name` is in lower case."""
     for key, held in headers:
-        if key == name or (len(key) == len(name) and key.lower() == name):
+        if key == name:
             return held
     return None
 
 
 def drop_field(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> Headers:
-    """Returns the fields without those of this name. All names are in lower case."""
+    """Returns the fields without those of this name."""
     return [field for field in headers if field[0] != name]
 
 
 def build_header_map(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Returns a mapping from the name of each field to its first value. Names are in lower case."""
+    """Returns a mapping from the name of each field to its first value."""
     first = dict(headers)
     return first if len(first) == len(headers) else dict(reversed(headers))
 
@@ -144,23 +144,18 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
       describes a body that is not sent, and our server would wait for that body.
     - If the upstream does not say whether an event stream may be buffered, a field is added that forbids it.
     """
-    names = [field[0].lower() for field in headers]
     dropped = _NOT_RETURNED
-    if b"connection" in names:
-        connection_values = [
-            field[1] for name, field in zip(names, headers, strict=True) if name == b"connection"
-        ]
-        if not _USUAL_CONNECTION_VALUES.issuperset(connection_values):
-            dropped |= _parse_connection_options(connection_values)
+    connection_values = [field[1] for field in headers if field[0] == b"connection"]
+    if not _USUAL_CONNECTION_VALUES.issuperset(connection_values):
+        dropped |= _parse_connection_options(connection_values)
     if status == 304:
         dropped |= {b"content-length"}
-    relayed = [field for name, field in zip(names, headers, strict=True) if name not in dropped]
+    relayed = [field for field in headers if field[0] not in dropped]
     if not _is_sendable([field[1] for field in relayed]):  # otherwise our server would refuse all fields
         relayed = [field for field in relayed if _is_sendable([field[1]])]
-    if b"content-type" in names and _UNBUFFERED[0] not in names:
-        kind = headers[names.index(b"content-type")][1]
-        if kind.strip().lower().startswith(EVENT_STREAM):
-            relayed.append(_UNBUFFERED)
+    kind = get_header(relayed, b"content-type")
+    if kind and kind.strip().lower().startswith(EVENT_STREAM) and not get_header(headers, _UNBUFFERED[0]):
+        relayed.append(_UNBUFFERED)
     return relayed
 
 

@@ -1,6 +1,5 @@
 """The endpoint for requests that carry no conversation: it relays request and answer of any size unread."""
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -59,9 +58,8 @@ class PassthroughEndpoint:
             length = 0
         if length is not None and length <= REPLAYABLE_BYTES:
             body = await read_body(scope, receive, REPLAYABLE_BYTES, hold, length) if length else b""
-            request, ended = build_request(upstream, scope, body), None
+            request = build_request(upstream, scope, body)
         else:
-            ended = asyncio.Event()
-            request = build_request(upstream, scope, stream_body(receive, ended), length)
-        async with while_connected(scope, receive, ended):
+            request = build_request(upstream, scope, stream_body(receive), length)
+        with while_connected(scope):
             await relay_response(await send_request(upstream, request), send)

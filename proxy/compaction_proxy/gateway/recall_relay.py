@@ -93,7 +93,7 @@ def _build_headers(first: HttpResponse, extra_headers: ExtraHeaders) -> Headers:
     The length and the encoding of the body are left out, because the joined answer has other bytes.
     """
     fields = to_client_headers(first.status, first.headers)
-    return [*[each for each in fields if each[0].lower() not in _FRAMING], *extra_headers]
+    return [*[each for each in fields if each[0] not in _FRAMING], *extra_headers]
 
 
 async def _relay_stream(

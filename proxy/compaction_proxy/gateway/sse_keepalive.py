@@ -39,7 +39,7 @@ def send_keepalives(send: Send, silence_s: float) -> Iterator[Send]:
 
 def can_take_comments(head: Message) -> bool:
     """Returns whether comments may be inserted into the body that follows this `http.response.start`."""
-    fields = build_header_map([(name.lower(), held) for name, held in head.get("headers", ())])
+    fields = build_header_map(head.get("headers", ()))
     plain = fields.get(b"content-encoding", b"").strip().lower() in {b"", b"identity"}
     kind = fields.get(b"content-type", b"").strip().lower()
     return plain and kind.startswith(EVENT_STREAM) and b"content-length" not in fields

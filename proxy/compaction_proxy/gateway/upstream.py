@@ -29,6 +29,7 @@ from compaction_proxy.gateway.headers import (
     Headers,
     build_header_map,
     get_content_length,
+    get_header,
     to_client_headers,
     to_upstream_headers,
 )
@@ -119,13 +120,12 @@ class UpstreamResponse:
         response: The response of the engine, for status and headers. Only this object reads its body.
     """
 
-    __slots__ = ("_coming", "_cut", "_fields", "_seen", "_upstream", "response")
+    __slots__ = ("_coming", "_cut", "_seen", "_upstream", "response")
 
     def __init__(self, response: HttpResponse, upstream: Upstream | None = None) -> None:
         self.response = response
         self._upstream = upstream
         self._seen: deque[bytes] = deque()
-        self._fields: dict[bytes, bytes] | None = None
         self._cut: httpx.TransportError | None = None
         self._coming: asyncio.Task[bytes] | None = None  # a read that `peek_with_timeout` has begun
 
@@ -197,9 +197,7 @@ class UpstreamResponse:
 
     def get_field(self, name: bytes) -> str:
         """Returns the first value of a header field; empty if there is none. `name` is in lower case."""
-        if self._fields is None:
-            self._fields = {key.lower(): held for key, held in reversed(self.response.headers)}
-        return self._fields.get(name, b"").decode("latin-1")
+        return (get_header(self.response.headers, name) or b"").decode("latin-1")
 
     async def aclose(self) -> None:
         """Ends the exchange. If the body is not at its end, the connection to the upstream is closed."""

@@ -24,7 +24,7 @@ class ResponseParser:
         has_head: Whether the head is complete. The next three attributes are set together with it.
         status: The status code as received.
         reason: The reason phrase.
-        headers: The header fields in order.
+        headers: The header fields in order, with their names in lower case.
         body: The parts of the body parsed so far. The reader clears the list.
         is_complete: Whether the response is complete.
         is_reusable: Whether the connection may serve another request after the complete response.
@@ -99,10 +99,10 @@ class ResponseParser:
 
     def is_delimited_by_close(self) -> bool:
         """Returns whether the body ends when the connection closes, because the head declares no end."""
-        framing = {name.lower(): value.lower() for name, value in self.headers}
+        framing = dict(self.headers)
         coding = framing.get(b"transfer-encoding")
         if coding is not None:
-            return coding.rpartition(b",")[2].strip() != b"chunked"
+            return coding.lower().rpartition(b",")[2].strip() != b"chunked"
         return self.has_head and b"content-length" not in framing
 
     def on_message_begin(self) -> None:
@@ -116,7 +116,7 @@ class ResponseParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Adds a field of the head or of trailers."""
-        self._fields.append((name.rstrip(), value))  # `name :` must not be passed on (RFC 9112 §5.1)
+        self._fields.append((name.rstrip().lower(), value))  # `name :` must not be passed on (RFC 9112 §5.1)
         if len(self._fields) > MAX_FIELDS:
             raise _RejectedResponseError
 

@@ -46,7 +46,7 @@ class HttpResponse(Protocol):
 
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """The header fields in order, as received."""
+        """The header fields in order, as received, with their names in lower case."""
         ...
 
     async def read(self) -> bytes:

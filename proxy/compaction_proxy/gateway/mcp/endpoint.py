@@ -116,7 +116,7 @@ class McpEndpoint:
         serve = self._serve or await self._import_server()
         identity = self._identities.identify_client(scope["headers"], header_map, self._secret())
         call = partial(self._call_tool, RecallContext(identity.tenant, identity.conversation, source=SOURCE))
-        async with while_connected(scope, receive):
+        with while_connected(scope):
             await serve(call, scope, _replay_body(body), send)
 
     async def _call_tool(

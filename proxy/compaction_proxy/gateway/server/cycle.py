@@ -6,7 +6,7 @@ something else. So a small answer takes one write, and the client does not have 
 
 import asyncio
 import http
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import structlog
@@ -25,7 +25,6 @@ _LAST_CHUNK = b"0\r\n\r\n"
 _DISCONNECT: Message = {"type": "http.disconnect"}
 _JSON_HEADERS = ((b"content-type", b"application/json"),)
 _BODILESS_STATUSES = frozenset({204, 304})
-_FRAMING_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"connection"})
 _PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
 _STATUS_LINES = {
     status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)
@@ -234,12 +233,11 @@ class RequestResponseCycle:
         else:
             raise RuntimeError(f"it is not the turn of {kind}")
 
-    def _start_response(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def _start_response(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Builds the head and holds it back."""
-        fields = [(name.lower(), value) for name, value in headers]
-        framing = {name: value for name, value in fields if name in _FRAMING_HEADERS}
+        framing = dict(headers)
         ours, closes = self._connection.encode_default_headers()
-        head = _STATUS_LINES[status] + ours + encode_header_lines(fields)
+        head = _STATUS_LINES[status] + ours + encode_header_lines(headers)
         self._bodiless = self.scope["method"] == "HEAD" or status in _BODILESS_STATUSES
         if b"content-length" in framing:
             self._remaining_bytes = 0 if self._bodiless else int(framing[b"content-length"])
