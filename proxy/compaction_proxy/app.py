@@ -146,7 +146,7 @@ def _build_wire_endpoint(
         upstream,
         compactor=compactor,
         feedback=components.create_usage_feedback(),
-        exchange_recorder=components.exchange_log,
+        exchange_log=components.exchange_log,
         incidents=IncidentReporter(components.event_bus, components.history),
         registry=components.conversation_registry,
         model_limits=components.model_limits,

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
@@ -81,7 +81,6 @@ from compaction_proxy.support.memory_limit import read_memory_limits
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
 from compaction_proxy.telemetry.event_bus import EventBus
 from compaction_proxy.telemetry.event_history import EventHistory
-from compaction_proxy.telemetry.exchange_batch import ExchangeBatch, ExchangeEntry
 from compaction_proxy.telemetry.exchange_log import ExchangeLog
 from compaction_proxy.telemetry.live_feed import LiveFeed
 from compaction_proxy.telemetry.metrics import Metrics
@@ -363,7 +362,7 @@ class Components:
         self.event_bus = EventBus(
             self.statistics.on_event, self.usage.on_event, self.feed.on_event, self.metrics.on_event
         )
-        self.exchange_log.listeners.append(self._count_exchanges_in_metrics)
+        self.exchange_log.listeners.append(self.metrics.count_exchanges)
         self.upstream_monitor = UpstreamMonitor(
             self.metrics.count_upstream_error, self.statistics.record_upstream_failure
         )
@@ -408,13 +407,6 @@ class Components:
             self.is_ready = True
             yield
             self.is_ready = False
-
-    def _count_exchanges_in_metrics(
-        self, entries: Sequence[ExchangeEntry], batches: Sequence[ExchangeBatch]
-    ) -> None:
-        for each in batches:
-            self.metrics.count_batch(each)
-        self.metrics.count_exchanges(entries)
 
     async def render_metrics(self, accept: str) -> tuple[bytes, str]:
         """Returns the metrics as text, and the media type of the text (see `Metrics.render`).

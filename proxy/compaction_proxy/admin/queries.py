@@ -21,12 +21,16 @@ from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_win
 from compaction_proxy.recall.round_detail import RoundDetail, RoundDetailReader
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry, RegisteredConversation
-from compaction_proxy.telemetry.counters import ExchangeCounters
 from compaction_proxy.telemetry.event_history import EventHistory
 from compaction_proxy.telemetry.live_feed import FeedItem, LiveFeed
-from compaction_proxy.telemetry.statistics import OTHERS, Grouping, Statistics, StatisticsRow
-from compaction_proxy.telemetry.totals import Totals
-from compaction_proxy.telemetry.usage import StoredExchange, UsageStore
+from compaction_proxy.telemetry.statistics import (
+    OTHERS,
+    ExchangeCounters,
+    Grouping,
+    Statistics,
+    StatisticsRow,
+)
+from compaction_proxy.telemetry.usage import ExchangeEntry, Totals, UsageStore
 
 # Largest number of conversations that a query reads to search, sort or export them: the most recently used.
 MAX_SCANNED = 1_000
@@ -148,7 +152,7 @@ class ConversationQueries:
         matches = [each for each in listed if word in each.id or word in each.totals.model.casefold()]
         return sorted(matches, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
 
-    async def list_exchanges(self, conversation: str, limit: int) -> list[StoredExchange]:
+    async def list_exchanges(self, conversation: str, limit: int) -> list[ExchangeEntry]:
         """Returns the newest `limit` exchanges of a conversation, oldest first."""
         return await self.usage.list_exchanges(await self._find_tenant(conversation), conversation, limit)
 
@@ -223,7 +227,7 @@ class ConversationQueries:
 
     async def iter_conversations(
         self,
-    ) -> AsyncIterator[tuple[ListedConversation, list[StoredExchange], list[Event]]]:
+    ) -> AsyncIterator[tuple[ListedConversation, list[ExchangeEntry], list[Event]]]:
         """Yields at most `MAX_SCANNED` conversations with their exchanges and events.
 
         The most recently used conversation comes first. Reads one conversation at a time, so that little

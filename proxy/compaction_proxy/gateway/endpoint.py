@@ -216,7 +216,7 @@ class RelayEndpoint:
             if state.conversation_search is not None:
                 state.identity = replace(state.identity, conversation=await state.conversation_search)
         finally:
-            state.record_end(usage, self._origin, self._after_response.exchange_recorder)
+            state.record_end(usage, self._origin, self._after_response.exchange_log)
         return None if tap is None else state.to_completed_request(usage)
 
     async def _relay_request(self, state: RequestState, send: Send) -> ResponseTap | None:

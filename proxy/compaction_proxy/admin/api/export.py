@@ -19,10 +19,9 @@ from compaction_proxy.admin.queries import ConversationQueries
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import Event
 from compaction_proxy.core.exchange import Exchange
-from compaction_proxy.telemetry.counters import COUNTS
 from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS
-from compaction_proxy.telemetry.statistics import Grouping
-from compaction_proxy.telemetry.totals import DOLLARS
+from compaction_proxy.telemetry.statistics import COUNTS, Grouping
+from compaction_proxy.telemetry.usage import DOLLARS
 
 # Spreadsheet programs treat a cell that begins with one of these characters as a formula.
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")

@@ -24,11 +24,9 @@ from compaction_proxy.core.upstream_failure import UpstreamFailure
 from compaction_proxy.recall.archive import RemovedMessage
 from compaction_proxy.recall.round_detail import RoundDetail, SummaryPrompt, VisibleMessage
 from compaction_proxy.recall.search import RecalledMessage, SearchHit
-from compaction_proxy.telemetry.counters import COUNTS, ExchangeCounters
 from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
-from compaction_proxy.telemetry.statistics import StatisticsRow
-from compaction_proxy.telemetry.totals import DOLLARS, Totals
-from compaction_proxy.telemetry.usage import StoredExchange
+from compaction_proxy.telemetry.statistics import COUNTS, ExchangeCounters, StatisticsRow
+from compaction_proxy.telemetry.usage import DOLLARS, ExchangeEntry, Totals
 
 
 def _make_schema(name: str, description: str, members: Mapping[str, Any]) -> type:
@@ -346,7 +344,7 @@ def to_money(totals: Totals) -> dict[str, Any] | None:
     return _select_values(totals, _MONEY_FIELDS) if totals.priced else None
 
 
-def to_exchange_line(stored: StoredExchange) -> dict[str, Any]:
+def to_exchange_line(stored: ExchangeEntry) -> dict[str, Any]:
     """Builds an `ExchangeLine`."""
     return {**stored.exchange._asdict(), "saving": None if stored.saving is None else stored.saving._asdict()}
 
