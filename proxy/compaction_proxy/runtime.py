@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -85,8 +86,10 @@ from compaction_proxy.telemetry.exchange_log import ExchangeLog
 from compaction_proxy.telemetry.live_feed import LiveFeed
 from compaction_proxy.telemetry.metrics import Metrics
 from compaction_proxy.telemetry.statistics import Statistics
-from compaction_proxy.telemetry.tracing import Tracer
 from compaction_proxy.telemetry.usage import UsageStore
+
+if TYPE_CHECKING:
+    from compaction_proxy.telemetry.otel import OtelTracer
 
 SECRET_DEADLINE_S = 1.0
 SECRET_RETRY_S = 1.0
@@ -152,7 +155,7 @@ def create_text_index_builder() -> TextIndexBuilder:
     return SqliteTextIndexBuilder()
 
 
-def create_tracer(config: Config) -> Tracer | None:
+def create_tracer(config: Config) -> "OtelTracer | None":
     """Returns a tracer if the configuration or the environment says where to send traces, else None.
 
     The environment variables are `COLLECTOR_VARIABLES`. `OTEL_SDK_DISABLED=true` disables tracing.
@@ -173,7 +176,7 @@ def create_tracer(config: Config) -> Tracer | None:
             raise ConfigError(text) from None
         _log.warning(TRACING_NOT_INSTALLED)
         return None
-    tracer: Tracer = tracing.OtelTracer(
+    tracer: OtelTracer = tracing.OtelTracer(
         config.upstream.base_url, __version__, tracing.create_span_processor(endpoint)
     )
     return tracer

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from itertools import count
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
@@ -22,8 +23,10 @@ from compaction_proxy.gateway.identity import Identity
 from compaction_proxy.gateway.recall_loop import RecallLoop, ToolOffer
 from compaction_proxy.gateway.side_requests import SideRequestKind
 from compaction_proxy.telemetry.exchange_log import ExchangeLog
-from compaction_proxy.telemetry.tracing import RequestTrace
 from compaction_proxy.wires.wire import TokenUsage
+
+if TYPE_CHECKING:
+    from compaction_proxy.telemetry.otel import OtelTrace
 
 # The proxy's own request ids consist of an id of the process and a number. They are only written to logs and
 # shown to clients. They give access to nothing, so they need not be hard to guess.
@@ -103,7 +106,7 @@ class RequestState:
     waited_s: float = 0.0
     first_byte_s: float | None = None
     overhead_s: float = 0.0
-    trace: RequestTrace | None = None
+    trace: "OtelTrace | None" = None
     was_recovered: bool = False
     tool_offer: ToolOffer | None = None
     trigger: CompactionTriggerRequest | None = None
