@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
+from compaction_proxy.admin.app import mount_pages
 from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.admin.queries import (
     CompactionRecord,
@@ -23,7 +24,6 @@ from compaction_proxy.admin.queries import (
     ModelRow,
     StatisticsReport,
 )
-from compaction_proxy.admin.ui.app import mount_pages
 from compaction_proxy.compaction.commands import ConversationCommands, ConversationOverview
 from compaction_proxy.compaction.directives import Directives
 from compaction_proxy.config.config import Config

@@ -9,12 +9,11 @@ from secrets import token_hex
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from compaction_proxy.admin.api.replay import create_conversation_loader
 from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
-from compaction_proxy.admin.app import create_admin_app
+from compaction_proxy.admin.app import create_admin_app, mount_pages
 from compaction_proxy.admin.auth import AccessPolicy, BodyBudgetMiddleware
 from compaction_proxy.admin.queries import ConversationQueries
-from compaction_proxy.admin.replay_source import create_conversation_loader
-from compaction_proxy.admin.ui.app import mount_pages
 from compaction_proxy.compaction.commands import ConversationCommands
 from compaction_proxy.compaction.prompts import check_prompt_files
 from compaction_proxy.config.config import Config
