@@ -5,7 +5,7 @@ The queries change nothing. Queries that need prices wait until these have been 
 
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -103,7 +103,7 @@ class ConversationQueries:
     """Answers the queries of the admin API. Use it on one event loop.
 
     Queries about one conversation raise `RequestRefusedError` (404) if it is unknown. All queries except
-    `follow_feed` and `list_upstream_failures` raise `StoreUnavailableError` if the store cannot be reached.
+    `list_upstream_failures` raise `StoreUnavailableError` if the store cannot be reached.
 
     Attributes:
         records: The store.
@@ -181,7 +181,7 @@ class ConversationQueries:
 
     async def get_statistics(self, since: float, until: float, by: Grouping) -> StatisticsReport:
         """Returns the sums of all exchanges in a period. For the arguments, see `Statistics.list_rows`."""
-        await self._open_store()
+        await self.check_store()
         rows = await self.statistics.list_rows(since, until, by)
         total = ExchangeCounters()
         for row in rows:
@@ -190,7 +190,7 @@ class ConversationQueries:
 
     async def list_recent_items(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
         """Returns the latest events of all conversations, newest first. With `failures`, only failures."""
-        await self._open_store()
+        await self.check_store()
         return await self.feed.list_recent_events(limit, failures=failures)
 
     async def list_upstream_failures(self, since: float, until: float) -> tuple[list[UpstreamFailure], bool]:
@@ -203,16 +203,9 @@ class ConversationQueries:
         failures = await self.statistics.list_upstream_failures(since, until)
         return failures, self.records.failed_reads == failed_before
 
-    def follow_feed(self, after_id: str | None) -> AsyncGenerator[FeedItem]:
-        """Yields the stored feed items that are newer than the item with the id `after_id`, then new items.
-
-        If `after_id` is None, yields only new items.
-        """
-        return self.feed.follow(after_id)
-
     async def list_models(self) -> list[ModelRow]:
         """Returns the models that are configured by name or were used in the last 30 days, sorted by name."""
-        await self._open_store()
+        await self.check_store()
         rows = await self.statistics.list_rows(self.now() - RECENT_MODELS_S, self.now(), "model")
         seen = {row.label for row in rows} - {"", OTHERS[0]}
         named = {name for name in self.config.models if _GLOB.isdisjoint(name)}
@@ -242,13 +235,6 @@ class ConversationQueries:
                 await self.history.list_events(seen.tenant, seen.id),
             )
 
-    async def check_store(self) -> None:
-        """Raises `StoreUnavailableError` if the store cannot be reached.
-
-        Call it before a streamed response begins: later, the status of the response cannot change.
-        """
-        await self._open_store()
-
     async def _build_compactions(
         self, tenant: str, conversation: str, events: Sequence[Event]
     ) -> list[CompactionRecord]:
@@ -275,17 +261,21 @@ class ConversationQueries:
         return [ListedConversation(each.id, used) for each, used in zip(seen, totals, strict=True)]
 
     async def _list_recent(self, limit: int) -> list[RegisteredConversation]:
-        await self._open_store()
+        await self.check_store()
         return await self.conversation_registry.list_recent(limit)
 
     async def _find_tenant(self, conversation: str) -> str:
-        await self._open_store()
+        await self.check_store()
         tenant = await self.conversation_registry.find_tenant(conversation)
         if tenant is None:
             raise RequestRefusedError(404, "There is no such conversation.", "conversation_not_found")
         return tenant
 
-    async def _open_store(self) -> None:
+    async def check_store(self) -> None:
+        """Raises `StoreUnavailableError` if the store cannot be reached.
+
+        Call it before a streamed response begins: later, the status of the response cannot change.
+        """
         if not await self.records.open():
             raise StoreUnavailableError("store-failed", "the store cannot be reached")
 

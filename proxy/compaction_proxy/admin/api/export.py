@@ -7,7 +7,7 @@ The endpoint `conversations/{id}/export` exports one conversation with its text.
 import csv
 import io
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -33,14 +33,9 @@ def format_csv_line(values: Iterable[object]) -> str:
     A text that a spreadsheet program would treat as a formula gets the prefix `'`.
     """
     line = io.StringIO()
-    csv.writer(line, lineterminator="\r\n").writerow(_escape_formulas(values))
+    cells = [f"'{each}" if isinstance(each, str) and each.startswith(FORMULAS) else each for each in values]
+    csv.writer(line, lineterminator="\r\n").writerow(cells)
     return line.getvalue()
-
-
-def _escape_formulas(values: Iterable[object]) -> Iterator[object]:
-    for value in values:
-        formula = isinstance(value, str) and value.startswith(FORMULAS)
-        yield f"'{value}" if formula else value
 
 
 SAVING_COLUMNS = tuple(f"saving_{name}" for name in Saving._fields)

@@ -131,7 +131,9 @@ LastId = Annotated[str, Header(max_length=MAX_ID_CHARACTERS)]
 async def _recent(queries: QueriesDependency, limit: ListLimit = 100, *, failures: bool = False) -> Response:
     """List the latest events of all conversations, newest first. With `failures`, list only failures."""
     found = await queries.list_recent_items(limit, failures=failures)
-    return build_json_response({"events": [schemas.to_fed_event(each) for each in found]})
+    return build_json_response(
+        {"events": [{**schemas.to_item_fields(each), "feed": each.id} for each in found]}
+    )
 
 
 @router.get(
@@ -148,7 +150,7 @@ async def _stream(
     and missed some).
     """
     await queries.check_store()
-    body = stream_events(queries.follow_feed(last_event_id or None), get_api(request).is_stopping)
+    body = stream_events(queries.feed.follow(last_event_id or None), get_api(request).is_stopping)
     return StreamingResponse(body, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
