@@ -16,7 +16,7 @@ from compaction_proxy.admin.queries import ConversationQueries
 from compaction_proxy.admin.replay_source import create_conversation_loader
 from compaction_proxy.admin.ui.app import mount_pages
 from compaction_proxy.compaction.commands import ConversationCommands
-from compaction_proxy.compaction.prompts import check_prompt_files
+from compaction_proxy.compaction.round_job import check_prompt_files
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import MESSAGES_WIRE, RESPONSES_WIRE
