@@ -229,7 +229,10 @@ class JobBuilder:
             ttl_s=self.ttl_s,
             is_searchable=self._has_archive and _should_mention_search_tool(view.request),
         )
-        return replace(job, summary_request=_build_summary_request(job))
+        # A round may run for minutes. So the job keeps no copy of the body, unless the summary call needs it.
+        body = view.request.body._replace(raw=b"", new_pieces=())
+        view = replace(view, request=replace(view.request, body=body))
+        return replace(job, view=view, summary_request=_build_summary_request(job))
 
 
 def predict_job_checkpoint_id(view: RequestView, plan: RoundPlan, *, extract: bool) -> bytes:
