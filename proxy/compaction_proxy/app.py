@@ -15,7 +15,7 @@ from compaction_proxy.admin.app import create_admin_app, mount_pages
 from compaction_proxy.admin.auth import AccessPolicy, BodyBudgetMiddleware
 from compaction_proxy.admin.queries import ConversationQueries
 from compaction_proxy.compaction.commands import ConversationCommands
-from compaction_proxy.compaction.prompts import check_prompt_files
+from compaction_proxy.compaction.round_job import check_prompt_files
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import MESSAGES_WIRE, RESPONSES_WIRE

@@ -19,16 +19,14 @@ from compaction_proxy.compaction.compacted_conversations import CompactedConvers
 from compaction_proxy.compaction.compactor import Compactor
 from compaction_proxy.compaction.conversation_index import ConversationIndex
 from compaction_proxy.compaction.directives import DirectiveStore
-from compaction_proxy.compaction.effectiveness import RoundEffectiveness
-from compaction_proxy.compaction.feedback import UsageFeedback
+from compaction_proxy.compaction.feedback import RoundEffectiveness, UsageFeedback
 from compaction_proxy.compaction.inflight import InflightRounds
-from compaction_proxy.compaction.job_builder import JobBuilder
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.price_triggers import GrowthTracker, PriceTriggers
-from compaction_proxy.compaction.prompts import build_summary_instructions, check_prompt_files
 from compaction_proxy.compaction.request_loader import RequestLoader
 from compaction_proxy.compaction.round_builder import RoundBuilder
 from compaction_proxy.compaction.round_coordinator import RoundCoordinator
+from compaction_proxy.compaction.round_job import JobBuilder, check_prompt_files
 from compaction_proxy.compaction.stateless import StatelessCompaction
 from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.config.config import Config
@@ -429,7 +427,6 @@ class Components:
 
     def _create_job_builder(self, config: Config, *, has_archive: bool = True) -> JobBuilder:
         return JobBuilder(
-            build_summary_instructions,
             self._mint_conversation_id,
             config.store.ttl_s,
             has_archive=has_archive,

@@ -11,7 +11,7 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from compaction_proxy.compaction.compactor import MAX_REFITS, Compactor
-from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.compaction.types import (
     CompactionMode,
     CompactionReport,
