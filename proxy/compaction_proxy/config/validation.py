@@ -54,8 +54,8 @@ def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, st
 
     All strategies are checked, because a request may ask for any of them.
     """
-    for name, fields in settings.compaction.strategies:
-        file = getattr(fields, "prompt_file", None)
+    for name in STRATEGIES:
+        file = getattr(getattr(settings.compaction.strategies, name), "prompt_file", None)
         if file is not None and not is_readable(file):
             yield _build_strategy_path(name, "prompt_file"), UNREADABLE_FILE
 
