@@ -3,8 +3,7 @@
 from functools import lru_cache
 from typing import NamedTuple
 
-from compaction_proxy.config.config import ModelSettings
-from compaction_proxy.config.policy import build_policy
+from compaction_proxy.config.config import ModelSettings, build_policy
 from compaction_proxy.core.budget import Budget, compute_budget
 from compaction_proxy.core.strategies import Policy
 from compaction_proxy.core.trigger import (
