@@ -11,8 +11,7 @@ from typing import NamedTuple, Self
 
 from compaction_proxy.compaction.directives import NO_DIRECTIVES, Directives
 from compaction_proxy.compaction.types import FitRequest, UsageBasis
-from compaction_proxy.config.config import ModelSettings
-from compaction_proxy.config.policy import build_policy
+from compaction_proxy.config.config import ModelSettings, build_policy
 from compaction_proxy.core.budget import Budget, compute_budget
 from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.checkpoint_ids import compute_checkpoint_id
