@@ -21,7 +21,7 @@ import yaml
 
 from compaction_proxy.cli.client_config import CLIENT_FILES
 from compaction_proxy.cli.connect import CLIENTS, ClientGuide, fill_placeholders
-from compaction_proxy.config.change import RESTART_KEYS
+from compaction_proxy.config.keys import RESTART_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
+from compaction_proxy.admin.app import mount_pages
 from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.admin.queries import (
     CompactionRecord,
@@ -23,7 +24,6 @@ from compaction_proxy.admin.queries import (
     ModelRow,
     StatisticsReport,
 )
-from compaction_proxy.admin.ui.app import mount_pages
 from compaction_proxy.compaction.commands import ConversationCommands, ConversationOverview
 from compaction_proxy.compaction.directives import Directives
 from compaction_proxy.config.config import Config
@@ -38,11 +38,9 @@ from compaction_proxy.recall.archive import ArchivedRound, RecalledMessage, Remo
 from compaction_proxy.recall.round_detail import RoundDetail, SummaryPrompt, VisibleMessage
 from compaction_proxy.recall.search import SearchHit
 from compaction_proxy.replay.jobs import ReplayJobRunner
-from compaction_proxy.telemetry.counters import ExchangeCounters
 from compaction_proxy.telemetry.live_feed import COMPACTION, FeedItem
-from compaction_proxy.telemetry.statistics import StatisticsRow
-from compaction_proxy.telemetry.totals import Totals
-from compaction_proxy.telemetry.usage import StoredExchange
+from compaction_proxy.telemetry.statistics import ExchangeCounters, StatisticsRow
+from compaction_proxy.telemetry.usage import ExchangeEntry, Totals
 
 PLACE = "ab" * 64
 NAME = "c_0123456789abcdef"
@@ -255,8 +253,8 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
             Directives(pins=(say("Always use metric units"),), suppressed=True),
         ),
         "list_exchanges": [
-            StoredExchange(exchange._replace(round=None), Saving(0.02, 0.05, 0.0)),
-            StoredExchange(exchange._replace(request=say("req-8")), None),
+            ExchangeEntry("t", NAME, exchange._replace(round=None), Saving(0.02, 0.05, 0.0)),
+            ExchangeEntry("t", NAME, exchange._replace(request=say("req-8")), None),
         ],
         "list_compactions": [made],
         "get_compaction": (made, RoundDetail(event, removed, prompts, seen)),

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import COMPACTED, FAILED, MEASURED, Event
-from compaction_proxy.core.exchange import UnreadExchange
 from compaction_proxy.storage.keys import conversation_key, exchanges_key, scope_prefix
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.redis.store import RedisStore
@@ -21,10 +20,8 @@ from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Store
 from compaction_proxy.telemetry import exchange_log as module
 from compaction_proxy.telemetry import usage as accounts_module
-from compaction_proxy.telemetry.exchange_batch import ExchangeEntry
-from compaction_proxy.telemetry.totals import Totals
-from compaction_proxy.telemetry.usage import StoredExchange
-from tests.journals import DAY_S, ORIGIN, TENANT, Process, exchange, noted
+from compaction_proxy.telemetry.usage import ExchangeEntry, Totals
+from tests.journals import DAY_S, TENANT, Process, exchange, noted
 from tests.redis_servers import RedisServer
 
 COST = 0.00011  # 40 fresh input tokens, 60 cached ones and 10 of output, at the prices of `journals`
@@ -65,7 +62,7 @@ async def test_what_was_read_and_what_was_not_stay_in_their_order() -> None:
         process.journal.record_exchange(*noted(at, tokens_before=tokens, tokens_after=tokens))
     await process.journal.flush()
 
-    kept = await process.journal.list_exchanges(TENANT, "c_1")
+    kept = await process.accounts.list_exchanges(TENANT, "c_1", 500)
     assert [each.exchange.at for each in kept] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
@@ -84,8 +81,11 @@ async def test_an_exchange_is_in_its_account_with_its_price() -> None:
         priced=1, cost_usd=COST, tokens_before=90, tokens_after=90,
         trigger=700, window=1_000, last_at=2.0,
     )  # fmt: skip
-    kept = await process.journal.list_exchanges(TENANT, "c_1")
-    assert kept == [StoredExchange(first, Saving(COST)), StoredExchange(second, None)]
+    kept = await process.accounts.list_exchanges(TENANT, "c_1", 500)
+    assert kept == [
+        ExchangeEntry(TENANT, "c_1", first, Saving(COST)),
+        ExchangeEntry(TENANT, "c_1", second, None),
+    ]
 
 
 async def test_rounds_and_what_summaries_cost_are_in_the_account() -> None:
@@ -116,7 +116,7 @@ async def test_a_record_of_an_earlier_version_is_added_to() -> None:
 async def test_what_has_no_conversation_or_no_price_counts_all_the_same() -> None:
     process = Process(MemoryStore())
     heard: list[ExchangeEntry] = []
-    process.journal.listeners.append(lambda entries, _: heard.extend(entries))
+    process.journal.listeners.append(heard.extend)
     some = [
         noted(5.0, None, **READ),
         noted(5.0, None, code=429, **READ),
@@ -136,33 +136,33 @@ async def test_what_has_no_conversation_or_no_price_counts_all_the_same() -> Non
 
 
 @pytest.mark.parametrize("conversation", [None, "c_1"])
-async def test_what_was_not_read_is_added_up_as_if_it_came_one_by_one(conversation: str | None) -> None:
+async def test_what_comes_at_once_is_added_up_as_if_it_came_one_by_one(conversation: str | None) -> None:
     process, other = (Process(MemoryStore(), lambda: 9.0) for _ in range(2))
-    heard: list[tuple[int, int, int]] = []
-    process.journal.listeners.append(
-        lambda _, alike: heard.extend((each.code, len(each.exchanges), each.priced) for each in alike)
-    )
+    heard: list[ExchangeEntry] = []
+    process.journal.listeners.append(heard.extend)
+    unknown: dict[str, Any] = {"prompt_tokens": None, "completion_tokens": None, "cached_tokens": None}
     some = [
-        (code, UnreadExchange(5.0, "r", 500, 100, 10, 60, 0.002, 0.1, 0.2)) for code in (200, 200, 500, 200)
+        *(noted(5.0, conversation, code=code) for code in (200, 200)),
+        noted(5.0, conversation, code=500, **unknown),
+        noted(5.0, conversation),
+        noted(6.0, conversation, **unknown),
     ]
-    some.append((200, UnreadExchange(6.0, "r", 7, None, None, None, 0.002, 0.1, 0.2)))
     for each in some:
-        process.journal.record_unread(TENANT, conversation, ORIGIN, "m", *each)
-        other.journal.record_unread(TENANT, conversation, ORIGIN, "m", *each)
+        process.journal.record_exchange(*each)
+        other.journal.record_exchange(*each)
         await other.journal.flush()  # each by itself
     await process.journal.flush()
-    assert heard == [(200, 4, 3), (500, 1, 1)]
+    assert [each.saving for each in heard] == [Saving(COST), Saving(COST), Saving(0.0), Saving(COST), None]
     [[row], [one_by_one]] = [await each.statistics.list_rows(0, 10, "total") for each in (process, other)]
-    assert replace(row.counters, cost_usd=0) == replace(one_by_one.counters, cost_usd=0)
-    assert row.counters.cost_usd == pytest.approx(one_by_one.counters.cost_usd, rel=1e-12)
+    assert row == one_by_one
+    assert row.counters.cost_usd == pytest.approx(3 * COST)
     if conversation:
         names = [(TENANT, conversation)]
         [[totals], [single]] = [await each.accounts.read_totals(names) for each in (process, other)]
         assert replace(totals, cost_usd=0) == replace(single, cost_usd=0)
-        lines = [await each.journal.list_exchanges(TENANT, conversation) for each in (process, other)]
-        assert sorted(lines[0], key=lambda each: each.exchange) == sorted(
-            lines[1], key=lambda each: each.exchange
-        )
+        assert totals.cost_usd == pytest.approx(single.cost_usd)
+        lines = [await each.accounts.list_exchanges(TENANT, conversation, 500) for each in (process, other)]
+        assert lines[0] == lines[1]
 
 
 def failing(*_: object) -> None:
@@ -174,7 +174,7 @@ async def test_a_listener_that_fails_keeps_nobody_from_hearing(monkeypatch: pyte
     monkeypatch.setattr(module, "_log_write_failure", reported.append)
     process = Process(MemoryStore())
     heard: list[ExchangeEntry] = []
-    process.journal.listeners += [failing, lambda entries, _: heard.extend(entries)]
+    process.journal.listeners += [failing, heard.extend]
     process.journal.record_exchange(*noted(1.0, **READ))
     await process.journal.flush()
     assert (len(heard), [type(each) for each in reported]) == (1, [ZeroDivisionError])
@@ -208,7 +208,7 @@ async def test_totals_add_up_across_flushes_restarts_and_replicas(steps: list[tu
         assert (found.requests, found.prompt_tokens, found.cached_tokens) == (
             requests, 100 * requests, 60 * requests,
         )  # fmt: skip
-        assert len(await processes[0].journal.list_exchanges(TENANT, conversation)) == requests
+        assert len(await processes[0].accounts.list_exchanges(TENANT, conversation, 500)) == requests
 
 
 async def figures_of_four(stores: Sequence[Store]) -> None:
@@ -238,7 +238,7 @@ async def figures_of_four(stores: Sequence[Store]) -> None:
             (40, 40, 40),
             (40, 40, 0),
         ]
-        assert len(await process.journal.list_exchanges(TENANT, "c_1")) == 40
+        assert len(await process.accounts.list_exchanges(TENANT, "c_1", 500)) == 40
     for process in processes:
         await process.records.close()
 
@@ -305,13 +305,9 @@ async def test_no_more_waits_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_of_a_crowd_no_more_waits_for_the_next_flush_than_a_queue_holds() -> None:
     process = Process(MemoryStore())
     heard: list[int] = []
-    process.journal.listeners.append(
-        lambda entries, alike: heard.append(len(entries) + sum(len(each.exchanges) for each in alike))
-    )
-    unread = UnreadExchange(5.0, "r", 500, 100, 10, 60, 0.002, 0.1, 0.2)
-    for _ in range(module.QUEUE_LENGTH):
+    process.journal.listeners.append(lambda entries: heard.append(len(entries)))
+    for _ in range(2 * module.QUEUE_LENGTH):
         process.journal.record_exchange(*noted(1.0))
-        process.journal.record_unread(TENANT, None, ORIGIN, "m", 200, unread)
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert sum(heard) == 2 * module.QUEUE_LENGTH
@@ -328,7 +324,7 @@ async def test_nothing_is_written_of_what_was_forgotten_since_its_request_began(
         process.accounts.on_event(TENANT, Event(COMPACTED, 1.0, "c_1", cost_usd=1.0))
     await process.journal.flush()
     assert [(await totals(store, name)).requests for name in ("c_1", "c_2")] == [0, 1]
-    assert await process.journal.list_exchanges(TENANT, "c_1") == []
+    assert await process.accounts.list_exchanges(TENANT, "c_1", 500) == []
 
 
 async def test_what_is_forgotten_while_it_is_written_does_not_come_back() -> None:
@@ -351,7 +347,7 @@ async def test_what_is_forgotten_while_it_is_written_does_not_come_back() -> Non
         await process.journal.flush()
     found = await totals(store)
     assert (found.requests, found.request_bytes) == (2, 8)
-    assert len(await process.journal.list_exchanges(TENANT, "c_1")) == 2
+    assert len(await process.accounts.list_exchanges(TENANT, "c_1", 500)) == 2
 
 
 async def test_what_another_process_is_writing_waits() -> None:
@@ -372,5 +368,5 @@ async def test_a_line_that_says_nothing_is_passed_over() -> None:
     key = exchanges_key(TENANT, "c_1")
     for line in ({"model": "m"}, {"at": 1.0, "saving": {"cost": "much"}}, {"at": 2.0, "saving": [1]}):
         await process.records.append_line(key, line, ttl_s=DAY_S, max_lines=9)
-    kept = await process.journal.list_exchanges(TENANT, "c_1", 2)
+    kept = await process.accounts.list_exchanges(TENANT, "c_1", 2)
     assert [(each.exchange.at, each.saving) for each in kept] == [(1.0, None), (2.0, None)]

@@ -20,10 +20,9 @@ from compaction_proxy.providers.model_limits import (
     to_fields,
 )
 from compaction_proxy.providers.silent_truncation import AnsweredRequest
-from compaction_proxy.storage.background import MAX_BACKGROUND_TASKS
 from compaction_proxy.storage.keys import model_limits_key
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import RecordStore
+from compaction_proxy.storage.records import MAX_BACKGROUND_TASKS, RecordStore
 from compaction_proxy.storage.store import Store
 
 TENANT = "t"

@@ -17,7 +17,7 @@ from compaction_proxy.gateway.mcp.tools import (
     TenantConversations,
 )
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry, RegisteredConversation
-from compaction_proxy.telemetry.totals import Totals
+from compaction_proxy.telemetry.usage import Totals
 
 NOW = 1_000_000.0
 IDLE = ConversationOverview(Totals(), (), frozenset(), NO_DIRECTIVES)

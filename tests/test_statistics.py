@@ -15,9 +15,14 @@ from compaction_proxy.storage.keys import derive_client_key_name, hourly_counts_
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry import statistics as module
-from compaction_proxy.telemetry.counters import ExchangeCounters, from_fields, to_fields
-from compaction_proxy.telemetry.exchange_batch import ExchangeEntry
-from compaction_proxy.telemetry.statistics import Statistics, StatisticsRow
+from compaction_proxy.telemetry.statistics import (
+    ExchangeCounters,
+    Statistics,
+    StatisticsRow,
+    from_fields,
+    to_fields,
+)
+from compaction_proxy.telemetry.usage import ExchangeEntry
 from tests.journals import DAY_S, MONTH_S, Process, exchange, ignored
 
 HOUR_S = 3_600.0
@@ -55,11 +60,7 @@ async def test_every_way_to_split_them_adds_up_to_the_same(exchanges: list[Any])
         now[0] = NOON - hours * HOUR_S
         made = exchange(now[0], model=model, code=code, tokens_before=7, tokens_after=5)
         processes[index].statistics.add_entries([ExchangeEntry(tenant, None, made, saving)])
-        whole.add_exchange(made)
-        if saving:
-            whole.add_price(saving.cost, saving.gross, saving.cache_loss)
-        elif code == 200:
-            whole.unpriced += 1
+        whole.add_entry(ExchangeEntry(tenant, None, made, saving))
         await processes[index].statistics.flush()
     now[0] = NOON
     fresh = Process(store, lambda: NOON).statistics
@@ -222,7 +223,7 @@ def test_a_quantile_of_the_overhead_is_told_from_its_buckets(
 ) -> None:
     counters = ExchangeCounters()
     for overhead in overheads:
-        counters.add_exchange(exchange(1.0, overhead_s=overhead))
+        counters.add_entry(ExchangeEntry("t", None, exchange(1.0, overhead_s=overhead), None))
     assert counters.compute_overhead_quantile_s(share) == (
         expected if expected is None else pytest.approx(expected)
     )

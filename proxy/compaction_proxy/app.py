@@ -9,14 +9,13 @@ from secrets import token_hex
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from compaction_proxy.admin.api.replay import create_conversation_loader
 from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
-from compaction_proxy.admin.app import create_admin_app
+from compaction_proxy.admin.app import create_admin_app, mount_pages
 from compaction_proxy.admin.auth import AccessPolicy, BodyBudgetMiddleware
 from compaction_proxy.admin.queries import ConversationQueries
-from compaction_proxy.admin.replay_source import create_conversation_loader
-from compaction_proxy.admin.ui.app import mount_pages
 from compaction_proxy.compaction.commands import ConversationCommands
-from compaction_proxy.compaction.prompts import check_prompt_files
+from compaction_proxy.compaction.round_job import check_prompt_files
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import MESSAGES_WIRE, RESPONSES_WIRE
@@ -146,7 +145,7 @@ def _build_wire_endpoint(
         upstream,
         compactor=compactor,
         feedback=components.create_usage_feedback(),
-        exchange_recorder=components.exchange_log,
+        exchange_log=components.exchange_log,
         incidents=IncidentReporter(components.event_bus, components.history),
         registry=components.conversation_registry,
         model_limits=components.model_limits,
@@ -355,7 +354,7 @@ class Proxy:
     def reload(self, loaded_config: LoadedConfig) -> None:
         """Applies another configuration to all later requests.
 
-        The keys in `config.change.RESTART_KEYS` take effect only when a process starts.
+        The keys in `config.keys.RESTART_KEYS` take effect only when a process starts.
 
         Raises:
             ConfigError: A prompt file that the configuration names cannot be read. The old configuration

@@ -3,10 +3,11 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -18,16 +19,14 @@ from compaction_proxy.compaction.compacted_conversations import CompactedConvers
 from compaction_proxy.compaction.compactor import Compactor
 from compaction_proxy.compaction.conversation_index import ConversationIndex
 from compaction_proxy.compaction.directives import DirectiveStore
-from compaction_proxy.compaction.effectiveness import RoundEffectiveness
-from compaction_proxy.compaction.feedback import UsageFeedback
+from compaction_proxy.compaction.feedback import RoundEffectiveness, UsageFeedback
 from compaction_proxy.compaction.inflight import InflightRounds
-from compaction_proxy.compaction.job_builder import JobBuilder
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.price_triggers import GrowthTracker, PriceTriggers
-from compaction_proxy.compaction.prompts import build_summary_instructions, check_prompt_files
 from compaction_proxy.compaction.request_loader import RequestLoader
 from compaction_proxy.compaction.round_builder import RoundBuilder
 from compaction_proxy.compaction.round_coordinator import RoundCoordinator
+from compaction_proxy.compaction.round_job import JobBuilder, check_prompt_files
 from compaction_proxy.compaction.stateless import StatelessCompaction
 from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.config.config import Config
@@ -81,13 +80,14 @@ from compaction_proxy.support.memory_limit import read_memory_limits
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
 from compaction_proxy.telemetry.event_bus import EventBus
 from compaction_proxy.telemetry.event_history import EventHistory
-from compaction_proxy.telemetry.exchange_batch import ExchangeBatch, ExchangeEntry
 from compaction_proxy.telemetry.exchange_log import ExchangeLog
 from compaction_proxy.telemetry.live_feed import LiveFeed
 from compaction_proxy.telemetry.metrics import Metrics
 from compaction_proxy.telemetry.statistics import Statistics
-from compaction_proxy.telemetry.tracing import Tracer
 from compaction_proxy.telemetry.usage import UsageStore
+
+if TYPE_CHECKING:
+    from compaction_proxy.telemetry.otel import OtelTracer
 
 SECRET_DEADLINE_S = 1.0
 SECRET_RETRY_S = 1.0
@@ -153,7 +153,7 @@ def create_text_index_builder() -> TextIndexBuilder:
     return SqliteTextIndexBuilder()
 
 
-def create_tracer(config: Config) -> Tracer | None:
+def create_tracer(config: Config) -> "OtelTracer | None":
     """Returns a tracer if the configuration or the environment says where to send traces, else None.
 
     The environment variables are `COLLECTOR_VARIABLES`. `OTEL_SDK_DISABLED=true` disables tracing.
@@ -174,7 +174,7 @@ def create_tracer(config: Config) -> Tracer | None:
             raise ConfigError(text) from None
         _log.warning(TRACING_NOT_INSTALLED)
         return None
-    tracer: Tracer = tracing.OtelTracer(
+    tracer: OtelTracer = tracing.OtelTracer(
         config.upstream.base_url, __version__, tracing.create_span_processor(endpoint)
     )
     return tracer
@@ -363,7 +363,7 @@ class Components:
         self.event_bus = EventBus(
             self.statistics.on_event, self.usage.on_event, self.feed.on_event, self.metrics.on_event
         )
-        self.exchange_log.listeners.append(self._count_exchanges_in_metrics)
+        self.exchange_log.listeners.append(self.metrics.count_exchanges)
         self.upstream_monitor = UpstreamMonitor(
             self.metrics.count_upstream_error, self.statistics.record_upstream_failure
         )
@@ -409,13 +409,6 @@ class Components:
             yield
             self.is_ready = False
 
-    def _count_exchanges_in_metrics(
-        self, entries: Sequence[ExchangeEntry], batches: Sequence[ExchangeBatch]
-    ) -> None:
-        for each in batches:
-            self.metrics.count_batch(each)
-        self.metrics.count_exchanges(entries)
-
     async def render_metrics(self, accept: str) -> tuple[bytes, str]:
         """Returns the metrics as text, and the media type of the text (see `Metrics.render`).
 
@@ -434,7 +427,6 @@ class Components:
 
     def _create_job_builder(self, config: Config, *, has_archive: bool = True) -> JobBuilder:
         return JobBuilder(
-            build_summary_instructions,
             self._mint_conversation_id,
             config.store.ttl_s,
             has_archive=has_archive,

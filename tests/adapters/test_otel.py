@@ -15,7 +15,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from compaction_proxy.core.event import COMPACTED, FAILED, UNDONE, Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.telemetry.otel import OtelTracer, get_provider_name
-from compaction_proxy.telemetry.tracing import RequestTrace, Tracer
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 FIELDS = [
@@ -44,14 +43,6 @@ class Traced:
 
 def said(span: ReadableSpan) -> Mapping[str, Any]:
     return dict(span.attributes or {})
-
-
-def begun(tracer: Tracer) -> RequestTrace:
-    return tracer.start_request([], "r1")
-
-
-def test_it_is_a_tracer() -> None:
-    assert begun(Traced().tracer).start_upstream_call([])[0][0] == b"traceparent"
 
 
 def test_a_request_goes_on_with_the_client_s_trace_and_the_upstream_with_ours() -> None:

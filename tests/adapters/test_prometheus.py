@@ -17,7 +17,6 @@ from compaction_proxy.core.event import COMPACTED, FAILED, FAILED_OPEN, MEASURED
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.timed import InstrumentedStore
-from compaction_proxy.telemetry.exchange_batch import ExchangeEntry
 from compaction_proxy.telemetry.metrics import (
     ACTIVE_S,
     COUNTERS,
@@ -28,6 +27,7 @@ from compaction_proxy.telemetry.metrics import (
     Metrics,
     _observe_all,
 )
+from compaction_proxy.telemetry.usage import ExchangeEntry
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {*COUNTERS, *HISTOGRAMS, *GAUGES}

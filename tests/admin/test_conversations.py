@@ -21,8 +21,7 @@ from compaction_proxy.storage.keys import checkpoint_list_key
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import ListItem
 from compaction_proxy.telemetry.event_history import build_round_event_line
-from compaction_proxy.telemetry.exchange_batch import ExchangeEntry
-from compaction_proxy.telemetry.usage import UsageStore
+from compaction_proxy.telemetry.usage import ExchangeEntry, UsageStore
 from tests.watched import Watched
 
 DAY_S = 86_400.0
@@ -114,7 +113,7 @@ async def two_rounds(**settings: Any) -> AsyncIterator[tuple[Place, httpx.AsyncC
     """A conversation of two rounds and one request, and a client of its API."""
     here = Place()
     accounts = UsageStore(here.records, DAY_S)
-    accounts.add_exchange(NAME, ExchangeEntry(TENANT, NAME, ASKED, None), None)
+    accounts.add_entry(NAME, ExchangeEntry(TENANT, NAME, ASKED, None), None)
     await accounts.flush()
     await here.owners.record_activity(TENANT, NAME)
     await here.round(1, Message("user", "The port is 4141."), Message("assistant", "Noted."))
@@ -335,7 +334,7 @@ async def test_a_tenant_is_forgotten_whole_and_nobody_else() -> None:
     async with two_rounds() as (here, client):
         accounts = UsageStore(here.records, DAY_S)
         for tenant, name in ((TENANT, "c_other"), ("t_2", "c_foreign")):
-            accounts.add_exchange(name, ExchangeEntry(tenant, name, ASKED, None), None)
+            accounts.add_entry(name, ExchangeEntry(tenant, name, ASKED, None), None)
             await here.owners.record_activity(tenant, name)
         await accounts.flush()
         for name in (NAME, "c_other", "c_foreign"):

@@ -21,7 +21,7 @@ from compaction_proxy.core.event import COMPACTED, FAILED, Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry.event_history import build_round_event_line
-from compaction_proxy.telemetry.usage import StoredExchange
+from compaction_proxy.telemetry.usage import ExchangeEntry
 from tests.watched import ORIGIN, Watched
 
 NOW, DAY_S = 1_800_000_000.0, 86_400.0
@@ -205,7 +205,7 @@ async def test_a_store_that_is_away_is_said_to_be() -> None:
 
 
 def test_an_exchange_without_a_price_says_so() -> None:
-    assert schemas.to_exchange_line(StoredExchange(exchange(1.0), None))["saving"] is None
+    assert schemas.to_exchange_line(ExchangeEntry("t", None, exchange(1.0), None))["saving"] is None
 
 
 def misdescribed(value: Any, schema: dict[str, Any], schemas: dict[str, Any], place: str) -> list[str]:

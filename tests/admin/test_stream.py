@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from compaction_proxy.admin.api.events import HEARTBEAT, STREAM_OPENING, stream_events
+from compaction_proxy.admin.api.overview import HEARTBEAT, STREAM_OPENING, stream_events
 from compaction_proxy.admin.api.routing import AdminApi
 from compaction_proxy.admin.app import Readiness, create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy

@@ -11,16 +11,14 @@ from typing import Any
 from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.compactor import Compactor
 from compaction_proxy.compaction.directives import DirectiveStore
-from compaction_proxy.compaction.effectiveness import RoundEffectiveness
-from compaction_proxy.compaction.feedback import UsageFeedback
+from compaction_proxy.compaction.feedback import RoundEffectiveness, UsageFeedback
 from compaction_proxy.compaction.inflight import InflightRounds
-from compaction_proxy.compaction.job_builder import JobBuilder
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.price_triggers import GrowthTracker, PriceTriggers
-from compaction_proxy.compaction.prompts import build_summary_instructions
 from compaction_proxy.compaction.request_loader import RequestLoader
 from compaction_proxy.compaction.round_builder import RoundBuilder
 from compaction_proxy.compaction.round_coordinator import RoundCoordinator
+from compaction_proxy.compaction.round_job import JobBuilder
 from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.compaction.types import CompactionMode, FitRequest, FitResult
@@ -215,7 +213,6 @@ async def bench(
     aiming = PriceTriggers(pricing, growth) if pricing else None
     viewer = RequestLoader(reading, records, index, learning, anchors, wishing, aiming)
     ordering = JobBuilder(
-        build_summary_instructions,
         lambda tenant, prefix: mint_conversation_id(b"secret", tenant, prefix),
         TTL_S,
     )

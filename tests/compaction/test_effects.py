@@ -2,7 +2,7 @@
 
 import pytest
 
-from compaction_proxy.compaction.effectiveness import (
+from compaction_proxy.compaction.feedback import (
     FAILURE_GROWTH,
     MAX_CONVERSATIONS,
     PAUSE_S,

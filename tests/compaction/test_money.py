@@ -11,8 +11,7 @@ from compaction_proxy.compaction.price_triggers import (
     PriceTriggers,
     PriceTriggerSizes,
 )
-from compaction_proxy.compaction.request_limits import resolve_policy
-from compaction_proxy.compaction.request_view import format_strategy_thread
+from compaction_proxy.compaction.request_view import format_strategy_thread, resolve_policy
 from compaction_proxy.compaction.types import (
     CompactionReport,
     CompactionStatus,

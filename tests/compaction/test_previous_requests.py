@@ -1,6 +1,6 @@
 """Requests are compared with the one before them, of the same tenant and conversation."""
 
-from compaction_proxy.compaction.previous_requests import PreviousRequests
+from compaction_proxy.compaction.request_loader import PreviousRequests
 from compaction_proxy.core.digest import compute_message_digest, compute_prefix_digests
 from compaction_proxy.core.message import Message
 

@@ -11,12 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.compaction.chunking import (
-    count_shown_characters,
-    shrink_shape_to_fit,
-    split_into_halves,
-    split_into_portions,
-)
 from compaction_proxy.compaction.message_reader import CountingOptions, MessageReader
 from compaction_proxy.compaction.summarizer import (
     AlignedConversation,
@@ -27,6 +21,12 @@ from compaction_proxy.compaction.summarizer import (
     SummaryUsage,
 )
 from compaction_proxy.compaction.summary_client import HOUR_S, MAX_TENANTS, CallBudget
+from compaction_proxy.compaction.summary_request import (
+    count_shown_characters,
+    shrink_shape_to_fit,
+    split_into_halves,
+    split_into_portions,
+)
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.strategies import ITERATIONS, SummaryShape

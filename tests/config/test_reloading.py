@@ -1,8 +1,13 @@
 """A configuration that takes another's place: what takes effect at once, and what waits for a start."""
 
-from compaction_proxy.config.change import RESTART_KEYS, ConfigChange, compare_configs
 from compaction_proxy.config.config import Config, get_model_settings
-from compaction_proxy.config.keys import format_key_path, iter_keys
+from compaction_proxy.config.keys import (
+    RESTART_KEYS,
+    ConfigChange,
+    compare_configs,
+    format_key_path,
+    iter_keys,
+)
 
 
 def config(**sections: object) -> Config:

@@ -2,16 +2,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.config import load_config
-from compaction_proxy.config.config import Config, get_model_settings
-from compaction_proxy.config.environment import ConfigOverride
+from compaction_proxy.config.config import Config, build_policy, get_model_settings
 from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_value
-from compaction_proxy.config.policy import build_policy
+from compaction_proxy.config.loader import ConfigOverride
 from compaction_proxy.config.sections import TriggerRow
 from compaction_proxy.config.types import parse_duration
 from compaction_proxy.config.validation import UPSTREAM_KEY_MISSING
@@ -206,7 +206,8 @@ def test_variables_hold_json_for_lists_and_maps_and_null_for_null() -> None:
     config = load_config(None, environ).config
     assert config.session.headers == ("x-one", "two")
     assert config.compaction.trigger == (TriggerRow(iterations=8),)
-    chained = config.compaction.strategies.chained
+    strategies: Any = config.compaction.strategies
+    chained = strategies.chained
     assert (chained.temperature, chained.percent, config.summary.model) == (0.5, 70, None)
 
 
@@ -594,7 +595,8 @@ def test_a_summary_that_may_take_less_than_it_is_asked_for_leads_to_a_warning(tm
 def test_null_is_taken_from_a_variable_where_a_field_may_be_null() -> None:
     fields = P + "COMPACTION__STRATEGIES__ANCHORED__"
     found = load_config(None, {**HOME, fields + "TEMPERATURE": "null", fields + "MAX_BLOCK_S": ""})
-    anchored = found.config.compaction.strategies.anchored
+    strategies: Any = found.config.compaction.strategies
+    anchored = strategies.anchored
     assert (anchored.temperature, anchored.max_block_s) == (None, None)
 
 
@@ -660,7 +662,8 @@ models:
 """
     config = loaded(text, tmp_path)
     first, second, other = (get_model_settings(config, model) for model in ("gpt-4.1", "gpt-5", "claude"))
-    chained = first.compaction.strategies.chained
+    strategies: Any = first.compaction.strategies
+    chained = strategies.chained
     assert (first.window, first.compaction.mode, first.compaction.max_block_s) == (9, "shadow", 5)
     assert (chained.percent, chained.keep_messages, first.summary) == (70, 4, config.summary)
     assert (second.alternation, second.reserve_output, second.window) == ("strict", 7, None)

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from compaction_proxy.admin.api.replay import MAX_BYTES
+from compaction_proxy.admin.api.replay import create_conversation_loader
 from compaction_proxy.admin.api.routing import AdminApi
 from compaction_proxy.admin.app import Readiness, create_admin_app
-from compaction_proxy.admin.auth import AccessPolicy
-from compaction_proxy.admin.replay_source import create_conversation_loader
+from compaction_proxy.admin.auth import MAX_REPLAY_BYTES, AccessPolicy
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.config.config import Config
@@ -64,7 +63,12 @@ async def test_a_pasted_and_a_stored_conversation_are_played(client: httpx.Async
 async def test_what_cannot_be_played_is_refused(client: httpx.AsyncClient) -> None:
     answers = [
         await client.post("/admin/v1/replay", content=content)
-        for content in (b"no", b'{"conversation": "c_unknown"}', b" " * (MAX_BYTES + 1), b'{"messages": []}')
+        for content in (
+            b"no",
+            b'{"conversation": "c_unknown"}',
+            b" " * (MAX_REPLAY_BYTES + 1),
+            b'{"messages": []}',
+        )
     ]
     assert [each.status_code for each in answers] == [400, 404, 413, 400]
     assert {tuple(json.loads(each.content)) for each in answers} == {("error",)}

@@ -22,7 +22,7 @@ from compaction_proxy.cli.demo.provider import (
     DemoProviderSettings,
     create_provider,
 )
-from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.compaction.stateless import find_window_for_limit
 from compaction_proxy.compaction.types import CompactionMode, FitRequest
 from compaction_proxy.config.config import Config, get_model_settings

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from compaction_proxy.admin.ui.actions import read_form
+from compaction_proxy.admin.ui.pages import read_form
 from compaction_proxy.core.errors import RequestRefusedError
 
 TEXT = st.text(st.characters(codec="utf-8"))

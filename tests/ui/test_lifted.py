@@ -5,8 +5,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.admin.ui.diff import MAX_COMPARED_CHARACTERS, index_words, split_pieces
-from compaction_proxy.admin.ui.round_view import build_panes
+from compaction_proxy.admin.ui.diff import MAX_COMPARED_CHARACTERS, build_panes, index_words, split_pieces
 from compaction_proxy.recall.archive import RemovedMessage
 from compaction_proxy.recall.round_detail import KEPT, STAND_IN, VisibleMessage
 

@@ -20,10 +20,8 @@ from compaction_proxy.recall.round_detail import RoundDetail
 from compaction_proxy.replay.jobs import ReplayJob
 from compaction_proxy.replay.runner import ReplayOptions
 from compaction_proxy.support.formatting import MINUS
-from compaction_proxy.telemetry.counters import ExchangeCounters
-from compaction_proxy.telemetry.statistics import StatisticsRow
-from compaction_proxy.telemetry.totals import Totals
-from compaction_proxy.telemetry.usage import StoredExchange
+from compaction_proxy.telemetry.statistics import ExchangeCounters, StatisticsRow
+from compaction_proxy.telemetry.usage import Totals
 from tests.dashboard import AT, NAME, PLACE, FakeAdmin, Read, counters, pages, sample
 
 ONE = f"/ui/conversations/{NAME}"
@@ -213,7 +211,9 @@ async def test_a_conversation_is_drawn_with_its_marks_and_told_as_a_table() -> N
 async def test_searches_of_the_model_have_a_column_where_there_were_any() -> None:
     told = sample()
     listed = told["list_exchanges"]
-    listed[-1] = StoredExchange(listed[-1].exchange._replace(recalls=2, recall_prompt_tokens=0), None)
+    listed[-1] = listed[-1]._replace(
+        exchange=listed[-1].exchange._replace(recalls=2, recall_prompt_tokens=0), saving=None
+    )
     async with pages(FakeAdmin(told)) as client:
         page = Read((await client.get(ONE)).text)
     assert "Cached Answer Searches Overhead" in page.text

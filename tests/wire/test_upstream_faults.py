@@ -229,7 +229,6 @@ async def test_of_a_stream_that_was_cut_nothing_is_counted(
 ) -> None:
     noted: list[Any] = []
     monkeypatch.setattr(exchange_log.ExchangeLog, "record_exchange", lambda _, *what: noted.append(what[3]))
-    monkeypatch.setattr(exchange_log.ExchangeLog, "record_unread", lambda _, *what: noted.append(what[5]))
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":41,"completion_tokens":1}}\n\n'
     counted = chunked(usage + b"data: [DONE]\n\n")
 

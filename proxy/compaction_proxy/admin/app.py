@@ -1,4 +1,4 @@
-"""The application for the proxy's own paths: health checks, metrics and the admin API.
+"""The applications for the proxy's own paths: health checks, metrics, the admin API and the admin pages.
 
 Requests for unknown paths get an error in OpenAI's format.
 """
@@ -9,15 +9,19 @@ from typing import Literal
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.status import HTTP_400_BAD_REQUEST, HTTP_413_CONTENT_TOO_LARGE
-from starlette.types import Lifespan
+from starlette.routing import Route
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from compaction_proxy import __version__
-from compaction_proxy.admin.api import conversations, events, export, overview, replay
-from compaction_proxy.admin.api.routing import AdminApi, install_api
-from compaction_proxy.admin.auth import MAX_BODY_BYTES
-from compaction_proxy.core.errors import RequestRefusedError, format_openai_error
+from compaction_proxy.admin.api import conversations, export, overview, replay
+from compaction_proxy.admin.api.routing import ERROR_HANDLERS, AdminApi, install_api
+from compaction_proxy.admin.auth import BASIC, AccessMiddleware
+from compaction_proxy.admin.ui.pages import PageRoutes
+from compaction_proxy.admin.ui.replay import PlaygroundRoutes
+from compaction_proxy.admin.ui.templates import Templates
+from compaction_proxy.core.errors import OverloadedError, ProxyError, RequestRefusedError, format_openai_error
 
 METRICS_PATH = "/metrics"
 METHODS = ["GET", "HEAD"]
@@ -40,13 +44,8 @@ def create_metrics_router(render_metrics: RenderMetrics) -> APIRouter:
 
 ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/healthz", "/health", "/health/readiness")
-ROUTERS = (conversations.router, overview.router, events.router, export.router, replay.router)
+ROUTERS = (conversations.router, overview.router, export.router, replay.router)
 ERROR_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
-# Error messages for refused request bodies, by the status of the response.
-BODY_MESSAGES = {
-    HTTP_400_BAD_REQUEST: "The body cannot be read.",
-    HTTP_413_CONTENT_TOO_LARGE: f"The request body is larger than {MAX_BODY_BYTES} bytes.",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +64,15 @@ class Readiness:
     version: str
 
 
-async def _respond_http_error(request: Request, error: Exception) -> Response:
+async def _respond_http_error(request: Request, error: HTTPException) -> Response:
     """Responds to a request with an unknown path or method, or with an unreadable or too large body."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    headers = error.headers if isinstance(error, HTTPException) else None
-    unknown = f"{request.method} {request.url.path} is not something this proxy answers"
-    message = BODY_MESSAGES.get(status, unknown)
-    body = format_openai_error(
-        RequestRefusedError(status, message, ERROR_CODES.get(status, "invalid_request"))
-    )
-    return Response(body, status, headers, "application/json")
+    status, message = error.status_code, error.detail
+    if status == 400:
+        message = "The body cannot be read."
+    elif status != 413:
+        message = f"{request.method} {request.url.path} is not something this proxy answers"
+    refused = RequestRefusedError(status, message, ERROR_CODES.get(status, "invalid_request"))
+    return Response(format_openai_error(refused), status, error.headers, "application/json")
 
 
 def _create_health_router(read_readiness: Callable[[], Readiness]) -> APIRouter:
@@ -122,11 +120,70 @@ def create_admin_app(
         openapi_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
+        exception_handlers={HTTPException: _respond_http_error, **ERROR_HANDLERS},
     )
     app.include_router(_create_health_router(read_readiness), prefix=base_path, include_in_schema=False)
     if render_metrics is not None:
         app.include_router(create_metrics_router(render_metrics), prefix=base_path, include_in_schema=False)
-    app.add_exception_handler(HTTPException, _respond_http_error)
     if api is not None:
         install_api(app, api, base_path, ROUTERS)
     return app
+
+
+PATH = "/ui"
+_CONVERSATION = "/conversations/{name}"
+
+
+def _build_routes(page_routes: PageRoutes, playground: PlaygroundRoutes) -> list[Route]:
+    get_routes = {
+        "": page_routes.show_overview,
+        "/": page_routes.show_overview,
+        "/conversations": page_routes.show_conversations,
+        _CONVERSATION: page_routes.show_conversation,
+        _CONVERSATION + "/compactions/{place}": page_routes.show_compaction,
+        _CONVERSATION + "/compactions/{place}/prompts": page_routes.show_prompts,
+        _CONVERSATION + "/messages/{message}": page_routes.show_message,
+        _CONVERSATION + "/search": page_routes.show_search,
+        "/failures": page_routes.show_failures,
+        "/settings": page_routes.show_settings,
+        "/playground": playground.show_form,
+        "/static/{name}": page_routes.templates.serve_static,
+    }
+    post_routes = {
+        _CONVERSATION + "/{action}": page_routes.run_action,
+        "/playground": playground.show_results,
+    }
+    root = page_routes.templates.root
+    return [
+        *(Route(root + path, answer, methods=["POST"]) for path, answer in post_routes.items()),
+        *(Route(root + path, answer, methods=["GET"]) for path, answer in get_routes.items()),
+    ]
+
+
+def mount_pages(app: ASGIApp, api: AdminApi, base_path: str = "") -> ASGIApp:
+    """Creates an application that serves the pages and passes all other requests to `app`.
+
+    Args:
+        app: Application for the other requests.
+        api: Parts of the admin API, which the pages use too.
+        base_path: Empty, or a path that starts with `/` and does not end with it.
+    """
+    root = base_path + PATH
+    site = AccessMiddleware(_create_site(api, Templates(root)), api.access_policy, root, scheme=BASIC)
+
+    async def dispatch_request(scope: Scope, receive: Receive, send: Send) -> None:
+        ours = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{root}/")
+        await (site if ours else app)(scope, receive, send)
+
+    return dispatch_request
+
+
+def _create_site(api: AdminApi, templates: Templates) -> ASGIApp:
+    async def show_error(_: Request, error: Exception) -> Response:
+        answer = await templates.render_error(error)
+        if isinstance(error, OverloadedError):
+            answer.headers["retry-after"] = str(error.retry_after_s)
+        return answer
+
+    routes = _build_routes(PageRoutes(api, templates), PlaygroundRoutes(api, templates))
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys((ProxyError, HTTPException), show_error))

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.status import HTTP_413_CONTENT_TOO_LARGE
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from compaction_proxy.config.validation import is_loopback
@@ -31,14 +30,15 @@ MAX_BODY_BYTES = 65_536
 # Largest body of any admin request, in bytes: that of a form with a pasted transcript. `BodyBudgetMiddleware`
 # reserves at most this much room for a body.
 MAX_FORM_BYTES = 24 * 1024 * 1024
-# End of the path of replay requests. Their body is a whole conversation, which may exceed `MAX_BODY_BYTES`.
-# The route has its own limit.
+# Largest body of a replay request, which holds a whole conversation, in bytes. The command
+# `compaction-proxy replay` takes longer conversations.
+MAX_REPLAY_BYTES = 8 * 1024 * 1024
 REPLAY_PATH = "/admin/v1/replay"
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimitMiddleware:
-    """Refuses request bodies larger than `MAX_BODY_BYTES` with status 413, except for replays. Pure ASGI.
+    """Refuses too large request bodies with status 413. Pure ASGI.
 
     Starlette can limit bodies as well, but its response cannot have OpenAI's format.
 
@@ -53,17 +53,18 @@ class BodyLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on. Counts the bytes of its body as the application reads them."""
         path = scope.get("path", "")
-        if not path.startswith(self.path) or path.endswith(REPLAY_PATH):
+        if not path.startswith(self.path):
             await self.app(scope, receive, send)
             return
-        remaining_bytes = MAX_BODY_BYTES
+        max_bytes = MAX_REPLAY_BYTES if path.endswith(REPLAY_PATH) else MAX_BODY_BYTES
+        remaining_bytes = max_bytes
 
         async def receive_bounded() -> Message:
             nonlocal remaining_bytes
             message = await receive()
             remaining_bytes -= len(message.get("body", b""))
             if remaining_bytes < 0:
-                raise HTTPException(HTTP_413_CONTENT_TOO_LARGE)
+                raise HTTPException(413, f"The request body is larger than {max_bytes} bytes.")
             return message
 
         await self.app(scope, receive_bounded, send)

@@ -5,7 +5,7 @@ The queries change nothing. Queries that need prices wait until these have been 
 
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,12 +21,16 @@ from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_win
 from compaction_proxy.recall.round_detail import RoundDetail, RoundDetailReader
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry, RegisteredConversation
-from compaction_proxy.telemetry.counters import ExchangeCounters
 from compaction_proxy.telemetry.event_history import EventHistory
 from compaction_proxy.telemetry.live_feed import FeedItem, LiveFeed
-from compaction_proxy.telemetry.statistics import OTHERS, Grouping, Statistics, StatisticsRow
-from compaction_proxy.telemetry.totals import Totals
-from compaction_proxy.telemetry.usage import StoredExchange, UsageStore
+from compaction_proxy.telemetry.statistics import (
+    OTHERS,
+    ExchangeCounters,
+    Grouping,
+    Statistics,
+    StatisticsRow,
+)
+from compaction_proxy.telemetry.usage import ExchangeEntry, Totals, UsageStore
 
 # Largest number of conversations that a query reads to search, sort or export them: the most recently used.
 MAX_SCANNED = 1_000
@@ -99,7 +103,7 @@ class ConversationQueries:
     """Answers the queries of the admin API. Use it on one event loop.
 
     Queries about one conversation raise `RequestRefusedError` (404) if it is unknown. All queries except
-    `follow_feed` and `list_upstream_failures` raise `StoreUnavailableError` if the store cannot be reached.
+    `list_upstream_failures` raise `StoreUnavailableError` if the store cannot be reached.
 
     Attributes:
         records: The store.
@@ -148,7 +152,7 @@ class ConversationQueries:
         matches = [each for each in listed if word in each.id or word in each.totals.model.casefold()]
         return sorted(matches, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
 
-    async def list_exchanges(self, conversation: str, limit: int) -> list[StoredExchange]:
+    async def list_exchanges(self, conversation: str, limit: int) -> list[ExchangeEntry]:
         """Returns the newest `limit` exchanges of a conversation, oldest first."""
         return await self.usage.list_exchanges(await self._find_tenant(conversation), conversation, limit)
 
@@ -177,7 +181,7 @@ class ConversationQueries:
 
     async def get_statistics(self, since: float, until: float, by: Grouping) -> StatisticsReport:
         """Returns the sums of all exchanges in a period. For the arguments, see `Statistics.list_rows`."""
-        await self._open_store()
+        await self.check_store()
         rows = await self.statistics.list_rows(since, until, by)
         total = ExchangeCounters()
         for row in rows:
@@ -186,7 +190,7 @@ class ConversationQueries:
 
     async def list_recent_items(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
         """Returns the latest events of all conversations, newest first. With `failures`, only failures."""
-        await self._open_store()
+        await self.check_store()
         return await self.feed.list_recent_events(limit, failures=failures)
 
     async def list_upstream_failures(self, since: float, until: float) -> tuple[list[UpstreamFailure], bool]:
@@ -199,16 +203,9 @@ class ConversationQueries:
         failures = await self.statistics.list_upstream_failures(since, until)
         return failures, self.records.failed_reads == failed_before
 
-    def follow_feed(self, after_id: str | None) -> AsyncGenerator[FeedItem]:
-        """Yields the stored feed items that are newer than the item with the id `after_id`, then new items.
-
-        If `after_id` is None, yields only new items.
-        """
-        return self.feed.follow(after_id)
-
     async def list_models(self) -> list[ModelRow]:
         """Returns the models that are configured by name or were used in the last 30 days, sorted by name."""
-        await self._open_store()
+        await self.check_store()
         rows = await self.statistics.list_rows(self.now() - RECENT_MODELS_S, self.now(), "model")
         seen = {row.label for row in rows} - {"", OTHERS[0]}
         named = {name for name in self.config.models if _GLOB.isdisjoint(name)}
@@ -223,7 +220,7 @@ class ConversationQueries:
 
     async def iter_conversations(
         self,
-    ) -> AsyncIterator[tuple[ListedConversation, list[StoredExchange], list[Event]]]:
+    ) -> AsyncIterator[tuple[ListedConversation, list[ExchangeEntry], list[Event]]]:
         """Yields at most `MAX_SCANNED` conversations with their exchanges and events.
 
         The most recently used conversation comes first. Reads one conversation at a time, so that little
@@ -237,13 +234,6 @@ class ConversationQueries:
                 exchanges,
                 await self.history.list_events(seen.tenant, seen.id),
             )
-
-    async def check_store(self) -> None:
-        """Raises `StoreUnavailableError` if the store cannot be reached.
-
-        Call it before a streamed response begins: later, the status of the response cannot change.
-        """
-        await self._open_store()
 
     async def _build_compactions(
         self, tenant: str, conversation: str, events: Sequence[Event]
@@ -271,17 +261,21 @@ class ConversationQueries:
         return [ListedConversation(each.id, used) for each, used in zip(seen, totals, strict=True)]
 
     async def _list_recent(self, limit: int) -> list[RegisteredConversation]:
-        await self._open_store()
+        await self.check_store()
         return await self.conversation_registry.list_recent(limit)
 
     async def _find_tenant(self, conversation: str) -> str:
-        await self._open_store()
+        await self.check_store()
         tenant = await self.conversation_registry.find_tenant(conversation)
         if tenant is None:
             raise RequestRefusedError(404, "There is no such conversation.", "conversation_not_found")
         return tenant
 
-    async def _open_store(self) -> None:
+    async def check_store(self) -> None:
+        """Raises `StoreUnavailableError` if the store cannot be reached.
+
+        Call it before a streamed response begins: later, the status of the response cannot change.
+        """
         if not await self.records.open():
             raise StoreUnavailableError("store-failed", "the store cannot be reached")
 

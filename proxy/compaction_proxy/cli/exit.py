@@ -16,8 +16,7 @@ from compaction_proxy.core.errors import ConfigError, ProxyError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from compaction_proxy.config.environment import ConfigOverride
-    from compaction_proxy.config.loader import LoadedConfig
+    from compaction_proxy.config.loader import ConfigOverride, LoadedConfig
 
 FAILED = 1  # not found, refused, or any other failure
 BAD_CONFIG = 2  # bad configuration or bad usage; typer exits with 2 for bad usage, too

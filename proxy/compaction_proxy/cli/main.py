@@ -39,8 +39,7 @@ def serve(
 
     from compaction_proxy.cli.serve import announce_start, run_single_process
     from compaction_proxy.cli.workers import run_workers
-    from compaction_proxy.config.environment import ConfigOverride
-    from compaction_proxy.config.loader import load_config
+    from compaction_proxy.config.loader import ConfigOverride, load_config
     from compaction_proxy.telemetry import logs
 
     overrides = (

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compaction_proxy.config.change import compare_configs
+from compaction_proxy.config.keys import compare_configs
 from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.support import log_events

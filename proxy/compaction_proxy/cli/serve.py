@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from compaction_proxy.cli.reload import ConfigReloader, ReadConfig
-from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import ServerSection

@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import structlog
 
 from compaction_proxy.compaction.message_reader import MessageReader
-from compaction_proxy.compaction.request_limits import compute_limits
-from compaction_proxy.compaction.request_view import build_counting_options
+from compaction_proxy.compaction.request_view import compute_limits
 from compaction_proxy.compaction.types import CompactedMessages, FitRequest, FitResult
 from compaction_proxy.config.sections import RecallSection
 from compaction_proxy.core.digest import format_message_id
@@ -209,8 +208,7 @@ class AutoRecall:
             messages = insert_alternating_fillers(messages)
         uncounted = [each for each in messages if not each.tokens]
         added = sum(
-            each.tokens
-            for each in await self._reader.add_token_counts(uncounted, build_counting_options(ask))
+            each.tokens for each in await self._reader.add_token_counts(uncounted, ask.counting_options)
         )
         size = _estimate_size_tokens(fit, added)
         if size is None or size > _compute_limit(fit, ask):

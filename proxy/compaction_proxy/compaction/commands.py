@@ -36,7 +36,7 @@ from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
 from compaction_proxy.telemetry.event_bus import EventListener, generate_event_id, ignore_event
 from compaction_proxy.telemetry.event_history import KEPT_ROOT_LINES, EventHistory
-from compaction_proxy.telemetry.totals import Totals, from_fields
+from compaction_proxy.telemetry.usage import Totals, from_fields
 
 
 @dataclass(frozen=True, slots=True)

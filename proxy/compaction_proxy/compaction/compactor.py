@@ -14,9 +14,8 @@ import structlog
 
 from compaction_proxy.compaction.fallback_cut import cut_to_fit, fill_token_counts
 from compaction_proxy.compaction.message_reader import MessageReader
-from compaction_proxy.compaction.request_limits import resolve_policy
 from compaction_proxy.compaction.request_loader import TIGHT_SHARE, RequestLoader
-from compaction_proxy.compaction.request_view import RequestView, replace_messages
+from compaction_proxy.compaction.request_view import RequestView, replace_messages, resolve_policy
 from compaction_proxy.compaction.round_coordinator import QUIET_REASONS, RoundCoordinator
 from compaction_proxy.compaction.types import (
     CompactedMessages,
@@ -207,11 +206,7 @@ class Compactor:
             view = await self._loader.refresh_view(view)
             if ask.mode is not CompactionMode.SHADOW:
                 uncapped_view, view = view, await self._coordinator.cap_huge_results(view)
-                uncapped = (
-                    None
-                    if view is uncapped_view
-                    else uncapped_view.estimate_tokens(uncapped_view.effective_messages)
-                )
+                uncapped = None if view is uncapped_view else uncapped_view.effective_estimate
             due = _find_due_reason(view)
         if ask.mode is CompactionMode.SHADOW:
             fitted = FittedMessages(view.messages, is_changed=False, fits=True)
@@ -255,9 +250,9 @@ class Compactor:
         if view.directives.bypass:
             return self._build_bypassed_result(view)
         view = _apply_reported_size(view, refused_fit.estimate, overflow, None if adds_output else refusals)
-        fits_alone = adds_output and view.estimate_tokens(view.effective_messages) <= view.budget.prompt_limit
+        fits_alone = adds_output and view.effective_estimate <= view.budget.prompt_limit
         if fits_alone:  # the prompt alone fits, so nothing may be cut from it
-            input_limit = max(view.budget.input_limit, view.estimate_upper_bound(view.effective_messages))
+            input_limit = max(view.budget.input_limit, view.effective_bound)
             view = replace(view, budget=replace(view.budget, input_limit=input_limit))
         due = (
             view.find_due_reason()
@@ -325,9 +320,7 @@ class Compactor:
             else CompactionStatus.NONE
         )
         reason = None
-        tokens_due = (
-            view.estimate_tokens(view.effective_messages) if uncapped_tokens is None else uncapped_tokens
-        )
+        tokens_due = view.effective_estimate if uncapped_tokens is None else uncapped_tokens
         if due_reason is not None:
             try:
                 view, reason = await self._coordinator.apply_new_round(view, due_reason)
@@ -363,7 +356,7 @@ class Compactor:
 
     async def _choose_messages(self, view: RequestView) -> FittedMessages:
         """Returns the list to forward: the client's, or the effective list, repaired and cut if needed."""
-        is_too_long = view.is_automatic and view.exceeds_window(view.effective_messages)
+        is_too_long = view.is_automatic and view.exceeds_window
         is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)
         if not is_compacted and not is_too_long:
             return FittedMessages(view.messages, is_changed=False, fits=True)
@@ -422,7 +415,7 @@ class Compactor:
             tokens_before=view.estimate_tokens(view.messages),
             tokens_after=view.estimate_tokens(fitted.messages),
             window=view.budget.window,
-            trigger=view.marks.trigger_tokens if view.is_automatic else None,
+            trigger=view.automatic_trigger_tokens,
             reason=reason,
             tokens_without_round=tokens_without_round,
             checkpoint_id=view.checkpoint_id.hex(),

@@ -214,13 +214,17 @@ class DirectiveStore:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         records.on_delete_callbacks.append(self._forget_prefix)
 
-    async def get(self, tenant: str, conversation: str) -> Directives:
-        """Returns the directives of a conversation, at most two seconds old."""
+    async def get(self, tenant: str, conversation: str | None) -> Directives:
+        """Returns the directives of a conversation, at most two seconds old. Without an id there are none."""
         cached = self.get_cached(tenant, conversation)
-        return await self._read_record(directives_key(tenant, conversation)) if cached is None else cached
+        if cached is not None or conversation is None:
+            return cached or NO_DIRECTIVES
+        return await self._read_record(directives_key(tenant, conversation))
 
-    def get_cached(self, tenant: str, conversation: str) -> Directives | None:
+    def get_cached(self, tenant: str, conversation: str | None) -> Directives | None:
         """Returns the cached directives without waiting; None if they are older than `FRESH_S` seconds."""
+        if conversation is None:
+            return NO_DIRECTIVES
         key = directives_key(tenant, conversation)
         read_at, directives = self._cache.get(key, _NEVER_READ)
         age_s = self._clock() - read_at

@@ -32,7 +32,7 @@ async def fill_token_counts(
 ) -> tuple[Message, ...]:
     """Returns the messages, with token counts for those that have none."""
     uncounted = [each for each in messages if not each.tokens]
-    counted = iter(await reader.add_token_counts(uncounted, view.counting_options))
+    counted = iter(await reader.add_token_counts(uncounted, view.request.counting_options))
     return tuple(each if each.tokens else next(counted) for each in messages)
 
 
@@ -41,7 +41,7 @@ async def cut_to_fit(
 ) -> tuple[Message, ...]:
     """Cuts the list to fit the context window of the view. The result may still be too large."""
     room, max_room = _compute_room(view)
-    message_ids, dialect = _map_object_ids_to_handles(view), view.counting_options.wire
+    message_ids, dialect = _map_object_ids_to_handles(view), view.request.counting_options.wire
     messages = cut = await _mask_old_results(messages, view, message_ids, reader, room)
     if sum(each.tokens for each in messages) <= room and not view.is_too_large(messages):
         return messages
@@ -74,10 +74,10 @@ async def cut_to_fit(
 def _compute_room(view: RequestView) -> tuple[int, int]:
     """Returns how many counted tokens the messages may take: first with a safety margin, then without it."""
     size, bound = (
-        view.estimate_tokens(view.effective_messages),
-        view.estimate_upper_bound(view.effective_messages),
+        view.effective_estimate,
+        view.effective_bound,
     )
-    counted = max(1, view.count_tokens(view.effective_messages))
+    counted = max(1, view.effective_tokens)
     room = view.budget.input_limit * counted // max(1, bound) - view.overhead_tokens
     max_tokens = min(view.max_prompt_tokens, view.cut_goal_tokens or view.max_prompt_tokens)
     return room, max_tokens * counted // max(1, size) - view.overhead_tokens
@@ -126,7 +126,9 @@ async def _mask_old_results(
             break
         result = messages[index]
         text = format_mask(result, calls.get(index), message_ids[id(result)])
-        masks[index] = _round_trip_message(replace(result, text=text, raw=b""), view.counting_options.wire)
+        masks[index] = _round_trip_message(
+            replace(result, text=text, raw=b""), view.request.counting_options.wire
+        )
         size -= result.tokens - MASK_TOKENS
     return await fill_token_counts([masks.get(k, each) for k, each in enumerate(messages)], view, reader)
 

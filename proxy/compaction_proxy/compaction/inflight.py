@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from compaction_proxy.compaction.round_builder import RoundBuilder
-from compaction_proxy.compaction.round_events import build_failed_event
+from compaction_proxy.compaction.round_builder import RoundBuilder, build_failed_event
 from compaction_proxy.compaction.round_job import RoundJob
 from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.errors import SummaryError
@@ -105,14 +104,14 @@ class InflightRounds:
         """Lists the running jobs that request a summary, for this root digest and strategy of the tenant."""
         running = (each for each, _ in self._running.values() if each.summary_request is not None)
         scope = (tenant, root, strategy)
-        return [each for each in running if (each.tenant, each.root, each.policy.name) == scope]
+        return [each for each in running if (each.tenant, each.root, each.view.policy.name) == scope]
 
     def find_rest_reason(self, job: RoundJob) -> str | None:
         """Returns the reason of the failure after which this conversation rests; None if it does not rest."""
-        until, reason = self._resting.get(job.strategy_thread, (0.0, ""))
+        until, reason = self._resting.get(job.view.strategy_thread, (0.0, ""))
         if until > self._clock():
             return reason
-        self._resting.pop(job.strategy_thread, None)
+        self._resting.pop(job.view.strategy_thread, None)
         return None
 
     async def close(self) -> None:
@@ -142,7 +141,7 @@ class InflightRounds:
             if job.summary_request
             else None
         )
-        is_worth_waiting = job.policy.max_block_s is None or expected is None or expected <= wait_s
+        is_worth_waiting = job.view.policy.max_block_s is None or expected is None or expected <= wait_s
         return wait_s if is_worth_waiting else 0.0
 
     def _start_task(self, job: RoundJob) -> asyncio.Task[Checkpoint]:
@@ -162,7 +161,7 @@ class InflightRounds:
         reason = error.reason if isinstance(error, SummaryError) else "internal"
         while len(self._resting) >= MAX_RESTING:
             self._resting.pop(next(iter(self._resting)))
-        self._resting[job.strategy_thread] = (self._clock() + FAILURE_REST_S, reason)
+        self._resting[job.view.strategy_thread] = (self._clock() + FAILURE_REST_S, reason)
         if not isinstance(error, SummaryError):
             _log.error(ROUND_CRASHED, conversation=job.conversation, exc_info=error)
         event = build_failed_event(job, reason, self._builder.summarizer.price, failed_at_s=self._now())

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.round_job import RoundJob
+from compaction_proxy.compaction.round_planning import merge_pins
 from compaction_proxy.core.digest import format_message_id
-from compaction_proxy.core.masking import format_mask
+from compaction_proxy.core.masking import format_mask, map_results_to_calls
 from compaction_proxy.core.message import Message, Span
 from compaction_proxy.core.planner import PlannedReplacement, list_chain_records
-from compaction_proxy.core.render import build_excerpt, format_replacement_text
+from compaction_proxy.core.render import format_replacement_text
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.core.summary.prompt import NO_TASK, find_task_message
 from compaction_proxy.support.offload import run_in_worker
@@ -53,38 +54,40 @@ async def build_replacements(
         texts: The summaries or extracts of the plan's groups, in order; empty if the plan has no groups.
         reader: Counts the tokens of new messages.
     """
-    pieces = list(zip(job.plan.spans, job.plan.planned_replacements, strict=True))
+    pieces = list(zip(job.draft.plan.spans, job.draft.plan.planned_replacements, strict=True))
     messages_by_span = await run_in_worker(
         lambda: [tuple(_build_messages(job, fill, texts)) for _, fill in pieces]
     )
     uncounted = [each for messages in messages_by_span for each in messages if not each.tokens]
-    counted_messages = await reader.add_token_counts(uncounted, job.counting_options)
+    counted_messages = await reader.add_token_counts(uncounted, job.view.request.counting_options)
     counted = {
         id(each): counted_message for each, counted_message in zip(uncounted, counted_messages, strict=True)
     }
     replacements = []
     for (span, fill), messages in zip(pieces, messages_by_span, strict=True):
         counted_replacement = tuple(counted.get(id(each), each) for each in messages)
-        is_run = job.policy.removal_scope == "runs" and fill.kind == "text"
+        is_run = job.view.policy.removal_scope == "runs" and fill.kind == "text"
         if not is_run or (texts[fill.reference_index] and _is_smaller(job, fill, counted_replacement)):
             replacements.append(Replacement(span, counted_replacement, is_edited=_is_edit(job, span, fill)))
     return tuple(replacements)
 
 
 def _is_edit(job: RoundJob, span: Span, fill: PlannedReplacement) -> bool:
-    edited = job.previous_checkpoint.edited if job.previous_checkpoint else frozenset()
+    edited = job.view.checkpoint.edited if job.view.checkpoint else frozenset()
     return fill.kind in {"mask", "cap"} or (fill.kind == "before" and span.start in edited)
 
 
 def _is_smaller(job: RoundJob, fill: PlannedReplacement, messages: Sequence[Message]) -> bool:
-    group = job.plan.groups[fill.reference_index]
-    return sum(each.tokens for each in messages) < sum(job.messages[index].tokens for index in group)
+    group = job.draft.plan.groups[fill.reference_index]
+    return sum(each.tokens for each in messages) < sum(
+        job.view.unfixed_messages[index].tokens for index in group
+    )
 
 
 def _build_messages(job: RoundJob, fill: PlannedReplacement, texts: Sequence[str]) -> Iterator[Message]:
     """Yields the messages that replace one span. New messages have no token count yet."""
-    if fill.kind == "before" and job.previous_checkpoint is not None:
-        yield from job.previous_checkpoint.stand_ins[fill.reference_index]
+    if fill.kind == "before" and job.view.checkpoint is not None:
+        yield from job.view.checkpoint.stand_ins[fill.reference_index]
     elif fill.kind == "text":
         yield _build_summary_message(
             job, _add_pins_and_hint(job, fill.reference_index, texts[fill.reference_index])
@@ -103,7 +106,7 @@ def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
     The pins go into the first group, unless a ledger holds them. The search hint goes into the largest group:
     a text that is not shorter than the messages that it replaces is not used, and that is least likely there.
     """
-    pins = job.pins if group == 0 and not job.ledger else ()
+    pins = merge_pins(job.view) if group == 0 and not job.draft.ledger else ()
     pin_lines = ["", PINNED, *(f"- {pin}" for pin in pins)] if pins else []
     hint_lines = ["", SEARCH_HINT] if _should_add_search_hint(job, group) else []
     return "\n".join([text, *pin_lines, *hint_lines])
@@ -113,7 +116,7 @@ def _should_add_search_hint(job: RoundJob, group: int) -> bool:
     """Returns whether the text of this group must say how to find the removed messages."""
     if not job.is_searchable or _has_search_hint(job):
         return False
-    sizes = [sum(job.messages[index].tokens for index in each) for each in job.plan.groups]
+    sizes = [sum(job.view.unfixed_messages[index].tokens for index in each) for each in job.draft.plan.groups]
     return group == sizes.index(max(sizes))
 
 
@@ -122,9 +125,9 @@ def _has_search_hint(job: RoundJob) -> bool:
 
     Only replacements that this compaction keeps count.
     """
-    before = job.previous_checkpoint.stand_ins if job.previous_checkpoint else ()
+    before = job.view.checkpoint.stand_ins if job.view.checkpoint else ()
     staying = (
-        before[fill.reference_index] for fill in job.plan.planned_replacements if fill.kind == "before"
+        before[fill.reference_index] for fill in job.draft.plan.planned_replacements if fill.kind == "before"
     )
     return any(SEARCH_HINT in each.text for put in staying for each in put)
 
@@ -134,17 +137,21 @@ def _build_summary_message(job: RoundJob, text: str) -> Message:
 
     If the plan removes the latest user message, the replacement also quotes it.
     """
-    carried = None if job.plan.carried_index is None else job.messages[job.plan.carried_index]
+    carried = (
+        None
+        if job.draft.plan.carried_index is None
+        else job.view.unfixed_messages[job.draft.plan.carried_index]
+    )
     content = format_replacement_text(
-        job.policy.frame,
-        job.plan.round,
+        job.view.policy.frame,
+        job.draft.plan.round,
         text,
         task=_quote_task(job),
         request=carried.text if carried else "",
     )
-    message = Message(role=job.policy.stand_in_role, text=content)
+    message = Message(role=job.view.policy.stand_in_role, text=content)
     return (
-        job.counting_options.wire.attach_parts(message, carried)
+        job.view.request.counting_options.wire.attach_parts(message, carried)
         if carried and carried.parts
         else _round_trip_message(job, message)
     )
@@ -152,21 +159,21 @@ def _build_summary_message(job: RoundJob, text: str) -> Message:
 
 def _build_record_messages(job: RoundJob, text: str) -> Iterator[Message]:
     """Yields the earlier records that stay in the chain, the new record if it has a text, and the ledger."""
-    if job.previous_checkpoint is not None:
-        yield from list_chain_records(job.previous_checkpoint)[: job.plan.frozen_record_count]
+    if job.view.checkpoint is not None:
+        yield from list_chain_records(job.view.checkpoint)[: job.draft.plan.frozen_record_count]
     if text:
-        content = format_replacement_text(job.policy.frame, job.plan.round, text)
-        yield _round_trip_message(job, Message(role=job.policy.stand_in_role, text=content))
+        content = format_replacement_text(job.view.policy.frame, job.draft.plan.round, text)
+        yield _round_trip_message(job, Message(role=job.view.policy.stand_in_role, text=content))
     hint = SEARCH_HINT if job.is_searchable else ""
-    parts = [LEDGER_OPENING, job.ledger, _format_left_out(job), hint, LEDGER_CLOSING]
+    parts = [LEDGER_OPENING, job.draft.ledger, _format_left_out(job), hint, LEDGER_CLOSING]
     yield _round_trip_message(job, Message(role="user", text="\n".join(filter(None, parts))))
 
 
 def _format_left_out(job: RoundJob) -> str:
     """Formats one line that says how many messages were left out, and which."""
-    removed = job.plan.removed_indices
-    results = sum(1 for index in removed if job.messages[index].answered_call_ids)
-    first, last = (format_message_id(job.prefixes[index]) for index in (removed[0], removed[-1]))
+    removed = job.draft.plan.removed_indices
+    results = sum(1 for index in removed if job.view.unfixed_messages[index].answered_call_ids)
+    first, last = (format_message_id(job.view.prefixes[index]) for index in (removed[0], removed[-1]))
     return f"[{len(removed)} messages left out, {results} of them tool results: {first} to {last}]"
 
 
@@ -175,45 +182,35 @@ def _quote_task(job: RoundJob) -> str:
 
     Returns an empty string if the task is not removed, and `NO_TASK` if the conversation has no task.
     """
-    task = find_task_message(job.messages)
+    task = find_task_message(job.view.unfixed_messages)
     if task is None:
         return NO_TASK
-    removed = set(job.plan.removed_indices) | (
-        set(job.previous_checkpoint.removed_indices) if job.previous_checkpoint else set()
+    removed = set(job.draft.plan.removed_indices) | (
+        set(job.view.checkpoint.removed_indices) if job.view.checkpoint else set()
     )
-    return format_task(job) if any(job.messages[index] is task for index in removed) else ""
-
-
-def format_task(job: RoundJob) -> str:
-    """Returns the text of the task: whole up to the strategy's size limit, else an excerpt.
-
-    Returns `NO_TASK` if the conversation has no task, or if the task has no text.
-    """
-    task = find_task_message(job.messages)
-    if task is None or not task.text:
-        return NO_TASK
-    size = job.policy.task_tokens.compute_tokens(job.trigger_tokens)
-    if task.tokens <= size:
-        return task.text
-    handle = format_message_id(job.prefixes[job.messages.index(task)])
-    return build_excerpt(task.text, size / task.tokens, handle)
+    return job.format_task() if any(job.view.unfixed_messages[index] is task for index in removed) else ""
 
 
 def _mask_result(job: RoundJob, index: int) -> Message:
-    result = job.messages[index]
+    result = job.view.unfixed_messages[index]
     tool = TOOL_NAME if job.is_searchable else ""
-    text = format_mask(result, job.calls_by_result.get(index), format_message_id(job.prefixes[index]), tool)
+    text = format_mask(
+        result,
+        map_results_to_calls(job.view.unfixed_messages).get(index),
+        format_message_id(job.view.prefixes[index]),
+        tool,
+    )
     return _round_trip_message(job, replace(result, text=text, raw=b""))
 
 
 def _cap_message(job: RoundJob, index: int) -> Message:
     """Shortens a huge message to its head and tail."""
-    message = job.messages[index]
-    layout = job.policy.layout
-    limit = job.policy.task_tokens if not message.answered_call_ids or layout is None else layout.cap
-    share = max(1, limit.compute_tokens(job.trigger_tokens) - NOTICE_TOKENS) / max(1, message.tokens)
-    return job.counting_options.wire.shorten_message(
-        message, min(1.0, share), format_message_id(job.prefixes[index])
+    message = job.view.unfixed_messages[index]
+    layout = job.view.policy.layout
+    limit = job.view.policy.task_tokens if not message.answered_call_ids or layout is None else layout.cap
+    share = max(1, limit.compute_tokens(job.view.trigger_tokens) - NOTICE_TOKENS) / max(1, message.tokens)
+    return job.view.request.counting_options.wire.shorten_message(
+        message, min(1.0, share), format_message_id(job.view.prefixes[index])
     )
 
 
@@ -222,5 +219,5 @@ def _round_trip_message(job: RoundJob, message: Message) -> Message:
 
     The returned message therefore equals the one that is parsed from the stored or forwarded bytes.
     """
-    wire = job.counting_options.wire
+    wire = job.view.request.counting_options.wire
     return wire.parse_message(wire.encode_message(message))

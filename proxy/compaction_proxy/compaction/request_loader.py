@@ -1,25 +1,28 @@
-"""Builds views of requests: reads and counts their messages, and loads what is stored for them."""
+"""Builds views of requests: reads and counts their messages, and loads what is stored for them.
+
+It also remembers the last messages of earlier requests, to recognise which messages a mover moves
+(`core.mover`). The last messages of a request are called its end. The ends are kept in the memory of one
+process. After a restart, a mover is recognised at its second request at the earliest, because there is no
+earlier request with which the first one can be compared.
+"""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.conversation_index import ConversationIndex
-from compaction_proxy.compaction.directives import NO_DIRECTIVES, Directives, DirectiveStore, NotedInstruction
+from compaction_proxy.compaction.directives import DirectiveStore, NotedInstruction
 from compaction_proxy.compaction.fallback_cut import CUT_MARGIN, NOTICE_TOKENS
 from compaction_proxy.compaction.message_reader import CountingOptions, MessageList, MessageReader
-from compaction_proxy.compaction.previous_requests import PreviousRequests
 from compaction_proxy.compaction.price_triggers import NO_PRICE_TRIGGERS, PriceTriggers, PriceTriggerSizes
-from compaction_proxy.compaction.request_limits import compute_limits, has_price_trigger, resolve_policy
 from compaction_proxy.compaction.request_view import (
     RequestView,
-    apply_checkpoint,
-    build_counting_options,
+    compute_limits,
     format_strategy_thread,
-    resolve_root,
+    has_price_trigger,
+    resolve_policy,
 )
 from compaction_proxy.compaction.types import FitRequest
 from compaction_proxy.core.checkpoint import (
@@ -28,16 +31,97 @@ from compaction_proxy.core.checkpoint import (
     from_fields,
     get_prefix_digest,
 )
-from compaction_proxy.core.checkpoint_ids import compute_checkpoint_id
+from compaction_proxy.core.digest import compute_prefix_digests
+from compaction_proxy.core.ledger.client_forms import find_shown_files_message
 from compaction_proxy.core.message import Message
+from compaction_proxy.core.mover import RequestEnd, build_request_end, find_moving_start, is_continuation
 from compaction_proxy.core.project_instructions import allocate_instruction_tokens, compute_instruction_budget
 from compaction_proxy.providers.calibration import Calibration
 from compaction_proxy.providers.model_limits import ModelLimits
-from compaction_proxy.providers.usage_baseline import UsageBaseline, UsageBaselineStore, build_baseline_key
-from compaction_proxy.storage.keys import checkpoint_keys, checkpoint_list_key, staged_checkpoints_key
+from compaction_proxy.providers.usage_baseline import UsageBaselineStore
+from compaction_proxy.storage.keys import (
+    checkpoint_keys,
+    checkpoint_list_key,
+    get_conversation_root,
+    staged_checkpoints_key,
+)
 from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.support.lru import LruCache
 from compaction_proxy.wires.project_instructions import find_client_by_members
+
+# If all remembered ends together exceed this size, in bytes, the least recently used ones are dropped.
+MAX_HELD_BYTES = 4 * 1024 * 1024
+# The end of a request is stored under several prefix digests of the request. Each of these entries counts as
+# this many bytes of memory.
+PREFIX_BYTES = 400
+
+
+class _StoredRequestEnd(NamedTuple):
+    """The end of a request, stored under one prefix digest of the request.
+
+    Attributes:
+        end: The last messages of the request.
+        length: Number of messages that the prefix digest covers.
+    """
+
+    end: RequestEnd
+    length: int
+
+
+class PreviousRequests:
+    """Remembers the last messages of requests, to recognise which messages a mover moves.
+
+    An earlier request is found by the prefix digests that a new request shares with it. Use it on one event
+    loop only.
+
+    Args:
+        max_held_bytes: Largest size of all remembered ends together, in bytes.
+    """
+
+    def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
+        self._beginnings: LruCache[tuple[str, bytes], _StoredRequestEnd] = LruCache(max_held_bytes)
+
+    def record_and_count_moving_messages(
+        self, scope: str, messages: Sequence[Message], prefixes: Sequence[bytes], seed: bytes
+    ) -> int:
+        """Returns how many of a request's last messages its client moves, and remembers the request's end.
+
+        Args:
+            scope: Key made from the tenant, and from the conversation id if the client gave one. The request
+                is compared only with requests of the same scope.
+            messages: The messages of the request that are not fixed.
+            prefixes: Prefix digests of these messages.
+            seed: The digest from which the chain of prefix digests starts on this wire.
+        """
+        if not messages:
+            return 0
+        previous, files_index = self._find_longest_prefix(scope, prefixes), find_shown_files_message(messages)
+        moving_from = len(messages) if files_index is None else files_index
+        if previous is not None and is_continuation(previous.end, messages, previous.length):
+            moving_from = min(moving_from, find_moving_start(messages, previous.end, previous.length))
+        end = build_request_end(messages, moving_from)
+        for length in range(max(1, end.start_index), end.message_count + 1):
+            self._beginnings.put((scope, prefixes[length - 1]), _StoredRequestEnd(end, length), PREFIX_BYTES)
+        if (
+            end.start_index == 0
+        ):  # all messages may move, so the last one may be the first of the next request
+            [first] = compute_prefix_digests(messages[-1:], seed)
+            if self._beginnings.get((scope, first)) is None:
+                self._beginnings.put((scope, first), _StoredRequestEnd(end, 0), PREFIX_BYTES)
+        return len(messages) - moving_from
+
+    def _find_longest_prefix(self, scope: str, prefixes: Sequence[bytes]) -> _StoredRequestEnd | None:
+        """Returns the entry for the longest prefix that this request shares with an earlier one.
+
+        If several earlier requests share this prefix, returns the entry of the latest one. Returns None if no
+        prefix is shared.
+        """
+        for prefix in reversed(prefixes):
+            beginning = self._beginnings.get((scope, prefix))
+            if beginning is not None:
+                return beginning
+        return None
+
 
 # After each refusal of a request as too large, its limits are multiplied by this factor, because the estimate
 # of its size was wrong.
@@ -53,29 +137,6 @@ UNSURE_SHARE = 1.02
 MAX_INSTRUCTION_CACHE_BYTES = 1024 * 1024
 # The cache holds at most this many parsed checkpoints.
 MAX_CHECKPOINTS = 1_000
-
-
-class _CheckpointQuery(NamedTuple):
-    """The values by which the stored state for a request is found.
-
-    `ask` is the request, `strategy` the name of its strategy, and `body` its messages that are not fixed
-    (`RequestView.unfixed_messages`). The other fields have the same meaning as those of `RequestView`.
-    """
-
-    ask: FitRequest
-    strategy: str
-    root: bytes | None
-    body: tuple[Message, ...]
-    prefixes: tuple[bytes, ...]
-
-
-class _StoredState(NamedTuple):
-    """The stored state for a request. The fields have the same meaning as those of `RequestView`."""
-
-    checkpoint: Checkpoint | None = None
-    checkpoint_id: bytes = b""
-    anchor: UsageBaseline | None = None
-    directives: Directives = NO_DIRECTIVES
 
 
 class RequestLoader:
@@ -101,7 +162,7 @@ class RequestLoader:
         self._price_triggers = price_triggers
         self._previous = PreviousRequests()
         self._conversations = conversations
-        self._parsed_checkpoints: OrderedDict[str, tuple[Fields, Checkpoint | None]] = OrderedDict()
+        self._parsed_checkpoints: LruCache[str, tuple[Fields, Checkpoint | None]] = LruCache(MAX_CHECKPOINTS)
         self._short_instructions: LruCache[tuple[bytes, int, CountingOptions], Message] = LruCache(
             MAX_INSTRUCTION_CACHE_BYTES
         )
@@ -121,51 +182,41 @@ class RequestLoader:
         Raises:
             UnreadableBodyError: A message cannot be read.
         """
-        options = build_counting_options(ask)
-        client = find_client_by_members(ask.body.prompt_members) or ask.client
-        message_list = await self._reader.read_request(ask.body, options, client)
-        overhead = await self._reader.count_overhead(ask.body.prompt_members, options)
+        message_list = await self._read_messages(ask)
+        overhead = await self._reader.count_overhead(ask.body.prompt_members, ask.counting_options)
         learned = await self._model_limits.get(ask.tenant, ask.origin, ask.model)
-        window = learned.get_effective_window(ask.model, ask.settings.window)
-        root = resolve_root(ask, message_list.prefixes)
+        root = get_conversation_root(message_list.prefixes) if ask.uses_checkpoints else None
         price_thresholds, basis = self._resolve_price_triggers(
             ask, root, message_list, learned.calibration, overhead
         )
-        output, trigger_tokens = ask.body.max_output, ask.trigger_tokens
         limits = compute_limits(
             ask.settings,
             ask.strategy,
-            window,
-            output,
-            trigger_tokens,
+            learned.get_effective_window(ask.model, ask.settings.window),
+            ask.body.max_output,
+            ask.trigger_tokens,
             price_thresholds,
             adds_output=learned.adds_output,
         )
         budget = limits.budget
         if refusals:
             shrink_factor = TIGHT_SHARE**refusals
-            limit, input_limit = (
-                int(budget.compaction_limit * shrink_factor),
-                int(budget.input_limit * shrink_factor),
+            budget = replace(
+                budget,
+                compaction_limit=int(budget.compaction_limit * shrink_factor),
+                input_limit=int(budget.input_limit * shrink_factor),
             )
-            budget = replace(budget, compaction_limit=limit, input_limit=input_limit)
-        query = _CheckpointQuery(
-            ask, limits.policy.name, root, message_list.unfixed_messages, message_list.prefixes
-        )
-        stored = await self._find_stored_state(query, bypass_cache=bypass_cache)
         is_calibrated = refusals or learned.calibration.observations
         share = DOUBT_SHARES[refusals] if is_calibrated else UNSURE_SHARE
         moving_count = 0
         if ask.uses_checkpoints:
-            seed = options.wire.digest_seed
             moving_count = self._previous.record_and_count_moving_messages(
-                _format_mover_scope(ask), message_list.unfixed_messages, message_list.prefixes, seed
+                f"{ask.tenant}/{ask.conversation or ''}",
+                message_list.unfixed_messages,
+                message_list.prefixes,
+                ask.body.wire.digest_seed,
             )
-        shorter = await self._shorten_instructions(
-            message_list.messages, budget.input_limit, stored.directives.removed, options
-        )
-        await self._record_instructions(ask, stored.checkpoint, message_list.messages)
-        return RequestView(
+        view = RequestView(
             request=ask,
             limits=limits,
             root=root,
@@ -178,16 +229,19 @@ class RequestLoader:
             calibration=learned.calibration,
             budget=budget,
             max_prompt_tokens=int(budget.prompt_limit * share),
-            checkpoint=stored.checkpoint,
-            effective_messages=apply_checkpoint(stored.checkpoint, message_list.messages, shorter),
-            checkpoint_id=stored.checkpoint_id,
-            anchor=stored.anchor,
-            directives=stored.directives,
             drift_ratio=self._model_limits.get_post_compaction_factor(ask.tenant, ask.origin, ask.model),
             price_basis=basis,
             moving_count=moving_count,
-            shortened_instructions=shorter,
         )
+        view = await self.refresh_view(view, bypass_cache=bypass_cache)
+        if any(each.instruction for each in view.messages):
+            view = replace(view, shortened_instructions=await self._shorten_instructions(view))
+            await self._record_instructions(view)
+        return view
+
+    async def _read_messages(self, ask: FitRequest) -> MessageList:
+        client = find_client_by_members(ask.body.prompt_members) or ask.client
+        return await self._reader.read_request(ask.body, ask.counting_options, client)
 
     async def find_conversation(self, ask: FitRequest, *, has_tools: bool) -> FitRequest | None:
         """Returns the request with the id of the conversation that it continues.
@@ -199,8 +253,7 @@ class RequestLoader:
         Raises:
             UnreadableBodyError: A message cannot be read.
         """
-        client = find_client_by_members(ask.body.prompt_members) or ask.client
-        message_list = await self._reader.read_request(ask.body, build_counting_options(ask), client)
+        message_list = await self._read_messages(ask)
         if self._conversations is None or not message_list.unfixed_messages:
             return ask
 
@@ -237,22 +290,17 @@ class RequestLoader:
             ask, policy, thread, calibration.predict_tokens(fixed_tokens)
         )
 
-    async def _shorten_instructions(
-        self,
-        messages: Sequence[Message],
-        limit_tokens: int,
-        removed_ids: Collection[str],
-        options: CountingOptions,
-    ) -> dict[int, Message | None]:
+    async def _shorten_instructions(self, view: RequestView) -> dict[int, Message | None]:
         """Returns replacements for project instructions that users removed or a compacted list must shorten.
 
         The keys are message indices. The value None leaves the message out.
         """
-        if not any(each.instruction for each in messages):
-            return {}
-        allowed = allocate_instruction_tokens(messages, compute_instruction_budget(limit_tokens), removed_ids)
+        max_tokens = compute_instruction_budget(view.budget.input_limit)
+        allowed = allocate_instruction_tokens(view.messages, max_tokens, view.directives.removed)
+        options = view.request.counting_options
         return {
-            k: await self._shorten_instruction(messages[k], tokens, options) for k, tokens in allowed.items()
+            k: await self._shorten_instruction(view.messages[k], tokens, options)
+            for k, tokens in allowed.items()
         }
 
     async def _shorten_instruction(
@@ -274,38 +322,46 @@ class RequestLoader:
             self._short_instructions.put(key, short, len(short.raw) + len(short.text))
         return replace(short, instruction=message.instruction, source=None)
 
-    async def _record_instructions(
-        self, ask: FitRequest, checkpoint: Checkpoint | None, messages: Sequence[Message]
-    ) -> None:
+    async def _record_instructions(self, view: RequestView) -> None:
         """Records which project instructions the conversation holds, so that users can list them.
 
         Does nothing if the id of the conversation is unknown.
         """
-        conversation = ask.known_conversation or (checkpoint.conversation if checkpoint else None)
-        tokens_by_instruction = {
-            each.instruction: each.tokens for each in messages if each.instruction is not None
-        }
-        if conversation is not None and tokens_by_instruction:
-            noted = [
-                NotedInstruction(*instruction, tokens)
-                for instruction, tokens in tokens_by_instruction.items()
-            ]
-            await self._directives.record_instructions(ask.tenant, conversation, noted)
+        if view.conversation_id is not None:
+            tokens = {each.instruction: each.tokens for each in view.messages if each.instruction}
+            noted = [NotedInstruction(*instruction, size) for instruction, size in tokens.items()]
+            await self._directives.record_instructions(view.request.tenant, view.conversation_id, noted)
 
-    async def refresh_view(self, view: RequestView) -> RequestView:
-        """Returns the view with the newest checkpoint and directives that any replica has stored."""
-        stored = await self._find_stored_state(_build_query(view), bypass_cache=True)
-        return replace(
-            view,
-            checkpoint=stored.checkpoint,
-            effective_messages=apply_checkpoint(
-                stored.checkpoint, view.messages, view.shortened_instructions
-            ),
-            checkpoint_id=stored.checkpoint_id,
-            anchor=stored.anchor,
-            directives=stored.directives,
-            has_new_round=False,
-        )
+    async def refresh_view(self, view: RequestView, *, bypass_cache: bool = True) -> RequestView:
+        """Returns the view with the newest checkpoint, directives and anchor that any replica has stored.
+
+        Without `bypass_cache`, what other replicas have stored in the last two seconds may be missing. If the
+        ids of checkpoints, the directives or the anchors are not cached, all three are loaded from the store
+        concurrently.
+        """
+        root, tenant, conversation = view.root, view.request.tenant, view.request.known_conversation
+        if root is None:
+            return view
+        key = checkpoint_list_key(tenant, root, view.policy.name)
+        checkpoint_ids = None if bypass_cache else self._index.get_cached(key)
+        directives = self._directives.get_cached(tenant, conversation)
+        if checkpoint_ids is None or directives is None or not self._anchors.is_loaded(tenant, root):
+            loaded = await asyncio.gather(
+                self._index.load_checkpoint_ids(key),
+                self._directives.get(tenant, conversation),
+                self._anchors.load_baselines(tenant, root),
+            )
+            checkpoint_ids, directives = loaded[:2]
+        checkpoint = await self._find_deepest_checkpoint(view, root, checkpoint_ids)
+        if conversation is None and checkpoint is not None:
+            directives = await self._directives.get(tenant, checkpoint.conversation)
+        if checkpoint is not None and directives.undone:
+            checkpoint = await self._find_deepest_checkpoint(
+                view, root, checkpoint_ids.difference(directives.undone)
+            )
+        view = replace(view, checkpoint=checkpoint, directives=directives, anchor=None, has_new_round=False)
+        anchor = self._anchors.peek_deepest(tenant, root, view.prefixes, view.baseline_key)
+        return view if anchor is None else replace(view, anchor=anchor)
 
     async def store_pins(self, ask: FitRequest, conversation: str | None) -> None:
         """Stores the pins of a request for later requests of the conversation, if its id is known."""
@@ -329,7 +385,7 @@ class RequestLoader:
             staged_checkpoints_key(view.request.tenant, root, view.policy.name)
         )
         checkpoint = await self._find_deepest_checkpoint(
-            _build_query(view), root, checkpoint_ids.difference(view.directives.undone)
+            view, root, checkpoint_ids.difference(view.directives.undone)
         )
         covered_count = view.checkpoint.length if view.checkpoint else 0
         is_usable = checkpoint is not None and (
@@ -337,49 +393,8 @@ class RequestLoader:
         )
         return checkpoint if is_usable else None
 
-    async def _find_stored_state(self, query: _CheckpointQuery, *, bypass_cache: bool) -> _StoredState:
-        """Finds the checkpoint, anchor and directives that apply to a request."""
-        ask, root = query.ask, query.root
-        if root is None:
-            return _StoredState()
-        checkpoint_ids, directives = await self._load_index_and_directives(
-            query, root, bypass_cache=bypass_cache
-        )
-        checkpoint = await self._find_deepest_checkpoint(query, root, checkpoint_ids)
-        if ask.known_conversation is None and checkpoint is not None:
-            directives = await self._directives.get(ask.tenant, checkpoint.conversation)
-        if checkpoint is not None and directives.undone:
-            checkpoint = await self._find_deepest_checkpoint(
-                query, root, checkpoint_ids.difference(directives.undone)
-            )
-        checkpoint_id = compute_checkpoint_id(checkpoint, query.prefixes)
-        baseline_key = build_baseline_key(ask.origin, ask.model, checkpoint_id)
-        anchor = self._anchors.peek_deepest(ask.tenant, root, query.prefixes, baseline_key)
-        return _StoredState(checkpoint, checkpoint_id, anchor, directives)
-
-    async def _load_index_and_directives(
-        self, query: _CheckpointQuery, root: bytes, *, bypass_cache: bool
-    ) -> tuple[frozenset[bytes], Directives]:
-        """Returns the ids of all checkpoints with this root digest, and the directives of the conversation.
-
-        Also makes sure that the anchors with this root digest are loaded. If the ids, the directives or the
-        anchors are not cached, all three are loaded from the store concurrently.
-        """
-        tenant, conversation = query.ask.tenant, query.ask.known_conversation
-        key = checkpoint_list_key(tenant, root, query.strategy)
-        checkpoint_ids = None if bypass_cache else self._index.get_cached(key)
-        directives = self._directives.get_cached(tenant, conversation) if conversation else NO_DIRECTIVES
-        if checkpoint_ids is not None and directives is not None and self._anchors.is_loaded(tenant, root):
-            return checkpoint_ids, directives
-        loaded_ids, loaded_directives, _ = await asyncio.gather(
-            self._index.load_checkpoint_ids(key),
-            self._directives.get(tenant, conversation) if conversation else _get_no_directives(),
-            self._anchors.load_baselines(tenant, root),
-        )
-        return loaded_ids, loaded_directives
-
     async def _find_deepest_checkpoint(
-        self, query: _CheckpointQuery, root: bytes, checkpoint_ids: Collection[bytes]
+        self, view: RequestView, root: bytes, checkpoint_ids: Collection[bytes]
     ) -> Checkpoint | None:
         """Returns the checkpoint that matches the request and covers most messages; None if none matches.
 
@@ -387,16 +402,18 @@ class RequestLoader:
         """
         if not checkpoint_ids:
             return None
-        request_prefixes = set(query.prefixes)
+        request_prefixes = set(view.prefixes)
         candidates = sorted(each for each in checkpoint_ids if get_prefix_digest(each) in request_prefixes)
         if not candidates:
             return None
-        keys = checkpoint_keys(query.ask.tenant, root, query.strategy, candidates)
+        keys = checkpoint_keys(view.request.tenant, root, view.policy.name, candidates)
         records = await self._records.get_many(keys)
         checkpoints = [
             self._parse_checkpoint(key, fields) for key, fields in zip(keys, records, strict=True) if fields
         ]
-        return find_longest_applicable_checkpoint(checkpoints, query.body, query.ask.conversation)
+        return find_longest_applicable_checkpoint(
+            checkpoints, view.unfixed_messages, view.request.conversation
+        )
 
     def _parse_checkpoint(self, key: str, fields: Fields) -> Checkpoint | None:
         """Returns the checkpoint in a record; None if the record cannot be read.
@@ -406,24 +423,6 @@ class RequestLoader:
         """
         held = self._parsed_checkpoints.get(key)
         if held is None or held[0] is not fields:
-            held = self._parsed_checkpoints[key] = (fields, from_fields(fields))
-            if len(self._parsed_checkpoints) > MAX_CHECKPOINTS:
-                self._parsed_checkpoints.popitem(last=False)
-        self._parsed_checkpoints.move_to_end(key)
+            held = (fields, from_fields(fields))
+            self._parsed_checkpoints.put(key, held, 1)
         return held[1]
-
-
-def _format_mover_scope(ask: FitRequest) -> str:
-    """Formats the key shared by requests of one tenant and conversation id.
-
-    The request is compared only with requests of the same key, to recognise which messages its client moves.
-    """
-    return f"{ask.tenant}/{ask.conversation or ''}"
-
-
-def _build_query(view: RequestView) -> _CheckpointQuery:
-    return _CheckpointQuery(view.request, view.policy.name, view.root, view.unfixed_messages, view.prefixes)
-
-
-async def _get_no_directives() -> Directives:
-    return NO_DIRECTIVES

@@ -1,22 +1,36 @@
-"""Describes one request with the checkpoint, directives and size estimates that apply to it."""
+"""Describes one request with the checkpoint, directives and size estimates that apply to it.
+
+It also computes the limits of a request that do not depend on its messages: strategy, budget and triggers.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from operator import attrgetter
-from typing import Self
+from typing import NamedTuple, Self
 
 from compaction_proxy.compaction.directives import NO_DIRECTIVES, Directives
-from compaction_proxy.compaction.message_reader import CountingOptions
-from compaction_proxy.compaction.request_limits import RequestLimits
 from compaction_proxy.compaction.types import FitRequest, UsageBasis
-from compaction_proxy.core.budget import Budget
+from compaction_proxy.config.config import ModelSettings, build_policy
+from compaction_proxy.core.budget import Budget, compute_budget
 from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.checkpoint_ids import compute_checkpoint_id
 from compaction_proxy.core.message import Message, find_latest_user_message
 from compaction_proxy.core.planner import PlanConstraints, count_growth, find_task_index
 from compaction_proxy.core.render import build_effective_list
 from compaction_proxy.core.strategies import Policy
-from compaction_proxy.core.trigger import NO_GROWTH, TriggerMarks, compute_trigger_marks, find_reached_rule
+from compaction_proxy.core.trigger import (
+    NO_GROWTH,
+    UNKNOWN_PRICE_THRESHOLDS,
+    PriceThresholds,
+    TriggerMarks,
+    TriggerRule,
+    compute_min_trigger,
+    compute_trigger_marks,
+    find_reached_rule,
+    has_active_rule,
+    set_price_thresholds,
+)
 from compaction_proxy.providers.calibration import Calibration
 from compaction_proxy.providers.usage_baseline import (
     UsageBaseline,
@@ -24,8 +38,100 @@ from compaction_proxy.providers.usage_baseline import (
     predict_tokens,
     predict_upper_bound,
 )
-from compaction_proxy.storage.keys import get_conversation_root
 from compaction_proxy.support.cached import cached_attribute
+
+
+@lru_cache(maxsize=512)
+def resolve_policy(settings: ModelSettings, strategy: str | None = None) -> Policy:
+    """Returns a strategy with the changes that the configuration makes to it. The result is cached.
+
+    Args:
+        settings: The configuration for the model. The cache compares it by identity.
+        strategy: Name of the strategy that a request asked for. None selects the configured strategy.
+
+    Raises:
+        KeyError: There is no strategy of that name.
+    """
+    return build_policy(settings, strategy)
+
+
+class RequestLimits(NamedTuple):
+    """The limits of a request that do not depend on its messages; sizes are calibrated tokens.
+
+    Attributes:
+        policy: The strategy.
+        budget: The token budget.
+        trigger_rules: The trigger rules in force. They include a trigger that the client asked for, but only
+            if it is lower than the configured one.
+        is_automatic: Whether compactions may be made although nobody asks for one. That is so if a trigger
+            rule is active.
+        uses_growth_counts: Whether a trigger depends on how many messages, turns or iterations have been
+            added since the last compaction.
+        lowest_trigger: The size of the smallest request for which a trigger rule can hold; None if no rule
+            can ever hold.
+        marks: T, the soft mark and the hard mark (`core.trigger.TriggerMarks`).
+    """
+
+    policy: Policy
+    budget: Budget
+    trigger_rules: tuple[TriggerRule, ...]
+    is_automatic: bool
+    uses_growth_counts: bool
+    lowest_trigger: int | None
+    marks: TriggerMarks
+
+
+@lru_cache(maxsize=1_024)
+def has_price_trigger(settings: ModelSettings, strategy: str | None) -> bool:
+    """Returns whether a trigger of the strategy depends on the prices of the model.
+
+    The arguments are the same as those of `compute_limits`.
+    """
+    return any(row.depends_on_price for row in resolve_policy(settings, strategy).trigger)
+
+
+@lru_cache(maxsize=1_024)
+def compute_limits(
+    settings: ModelSettings,
+    strategy: str | None,
+    window_tokens: int,
+    max_output_tokens: int | None,
+    trigger_tokens: int | None,
+    price_thresholds: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS,
+    *,
+    adds_output: bool = False,
+) -> RequestLimits:
+    """Computes the limits of a request. They depend only on the arguments, so the result is cached.
+
+    Args:
+        settings: The configuration for the model. The cache compares it by identity.
+        strategy: Name of the strategy that the request asked for. None selects the configured strategy.
+        window_tokens: The currently known context window of the model, in tokens.
+        max_output_tokens: The output limit that the request sets, in tokens; None if it sets none.
+        trigger_tokens: The trigger that the client asked for, in tokens; None if it asked for none. It has an
+            effect only if it is lower than the configured trigger.
+        price_thresholds: The token thresholds of triggers that depend on prices.
+        adds_output: Whether the upstream counts prompt and requested output together against the context
+            window.
+
+    Raises:
+        KeyError: There is no strategy of that name.
+    """
+    policy = resolve_policy(settings, strategy)
+    budget = compute_budget(window_tokens, policy.reserves, max_output_tokens, adds_output=adds_output)
+    rows = set_price_thresholds(policy.trigger, price_thresholds)
+    if trigger_tokens is not None and trigger_tokens < (compute_min_trigger(rows, budget) or 0):
+        rows = (TriggerRule(tokens=trigger_tokens), *rows)
+    return RequestLimits(
+        policy=policy,
+        budget=budget,
+        trigger_rules=rows,
+        is_automatic=has_active_rule(rows),
+        uses_growth_counts=any(row.depends_on_counts for row in rows),
+        lowest_trigger=compute_min_trigger(rows, budget),
+        marks=compute_trigger_marks(rows, budget, policy.soft_share, policy.hard_percent),
+    )
+
 
 # If the tokens that no compaction removes exceed this share of T, a compaction is not worth its cost.
 FLOOR_SHARE = 0.80
@@ -56,10 +162,8 @@ class RequestView:
         max_prompt_tokens: Calibrated size of the largest prompt that the upstream may still accept. It
             includes no margin for the error of estimates.
         checkpoint: The checkpoint in force; None if there is none.
-        effective_messages: The effective list: the client's list with the checkpoint applied.
         cut_goal_tokens: If a request exceeds `max_prompt_tokens`, it is cut to this calibrated size. After a
             refusal, this size may be smaller than `max_prompt_tokens`. 0 means `max_prompt_tokens`.
-        checkpoint_id: Id of the checkpoint (`core.checkpoint_ids`); empty if there is none.
         anchor: The provider's count of an earlier request of the conversation; None if there is none.
         directives: What users have asked for in this conversation, such as pins and undone compactions.
         drift_ratio: Learned ratio of the actual to the estimated size of a request that was just compacted.
@@ -86,10 +190,8 @@ class RequestView:
     calibration: Calibration
     budget: Budget
     max_prompt_tokens: int
-    checkpoint: Checkpoint | None
-    effective_messages: tuple[Message, ...]
+    checkpoint: Checkpoint | None = None
     cut_goal_tokens: int = 0
-    checkpoint_id: bytes = b""
     anchor: UsageBaseline | None = None
     directives: Directives = NO_DIRECTIVES
     drift_ratio: float = 1.0
@@ -99,10 +201,25 @@ class RequestView:
     moving_count: int = 0
     shortened_instructions: Mapping[int, Message | None] = field(default_factory=dict)
 
-    @property
-    def counting_options(self) -> CountingOptions:
-        """Options for counting the tokens of this request."""
-        return build_counting_options(self.request)
+    @cached_attribute
+    def effective_messages(self) -> tuple[Message, ...]:
+        """The effective list: the client's list with the checkpoint applied and instructions shortened.
+
+        Without a checkpoint it is the client's list.
+        """
+        if self.checkpoint is None:
+            return self.messages
+        return build_effective_list(
+            replace_messages(self.messages, self.shortened_instructions),
+            self.checkpoint.spans,
+            self.checkpoint.stand_ins,
+            self.checkpoint.edited,
+        )
+
+    @cached_attribute
+    def checkpoint_id(self) -> bytes:
+        """Id of the checkpoint (`core.checkpoint_ids`); empty if there is none."""
+        return compute_checkpoint_id(self.checkpoint, self.prefixes)
 
     @property
     def policy(self) -> Policy:
@@ -188,31 +305,25 @@ class RequestView:
         task = find_task_index(self.unfixed_messages) if self.policy.keep.keeps_task else None
         return frozenset(index for index in (latest, task) if index is not None)
 
-    @property
-    def _moving_indices(self) -> frozenset[int]:
-        """Indices of the messages that the client moves."""
-        return frozenset(range(len(self.unfixed_messages) - self.moving_count, len(self.unfixed_messages)))
-
-    @cached_attribute
-    def _moving_tokens(self) -> int:
-        """Counted tokens of the messages that the client moves, except those that `fixed_tokens` includes."""
-        return sum(
-            self.unfixed_messages[index].tokens for index in self._moving_indices - self._staying_indices
-        )
-
     @cached_attribute
     def plan_constraints(self) -> PlanConstraints:
         """The sizes that the planner works with, in counted tokens like the sizes of messages."""
         target = self.policy.target.compute_tokens(self.marks.trigger_tokens) if self.policy.target else None
+        fixed_tokens, staying_indices = 0, frozenset[int]()
+        if self.policy.layout:
+            count = len(self.unfixed_messages)
+            moving_indices = frozenset(range(count - self.moving_count, count))
+            staying_indices = moving_indices | self._staying_indices
+            fixed_tokens = self.fixed_tokens + sum(
+                self.unfixed_messages[index].tokens for index in moving_indices - self._staying_indices
+            )
         return PlanConstraints(
             trigger_tokens=self.trigger_tokens,
             target_tokens=None if target is None else int(target * self._counted_per_calibrated),
-            request_tokens=self.count_tokens(self.effective_messages),
-            fixed_tokens=self.fixed_tokens + self._moving_tokens if self.policy.layout else 0,
+            request_tokens=self.effective_tokens,
+            fixed_tokens=fixed_tokens,
             growth_tokens=int(self.expected_growth_tokens * self._counted_per_calibrated),
-            staying_indices=self._moving_indices | self._staying_indices
-            if self.policy.layout
-            else frozenset(),
+            staying_indices=staying_indices,
             moving_count=self.moving_count,
         )
 
@@ -222,89 +333,71 @@ class RequestView:
         return int(self.marks.trigger_tokens * self._counted_per_calibrated)
 
     @property
+    def automatic_trigger_tokens(self) -> int | None:
+        """The trigger T, in calibrated tokens; None if no compaction starts automatically."""
+        return self.marks.trigger_tokens if self.is_automatic else None
+
+    @property
     def _counted_per_calibrated(self) -> float:
-        return self.count_tokens(self.effective_messages) / max(
-            1, self.estimate_tokens(self.effective_messages)
-        )
+        return self.effective_tokens / max(1, self.effective_estimate)
 
     @property
     def calibration_ratio(self) -> float:
         """Calibrated tokens per counted token."""
-        return self.estimate_tokens(self.effective_messages) / max(
-            1, self.count_tokens(self.effective_messages)
-        )
+        return self.effective_estimate / max(1, self.effective_tokens)
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """Counts the tokens of a request with these messages."""
         if messages is self.messages:
             return self.tokens + self.overhead_tokens
-        return self._effective_tokens if messages is self.effective_messages else self._sum_tokens(messages)
+        if messages is self.effective_messages:
+            return self.effective_tokens
+        return sum(map(_tokens, messages)) + self.overhead_tokens
 
     @cached_attribute
-    def _effective_tokens(self) -> int:
-        return self._sum_tokens(self.effective_messages)
-
-    def _sum_tokens(self, messages: Sequence[Message]) -> int:
-        return sum(map(_tokens, messages)) + self.overhead_tokens
+    def effective_tokens(self) -> int:
+        """Counted tokens of the effective list and of everything outside the messages."""
+        if self.checkpoint is None:
+            return self.tokens + self.overhead_tokens
+        return sum(map(_tokens, self.effective_messages)) + self.overhead_tokens
 
     def estimate_tokens(self, messages: Sequence[Message]) -> int:
         """Estimates the calibrated tokens of a request with these messages.
 
         If the provider has counted the previous request, only the difference from that request is estimated.
         """
-        return (
-            self._effective_estimate
-            if messages is self.effective_messages
-            else self._estimate_tokens(messages)
-        )
-
-    @cached_attribute
-    def _effective_estimate(self) -> int:
-        return self._estimate_tokens(self.effective_messages)
-
-    def _estimate_tokens(self, messages: Sequence[Message]) -> int:
         counted = self.count_tokens(messages)
         if self.anchor is None:
             return self.calibration.predict_tokens(counted)
         size = predict_tokens(self.anchor, counted, self.calibration)
         return int(size * self.drift_ratio) if self.has_new_round and messages is not self.messages else size
 
+    @cached_attribute
+    def effective_estimate(self) -> int:
+        """Calibrated tokens of a request with the effective list."""
+        return self.estimate_tokens(self.effective_messages)
+
     def estimate_upper_bound(self, messages: Sequence[Message]) -> int:
         """Estimates the calibrated tokens of a request with these messages, and adds a margin for errors."""
-        return (
-            self._effective_bound
-            if messages is self.effective_messages
-            else self._estimate_upper_bound(messages)
-        )
+        counted = self.count_tokens(messages)
+        if self.anchor is None:
+            return self.calibration.predict_upper_bound(counted)
+        return predict_upper_bound(self.anchor, counted, self.calibration)
 
     @cached_attribute
-    def _effective_bound(self) -> int:
-        return self._estimate_upper_bound(self.effective_messages)
+    def effective_bound(self) -> int:
+        """Calibrated tokens of a request with the effective list, with a margin for errors."""
+        return self.estimate_upper_bound(self.effective_messages)
 
-    def _estimate_upper_bound(self, messages: Sequence[Message]) -> int:
-        counted = self.count_tokens(messages)
-        return (
-            predict_upper_bound(self.anchor, counted, self.calibration)
-            if self.anchor
-            else self.calibration.predict_upper_bound(counted)
-        )
+    @property
+    def exceeds_compaction_limit(self) -> bool:
+        """Whether the effective list might not fit together with room for an answer."""
+        return self.effective_bound > self.budget.compaction_limit
 
-    def exceeds_compaction_limit(self, messages: Sequence[Message]) -> bool:
-        """Returns whether a request with these messages might not fit together with room for an answer."""
-        return self.estimate_upper_bound(messages) > self.budget.compaction_limit
-
-    def exceeds_window(self, messages: Sequence[Message]) -> bool:
-        """Returns whether a request with these messages might not fit, even without room for an answer."""
-        return self.estimate_upper_bound(messages) > self.budget.input_limit
-
-    def leaves_too_little_output(self) -> bool:
-        """Returns whether too little room is left for the requested output, and a compaction can help."""
-        round_limit = self.budget.output_compaction_limit
-        return (
-            round_limit is not None
-            and self.fixed_tokens <= round_limit < self.estimate_tokens(self.effective_messages)
-            and not self.is_suppressed
-        )
+    @property
+    def exceeds_window(self) -> bool:
+        """Whether the effective list might not fit, even without room for an answer."""
+        return self.effective_bound > self.budget.input_limit
 
     def is_too_large(self, messages: Sequence[Message]) -> bool:
         """Returns whether a request with these messages will not fit, according to the estimate."""
@@ -316,10 +409,7 @@ class RequestView:
 
         They are made again once the request reaches the hard mark.
         """
-        return (
-            self.directives.suppressed
-            and self.estimate_tokens(self.effective_messages) < self.marks.hard_tokens
-        )
+        return self.directives.suppressed and self.effective_estimate < self.marks.hard_tokens
 
     @property
     def is_irreducible(self) -> bool:
@@ -328,11 +418,14 @@ class RequestView:
 
     def find_due_reason(self) -> str | None:
         """Returns why a compaction is due now; None if none is due."""
-        if self.is_automatic and self.exceeds_compaction_limit(self.effective_messages):
+        if self.is_automatic and self.exceeds_compaction_limit:
             return "limit"
-        if self.is_automatic and self.leaves_too_little_output():
+        limits, size = self.limits, self.effective_estimate
+        output_limit = self.budget.output_compaction_limit
+        # Too little room is left for the requested output, and a compaction can help.
+        is_output_short = output_limit is not None and self.fixed_tokens <= output_limit < size
+        if self.is_automatic and is_output_short and not self.is_suppressed:
             return "output"
-        limits, size = self.limits, self.estimate_tokens(self.effective_messages)
         if limits.lowest_trigger is None or size < limits.lowest_trigger or self.is_suppressed:
             return None
         growth = (
@@ -341,18 +434,12 @@ class RequestView:
         rule = find_reached_rule(
             limits.trigger_rules, size, growth, self.budget, self._calibrated_fixed_tokens
         )
-        if rule is None:
-            return None
-        return ",".join(rule.named_fields)
+        return ",".join(rule.named_fields) if rule else None
 
     def should_prepare_round(self) -> bool:
         """Returns whether a compaction should be made ahead of need."""
         mark = self.marks.soft_tokens
-        return (
-            mark is not None
-            and not self.is_suppressed
-            and self.estimate_tokens(self.effective_messages) >= mark
-        )
+        return mark is not None and not self.is_suppressed and self.effective_estimate >= mark
 
     def build_usage_basis(self) -> UsageBasis | None:
         """Builds the object that identifies the effective list when the upstream reports its usage.
@@ -365,43 +452,10 @@ class RequestView:
             self.root, self.prefixes, self.baseline_key, int(self.fixed_tokens * self.calibration_ratio)
         )
 
-    def with_expected_growth(self) -> Self:
-        """Returns the view for planning a compaction that is applied only when the request has grown to T."""
-        return replace(
-            self,
-            expected_growth_tokens=max(
-                0, self.marks.trigger_tokens - self.estimate_tokens(self.effective_messages)
-            ),
-        )
-
     def with_checkpoint(self, checkpoint: Checkpoint | None) -> Self:
         """Returns the view with another checkpoint in force, or with none."""
-        return replace(
-            self,
-            checkpoint=checkpoint,
-            effective_messages=apply_checkpoint(checkpoint, self.messages, self.shortened_instructions),
-            checkpoint_id=compute_checkpoint_id(checkpoint, self.prefixes),
-            has_new_round=self.has_new_round if checkpoint is None else self.anchor is not None,
-        )
-
-
-def apply_checkpoint(
-    checkpoint: Checkpoint | None,
-    messages: tuple[Message, ...],
-    shortened_instructions: Mapping[int, Message | None],
-) -> tuple[Message, ...]:
-    """Returns the client's list with the checkpoint applied and project instructions shortened.
-
-    Without a checkpoint the list is returned unchanged.
-    """
-    if checkpoint is None:
-        return messages
-    return build_effective_list(
-        replace_messages(messages, shortened_instructions),
-        checkpoint.spans,
-        checkpoint.stand_ins,
-        checkpoint.edited,
-    )
+        has_new_round = self.has_new_round if checkpoint is None else self.anchor is not None
+        return replace(self, checkpoint=checkpoint, has_new_round=has_new_round)
 
 
 def replace_messages(
@@ -414,19 +468,6 @@ def replace_messages(
     return tuple(each for each in replaced if each is not None)
 
 
-def resolve_root(ask: FitRequest, prefixes: Sequence[bytes]) -> bytes | None:
-    """Returns the root digest of the conversation.
-
-    Returns None if the conversation is too short to be stored or must not be stored.
-    """
-    return get_conversation_root(prefixes) if ask.uses_checkpoints else None
-
-
 def format_strategy_thread(ask: FitRequest, root: bytes, strategy: str) -> str:
     """Formats the key under which a conversation's failures and growth with a strategy are remembered."""
     return "/".join((ask.tenant, root.hex(), strategy, ask.known_conversation or ""))
-
-
-def build_counting_options(ask: FitRequest) -> CountingOptions:
-    """Builds the options for counting the tokens of a request."""
-    return CountingOptions(ask.model, ask.settings.compaction.counter, ask.body.wire)

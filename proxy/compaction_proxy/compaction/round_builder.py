@@ -1,11 +1,15 @@
-"""Makes one compaction: writes its texts, builds its checkpoint, and saves it with the original messages."""
+"""Makes one compaction: writes its texts, builds its checkpoint, and saves it with the original messages.
+
+It also builds the events that report compactions, and lists the messages that the model sees after one.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import structlog
 
@@ -13,16 +17,10 @@ from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.ledger_cache import LedgerCache
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.replacements import Replacement, build_replacements
-from compaction_proxy.compaction.round_events import (
-    APPLIED,
-    SCHEDULED,
-    Facts,
-    build_created_event,
-    find_retained_facts,
-    list_messages_after_round,
-)
+from compaction_proxy.compaction.request_view import RequestView
 from compaction_proxy.compaction.round_job import RoundJob
 from compaction_proxy.compaction.summarizer import Summarizer
+from compaction_proxy.compaction.summary_client import PriceLookup, SummaryUsage
 from compaction_proxy.compaction.summary_request import SUMMARY_CHARACTERS
 from compaction_proxy.core.checkpoint import (
     EXTRACT_WRITER,
@@ -35,20 +33,183 @@ from compaction_proxy.core.checkpoint import (
 )
 from compaction_proxy.core.digest import format_message_id
 from compaction_proxy.core.errors import SummaryError
-from compaction_proxy.core.event import Event
-from compaction_proxy.core.ledger.ledger import has_every_rule
+from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, MAX_MESSAGE_IDS, Event
+from compaction_proxy.core.ledger.cues import StatementKind
+from compaction_proxy.core.ledger.ledger import flatten_text, has_every_rule
+from compaction_proxy.core.message import Message, Span
 from compaction_proxy.core.summary.extractive import build_extractive_summary
-from compaction_proxy.recall.archive import Archive, ArchivedRound, ArchiveRef, OriginalMessage, build_archive
+from compaction_proxy.core.summary.retention import count_retained_facts
+from compaction_proxy.recall.archive import (
+    Archive,
+    ArchivedRound,
+    ArchiveRef,
+    OriginalMessage,
+    build_archive,
+    format_message_text,
+)
 from compaction_proxy.recall.retention import ArchiveRetention
-from compaction_proxy.recall.round_detail import build_detail_item
+from compaction_proxy.recall.round_detail import KEPT, STAND_IN, VisibleMessage, build_detail_item
 from compaction_proxy.storage.keys import checkpoint_keys, checkpoint_list_key, staged_checkpoints_key
 from compaction_proxy.storage.leases import wait_for_lease_or_record
 from compaction_proxy.storage.records import ListItem, RecordItem, RecordStore
 from compaction_proxy.storage.store import Lease
 from compaction_proxy.support.log_events import COMPACTION_STARTED
 from compaction_proxy.support.offload import run_in_worker
-from compaction_proxy.telemetry.event_bus import EventListener, ignore_event
+from compaction_proxy.telemetry.event_bus import EventListener, generate_event_id, ignore_event
 from compaction_proxy.telemetry.event_history import EventHistory, build_round_event_line
+from compaction_proxy.telemetry.logs import REQUEST_ID
+
+# The outcome of a compaction. `APPLIED`: a waiting request uses it at once. `SCHEDULED`: it is stored for a
+# later request.
+APPLIED, SCHEDULED = "applied", "scheduled"
+
+# For each kind of fact: how many facts of this kind the model still sees after a compaction, and how many the
+# replaced messages held.
+Facts = Mapping[str, tuple[int, int]]
+
+
+def build_created_event(
+    job: RoundJob,
+    checkpoint: Checkpoint,
+    facts: Facts,
+    price: PriceLookup,
+    *,
+    created_at_s: float,
+    duration_s: float,
+    outcome: str,
+) -> Event:
+    """Builds the event that reports a compaction that was made.
+
+    Args:
+        job: The compaction.
+        checkpoint: The checkpoint of the compaction.
+        facts: How many facts of the replaced messages the model still sees.
+        price: Returns what a summary call costs.
+        created_at_s: Time of the event, in seconds since the epoch.
+        duration_s: How long the compaction took, in seconds.
+        outcome: `APPLIED` or `SCHEDULED`.
+    """
+    affected = job.affected_indices
+    return Event(
+        COMPACTED,
+        created_at_s,
+        **_build_common_fields(job, price),
+        place=job.checkpoint_id.hex(),
+        reason=job.reason,
+        outcome=outcome,
+        model=checkpoint.writer,
+        tokens_after=checkpoint.tokens_after,
+        messages=len(affected),
+        message_ids=tuple(
+            format_message_id(job.view.prefixes[index]) for index in affected[:MAX_MESSAGE_IDS]
+        ),
+        seconds=round(duration_s, 3),
+        facts=facts,
+        summary=checkpoint.summary,
+    )
+
+
+def build_failed_event(job: RoundJob, reason: str, price: PriceLookup, *, failed_at_s: float) -> Event:
+    """Builds the event that reports a failed compaction, with the cost of its summary calls."""
+    return Event(FAILED, failed_at_s, **_build_common_fields(job, price), reason=reason)
+
+
+def build_installed_event(
+    view: RequestView, checkpoint: Checkpoint, checkpoint_id: bytes, due_reason: str, installed_at_s: float
+) -> Event:
+    """Builds the event that reports that a checkpoint made ahead of need is now in force."""
+    installed = view.with_checkpoint(checkpoint)
+    return Event(
+        INSTALLED,
+        installed_at_s,
+        conversation=view.conversation_id or checkpoint.conversation,
+        id=generate_event_id(),
+        request=REQUEST_ID.get(""),
+        strategy=checkpoint.strategy,
+        round=checkpoint.round,
+        place=checkpoint_id.hex(),
+        reason=due_reason,
+        outcome=APPLIED,
+        asked=view.request.model,
+        tokens_before=view.effective_estimate,
+        tokens_after=installed.effective_estimate,
+        trigger=view.automatic_trigger_tokens,
+        window=view.budget.window,
+        basis=view.price_basis,
+        listed=len(view.messages),
+    )
+
+
+def _build_common_fields(job: RoundJob, price: PriceLookup) -> dict[str, Any]:
+    """Builds the event fields that are the same for compactions that were made and for failed ones."""
+    usage = job.summary_request.usage if job.summary_request else SummaryUsage()
+    fields = {
+        "conversation": job.conversation,
+        "id": generate_event_id(),
+        "request": REQUEST_ID.get(""),
+        "strategy": job.view.policy.name,
+        "round": job.draft.plan.round,
+        "asked": job.view.request.model,
+        "tokens_before": job.view.effective_estimate,
+        "trigger": job.view.automatic_trigger_tokens,
+        "window": job.view.budget.window,
+        "basis": job.view.price_basis,
+        "listed": len(job.view.messages),
+    }
+    return {**fields, **_build_cost_fields(usage, price)} if usage.calls else fields
+
+
+def _build_cost_fields(usage: SummaryUsage, price: PriceLookup) -> dict[str, Any]:
+    return {
+        "calls": usage.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "cost_usd": usage.compute_cost_usd(price),
+    }
+
+
+def find_retained_facts(
+    job: RoundJob, visible_messages: Sequence[VisibleMessage], ledger_cache: LedgerCache
+) -> Facts:
+    """Counts how many facts of the replaced messages the model still sees (`core.summary.retention`).
+
+    Returns an empty mapping if no message is replaced.
+    """
+    affected = job.affected_indices
+    if not affected:
+        return {}
+    removed = [job.view.unfixed_messages[index] for index in affected]
+    statements = ledger_cache.get_active_statements(job.view.unfixed_messages).list_statements_in_messages(
+        frozenset(affected)
+    )
+    rules = [
+        flatten_text(spoken.statement.text) for _, spoken in statements if spoken.kind is StatementKind.RULE
+    ]
+    replacements_first = sorted(visible_messages, key=lambda each: each.origin == KEPT)
+    return count_retained_facts(
+        removed, [each.text for each in replacements_first], rules, ledger_cache.get_shown_facts
+    )
+
+
+def list_messages_after_round(job: RoundJob, checkpoint: Checkpoint) -> Iterator[VisibleMessage]:
+    """Yields the messages that are forwarded after the compaction, without fixed messages."""
+    replacements = {span.start: (span, replaced) for span, replaced in checkpoint.span_replacements}
+    index = 0
+    while index < len(job.view.unfixed_messages):
+        message_id = format_message_id(job.view.prefixes[index])
+        if index in replacements:
+            span, replaced = replacements[index]
+            own_id = message_id if index in checkpoint.edited else ""
+            yield from (
+                VisibleMessage(each.role, format_message_text(each), STAND_IN, own_id) for each in replaced
+            )
+            index = span.stop
+        else:
+            message = job.view.unfixed_messages[index]
+            yield VisibleMessage(message.role, format_message_text(message), KEPT, message_id)
+            index += 1
+
 
 _log = structlog.get_logger()
 
@@ -188,20 +349,20 @@ class RoundBuilder:
         _log.info(
             COMPACTION_STARTED,
             conversation=job.conversation,
-            strategy=job.policy.name,
-            round=job.plan.round,
+            strategy=job.view.policy.name,
+            round=job.draft.plan.round,
             reason=job.reason,
             messages=len(job.affected_indices),
-            tokens_before=job.tokens_before,
+            tokens_before=job.view.effective_estimate,
         )
-        if not job.plan.groups:
+        if not job.draft.plan.groups:
             return _RoundTexts((), "")
         if job.is_extractive:
             return _RoundTexts(await run_in_worker(partial(_write_extracts, job)), EXTRACT_WRITER)
         if job.summary_request is None:
             raise SummaryError("no-summary-model")
         try:
-            async with asyncio.timeout(job.timeout_s):
+            async with asyncio.timeout(job.view.request.settings.summary.timeout_s):
                 summary = await self.summarizer.write_summary(job.summary_request)
         except TimeoutError:
             raise SummaryError("timeout") from None
@@ -280,9 +441,9 @@ class RoundBuilder:
 
 def _list_originals(job: RoundJob) -> list[OriginalMessage]:
     """Lists the messages that the compaction removes or shortens, as they are archived."""
-    turns = list(accumulate(int(each.role == "user") for each in job.messages))
+    turns = list(accumulate(int(each.role == "user") for each in job.view.unfixed_messages))
     return [
-        OriginalMessage(k, format_message_id(job.prefixes[k]), turns[k], job.messages[k])
+        OriginalMessage(k, format_message_id(job.view.prefixes[k]), turns[k], job.view.unfixed_messages[k])
         for k in job.affected_indices
     ]
 
@@ -296,30 +457,34 @@ def _build_checkpoint(
         SummaryError: `rules-lost`: a rule is missing from the replacements. `longer`: they are not shorter
             than what they replace.
     """
-    if not has_every_rule("\n".join(each.text for put in replacements for each in put.messages), job.rules):
+    if not has_every_rule(
+        "\n".join(each.text for put in replacements for each in put.messages), job.draft.rules
+    ):
         raise SummaryError("rules-lost")
-    before, after = job.forwarded_tokens, _count_forwarded_tokens(job, replacements)
+    messages, previous = job.view.unfixed_messages, job.view.checkpoint
+    before = _count_forwarded_tokens(messages, previous.span_replacements if previous else ())
+    after = _count_forwarded_tokens(messages, [(put.span, put.messages) for put in replacements])
     if after >= before:
         raise SummaryError("longer")
-    plan = job.plan
+    plan = job.draft.plan
     spans = tuple(put.span for put in replacements)
     is_chain = any(fill.kind == "records" for fill in plan.planned_replacements)
-    earlier = job.previous_checkpoint.rounds if job.previous_checkpoint else ()
+    earlier = job.view.checkpoint.rounds if job.view.checkpoint else ()
     return Checkpoint(
-        strategy=job.policy.name,
+        strategy=job.view.policy.name,
         conversation=job.conversation,
         round=plan.round,
         length=plan.length,
-        exact=compute_exact_digest(job.messages[: plan.length]),
-        results=list_covered_results(job.messages, spans),
-        names=list_participant_names(job.messages[: plan.length]),
+        exact=compute_exact_digest(job.view.unfixed_messages[: plan.length]),
+        results=list_covered_results(job.view.unfixed_messages, spans),
+        names=list_participant_names(job.view.unfixed_messages[: plan.length]),
         spans=spans,
         stand_ins=tuple(put.messages for put in replacements),
         summary="\n\n".join(round_texts.texts)
-        or (job.previous_checkpoint.summary if job.previous_checkpoint else ""),
-        tokens_before=job.tokens_before,
-        tokens_after=job.tokens_before - int((before - after) * job.calibration_ratio),
-        listed=len(job.messages),
+        or (job.view.checkpoint.summary if job.view.checkpoint else ""),
+        tokens_before=job.view.effective_estimate,
+        tokens_after=job.view.effective_estimate - int((before - after) * job.view.calibration_ratio),
+        listed=len(job.view.unfixed_messages),
         carried=plan.carried_index,
         rounds=(
             *earlier[: plan.frozen_record_count],
@@ -330,11 +495,13 @@ def _build_checkpoint(
     )
 
 
-def _count_forwarded_tokens(job: RoundJob, replacements: tuple[Replacement, ...]) -> int:
-    """Counts the tokens of the messages that are forwarded after the compaction, without fixed messages."""
-    covered = {index for put in replacements for index in range(*put.span)}
-    unchanged_tokens = sum(each.tokens for index, each in enumerate(job.messages) if index not in covered)
-    return unchanged_tokens + sum(each.tokens for put in replacements for each in put.messages)
+def _count_forwarded_tokens(
+    messages: Sequence[Message], replacements: Sequence[tuple[Span, Sequence[Message]]]
+) -> int:
+    """Counts the tokens that are forwarded with these replacements, without fixed messages."""
+    covered = {index for span, _ in replacements for index in range(*span)}
+    unchanged_tokens = sum(each.tokens for index, each in enumerate(messages) if index not in covered)
+    return unchanged_tokens + sum(each.tokens for _, put in replacements for each in put)
 
 
 def _write_extracts(job: RoundJob) -> tuple[str, ...]:
@@ -343,13 +510,13 @@ def _write_extracts(job: RoundJob) -> tuple[str, ...]:
     The first extract begins with the ledger. If the strategy keeps a chain of records, the ledger follows the
     records instead.
     """
-    characters = int(max(1, job.summary_tokens) * SUMMARY_CHARACTERS)
-    characters_per_group = characters // max(1, len(job.plan.groups))
+    characters = int(max(1, job.draft.summary_tokens) * SUMMARY_CHARACTERS)
+    characters_per_group = characters // max(1, len(job.draft.plan.groups))
     extracts = []
-    for group, messages in zip(job.plan.groups, job.groups, strict=True):
-        names = {k: format_message_id(job.prefixes[index]) for k, index in enumerate(group)}
+    for group, messages in zip(job.draft.plan.groups, job.groups, strict=True):
+        names = {k: format_message_id(job.view.prefixes[index]) for k, index in enumerate(group)}
         extracts.append(build_extractive_summary(messages, characters_per_group, names.__getitem__))
-    is_chain = any(fill.kind == "records" for fill in job.plan.planned_replacements)
-    if job.ledger and not is_chain and extracts:
-        extracts[0] = f"{job.ledger}\n\n{extracts[0]}"
+    is_chain = any(fill.kind == "records" for fill in job.draft.plan.planned_replacements)
+    if job.draft.ledger and not is_chain and extracts:
+        extracts[0] = f"{job.draft.ledger}\n\n{extracts[0]}"
     return tuple(extracts)

@@ -9,26 +9,28 @@ from dataclasses import replace
 from functools import partial
 
 from compaction_proxy.compaction.directives import NO_DIRECTIVES, DirectiveStore
-from compaction_proxy.compaction.effectiveness import RoundEffectiveness
+from compaction_proxy.compaction.feedback import RoundEffectiveness
 from compaction_proxy.compaction.inflight import InflightRounds
-from compaction_proxy.compaction.job_builder import JobBuilder
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.request_loader import RequestLoader
 from compaction_proxy.compaction.request_view import RequestView
-from compaction_proxy.compaction.round_builder import RoundBuilder
-from compaction_proxy.compaction.round_events import build_installed_event
-from compaction_proxy.compaction.round_job import AHEAD_REASON, RoundJob
+from compaction_proxy.compaction.round_builder import RoundBuilder, build_installed_event
+from compaction_proxy.compaction.round_job import (
+    AHEAD_REASON,
+    JobBuilder,
+    RoundJob,
+    predict_job_checkpoint_id,
+)
 from compaction_proxy.compaction.round_planning import (
     RoundDraft,
     RoundPlanner,
     build_ledger_text,
     plan_result_caps,
 )
-from compaction_proxy.core.checkpoint import EXTRACT_WRITER, Checkpoint, compute_exact_digest
-from compaction_proxy.core.checkpoint_ids import compute_checkpoint_id, predict_checkpoint_id
+from compaction_proxy.core.checkpoint import EXTRACT_WRITER, Checkpoint
+from compaction_proxy.core.checkpoint_ids import compute_checkpoint_id
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import find_latest_user_message
-from compaction_proxy.storage.keys import checkpoint_keys
 
 # A request waits for a summary for at most this share of the time after which its client gives up.
 PATIENCE_SHARE = 0.25
@@ -150,7 +152,7 @@ class RoundCoordinator:
         # Check running compactions before staged ones: a compaction that ends between the two checks is then
         # found among the staged ones.
         if any(
-            each.strategy_thread == view.strategy_thread or _can_serve(each, view)
+            each.view.strategy_thread == view.strategy_thread or _can_serve(each, view)
             for each in self._list_pending_jobs(view)
         ):
             return
@@ -160,7 +162,9 @@ class RoundCoordinator:
             or self._is_failing(view)
         ):
             return
-        view = (await self._apply_late_summary(view)).with_expected_growth()
+        view = await self._apply_late_summary(view)
+        growth_tokens = max(0, view.marks.trigger_tokens - view.effective_estimate)
+        view = replace(view, expected_growth_tokens=growth_tokens)
         draft = await self._planner.draft_round(view)
         if draft is None or not draft.plan.groups:  # masks need no preparation
             return
@@ -173,12 +177,10 @@ class RoundCoordinator:
         return self._rounds.list_pending_jobs(view.request.tenant, view.root or b"", view.policy.name)
 
     def _is_paused(self, view: RequestView) -> bool:
-        return self._effectiveness.is_paused(
-            view.strategy_thread, view.estimate_tokens(view.effective_messages)
-        )
+        return self._effectiveness.is_paused(view.strategy_thread, view.effective_estimate)
 
     def _is_failing(self, view: RequestView, *, is_urgent: bool = False) -> bool:
-        tokens, window = view.count_tokens(view.effective_messages), view.budget.window
+        tokens, window = view.effective_tokens, view.budget.window
         return self._effectiveness.is_failing(
             view.strategy_thread, view.prefixes, window=window, tokens=tokens, is_urgent=is_urgent
         )
@@ -196,7 +198,7 @@ class RoundCoordinator:
             return await self._rounds.make_round(job, PLAIN_ROUND_WAIT_S, finish_when_cancelled=True)
         except SummaryError as failed:
             if failed.reason in LASTING_FAILURES:
-                tokens, window = view.count_tokens(view.effective_messages), view.budget.window
+                tokens, window = view.effective_tokens, view.budget.window
                 self._effectiveness.record_failure(
                     view.strategy_thread, view.prefixes, window=window, tokens=tokens
                 )
@@ -292,7 +294,7 @@ class RoundCoordinator:
         if draft is None:
             raise SummaryError(IRREDUCIBLE if view.is_irreducible else NOTHING_TO_TAKE)
         job = await self._job_builder.build_job(view, draft, due_reason)
-        if not job.plan.groups:
+        if not job.draft.plan.groups:
             return await self._make_round_without_model(view, job), None
         if due_reason != "force":
             shared_job = self._find_shared_job(view, job)
@@ -307,7 +309,7 @@ class RoundCoordinator:
                 view, job, self._find_skip_reason(view, draft, due_reason)
             )
         except SummaryError as failed:
-            if view.policy.layout is None and not view.exceeds_compaction_limit(view.effective_messages):
+            if view.policy.layout is None and not view.exceeds_compaction_limit:
                 raise
             return await self._make_extractive_round(view, job, failed), failed.reason
         return (
@@ -353,17 +355,16 @@ class RoundCoordinator:
         Raises:
             SummaryError: The compaction cannot be made, or would not shorten the request.
         """
-        if not job.ledger:
-            removed = frozenset(job.plan.removed_indices)
+        if not job.draft.ledger:
+            removed = frozenset(job.draft.plan.removed_indices)
             text, rules = await build_ledger_text(view, removed, self._ledger_cache)
-            job = replace(job, ledger=text, rules=rules)
-        exact = compute_exact_digest(job.messages[: job.plan.length])
-        checkpoint_id = predict_checkpoint_id(
-            job.plan, job.previous_checkpoint, job.prefixes, exact, extract=True
-        )
-        [key] = checkpoint_keys(job.tenant, job.root, job.policy.name, [checkpoint_id])
+            job = replace(job, draft=replace(job.draft, ledger=text, rules=rules))
         extractive_job = replace(
-            job.without_model(key, checkpoint_id), reason=f"{job.reason},{failure.reason}"
+            job,
+            checkpoint_id=predict_job_checkpoint_id(job.view, job.draft.plan, extract=True),
+            reason=f"{job.reason},{failure.reason}",
+            summary_request=None,
+            is_extractive=True,
         )
         try:
             checkpoint = await self._make_round_without_model(view, extractive_job)
@@ -386,9 +387,7 @@ def _is_sufficient(staged_view: RequestView, view: RequestView) -> bool:
     `staged_view` is `view` with the staged checkpoint applied.
     """
     fixed = min(view.marks.trigger_tokens, int(view.fixed_tokens * view.calibration_ratio))
-    return staged_view.estimate_tokens(staged_view.effective_messages) <= fixed + READY_SHARE * (
-        view.marks.trigger_tokens - fixed
-    )
+    return staged_view.effective_estimate <= fixed + READY_SHARE * (view.marks.trigger_tokens - fixed)
 
 
 def _can_serve(pending: RoundJob, view: RequestView) -> bool:
@@ -397,15 +396,15 @@ def _can_serve(pending: RoundJob, view: RequestView) -> bool:
     The request must begin with the messages that the compaction covers. They must be more than the checkpoint
     in force covers, and the compaction must not remove the request's latest user message.
     """
-    length = pending.plan.length
+    length = pending.draft.plan.length
     covered_count = view.checkpoint.length if view.checkpoint else 0
     is_same_prefix = [each.digest for each in view.unfixed_messages[:length]] == [
-        each.digest for each in pending.messages[:length]
+        each.digest for each in pending.view.unfixed_messages[:length]
     ]
     return (
         covered_count < length
         and is_same_prefix
-        and find_latest_user_message(view.unfixed_messages) not in pending.plan.removed_indices
+        and find_latest_user_message(view.unfixed_messages) not in pending.draft.plan.removed_indices
     )
 
 

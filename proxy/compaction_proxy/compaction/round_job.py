@@ -1,18 +1,98 @@
-"""Describes a compaction that is to be made."""
+"""Describes compactions that are to be made, and builds the requests for their summaries.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Self
+A draft holds the plan of a compaction, and the ledger if there is one. A job holds everything that is needed
+to make the compaction, including the request for the summary model and its system prompt.
+"""
 
-from compaction_proxy.compaction.message_reader import CountingOptions
-from compaction_proxy.compaction.summary_request import SummaryRequest
-from compaction_proxy.core.checkpoint import Checkpoint
-from compaction_proxy.core.ledger.frontier import Frontier
-from compaction_proxy.core.masking import map_results_to_calls
-from compaction_proxy.core.message import Message, MessageToolCall
-from compaction_proxy.core.planner import RoundPlan
-from compaction_proxy.core.strategies import Policy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from importlib.resources import files
+from pathlib import Path
+
+from compaction_proxy.compaction.request_view import RequestView, resolve_policy
+from compaction_proxy.compaction.round_planning import CHARACTERS_A_TOKEN, RoundDraft, list_edited_indices
+from compaction_proxy.compaction.summary_request import (
+    AlignedConversation,
+    Group,
+    SummaryRequest,
+    SummaryRoute,
+    count_shown_characters,
+)
+from compaction_proxy.compaction.types import FitRequest
+from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
+from compaction_proxy.core.checkpoint import compute_exact_digest
+from compaction_proxy.core.checkpoint_ids import predict_checkpoint_id
+from compaction_proxy.core.digest import format_message_id
+from compaction_proxy.core.errors import ConfigError, UnreadableBodyError
+from compaction_proxy.core.ledger.language import detect_language
+from compaction_proxy.core.message import Message
+from compaction_proxy.core.planner import RoundPlan, list_chain_records
+from compaction_proxy.core.render import build_excerpt
+from compaction_proxy.core.repair import repair_messages
+from compaction_proxy.core.search_tool import TOOL_NAME
+from compaction_proxy.core.strategies import STRATEGIES, Policy
+from compaction_proxy.core.summary.prompt import NO_TASK, find_task_message
+from compaction_proxy.recall.offer import should_offer_tool
+from compaction_proxy.storage.keys import checkpoint_keys
 from compaction_proxy.support.cached import cached_attribute
+from compaction_proxy.support.offload import run_in_worker
+
+MAX_PROMPT_BYTES = 262_144
+
+
+@lru_cache(maxsize=64)
+def _load_prompt(prompt_file: str | None, built_in: str) -> str:
+    if prompt_file is None:
+        return files("compaction_proxy").joinpath("prompts", f"{built_in}.md").read_text(encoding="utf-8")
+    path = Path(prompt_file).expanduser()
+    try:
+        data = path.read_bytes()
+        if len(data) > MAX_PROMPT_BYTES:
+            raise ConfigError(f"summary.prompt_file: {path}: larger than {MAX_PROMPT_BYTES} bytes")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"summary.prompt_file: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"summary.prompt_file: {path}: is not UTF-8") from None
+
+
+def build_summary_instructions(settings: ModelSettings, policy: Policy) -> str:
+    """Returns the system prompt of summary calls; empty if the strategy writes no summaries.
+
+    All calls with the same settings and strategy get the same prompt. The text of a prompt file is cached, so
+    later changes to the file have no effect.
+
+    Raises:
+        ConfigError: The prompt file cannot be read.
+    """
+    if policy.summary is None:
+        return ""
+    strategy_settings = getattr(settings.compaction.strategies, policy.name)
+    prompt_file = strategy_settings.prompt_file or settings.summary.prompt_file
+    text = _load_prompt(prompt_file, policy.summary.prompt_name).replace(
+        "{tokens}", str(policy.summary.tokens)
+    )
+    instructions = (
+        settings.summary.instructions
+        if strategy_settings.instructions is None
+        else strategy_settings.instructions
+    )
+    extra = instructions.strip()
+    return f"{text.rstrip()}\n\n{extra}\n" if extra else text
+
+
+def check_prompt_files(config: Config) -> None:
+    """Checks that every prompt file that the configuration names can be read.
+
+    Raises:
+        ConfigError: A prompt file cannot be read.
+    """
+    for model in ("", *config.models):
+        settings = get_model_settings(config, model)
+        for name in STRATEGIES:
+            build_summary_instructions(settings, resolve_policy(settings, name))
+
 
 # The reason that is reported for a compaction that starts before any request needs it.
 AHEAD_REASON = "soft"
@@ -23,108 +103,67 @@ class RoundJob:
     """A compaction to be made, with everything that is needed to make it.
 
     Attributes:
-        plan: The spans to replace, and what replaces them.
-        policy: The strategy.
-        key: Store key of the checkpoint that will be written.
-        checkpoint_id: Id of that checkpoint (`core.checkpoint_ids`), 64 bytes.
+        view: The request for which the compaction is made.
+        draft: What is removed, and the ledger.
         root: Root digest of the conversation (`storage.keys.get_conversation_root`).
-        tenant: The tenant that owns the conversation.
+        checkpoint_id: Id of the checkpoint that will be written (`core.checkpoint_ids`), 64 bytes.
         conversation: The conversation id.
-        strategy_thread: Key of the conversation's history with this strategy
-            (`request_view.format_strategy_thread`).
-        messages: The client's messages that are not fixed.
-        prefixes: Prefix digests of `messages`.
-        previous_checkpoint: The checkpoint in force before this compaction; None if there is none.
-        ledger: Text of the ledger; empty if none is needed.
-        rules: Rules that the ledger must contain.
-        outdated_statements: User statements that no longer hold, by message index. They are removed from the
-            messages that the summary model reads.
-        pins: Texts that are to be kept word for word.
-        model: The model that the conversation uses.
-        summary_tokens: Size of the summary, in tokens.
+        reason: Why the compaction is due.
+        ttl_s: How long the checkpoint is kept, in seconds.
+        is_searchable: Whether the model will be offered the tool that searches the removed messages.
         summary_request: The request for the summary model; None if no model is asked.
         is_extractive: Whether an extract, written without a model, is used instead of a summary.
-        is_staged: Whether the checkpoint is stored as staged, so that no request uses it before it is
-            installed.
-        counting_options: How tokens are counted.
-        calibration_ratio: Calibrated tokens per counted token.
-        trigger_tokens: The trigger T, in counted tokens.
-        calibrated_trigger_tokens: The trigger T, in calibrated tokens; None if no compaction starts
-            automatically.
-        window: Context window of the conversation's model, in tokens.
-        client_message_count: Number of messages that the client sent, including fixed messages.
-        tokens_before: Size of the request before the compaction, in calibrated tokens.
-        reason: Why the compaction is due.
-        timeout_s: Time limit for the whole compaction, in seconds.
-        ttl_s: How long the checkpoint is kept, in seconds.
-        price_basis: The named numbers from which T was computed, if T depends on prices.
-        is_searchable: Whether the model will be offered the tool that searches the removed messages.
-        frontier: Where the conversation stands; empty unless the strategy keeps a chain of records.
     """
 
-    plan: RoundPlan
-    policy: Policy
-    key: str
-    checkpoint_id: bytes
+    view: RequestView
+    draft: RoundDraft
     root: bytes
-    tenant: str
+    checkpoint_id: bytes
     conversation: str
-    strategy_thread: str
-    messages: tuple[Message, ...]
-    prefixes: tuple[bytes, ...]
-    previous_checkpoint: Checkpoint | None
-    ledger: str
-    rules: tuple[str, ...]
-    outdated_statements: Mapping[int, tuple[str, ...]]
-    pins: tuple[str, ...]
-    model: str
-    summary_tokens: int
-    summary_request: SummaryRequest | None
-    is_extractive: bool
-    is_staged: bool
-    counting_options: CountingOptions
-    calibration_ratio: float
-    trigger_tokens: int
-    calibrated_trigger_tokens: int | None
-    window: int
-    client_message_count: int
-    tokens_before: int
     reason: str
-    timeout_s: float
     ttl_s: float
-    price_basis: Mapping[str, float] = field(default_factory=dict)
-    is_searchable: bool = False
-    frontier: Frontier = field(default_factory=Frontier)
+    is_searchable: bool
+    summary_request: SummaryRequest | None = None
+    is_extractive: bool = False
 
     @property
-    def is_ahead_of_need(self) -> bool:
-        """Whether the compaction starts before any request needs it."""
-        return self.reason == AHEAD_REASON
+    def tenant(self) -> str:
+        """The tenant that owns the conversation."""
+        return self.view.request.tenant
+
+    @cached_attribute
+    def key(self) -> str:
+        """Store key of the checkpoint that will be written."""
+        [key] = checkpoint_keys(self.tenant, self.root, self.view.policy.name, [self.checkpoint_id])
+        return key
 
     @property
-    def groups(self) -> tuple[tuple[Message, ...], ...]:
+    def is_staged(self) -> bool:
+        """Whether the checkpoint is stored as staged, so that no request uses it before it is installed."""
+        return self.view.policy.layout is not None and bool(self.draft.plan.groups) and not self.is_extractive
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
         """The messages to summarise, by group, without the statements that no longer hold."""
-        return tuple(tuple(self._drop_outdated(index) for index in group) for group in self.plan.groups)
+        return tuple(tuple(map(self._drop_outdated, group)) for group in self.draft.plan.groups)
 
     @property
-    def user_messages(self) -> tuple[Message, ...]:
+    def user_messages(self) -> Group:
         """All user messages, without the statements that no longer hold."""
-        indices = (
-            k
-            for k, message in enumerate(self.messages)
+        return tuple(
+            self._drop_outdated(k)
+            for k, message in enumerate(self.view.unfixed_messages)
             if message.role == "user" and not message.answered_call_ids
         )
-        return tuple(self._drop_outdated(index) for index in indices)
 
     def _drop_outdated(self, index: int) -> Message:
-        text = self.messages[index].text
-        for statement in self.outdated_statements.get(index, ()):
+        message = self.view.unfixed_messages[index]
+        if index not in self.draft.outdated_statements:
+            return message
+        text = message.text
+        for statement in self.draft.outdated_statements[index]:
             text = text.replace(statement, "")
-        return (
-            replace(self.messages[index], text=text)
-            if index in self.outdated_statements
-            else self.messages[index]
-        )
+        return replace(message, text=text)
 
     @cached_attribute
     def affected_indices(self) -> tuple[int, ...]:
@@ -132,53 +171,151 @@ class RoundJob:
 
         Messages that an earlier compaction has removed or shortened are not included.
         """
-        known = (
-            self.previous_checkpoint.removed_indices | self.previous_checkpoint.edited
-            if self.previous_checkpoint
-            else frozenset[int]()
-        )
-        edits = {
-            fill.reference_index for fill in self.plan.planned_replacements if fill.kind in {"mask", "cap"}
-        }
-        return tuple(sorted({*self.plan.removed_indices, *edits} - known))
+        earlier = self.view.checkpoint
+        known = earlier.removed_indices | earlier.edited if earlier else frozenset[int]()
+        plan = self.draft.plan
+        return tuple(sorted({*plan.removed_indices, *list_edited_indices(plan)} - known))
 
-    @cached_attribute
-    def calls_by_result(self) -> Mapping[int, MessageToolCall]:
-        """The tool call that each tool result answers, by the index of the result."""
-        return map_results_to_calls(self.messages)
+    def format_task(self) -> str:
+        """Returns the text of the task: whole up to the strategy's size limit, else an excerpt.
 
-    @property
-    def forwarded_tokens(self) -> int:
-        """Counted tokens of the messages that would be forwarded without this compaction.
-
-        Fixed messages do not count. Replacements of the previous checkpoint do.
+        Returns `NO_TASK` if the conversation has no task, or if the task has no text.
         """
-        removed = self.previous_checkpoint.removed_indices if self.previous_checkpoint else frozenset()
-        edited = self.previous_checkpoint.edited_messages if self.previous_checkpoint else {}
-        replaced_tokens = sum(
-            each.tokens
-            for _, messages in (
-                self.previous_checkpoint.span_replacements if self.previous_checkpoint else ()
-            )
-            for each in messages
-        )
-        unchanged_tokens = sum(
-            each.tokens for k, each in enumerate(self.messages) if k not in removed and k not in edited
-        )
-        return unchanged_tokens + replaced_tokens
+        messages = self.view.unfixed_messages
+        task = find_task_message(messages)
+        if task is None or not task.text:
+            return NO_TASK
+        size = self.view.policy.task_tokens.compute_tokens(self.view.trigger_tokens)
+        if task.tokens <= size:
+            return task.text
+        handle = format_message_id(self.view.prefixes[messages.index(task)])
+        return build_excerpt(task.text, size / task.tokens, handle)
 
-    def without_model(self, key: str, checkpoint_id: bytes) -> Self:
-        """Returns the job of the same compaction with an extract instead of a model's summary.
 
-        Args:
-            key: Store key of the checkpoint that will be written.
-            checkpoint_id: Id of that checkpoint.
-        """
-        return replace(
-            self,
-            summary_request=None,
-            is_extractive=True,
-            is_staged=False,
-            key=key,
-            checkpoint_id=checkpoint_id,
+# The text of one summary call may take up to this share of the summary model's context window.
+READ_SHARE = 0.7
+
+
+class JobBuilder:
+    """Turns drafts into jobs.
+
+    Args:
+        mint_conversation: Builds a conversation id from a tenant and a prefix digest. It is called if the
+            client gave no id.
+        ttl_s: How long checkpoints are kept, in seconds.
+        has_archive: Whether removed messages are archived, so that they can be searched later.
+    """
+
+    def __init__(
+        self, mint_conversation: Callable[[str, bytes], str], ttl_s: float, *, has_archive: bool = True
+    ) -> None:
+        self._mint_conversation = mint_conversation
+        self.ttl_s = ttl_s
+        self._has_archive = has_archive
+
+    async def build_job(self, view: RequestView, draft: RoundDraft, due_reason: str) -> RoundJob:
+        """Builds the job of a compaction in the worker thread. `view.root` must not be None."""
+        return await run_in_worker(partial(self._build_job, view, draft, due_reason))
+
+    def _build_job(self, view: RequestView, draft: RoundDraft, due_reason: str) -> RoundJob:
+        last_prefix = view.prefixes[draft.plan.length - 1]
+        job = RoundJob(
+            view=view,
+            draft=draft,
+            root=view.root or b"",
+            checkpoint_id=predict_job_checkpoint_id(view, draft.plan, extract=False),
+            conversation=view.conversation_id or self._mint_conversation(view.request.tenant, last_prefix),
+            reason=due_reason,
+            ttl_s=self.ttl_s,
+            is_searchable=self._has_archive and _should_mention_search_tool(view.request),
         )
+        # A round may run for minutes. So the job keeps no copy of the body, unless the summary call needs it.
+        body = view.request.body._replace(raw=b"", new_pieces=())
+        view = replace(view, request=replace(view.request, body=body))
+        return replace(job, view=view, summary_request=_build_summary_request(job))
+
+
+def predict_job_checkpoint_id(view: RequestView, plan: RoundPlan, *, extract: bool) -> bytes:
+    """Returns the id of the checkpoint that a compaction will write, with an extract or without."""
+    exact = compute_exact_digest(view.unfixed_messages[: plan.length])
+    return predict_checkpoint_id(plan, view.checkpoint, view.prefixes, exact, extract=extract)
+
+
+def _build_summary_request(job: RoundJob) -> SummaryRequest | None:
+    """Builds the request for the summary model; None if there is no route or no summary is wanted."""
+    view = job.view
+    shape, settings = view.policy.summary, view.request.settings
+    routes = tuple(_with_known_window(each, view) for each in view.request.summary_routes)
+    if shape is None or not routes or not job.draft.plan.groups:
+        return None
+    user_messages, groups = job.user_messages, job.groups
+    summary = view.checkpoint.summary if view.checkpoint else ""
+    earlier: tuple[str, ...] = (summary,) if summary and view.policy.earlier_rounds != "leave" else ()
+    # A chain that is written anew is summarised from the original messages. If they are too long for one
+    # call, the model reads the texts of the records instead.
+    if view.policy.earlier_rounds == "freeze" and not job.draft.plan.frozen_record_count:
+        earlier = ()
+        characters = sum(count_shown_characters(each, shape) for each in groups)
+        if characters / CHARACTERS_A_TOKEN * view.calibration_ratio > READ_SHARE * routes[0].window:
+            groups, earlier = _exclude_recorded_messages(job)
+    aligned = (
+        AlignedConversation(view.request.body, repair_messages(view.effective_messages))
+        if shape.form == "aligned"
+        else None
+    )
+    return SummaryRequest(
+        shape=shape,
+        instructions=build_summary_instructions(settings, view.policy),
+        groups=groups,
+        task=job.format_task(),
+        earlier=earlier,
+        language=detect_language(each.text for each in user_messages),
+        tokens=job.draft.summary_tokens,
+        routes=routes,
+        counting_options=view.request.counting_options,
+        calibration_ratio=view.calibration_ratio,
+        tenant=view.request.tenant,
+        calls_per_hour=settings.summary.calls_per_hour,
+        deadline_s=settings.summary.timeout_s,
+        user_messages=user_messages,
+        aligned=aligned,
+        states=job.draft.frontier.states,
+    )
+
+
+def _should_mention_search_tool(ask: FitRequest) -> bool:
+    """Returns whether the model will probably be offered the search tool for removed messages.
+
+    Only then does the replacement mention the tool. This is a guess, because the replacement never changes,
+    but a later request may be unable to offer the tool: it may bring no tools or ask for several answers.
+    """
+    tool = ask.body.wire.search_tool
+    if ask.settings.recall.tool == "none" or tool is None:
+        return False
+    try:
+        inspection = tool.inspect_tool_support(ask.body.raw, TOOL_NAME)
+    except UnreadableBodyError:
+        return False
+    return inspection.can_add_tool and should_offer_tool(
+        ask.settings, is_compacted=True, has_tools=inspection.has_tools, model=ask.model
+    )
+
+
+def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
+    """Returns the route, with the request's context window if both use the same model and this is smaller."""
+    if route.model != view.request.model:
+        return route
+    return replace(route, window=min(view.budget.window, route.window))
+
+
+def _exclude_recorded_messages(job: RoundJob) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+    """Returns the groups without the messages that the chain already covers, and the texts of its records."""
+    chain = job.view.checkpoint
+    if chain is None:
+        return job.groups, ()
+    covered = chain.removed_indices
+    new_groups = tuple(
+        tuple(message for index, message in zip(indices, messages, strict=True) if index not in covered)
+        for indices, messages in zip(job.draft.plan.groups, job.groups, strict=True)
+    )
+    return new_groups, tuple(each.text for each in list_chain_records(chain))

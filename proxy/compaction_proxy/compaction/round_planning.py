@@ -90,24 +90,22 @@ async def draft_round(
         allow_small: Whether a compaction is wanted even if it saves little.
     """
     draft = await _draft_without_moving_messages(view, reader, ledger_cache, allow_small=allow_small)
-    if (
-        not view.moving_count
-        or not view.exceeds_window(view.effective_messages)
-        or (draft and _can_fit(view, draft))
-    ):
+    if not view.moving_count or not view.exceeds_window or (draft and _can_fit(view, draft)):
         return draft
     return await _draft_without_moving_messages(
         replace(view, moving_count=0), reader, ledger_cache, allow_small=allow_small
     )
 
 
+def list_edited_indices(plan: RoundPlan) -> set[int]:
+    """Lists the indices of the messages that the plan masks or caps."""
+    return {fill.reference_index for fill in plan.planned_replacements if fill.kind in {"mask", "cap"}}
+
+
 def _can_fit(view: RequestView, draft: RoundDraft) -> bool:
     """Returns whether the request will fit after the compaction, assuming the planned size of its summary."""
     forwarded = list_forwarded_sizes(view.unfixed_messages, view.checkpoint)
-    edited = {
-        fill.reference_index for fill in draft.plan.planned_replacements if fill.kind in {"mask", "cap"}
-    }
-    saved_tokens = sum(forwarded[index] - MASK_TOKENS for index in edited)
+    saved_tokens = sum(forwarded[index] - MASK_TOKENS for index in list_edited_indices(draft.plan))
     saved_tokens += (
         sum(forwarded[index] for index in draft.plan.summarized_indices) - draft.summary_tokens - FRAME_TOKENS
     )
@@ -439,7 +437,9 @@ def _compute_ledger_tokens(view: RequestView, limit: ScaledLimit) -> int:
 async def _count_text_tokens(text: str, view: RequestView, reader: MessageReader) -> int:
     if not text:
         return 0
-    [counted] = await reader.add_token_counts([Message(role="user", text=text)], view.counting_options)
+    [counted] = await reader.add_token_counts(
+        [Message(role="user", text=text)], view.request.counting_options
+    )
     return counted.tokens
 
 
@@ -494,7 +494,7 @@ def _build_key(view: RequestView, *, allow_small: bool) -> tuple[object, ...]:
         tuple(each.digest for each in view.messages),
         view.checkpoint,
         view.policy,
-        view.counting_options,
+        view.request.counting_options,
         view.plan_constraints,
         merge_pins(view),
         allow_small,

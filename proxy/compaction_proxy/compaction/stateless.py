@@ -9,14 +9,14 @@ from typing import NamedTuple
 from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.compactor import Compactor
 from compaction_proxy.compaction.directives import DirectiveStore
-from compaction_proxy.compaction.effectiveness import RoundEffectiveness
+from compaction_proxy.compaction.feedback import RoundEffectiveness
 from compaction_proxy.compaction.inflight import InflightRounds
-from compaction_proxy.compaction.job_builder import JobBuilder
 from compaction_proxy.compaction.message_reader import MessageReader
-from compaction_proxy.compaction.request_limits import resolve_policy
 from compaction_proxy.compaction.request_loader import RequestLoader
+from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.compaction.round_builder import RoundBuilder
 from compaction_proxy.compaction.round_coordinator import RoundCoordinator
+from compaction_proxy.compaction.round_job import JobBuilder
 from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitRequest, FitResult

@@ -17,13 +17,6 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from compaction_proxy.compaction.chunking import (
-    Group,
-    count_shown_characters,
-    shrink_shape_to_fit,
-    split_into_halves,
-    split_into_portions,
-)
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.summary_client import (
     PriceLookup,
@@ -34,11 +27,16 @@ from compaction_proxy.compaction.summary_client import (
 )
 from compaction_proxy.compaction.summary_request import (
     AlignedConversation,
+    Group,
     RoutedSummaryRequest,
     Summary,
     SummaryRequest,
     SummaryRoute,
+    count_shown_characters,
     route_summary_request,
+    shrink_shape_to_fit,
+    split_into_halves,
+    split_into_portions,
 )
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import Message

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from compaction_proxy.compaction.summarizer import SummaryRoute
+from compaction_proxy.compaction.message_reader import CountingOptions
+from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.config.config import ModelSettings
 from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.message import Message
@@ -95,6 +96,11 @@ class FitRequest:
     def known_conversation(self) -> str | None:
         """The conversation id, whether the client gave it or the proxy found it."""
         return self.conversation or self.continued_conversation
+
+    @property
+    def counting_options(self) -> CountingOptions:
+        """Options for counting the tokens of the request."""
+        return CountingOptions(self.model, self.settings.compaction.counter, self.body.wire)
 
     @property
     def summary_routes(self) -> tuple[SummaryRoute, ...]:

@@ -1,9 +1,13 @@
-"""Lists the keys of the configuration, finds the type of a key, and suggests keys for wrong names."""
+"""Lists the keys of the configuration, and finds their types and what a new configuration changes.
+
+Suggests keys for wrong names.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import get_args, get_origin
+from operator import attrgetter
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 
@@ -103,3 +107,47 @@ def to_plain_value(value: object) -> object:
     if isinstance(value, tuple):
         return [to_plain_value(inner) for inner in value]
     return value
+
+
+# Keys and sections that are read only when a process starts, because they configure what is set up once, such
+# as sockets and the store. A change of them takes effect with the next start.
+RESTART_KEYS = (
+    "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",
+    "server.secret", "server.previous_secrets", "server.workers", "server.accept_grace_s", "server.drain_s",
+    "server.max_inflight_bytes", "server.max_in_flight", "server.head_timeout_s", "server.body_timeout_s",
+    "server.send_timeout_s", "store", "archive", "upstream.engine", "observability",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """What a new configuration changes.
+
+    Attributes:
+        config: The configuration to run with: the new one, but with the old values of the keys in
+            `waiting_for_restart`.
+        changed: Dotted keys that take effect now.
+        waiting_for_restart: Dotted keys that take effect with the next start.
+    """
+
+    config: Config
+    changed: tuple[str, ...]
+    waiting_for_restart: tuple[str, ...]
+
+
+def compare_configs(old: Config, new: Config) -> ConfigChange:
+    """Compares two configurations and returns the change from the old one to the new one."""
+    names = [format_key_path(key.path) for key in iter_keys()]
+    names = [name for name in names if attrgetter(name)(old) != attrgetter(name)(new)]
+    waiting = [
+        name
+        for name in names
+        if name.startswith(tuple(f"{each}." for each in RESTART_KEYS)) or name in RESTART_KEYS
+    ]
+    sections: dict[str, Any] = {}
+    for name in waiting:
+        section, key = name.split(".", 1)
+        current = sections.get(section, getattr(new, section))
+        sections[section] = current.model_copy(update={key: getattr(getattr(old, section), key)})
+    config = new.model_copy(update=sections) if sections else new
+    return ConfigChange(config, tuple(name for name in names if name not in waiting), tuple(waiting))

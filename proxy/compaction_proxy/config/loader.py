@@ -1,23 +1,29 @@
-"""Loads the configuration from file, environment and options, and reports every problem, one per line."""
+"""Loads the configuration from file, environment and options, and reports every problem, one per line.
 
+The environment has variables `COMPACTION_PROXY__SECTION__KEY`, and `…__KEY_FILE`, which name files.
+"""
+
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
-from compaction_proxy.config import environment, validation, yaml_file
+from compaction_proxy.config import validation, yaml_file
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.environment import ConfigOverride
-from compaction_proxy.config.keys import format_key_path, get_section_type, iter_keys, suggest_key
+from compaction_proxy.config.keys import ConfigKey, format_key_path, get_section_type, iter_keys, suggest_key
 from compaction_proxy.config.types import unwrap_type
 from compaction_proxy.config.yaml_file import KeyPath
 from compaction_proxy.core.errors import ConfigError
 
 CONFIG_VARIABLE = "COMPACTION_PROXY_CONFIG"
 DEFAULT_FILE = "config.yaml"
+PREFIX = "COMPACTION_PROXY__"
+FILE_SUFFIX = "_file"
+MAX_SECRET_BYTES = 65_536
 MODELS_PATH: KeyPath = ("models",)
 ERROR_TEXTS = {
     "tuple_type": "a list is needed",
@@ -47,6 +53,23 @@ class LoadedConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigOverride:
+    """One value that is set outside the configuration file.
+
+    Attributes:
+        name: Name of the environment variable or command-line option that sets the value.
+        path: The key that is set.
+        value: The value, if `problem` is empty.
+        problem: What is wrong with the value; it never quotes the value.
+    """
+
+    name: str
+    path: KeyPath
+    value: object = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class _ValueSource:
     """The place where a value was set.
 
@@ -59,15 +82,88 @@ class _ValueSource:
     short_name: str
 
 
-def _choose_config_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
-    """Returns the file to read; None if there is none.
+def _decode_variable_text(text: str, key: ConfigKey | None) -> object:
+    """Returns the value that the text of a variable stands for.
 
-    It is `path`, else the file that the variable `COMPACTION_PROXY_CONFIG` names, else `config.yaml` in the
-    working directory if it exists.
+    The text of a section (`key` is None), a list or a mapping is JSON. Other texts are returned unchanged,
+    because pydantic converts them later.
+
+    Raises:
+        ValueError: The key needs JSON, and the text is not JSON.
     """
-    variable_path = environ.get(CONFIG_VARIABLE, "")
-    default_path = Path(DEFAULT_FILE)
-    return path or (Path(variable_path) if variable_path else default_path if default_path.exists() else None)
+    if key is not None and key.is_nullable and text in {"", "null"}:
+        return None
+    if key is not None and (
+        isinstance(key.default, str)
+        or get_origin(key.value_type) is Literal
+        or not (isinstance(key.default, dict | tuple) or hasattr(key.value_type, "__args__"))
+    ):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON at character {error.pos + 1}: {error.msg}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _is_secret(value_type: object) -> bool:
+    """Returns whether a key holds a secret or a list of secrets."""
+    return value_type is SecretStr or any(unwrap_type(inner) is SecretStr for inner in get_args(value_type))
+
+
+def _read_secret(path: str) -> str:
+    """Reads a secret from its file, and removes one newline at the end.
+
+    Raises:
+        ValueError: The file cannot be read, is not UTF-8, or is empty.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(MAX_SECRET_BYTES).decode().removesuffix("\n")
+    except OSError as error:
+        raise ValueError(f"the file cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError("the file is not UTF-8") from None
+    # A file that is not fully written yet looks empty, and so does a pipe that was already read. This is an
+    # error, because an empty key would give everybody access.
+    if not text:
+        raise ValueError("the file is empty")
+    return text
+
+
+def _parse_variable(
+    name: str, environ: Mapping[str, str], keys: Mapping[KeyPath, ConfigKey]
+) -> ConfigOverride:
+    place: KeyPath = tuple(name.removeprefix(PREFIX).lower().split("__"))
+    secret = (*place[:-1], str(place[-1]).removesuffix(FILE_SUFFIX))
+    try:
+        if place in keys or any(place == key[: len(place)] for key in keys):
+            return ConfigOverride(name, place, _decode_variable_text(environ[name], keys.get(place)))
+        if secret != place and secret in keys and _is_secret(keys[secret].value_type):
+            direct = name[: -len(FILE_SUFFIX)]
+            if direct in environ:
+                return ConfigOverride(name, secret, problem=f"{direct} is set too; one of both is enough")
+            return ConfigOverride(
+                name, secret, _decode_variable_text(_read_secret(environ[name]), keys[secret])
+            )
+    except ValueError as error:
+        return ConfigOverride(name, place, problem=str(error))
+    if place[0] == "models":
+        return ConfigOverride(name, place, problem=f"{PREFIX}MODELS takes all models as one JSON object")
+    return ConfigOverride(name, place, problem=f"unknown key{suggest_key(place)}")
+
+
+def _iter_overrides(environ: Mapping[str, str]) -> Iterator[ConfigOverride]:
+    """Yields an override for each environment variable whose name begins with `PREFIX`.
+
+    If a variable cannot be used, its override has a `problem`. Variables for whole sections come first, so
+    that a variable for a single key overrides them.
+    """
+    keys = {key.path: key for key in iter_keys()}
+    for name in sorted(environ, key=lambda name: (name.count("__"), name)):
+        if name.startswith(PREFIX):
+            yield _parse_variable(name, environ, keys)
 
 
 def _iter_leaf_values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
@@ -104,7 +200,7 @@ def _apply_override(
     override: ConfigOverride, values: dict[str, Any], sources: dict[KeyPath, _ValueSource]
 ) -> None:
     """Sets the values of one override, and records it as their source."""
-    is_variable = override.name.startswith(environment.PREFIX)
+    is_variable = override.name.startswith(PREFIX)
     source = _ValueSource(override.name, f"environment {override.name}" if is_variable else override.name)
     leaves = list(_iter_leaf_values(override.path, override.value))
     for place, value in reversed(leaves):
@@ -168,10 +264,6 @@ def _format_problem(place: KeyPath, problem: str, sources: Mapping[KeyPath, _Val
     )
 
 
-def _format_override_problem(override: ConfigOverride) -> str:
-    return f"{override.name}: {format_key_path(override.path)}: {override.problem}"
-
-
 def _validate_values(
     values: Mapping[str, Any],
     sources: Mapping[KeyPath, _ValueSource],
@@ -209,7 +301,8 @@ def load_config(
     Raises:
         ConfigError: The configuration cannot be used. The message has one line for each problem.
     """
-    file = _choose_config_file(path, environ)
+    variable, default = environ.get(CONFIG_VARIABLE), Path(DEFAULT_FILE)
+    file = path or (Path(variable) if variable else default if default.exists() else None)
     values: dict[str, Any] = {}
     sources: dict[KeyPath, _ValueSource] = {}
     problems: list[str] = []
@@ -220,8 +313,10 @@ def load_config(
         for place, (line, column) in document.positions.items():
             sources[place] = _ValueSource(f"{file}:{line}:{column}", f"{file}:{line}")
         problems += [f"{file}:{line}:{column}: {what}" for line, column, what in document.problems]
-    overrides = list(environment.iter_overrides(environ))
-    problems += [_format_override_problem(setting) for setting in overrides if setting.problem]
+    overrides = list(_iter_overrides(environ))
+    problems += [
+        f"{each.name}: {format_key_path(each.path)}: {each.problem}" for each in overrides if each.problem
+    ]
     for setting in chain((setting for setting in overrides if not setting.problem), options):
         _apply_override(setting, values, sources)
     config = _validate_values(values, sources, environ, problems)

@@ -408,7 +408,7 @@ class CompactionSection(BaseModel):
     """Whether a summary is finished and saved when the client that waited for it has left."""
     keep: KeepSection = KeepSection()
     """What stays."""
-    strategies: StrategiesSection = StrategiesSection()
+    strategies: StrategiesSection = StrategiesSection()  # type: ignore[valid-type]  # built from a table
     """Fields of the strategies; a key above that is set beats them."""
 
     @field_validator("trigger")

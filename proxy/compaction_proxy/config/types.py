@@ -27,7 +27,7 @@ class OnlyValue:
             ValueError: It is another value.
         """
         if value != self.value:
-            raise ValueError(f"this version works only with {_format_yaml(self.value)}")
+            raise ValueError(f"this version works only with {json.dumps(self.value)}")
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401 - pydantic's protocol
@@ -35,16 +35,11 @@ class OnlyValue:
         return core_schema.no_info_after_validator_function(self.check_value, handler(source))
 
 
-def _format_yaml(value: object) -> str:
-    """Formats a value as YAML would write it."""
-    return "an empty list" if value == () else json.dumps(value)
-
-
 def _parse_auto_or_false(value: object) -> object:
     """Returns `auto` or False for such a value, or for its text from the environment. True means `auto`."""
     if value is False or value == "false":
         return False
-    if value is True or (isinstance(value, str) and value in {"auto", "true"}):
+    if value is True or value in ("auto", "true"):
         return "auto"
     raise ValueError("must be auto or false")
 
@@ -61,20 +56,8 @@ def reject_boolean(value: object) -> object:
 
 
 def parse_duration(duration: str) -> float:
-    """Returns the seconds in a duration such as `30d`, `12h`, `15m` or `90s`.
-
-    Raises:
-        ValueError: The text is not a positive whole number and a unit.
-    """
-    match = re.fullmatch(r"([0-9]{1,9})([smhd])", duration)
-    if not match or not int(match[1]):
-        raise ValueError("a duration is a whole number and a unit: 90s, 15m, 12h or 30d")
-    return float(int(match[1]) * UNIT_SECONDS[match[2]])
-
-
-def _check_duration(value: str) -> str:
-    parse_duration(value)
-    return value
+    """Returns the seconds in a `Duration`, such as `30d`, `12h`, `15m` or `90s`."""
+    return float(int(duration[:-1]) * UNIT_SECONDS[duration[-1]])
 
 
 class UrlOrigin(NamedTuple):
@@ -119,10 +102,6 @@ def _check_http_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _check_optional_http_url(url: str) -> str:
-    return url and _check_http_url(url)
-
-
 def check_store_url(url: str) -> str:
     """Checks that a URL names a supported kind of store, and returns it unchanged.
 
@@ -145,22 +124,15 @@ def mask_passwords(text: str) -> str:
     return re.sub(r"(password=)[^&]+", r"\1********", masked)
 
 
-def _check_base_path(path: str) -> str:
-    if path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", path):
-        raise ValueError("a path starts with / and does not end with it, such as /compaction")
-    return path
+def require_pattern(pattern: str, problem: str) -> AfterValidator:
+    """Builds a check that a whole text matches a pattern. `problem` is the message if it does not."""
 
+    def check_text(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(problem)
+        return text
 
-def _check_tenant(value: str) -> str:
-    if not re.fullmatch(r"credential|none|header:[A-Za-z0-9_-]+", value):
-        raise ValueError("one of credential, none, header:NAME")
-    return value.lower()
-
-
-def _check_header_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        raise ValueError("a header's name holds letters, digits, - and _")
-    return name.lower()
+    return AfterValidator(check_text)
 
 
 def _check_key(secret: SecretStr) -> SecretStr:
@@ -176,13 +148,31 @@ Positive = Annotated[int, BeforeValidator(reject_boolean), Field(ge=1)]
 Seconds = Annotated[float, BeforeValidator(reject_boolean), Field(gt=0, allow_inf_nan=False)]
 SecondsOrNever = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, allow_inf_nan=False)]
 Percent = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, le=100, allow_inf_nan=False)]
-Duration = Annotated[str, AfterValidator(_check_duration)]
+Duration = Annotated[
+    str,
+    require_pattern(
+        r"(?!0+[smhd])[0-9]{1,9}[smhd]", "a duration is a whole number and a unit: 90s, 15m, 12h or 30d"
+    ),
+]
 HttpUrl = Annotated[str, AfterValidator(_check_http_url)]
-HttpUrlIfAny = Annotated[str, AfterValidator(_check_optional_http_url)]
+HttpUrlIfAny = Annotated[str, AfterValidator(lambda url: url and _check_http_url(url))]
 StoreUrl = Annotated[str, AfterValidator(check_store_url)]
-BasePath = Annotated[str, AfterValidator(_check_base_path)]
-Tenant = Annotated[str, AfterValidator(_check_tenant)]
-HeaderName = Annotated[str, AfterValidator(_check_header_name)]
+BasePath = Annotated[
+    str,
+    require_pattern(
+        r"(/[A-Za-z0-9._~-]+)*", "a path starts with / and does not end with it, such as /compaction"
+    ),
+]
+Tenant = Annotated[
+    str,
+    require_pattern(r"credential|none|header:[A-Za-z0-9_-]+", "one of credential, none, header:NAME"),
+    AfterValidator(str.lower),
+]
+HeaderName = Annotated[
+    str,
+    require_pattern(r"[A-Za-z0-9_-]+", "a header's name holds letters, digits, - and _"),
+    AfterValidator(str.lower),
+]
 
 
 def unwrap_type(annotation: object) -> object:

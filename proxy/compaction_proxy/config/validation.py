@@ -8,9 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from compaction_proxy.config.config import Config, ModelSettings
+from compaction_proxy.config.config import Config, ModelSettings, build_policy
 from compaction_proxy.config.keys import format_key_path
-from compaction_proxy.config.policy import build_policy
 from compaction_proxy.config.sections import WIRES, ServerSection, SummarySection
 from compaction_proxy.config.strategies import get_policy_setting
 from compaction_proxy.config.types import check_store_url, parse_origin
@@ -54,8 +53,8 @@ def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, st
 
     All strategies are checked, because a request may ask for any of them.
     """
-    for name, fields in settings.compaction.strategies:
-        file = getattr(fields, "prompt_file", None)
+    for name in STRATEGIES:
+        file = getattr(getattr(settings.compaction.strategies, name), "prompt_file", None)
         if file is not None and not is_readable(file):
             yield _build_strategy_path(name, "prompt_file"), UNREADABLE_FILE
 
@@ -105,19 +104,18 @@ def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]
         yield tail_key, f"what stays is not below the {what}: a round would win nothing"
 
 
-def find_strategy_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    """Yields each key with an unreadable prompt file or an unsuitable size, and what is wrong with it."""
-    for each in config.settings_by_glob:
-        for place, what in (*_find_prompt_problems(each.settings), *_find_size_problems(each.settings)):
-            yield find_effective_key_path(config, each.glob, place), what
-
-
-def find_strategy_warnings(config: Config) -> Iterator[str]:
+def _find_strategy_warnings(config: Config) -> Iterator[str]:
     """Yields one line for each setting of a strategy that works but is probably not intended."""
     for each in config.settings_by_glob:
         row = build_policy(each.settings)
         if row.summary and row.stand_in_role == "system":
-            yield _format_system_role_warning(config, each.glob, each.settings, row)
+            is_chosen = is_key_set_explicitly(each.settings.compaction, ("stand_in_role",))
+            role: KeyPath = ("compaction", "stand_in_role" if is_chosen else "strategy")
+            yield (
+                f"{format_key_path(find_effective_key_path(config, each.glob, role))}: {row.name} gives its "
+                "summaries the system role, so that what tools said may pass for an instruction; "
+                "compaction.stand_in_role: user prevents that"
+            )
         for name in STRATEGIES:
             requested_path, allowed_path = (
                 _build_strategy_path(name, f"summary_{which}tokens") for which in ("", "max_")
@@ -128,18 +126,6 @@ def find_strategy_warnings(config: Config) -> Iterator[str]:
             ):
                 where = format_key_path(find_effective_key_path(config, each.glob, allowed_path))
                 yield f"{where}: less than summary_tokens, so no more than this is asked for"
-
-
-def _format_system_role_warning(config: Config, glob: str, settings: ModelSettings, row: Policy) -> str:
-    role = ("compaction", "stand_in_role")
-    chosen = is_key_set_explicitly(settings.compaction, role[1:])
-    where = format_key_path(
-        find_effective_key_path(config, glob, role if chosen else ("compaction", "strategy"))
-    )
-    return (
-        f"{where}: {row.name} gives its summaries the system role, so that what tools said may pass for an "
-        "instruction; compaction.stand_in_role: user prevents that"
-    )
 
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared, not bound
@@ -166,11 +152,6 @@ def is_loopback(host: str) -> bool:
         return host in LOOPBACK or ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _is_open_to_other_machines(server: ServerSection) -> bool:
-    """Returns whether other machines may reach the proxy."""
-    return server.unix_socket is None and not is_loopback(server.host)
 
 
 def _is_own_address(config: Config, url: str) -> bool:
@@ -246,21 +227,23 @@ def find_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Yields each key whose value cannot be used here or contradicts other values, and the reason."""
     if config.server.workers > 1 and config.store.url == MEMORY:
         yield ("server", "workers"), "several workers need a store that they can share, not memory://"
-    server = config.server
-    yield from _find_server_problems(server)
+    yield from _find_server_problems(config.server)
     yield from _find_upstream_problems(config)
     for row in config.settings_by_glob:
         for name, what in _find_summary_problems(config, row.settings.summary):
             yield find_effective_key_path(config, row.glob, ("summary", name)), what
-    yield from find_strategy_problems(config)
+    for each in config.settings_by_glob:
+        for place, what in (*_find_prompt_problems(each.settings), *_find_size_problems(each.settings)):
+            yield find_effective_key_path(config, each.glob, place), what
 
 
 def find_warnings(config: Config) -> Iterator[str]:
     """Yields one line for each setting that works but is probably not intended."""
     server, upstream_key = config.server, config.upstream.api_key.get_secret_value()
-    if _is_open_to_other_machines(server) and not server.admin_key.get_secret_value():
+    is_open_to_others = server.unix_socket is None and not is_loopback(server.host)
+    if is_open_to_others and not server.admin_key.get_secret_value():
         yield f"server.host: {server.host} is open to other machines, and server.admin_key is empty"
-    if _is_open_to_other_machines(server) and upstream_key and not server.client_keys:
+    if is_open_to_others and upstream_key and not server.client_keys:
         yield f"server.host: whoever reaches {server.host} spends upstream.api_key; name server.client_keys"
     if config.session.tenant == "none":
         yield "session.tenant: none lets all clients share their conversations' summaries"
@@ -268,7 +251,7 @@ def find_warnings(config: Config) -> Iterator[str]:
         yield "upstream.engine: aiohttp is no longer an engine of its own; native is used, remove the line"
     if config.store.url == MEMORY:
         yield "store.url: memory:// keeps nothing beyond the process; name a file or a server to keep more"
-    yield from dict.fromkeys(find_strategy_warnings(config))
+    yield from dict.fromkeys(_find_strategy_warnings(config))
     globs = list(config.models)
     for index, glob in enumerate(globs):
         earlier = next((other for other in globs[:index] if fnmatchcase(glob, other)), None)
@@ -286,13 +269,6 @@ def _find_data_home(environ: Mapping[str, str]) -> Path | None:
     return folder if os.access(exists, os.W_OK | os.X_OK) else None
 
 
-def _check_redis_url(url: str) -> str:
-    try:
-        return check_store_url(url)
-    except ValueError as error:
-        raise ValueError(f"$REDIS_URL: {error}") from None
-
-
 def resolve_store_url(config: Config, environ: Mapping[str, str]) -> str:
     """Returns the URL of the store: the configured one, else `$REDIS_URL`, else a file or memory.
 
@@ -304,7 +280,10 @@ def resolve_store_url(config: Config, environ: Mapping[str, str]) -> str:
     """
     url = config.store.url
     if url is None and environ.get("REDIS_URL"):
-        return _check_redis_url(environ["REDIS_URL"])
+        try:
+            return check_store_url(environ["REDIS_URL"])
+        except ValueError as error:
+            raise ValueError(f"$REDIS_URL: {error}") from None
     if url is None:
         folder = _find_data_home(environ)
         return f"{SQLITE}{folder / 'compaction-proxy' / 'state.db'}" if folder else MEMORY

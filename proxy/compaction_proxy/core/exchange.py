@@ -7,8 +7,6 @@ from compaction_proxy.core.event import parse_integer, parse_number
 
 # The lowest status code that is an error.
 FIRST_ERROR_STATUS = 400
-# The status of a request that was forwarded unchanged, either unread by way of the gate or after it was read.
-STATUS_UNCHANGED = "none"
 
 
 class Exchange(NamedTuple):  # created for each request: a dataclass takes four times as long
@@ -85,43 +83,6 @@ class Exchange(NamedTuple):  # created for each request: a dataclass takes four 
     def has_failed(self) -> bool:
         """Whether the upstream answered with an error. A missing response is not an error."""
         return self.code >= FIRST_ERROR_STATUS
-
-
-class UnreadExchange(NamedTuple):  # created for each request, in a third of the time of an exchange
-    """The figures of an exchange whose request was not read, without its model and its status code.
-
-    Attributes:
-        at: Time of the request, in seconds since the epoch.
-        request: Id of the request.
-        request_bytes: Size of the client's body.
-        prompt_tokens: Input tokens, as the upstream counted them.
-        completion_tokens: Output tokens, as the upstream counted them.
-        cached_tokens: Input tokens that the upstream had cached.
-        overhead_s: Seconds that the request took, without the time of waiting for the upstream.
-        first_byte_s: Seconds from asking the upstream to the first byte of its response.
-        upstream_s: Seconds from asking the upstream to the end of its response.
-    """
-
-    at: float
-    request: str
-    request_bytes: int
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    cached_tokens: int | None
-    overhead_s: float
-    first_byte_s: float | None
-    upstream_s: float | None
-
-
-_UNKNOWN = (None,) * 6
-_NO_RECALLS = (None,) * 3
-
-
-def build_unread_exchange(model: str, code: int, unread: UnreadExchange) -> Exchange:
-    """Builds an exchange from the figures of an unread request, its model and its status code."""
-    at, request, request_bytes, *rest = unread
-    known = (at, model, STATUS_UNCHANGED, code, request, "", None, "", request_bytes)
-    return Exchange._make((*known, *_UNKNOWN, *rest, *_NO_RECALLS))
 
 
 _TEXTS = frozenset({"model", "status", "request", "strategy", "reason"})

@@ -19,7 +19,7 @@ from compaction_proxy.providers.types import WindowDiscovery
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
-from compaction_proxy.telemetry.exchange_log import ExchangeRecorder
+from compaction_proxy.telemetry.exchange_log import ExchangeLog
 from compaction_proxy.wires.body import build_probe_body
 from compaction_proxy.wires.wire import TokenUsage, Wire
 
@@ -70,7 +70,7 @@ class AfterResponseHandler:
         upstream: The upstream to which requests are forwarded.
         compactor: Prepares compactions ahead of need.
         feedback: Learns from the token counts (`usage`) that answers report.
-        exchange_recorder: Records the figures of each request when it ends.
+        exchange_log: Records the figures of each request when it ends.
         incidents: Reports requests on which the proxy failed, that it could not make short enough, or that
             the upstream accepted only in a shorter form.
         registry: Records when each conversation was last used.
@@ -84,7 +84,7 @@ class AfterResponseHandler:
         *,
         compactor: Compactor,
         feedback: UsageFeedback,
-        exchange_recorder: ExchangeRecorder,
+        exchange_log: ExchangeLog,
         incidents: IncidentReporter,
         registry: ConversationRegistry,
         model_limits: ModelLimits,
@@ -93,7 +93,7 @@ class AfterResponseHandler:
         self._upstream = upstream
         self._compactor = compactor
         self._feedback = feedback
-        self.exchange_recorder = exchange_recorder
+        self.exchange_log = exchange_log
         self._incidents = incidents
         self._registry = registry
         self._model_limits = model_limits

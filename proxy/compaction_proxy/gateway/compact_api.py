@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.compaction.stateless import ShortenResult, StatelessCompaction, shorten_messages
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitRequest
 from compaction_proxy.config.config import Config, ModelSettings, get_model_settings

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from secrets import token_bytes
+from typing import TYPE_CHECKING
 
 import httpx
 from starlette.types import Receive, Scope, Send
 
 from compaction_proxy.compaction.compactor import MAX_REFITS, Compactor
-from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.compaction.types import (
     CompactionMode,
     CompactionReport,
@@ -60,11 +61,13 @@ from compaction_proxy.gateway.upstream import (
 )
 from compaction_proxy.recall.tool import RecallTool
 from compaction_proxy.telemetry.logs import REQUEST_ID
-from compaction_proxy.telemetry.tracing import Tracer
 from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 from compaction_proxy.wires.project_instructions import find_client_by_headers
 from compaction_proxy.wires.wire import ResponseTap, Wire
+
+if TYPE_CHECKING:
+    from compaction_proxy.telemetry.otel import OtelTracer
 
 NO_OVERRIDES = ControlHeaders()
 # A request with fewer bytes fits every context window. So its answer is not searched for a refusal if the
@@ -103,7 +106,7 @@ class RelayEndpoint:
         gate: SizeGate,
         get_secret: Callable[[], bytes],
         admission: ConcurrencyLimiter,
-        tracer: Tracer | None = None,
+        tracer: "OtelTracer | None" = None,
         recall_tool: RecallTool | None = None,
         trigger_responder: CompactionTriggerResponder | None = None,
         conversation_finder: UnreadConversationFinder | None = None,
@@ -216,7 +219,7 @@ class RelayEndpoint:
             if state.conversation_search is not None:
                 state.identity = replace(state.identity, conversation=await state.conversation_search)
         finally:
-            state.record_end(usage, self._origin, self._after_response.exchange_recorder)
+            state.record_end(usage, self._origin, self._after_response.exchange_log)
         return None if tap is None else state.to_completed_request(usage)
 
     async def _relay_request(self, state: RequestState, send: Send) -> ResponseTap | None:

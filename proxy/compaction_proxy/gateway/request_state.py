@@ -6,11 +6,12 @@ import time
 from dataclasses import dataclass, field, replace
 from itertools import count
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
 from compaction_proxy.compaction.types import CompactionReport, CompactionStatus, FitRequest, FitResult
-from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange, UnreadExchange
+from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange
 from compaction_proxy.gateway.after_response import CompletedRequest
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client.types import HttpRequest
@@ -21,9 +22,11 @@ from compaction_proxy.gateway.headers import Headers
 from compaction_proxy.gateway.identity import Identity
 from compaction_proxy.gateway.recall_loop import RecallLoop, ToolOffer
 from compaction_proxy.gateway.side_requests import SideRequestKind
-from compaction_proxy.telemetry.exchange_log import ExchangeRecorder
-from compaction_proxy.telemetry.tracing import RequestTrace
+from compaction_proxy.telemetry.exchange_log import ExchangeLog
 from compaction_proxy.wires.wire import TokenUsage
+
+if TYPE_CHECKING:
+    from compaction_proxy.telemetry.otel import OtelTrace
 
 # The proxy's own request ids consist of an id of the process and a number. They are only written to logs and
 # shown to clients. They give access to nothing, so they need not be hard to guess.
@@ -103,7 +106,7 @@ class RequestState:
     waited_s: float = 0.0
     first_byte_s: float | None = None
     overhead_s: float = 0.0
-    trace: RequestTrace | None = None
+    trace: "OtelTrace | None" = None
     was_recovered: bool = False
     tool_offer: ToolOffer | None = None
     trigger: CompactionTriggerRequest | None = None
@@ -224,7 +227,7 @@ class RequestState:
             side,
         )
 
-    def record_end(self, usage: TokenUsage | None, origin: str, exchange_recorder: ExchangeRecorder) -> None:
+    def record_end(self, usage: TokenUsage | None, origin: str, exchange_log: ExchangeLog) -> None:
         """Records the figures of the request and ends its trace.
 
         If no request was sent to the upstream, no figures are recorded.
@@ -232,19 +235,13 @@ class RequestState:
         Args:
             usage: The token counts that the upstream reported; None if it reported none.
             origin: The origin of the upstream.
-            exchange_recorder: Records the figures.
+            exchange_log: Records the figures.
         """
-        first_s = self.first_byte_s
-        if self.fit_result is None and first_s is not None:
-            account = self.identity.tenant, self._recorded_conversation, origin
-            exchange_recorder.record_unread(
-                *account, self.model, self.status, self._build_unread_exchange(usage, first_s)
-            )
-        if self.fit_result is None and self.trace is None:
+        if self.first_byte_s is None and self.trace is None:
             return
         exchange = self.build_exchange(usage)
-        if self.fit_result is not None and first_s is not None:
-            exchange_recorder.record_exchange(
+        if self.first_byte_s is not None:
+            exchange_log.record_exchange(
                 self.identity.tenant,
                 self._recorded_conversation,
                 origin,
@@ -258,15 +255,6 @@ class RequestState:
     def _compute_upstream_s(self, first_s: float) -> float:
         """Returns the seconds from the start of the relayed upstream call until now, when its answer ends."""
         return time.perf_counter() - self.started - self.overhead_s - self.waited_s + first_s
-
-    def _build_unread_exchange(self, usage: TokenUsage | None, first_s: float) -> UnreadExchange:
-        prompt = completion = cached = None
-        if usage is not None:
-            prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
-        times = self.overhead_s, first_s, self._compute_upstream_s(first_s)
-        return UnreadExchange(
-            self.received_at, self.request_id, self.size_bytes, prompt, completion, cached, *times
-        )
 
     def build_exchange(self, usage: TokenUsage | None) -> Exchange:
         """Returns the figures of the request and its answer."""

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations
 from compaction_proxy.compaction.directives import DirectiveStore
-from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.config.sections import WIRES
 from compaction_proxy.core.budget import compute_budget

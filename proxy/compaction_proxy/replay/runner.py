@@ -14,7 +14,7 @@ from typing import Any
 
 from compaction_proxy.compaction.compactor import MAX_REFITS, Compactor
 from compaction_proxy.compaction.feedback import UsageFeedback
-from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitRequest, FitResult
 from compaction_proxy.config.config import ModelSettings

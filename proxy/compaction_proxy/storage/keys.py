@@ -144,7 +144,7 @@ def usage_anchors_key(tenant: str, root: bytes) -> str:
 
 @_cached_key
 def conversation_key(tenant: str, conversation: str) -> str:
-    """Returns the key of the record with a conversation's totals (`telemetry.totals`)."""
+    """Returns the key of the record with a conversation's totals (`telemetry.usage`)."""
     return f"{_build_key_start(tenant, conversation)}:conversation"
 
 

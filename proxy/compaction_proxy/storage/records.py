@@ -11,14 +11,13 @@ opening takes even longer, it continues in the background, and the store is used
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.storage import envelope
-from compaction_proxy.storage.background import BackgroundTasks
 from compaction_proxy.storage.deletions import DeletionFence
 from compaction_proxy.storage.keys import parse_hash_tag
 from compaction_proxy.storage.resilient import (
@@ -107,6 +106,38 @@ CACHE_TTL_S = 3600.0
 ValueT = TypeVar("ValueT")
 
 _UNREADABLE = "store-unreadable"
+# Maximum number of tasks at the same time. Further work is not started; a later request may start it.
+MAX_BACKGROUND_TASKS = 8
+
+
+class BackgroundTasks:
+    """Runs background tasks on one event loop, at most one per key at a time. No task may raise."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[Hashable, asyncio.Task[object]] = {}
+
+    @property
+    def has_running_tasks(self) -> bool:
+        """Whether any task is running."""
+        return bool(self._tasks)
+
+    def start_once(self, key: Hashable, create_work: Callable[[], Coroutine[object, object, object]]) -> bool:
+        """Starts the coroutine that `create_work` returns as a task. Returns whether it was started.
+
+        Does not start it while a task with the same key or `MAX_BACKGROUND_TASKS` tasks are running.
+        """
+        if key in self._tasks or len(self._tasks) >= MAX_BACKGROUND_TASKS:
+            return False
+        self._tasks[key] = task = asyncio.create_task(create_work())
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+        return True
+
+    async def close(self) -> None:
+        """Cancels the running tasks and waits until they have ended."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class RecordStore:

@@ -8,9 +8,10 @@ another one gets the same number and continues its files.
 import asyncio
 import os
 import time
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -27,9 +28,9 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import COMPACTED, FAILED, FAILURE_KINDS, Event
-from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, STATUS_UNCHANGED, Exchange
-from compaction_proxy.telemetry.counters import OVERHEAD_BOUNDS_S, count_per_bucket
-from compaction_proxy.telemetry.exchange_batch import ExchangeBatch, ExchangeEntry
+from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange
+from compaction_proxy.telemetry.statistics import OVERHEAD_BOUNDS_S
+from compaction_proxy.telemetry.usage import ExchangeEntry
 
 # Upper bounds of histogram buckets. Names in `_S` are in seconds, names in `_SHARES` are shares (0..1).
 STORE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 10)
@@ -42,147 +43,122 @@ ERROR_SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
 STABLE_SHARES = (0, 1)
 
 
-class CounterSpec(NamedTuple):
-    """Definition of a counter: its help text and labels."""
+class MetricSpec(NamedTuple):
+    """Definition of a metric.
 
-    help_text: str
-    labels: tuple[str, ...] = ()
-
-
-class HistogramSpec(NamedTuple):
-    """Definition of a histogram: its help text, the upper bounds of its buckets, and its labels."""
-
-    help_text: str
-    buckets: tuple[float, ...]
-    labels: tuple[str, ...] = ()
-
-
-class GaugeSpec(NamedTuple):
-    """Definition of a gauge: its help text, its labels, and how the values of several workers are combined.
-
-    Modes that begin with `live` ignore the values of workers that have ended.
+    Attributes:
+        help_text: Help text.
+        labels: Names of the labels.
+        buckets: Upper bounds of a histogram's buckets.
+        multiprocess_mode: How the values of a gauge from several workers are combined. The values of workers
+            that have ended are ignored.
     """
 
     help_text: str
-    labels: tuple[str, ...]
-    multiprocess_mode: Literal["livesum", "livemax", "livemin"]
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    multiprocess_mode: Literal["livesum", "livemax", "livemin"] = "livesum"
 
 
-COUNTERS: Mapping[str, CounterSpec] = {
-    "compaction_requests_total": CounterSpec(
+COUNTERS: Mapping[str, MetricSpec] = {
+    "compaction_requests_total": MetricSpec(
         "Requests on compacted paths, by what was done to them.", ("model", "status")
     ),
-    "compaction_runs_total": CounterSpec(
+    "compaction_runs_total": MetricSpec(
         "Rounds that were made, or were due and failed.", ("strategy", "trigger", "outcome")
     ),
-    "compaction_failures_total": CounterSpec(
+    "compaction_failures_total": MetricSpec(
         "Times that something should have been made shorter, and was not.", ("reason",)
     ),
-    "compaction_tokens_before_total": CounterSpec(
+    "compaction_tokens_before_total": MetricSpec(
         "Tokens that clients sent, of requests that were counted.", ("model",)
     ),
-    "compaction_tokens_after_total": CounterSpec(
+    "compaction_tokens_after_total": MetricSpec(
         "Tokens that were forwarded of the same requests.", ("model",)
     ),
-    "compaction_tokens_removed_total": CounterSpec("Tokens that were sent and not forwarded.", ("model",)),
-    "compaction_input_tokens_total": CounterSpec("Input tokens, as the upstream counted them.", ("model",)),
-    "compaction_cached_input_tokens_total": CounterSpec(
+    "compaction_tokens_removed_total": MetricSpec("Tokens that were sent and not forwarded.", ("model",)),
+    "compaction_input_tokens_total": MetricSpec("Input tokens, as the upstream counted them.", ("model",)),
+    "compaction_cached_input_tokens_total": MetricSpec(
         "Input tokens that the upstream had cached.", ("model",)
     ),
-    "compaction_output_tokens_total": CounterSpec("Output tokens, as the upstream counted them.", ("model",)),
-    "compaction_summary_tokens_total": CounterSpec("Tokens of summary calls.", ("direction",)),
-    "compaction_summary_cost_usd_total": CounterSpec("Dollars paid for summaries."),
-    "compaction_saved_cost_usd_total": CounterSpec(
+    "compaction_output_tokens_total": MetricSpec("Output tokens, as the upstream counted them.", ("model",)),
+    "compaction_summary_tokens_total": MetricSpec("Tokens of summary calls.", ("direction",)),
+    "compaction_summary_cost_usd_total": MetricSpec("Dollars paid for summaries."),
+    "compaction_saved_cost_usd_total": MetricSpec(
         "Dollars that requests would have cost more, had everything been forwarded that clients sent."
     ),
-    "compaction_cache_loss_cost_usd_total": CounterSpec(
+    "compaction_cache_loss_cost_usd_total": MetricSpec(
         "Dollars paid because rounds changed what the upstream had cached."
     ),
-    "compaction_requests_cost_usd_total": CounterSpec(
+    "compaction_requests_cost_usd_total": MetricSpec(
         "Dollars paid for requests, summaries not among them.", ("model",)
     ),
-    "compaction_requests_unpriced_total": CounterSpec("Requests that no price is known for.", ("model",)),
-    "compaction_recall_searches_total": CounterSpec(
+    "compaction_requests_unpriced_total": MetricSpec("Requests that no price is known for.", ("model",)),
+    "compaction_recall_searches_total": MetricSpec(
         "Searches among what rounds have taken out.", ("source", "outcome")
     ),
-    "upstream_errors_total": CounterSpec(
+    "upstream_errors_total": MetricSpec(
         "Requests to an upstream that got no whole answer, or one with an error status.", ("target", "cause")
     ),
-    "store_errors_total": CounterSpec("Calls of the store that failed.", ("reason",)),
+    "store_errors_total": MetricSpec("Calls of the store that failed.", ("reason",)),
 }
 
-HISTOGRAMS: Mapping[str, HistogramSpec] = {
-    "compaction_ratio": HistogramSpec("Size of a request after a round, as a share of before.", SIZE_SHARES),
-    "compaction_summary_duration_seconds": HistogramSpec(
-        "How long rounds took that asked a summary model.", SUMMARY_S
+HISTOGRAMS: Mapping[str, MetricSpec] = {
+    "compaction_ratio": MetricSpec(
+        "Size of a request after a round, as a share of before.", buckets=SIZE_SHARES
     ),
-    "compaction_overhead_seconds": HistogramSpec(
-        "What a request took beside waiting for the upstream.", OVERHEAD_BOUNDS_S
+    "compaction_summary_duration_seconds": MetricSpec(
+        "How long rounds took that asked a summary model.", buckets=SUMMARY_S
     ),
-    "compaction_context_used_ratio": HistogramSpec(
-        "Tokens that were forwarded, as a share of the model's window.", USED_SHARES
+    "compaction_overhead_seconds": MetricSpec(
+        "What a request took beside waiting for the upstream.", buckets=OVERHEAD_BOUNDS_S
     ),
-    "compaction_token_estimate_error_ratio": HistogramSpec(
-        "How far an estimate was off, up or down, as a share of what the upstream counted.", ERROR_SHARES
+    "compaction_context_used_ratio": MetricSpec(
+        "Tokens that were forwarded, as a share of the model's window.", buckets=USED_SHARES
     ),
-    "compaction_prefix_stable_ratio": HistogramSpec(
+    "compaction_token_estimate_error_ratio": MetricSpec(
+        "How far an estimate was off, up or down, as a share of what the upstream counted.",
+        buckets=ERROR_SHARES,
+    ),
+    "compaction_prefix_stable_ratio": MetricSpec(
         "1 where a conversation's request went on in the form of the one before, 0 where a round changed it.",
-        STABLE_SHARES,
+        buckets=STABLE_SHARES,
     ),
-    "store_operation_duration_seconds": HistogramSpec("How long calls of the store took.", STORE_S, ("op",)),
-    "upstream_request_duration_seconds": HistogramSpec(
-        "From asking the upstream to the end of its answer.", UPSTREAM_S, ("model", "code")
+    "store_operation_duration_seconds": MetricSpec(
+        "How long calls of the store took.", ("op",), buckets=STORE_S
     ),
-    "upstream_time_to_first_chunk_seconds": HistogramSpec(
-        "From asking the upstream to the first byte of its answer.", FIRST_CHUNK_S, ("model",)
+    "upstream_request_duration_seconds": MetricSpec(
+        "From asking the upstream to the end of its answer.", ("model", "code"), buckets=UPSTREAM_S
+    ),
+    "upstream_time_to_first_chunk_seconds": MetricSpec(
+        "From asking the upstream to the first byte of its answer.", ("model",), buckets=FIRST_CHUNK_S
     ),
 }
 
-GAUGES: Mapping[str, GaugeSpec] = {
-    "compaction_sessions_active": GaugeSpec(
-        "Conversations that have had a request in the last five minutes.", (), "livesum"
+GAUGES: Mapping[str, MetricSpec] = {
+    "compaction_sessions_active": MetricSpec(
+        "Conversations that have had a request in the last five minutes."
     ),
-    "inflight_body_bytes": GaugeSpec("Bytes of request bodies that are held now.", (), "livesum"),
-    "inflight_body_limit_bytes": GaugeSpec(
-        "Bytes of request bodies that may be held (server.max_inflight_bytes).", (), "livesum"
+    "inflight_body_bytes": MetricSpec("Bytes of request bodies that are held now."),
+    "inflight_body_limit_bytes": MetricSpec(
+        "Bytes of request bodies that may be held (server.max_inflight_bytes)."
     ),
-    "circuit_breaker_state": GaugeSpec(
-        "0 while a target is used, 1 while it is left alone because it failed.", ("target",), "livemax"
+    "circuit_breaker_state": MetricSpec(
+        "0 while a target is used, 1 while it is left alone because it failed.",
+        ("target",),
+        multiprocess_mode="livemax",
     ),
-    "config_last_reload_successful": GaugeSpec(
-        "1 if the configuration was taken when it was last read, 0 if it was refused.", (), "livemin"
+    "config_last_reload_successful": MetricSpec(
+        "1 if the configuration was taken when it was last read, 0 if it was refused.",
+        multiprocess_mode="livemin",
     ),
-    "config_last_reload_success_timestamp_seconds": GaugeSpec(
-        "When a configuration was last taken, in seconds since the epoch.", (), "livemin"
+    "config_last_reload_success_timestamp_seconds": MetricSpec(
+        "When a configuration was last taken, in seconds since the epoch.", multiprocess_mode="livemin"
     ),
-    "build_info": GaugeSpec("Always 1; the label says what runs.", ("version",), "livemax"),
+    "build_info": MetricSpec(
+        "Always 1; the label says what runs.", ("version",), multiprocess_mode="livemax"
+    ),
 }
-
-
-class MetricFamilies(NamedTuple):
-    """The metrics of one process, by name."""
-
-    counters: Mapping[str, Counter]
-    histograms: Mapping[str, Histogram]
-    gauges: Mapping[str, Gauge]
-
-
-def register_metrics(registry: CollectorRegistry) -> MetricFamilies:
-    """Registers all metrics."""
-    return MetricFamilies(
-        {name: Counter(name, it.help_text, it.labels, registry=registry) for name, it in COUNTERS.items()},
-        {
-            name: Histogram(name, it.help_text, it.labels, buckets=it.buckets, registry=registry)
-            for name, it in HISTOGRAMS.items()
-        },
-        {
-            name: Gauge(
-                name, it.help_text, it.labels, multiprocess_mode=it.multiprocess_mode, registry=registry
-            )
-            for name, it in GAUGES.items()
-        },
-    )
-
 
 # Environment variable from which prometheus_client reads the folder that several workers share.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -195,9 +171,8 @@ OTHER, UNKNOWN = "other", "unknown"
 # conversations that are kept as active.
 ACTIVE_S = 300.0
 MAX_ACTIVE = 100_000
-# Form of a request: the strategy and number of the compaction that is applied to it; `_PLAIN` without one.
+# Form of a request: the strategy and number of the compaction that is applied to it.
 _Form = tuple[str, int | None]
-_PLAIN: _Form = ("", None)
 # Interval at which gauges are refreshed, in seconds.
 GAUGE_REFRESH_S = 5.0
 
@@ -276,7 +251,20 @@ class Metrics:
         self._now = now
         self._folder = os.environ.get(FOLDER_VARIABLE) if values.ValueClass is not values.MutexValue else None
         self._registry = CollectorRegistry()
-        self._counters, self._histograms, self._gauges = register_metrics(self._registry)
+        self._counters = {
+            name: Counter(name, it.help_text, it.labels, registry=self._registry)
+            for name, it in COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(name, it.help_text, it.labels, buckets=it.buckets, registry=self._registry)
+            for name, it in HISTOGRAMS.items()
+        }
+        self._gauges = {
+            name: Gauge(
+                name, it.help_text, it.labels, multiprocess_mode=it.multiprocess_mode, registry=self._registry
+            )
+            for name, it in GAUGES.items()
+        }
         if self._folder is None:
             ProcessCollector(
                 registry=self._registry
@@ -301,28 +289,13 @@ class Metrics:
                 stable += self._track_stability(each.conversation, (exchange.strategy, exchange.round), now)
         for (name, status, code), group in alike.items():
             model = self._models.to_label_value(name, may_add=0 < code < FIRST_ERROR_STATUS)
-            columns: Any = Exchange._make(zip(*[each.exchange for each in group], strict=True))
+            exchanges = [each.exchange for each in group]
             self._increment_counter("compaction_requests_total", len(group), model, status)
-            self._add_times(model, code, columns)
-            self._add_usage(model, columns)
-            self._add_sizes(model, columns)
+            self._add_times(model, code, exchanges)
+            self._add_usage(model, exchanges)
+            self._add_sizes(model, exchanges)
             self._add_savings(model, [each.saving for each in group])
         self._observe_amounts("compaction_prefix_stable_ratio", stable)
-
-    def count_batch(self, batch: ExchangeBatch) -> None:
-        """Counts exchanges whose requests were not read."""
-        count, code = len(batch.exchanges), batch.code
-        model = self._models.to_label_value(batch.model, may_add=0 < code < FIRST_ERROR_STATUS)
-        self._increment_counter("compaction_requests_total", count, model, STATUS_UNCHANGED)
-        self._add_times(model, code, batch.columns)
-        self._increment_counter("compaction_input_tokens_total", batch.prompt_tokens, model)
-        self._increment_counter("compaction_cached_input_tokens_total", batch.cached_tokens, model)
-        self._increment_counter("compaction_output_tokens_total", batch.completion_tokens, model)
-        self._increment_counter("compaction_requests_unpriced_total", count - batch.priced, model)
-        self._increment_counter("compaction_requests_cost_usd_total", batch.cost_usd, model)
-        if batch.conversation is not None:  # only the first request of a batch can differ from the one before
-            stable = self._track_stability(batch.conversation, _PLAIN, self._clock())
-            self._observe_amounts("compaction_prefix_stable_ratio", [*stable, *[1.0] * (count - 1)])
 
     def on_event(self, _tenant: str, event: Event) -> None:
         """Counts a compaction or a failure (an `event_bus.EventListener`). Ignores other events."""
@@ -423,37 +396,40 @@ class Metrics:
             del self._active[next(iter(self._active))]
         return () if before is None else (float(before[1] == form),)
 
-    def _add_times(self, model: str, code: int, columns: Any) -> None:  # noqa: ANN401 - two classes
-        self._observe_amounts("compaction_overhead_seconds", columns.overhead_s)
-        self._observe_amounts(
-            "upstream_time_to_first_chunk_seconds", _drop_none_values(columns.first_byte_s), model
-        )
-        whole = _drop_none_values(columns.upstream_s)
+    def _add_times(self, model: str, code: int, exchanges: Sequence[Exchange]) -> None:
+        self._observe_amounts("compaction_overhead_seconds", [each.overhead_s for each in exchanges])
+        first = [each.first_byte_s for each in exchanges if each.first_byte_s is not None]
+        self._observe_amounts("upstream_time_to_first_chunk_seconds", first, model)
+        whole = [each.upstream_s for each in exchanges if each.upstream_s is not None]
         self._observe_amounts("upstream_request_duration_seconds", whole, model, str(code or "none"))
 
-    def _add_usage(self, model: str, columns: Any) -> None:  # noqa: ANN401
-        self._increment_counter(
-            "compaction_input_tokens_total", sum(filter(None, columns.prompt_tokens)), model
-        )
-        cached = sum(filter(None, columns.cached_tokens))
+    def _add_usage(self, model: str, exchanges: Sequence[Exchange]) -> None:
+        prompt = sum([each.prompt_tokens or 0 for each in exchanges])
+        self._increment_counter("compaction_input_tokens_total", prompt, model)
+        cached = sum([each.cached_tokens or 0 for each in exchanges])
         self._increment_counter("compaction_cached_input_tokens_total", cached, model)
-        output = sum(filter(None, columns.completion_tokens))
+        output = sum([each.completion_tokens or 0 for each in exchanges])
         self._increment_counter("compaction_output_tokens_total", output, model)
 
-    def _add_sizes(self, model: str, columns: Any) -> None:  # noqa: ANN401
+    def _add_sizes(self, model: str, exchanges: Sequence[Exchange]) -> None:
         """Adds the sizes of requests whose tokens were counted."""
-        after = columns.tokens_after
-        if not any(after):
-            return
-        sizes = [pair for pair in zip(columns.tokens_before, after, strict=True) if None not in pair]
+        sizes = [
+            (each.tokens_before, each.tokens_after)
+            for each in exchanges
+            if each.tokens_before is not None and each.tokens_after is not None
+        ]
         self._increment_counter("compaction_tokens_before_total", sum([sent for sent, _ in sizes]), model)
         self._increment_counter("compaction_tokens_after_total", sum([left for _, left in sizes]), model)
         removed = sum([sent - left for sent, left in sizes if sent > left])
         self._increment_counter("compaction_tokens_removed_total", removed, model)
-        used = [left / window for left, window in zip(after, columns.window, strict=True) if left and window]
+        counted = [each for each in exchanges if each.tokens_after]
+        used = [(each.tokens_after or 0) / each.window for each in counted if each.window]
         self._observe_amounts("compaction_context_used_ratio", used)
-        real = zip(after, _list_first_call_prompt_tokens(columns), strict=True)
-        errors = [abs(left / counted - 1) for left, counted in real if left and counted]
+        errors = [
+            abs((each.tokens_after or 0) / each.first_prompt_tokens - 1)
+            for each in counted
+            if each.first_prompt_tokens
+        ]
         self._observe_amounts("compaction_token_estimate_error_ratio", errors)
 
     def _add_savings(self, model: str, savings: list[Saving | None]) -> None:
@@ -478,26 +454,14 @@ class Metrics:
             _observe_all(histogram.labels(*labels) if labels else histogram, amounts)
 
 
-def _list_first_call_prompt_tokens(columns: Any) -> Sequence[int | None]:  # noqa: ANN401
-    """Returns the upstream's count of each request, for comparison with the estimate.
-
-    If the model searched the archive, the proxy called the upstream more than once for the request. In that
-    case, this is the count of the first call.
-    """
-    if not any(columns.recall_prompt_tokens):
-        counts: Sequence[int | None] = columns.prompt_tokens
-        return counts
-    return [each.first_prompt_tokens for each in map(Exchange._make, zip(*columns, strict=True))]
-
-
-def _drop_none_values(column: Sequence[float | None]) -> list[float]:
-    return [each for each in column if each is not None]
-
-
 def _observe_all(child: Histogram, amounts: Sequence[float]) -> None:
     """Adds many amounts to a histogram at once. The library only adds single ones, at ten times the cost."""
+    ordered = sorted(amounts)
+    counted = 0
     bounds: list[float] = child._upper_bounds  # noqa: SLF001 - a test compares the result with `observe`
-    for bucket, count in zip(child._buckets, count_per_bucket(amounts, bounds), strict=False):  # noqa: SLF001
-        if count:
-            bucket.inc(count)
+    for bucket, bound in zip(child._buckets, bounds, strict=True):  # noqa: SLF001
+        below = bisect_right(ordered, bound)
+        if below > counted:
+            bucket.inc(below - counted)
+        counted = below
     child._sum.inc(sum(amounts))  # noqa: SLF001

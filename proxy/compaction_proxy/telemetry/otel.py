@@ -5,7 +5,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
@@ -20,37 +19,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from compaction_proxy.core.event import COMPACTED, FAILED, Event
 from compaction_proxy.core.exchange import Exchange
 
-OPERATION: Final = "gen_ai.operation.name"
-CHAT: Final = "chat"
-PROVIDER: Final = "gen_ai.provider.name"
-CONVERSATION: Final = "gen_ai.conversation.id"
-COMPACTED_ATTRIBUTE: Final = "gen_ai.conversation.compacted"
-REQUEST_MODEL: Final = "gen_ai.request.model"
-FIRST_CHUNK_S: Final = "gen_ai.response.time_to_first_chunk"
-INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
-OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
-CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
-
-SERVER_ADDRESS: Final = "server.address"
-SERVER_PORT: Final = "server.port"
-METHOD: Final = "http.request.method"
-CODE: Final = "http.response.status_code"
-ERROR: Final = "error.type"
-
-REQUEST: Final = "compaction_proxy.request.id"
-STATUS: Final = "compaction_proxy.status"
-STRATEGY: Final = "compaction_proxy.strategy"
-ROUND: Final = "compaction_proxy.round"
-REASON: Final = "compaction_proxy.reason"
-OUTCOME: Final = "compaction_proxy.outcome"
-TOKENS_BEFORE: Final = "compaction_proxy.tokens_before"
-TOKENS_AFTER: Final = "compaction_proxy.tokens_after"
-MESSAGES: Final = "compaction_proxy.messages"
-OVERHEAD_S: Final = "compaction_proxy.overhead"
-RECALLS: Final = "compaction_proxy.recalls"
-
 # Names of providers in the OpenTelemetry conventions, by host. Other providers are named by their host.
-PROVIDERS: Final[Mapping[str, str]] = {
+PROVIDERS = {
     "api.openai.com": "openai",
     "api.anthropic.com": "anthropic",
     "api.mistral.ai": "mistral_ai",
@@ -61,17 +31,14 @@ PROVIDERS: Final[Mapping[str, str]] = {
     "api.cohere.com": "cohere",
     "generativelanguage.googleapis.com": "gcp.gemini",
 }
-AZURE: Final = ("azure.ai.openai", ".openai.azure.com")
 
 
 def get_provider_name(host: str) -> str:
     """Returns the name of the provider at a host, as in the OpenTelemetry conventions."""
-    name, ending = AZURE
-    return name if host.endswith(ending) else PROVIDERS.get(host, host)
+    return "azure.ai.openai" if host.endswith(".openai.azure.com") else PROVIDERS.get(host, host)
 
 
 SERVICE = "compaction-proxy"
-TRACES_PATH = "/v1/traces"
 # Time limit for sending the last spans when the process ends, in seconds.
 CLOSE_S = 1.5
 # Number of requests whose span contexts are kept, so that the span of a compaction can link to the span of
@@ -91,12 +58,14 @@ def create_span_processor(endpoint: str) -> BatchSpanProcessor:
     `endpoint` is the base URL of the collector. If it is empty, the environment variables `OTEL_EXPORTER_…`
     configure the collector.
     """
-    whole = f"{endpoint.rstrip('/')}{TRACES_PATH}" if endpoint else None
-    return BatchSpanProcessor(OTLPSpanExporter(endpoint=whole))
+    traces_url = f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None
+    return BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url))
 
 
 class OtelTracer:
-    """Traces requests with OpenTelemetry (implements `tracing.Tracer`).
+    """Traces requests, and the decisions about them, with OpenTelemetry. No method blocks or raises.
+
+    Without a tracer, the trace headers of clients are forwarded unchanged.
 
     Args:
         upstream: Base URL of the upstream.
@@ -105,9 +74,8 @@ class OtelTracer:
     """
 
     def __init__(self, upstream: str, version: str, processor: SpanProcessor) -> None:
-        name = (
-            OTELResourceDetector().detect().attributes.get(SERVICE_NAME, SERVICE)
-        )  # OTEL_SERVICE_NAME overrides `SERVICE`
+        # The variable OTEL_SERVICE_NAME overrides `SERVICE`.
+        name = OTELResourceDetector().detect().attributes.get(SERVICE_NAME, SERVICE)
         resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: version})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
@@ -121,7 +89,7 @@ class OtelTracer:
             name.decode("latin-1"): text.decode("latin-1") for name, text in headers if name in _FIELDS
         }
         span = self._spans.start_span("POST chat/completions", _w3c.extract(carrier), SpanKind.SERVER)
-        _set_attributes(span, {METHOD: "POST", REQUEST: request_id})
+        _set_attributes(span, {"http.request.method": "POST", "compaction_proxy.request.id": request_id})
         self._requests[request_id] = span.get_span_context()
         if len(self._requests) > MAX_REQUESTS:
             self._requests.popitem(last=False)
@@ -143,7 +111,24 @@ class OtelTracer:
             links=[Link(context)] if context else [],
             start_time=int((event.at - took_s) * _NS),
         )
-        _set_attributes(span, _build_round_attributes(event))
+        _set_attributes(
+            span,
+            {
+                "gen_ai.conversation.id": event.conversation,
+                "compaction_proxy.request.id": event.request,
+                "compaction_proxy.strategy": event.strategy,
+                "compaction_proxy.round": event.round,
+                "compaction_proxy.reason": event.reason,
+                "compaction_proxy.outcome": event.outcome,
+                "compaction_proxy.tokens_before": event.tokens_before,
+                "compaction_proxy.tokens_after": event.tokens_after,
+                "compaction_proxy.messages": event.messages,
+                "gen_ai.request.model": event.model,
+                "gen_ai.usage.input_tokens": event.prompt_tokens,
+                "gen_ai.usage.output_tokens": event.completion_tokens,
+                "gen_ai.usage.cache_read.input_tokens": event.cached_tokens,
+            },
+        )
         if event.kind == FAILED:
             _mark_failed(span, event.reason)
         span.end(int(event.at * _NS))
@@ -168,7 +153,7 @@ class OtelTracer:
 
 
 class OtelTrace:
-    """Trace of one request (implements `tracing.RequestTrace`).
+    """Trace of one client request.
 
     Args:
         spans: OpenTelemetry tracer that creates spans.
@@ -185,12 +170,15 @@ class OtelTrace:
         self._question: Span | None = None
 
     def start_upstream_call(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-        """Starts the span of an upstream call. Returns `headers` with the trace context of this span."""
+        """Starts the span of an upstream call. Returns `headers` with the trace context of this span.
+
+        Call it for each call of the upstream, also when a shortened request is sent again after a refusal.
+        """
         if self._question is not None:  # a second call means that the upstream refused the first one
             _mark_failed(self._question, "refused")
             self._question.end()
         parent = set_span_in_context(self._span)
-        self._question = self._spans.start_span(CHAT, parent, SpanKind.CLIENT)
+        self._question = self._spans.start_span("chat", parent, SpanKind.CLIENT)
         carrier: dict[str, str] = {}
         _w3c.inject(carrier, set_span_in_context(self._question))
         ours = [(name.encode(), text.encode("latin-1")) for name, text in carrier.items()]
@@ -199,12 +187,37 @@ class OtelTrace:
     def end_request(self, exchange: Exchange, conversation: str | None) -> None:
         """Ends all spans of the request. Call it after the answer, or when no answer will come."""
         error = str(exchange.code or "no-answer") if exchange.has_failed or not exchange.code else ""
-        _set_attributes(self._span, _build_request_attributes(exchange, conversation))
+        _set_attributes(
+            self._span,
+            {
+                "http.response.status_code": exchange.code or None,
+                "gen_ai.conversation.id": conversation,
+                "compaction_proxy.status": exchange.status,
+                "compaction_proxy.strategy": exchange.strategy,
+                "compaction_proxy.round": exchange.round,
+                "compaction_proxy.reason": exchange.reason,
+                "compaction_proxy.tokens_before": exchange.tokens_before,
+                "compaction_proxy.tokens_after": exchange.tokens_after,
+                "compaction_proxy.overhead": exchange.overhead_s,
+                "compaction_proxy.recalls": exchange.recalls,
+            },
+        )
         spans = [self._span] if self._question is None else [self._question, self._span]
         if self._question is not None:
-            self._question.update_name(f"{CHAT} {exchange.model}".strip())
+            self._question.update_name(f"chat {exchange.model}".strip())
             _set_attributes(
-                self._question, {**self._about, **_build_response_attributes(exchange, conversation)}
+                self._question,
+                {
+                    **self._about,
+                    "http.response.status_code": exchange.code or None,
+                    "gen_ai.conversation.id": conversation,
+                    "gen_ai.conversation.compacted": True if exchange.round is not None else None,
+                    "gen_ai.request.model": exchange.model,
+                    "gen_ai.response.time_to_first_chunk": exchange.first_byte_s,
+                    "gen_ai.usage.input_tokens": exchange.prompt_tokens,
+                    "gen_ai.usage.output_tokens": exchange.completion_tokens,
+                    "gen_ai.usage.cache_read.input_tokens": exchange.cached_tokens,
+                },
             )
         for span in spans:
             if error:
@@ -217,56 +230,10 @@ def _build_upstream_attributes(base_url: str) -> SpanAttributes:
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     return {
-        OPERATION: CHAT,
-        PROVIDER: get_provider_name(host),
-        SERVER_ADDRESS: host,
-        SERVER_PORT: parts.port or (443 if parts.scheme == "https" else 80),
-    }
-
-
-def _build_request_attributes(exchange: Exchange, conversation: str | None) -> SpanAttributes:
-    return {
-        CODE: exchange.code or None,
-        CONVERSATION: conversation,
-        STATUS: exchange.status,
-        STRATEGY: exchange.strategy,
-        ROUND: exchange.round,
-        REASON: exchange.reason,
-        TOKENS_BEFORE: exchange.tokens_before,
-        TOKENS_AFTER: exchange.tokens_after,
-        OVERHEAD_S: exchange.overhead_s,
-        RECALLS: exchange.recalls,
-    }
-
-
-def _build_response_attributes(exchange: Exchange, conversation: str | None) -> SpanAttributes:
-    return {
-        CODE: exchange.code or None,
-        CONVERSATION: conversation,
-        COMPACTED_ATTRIBUTE: True if exchange.round is not None else None,
-        REQUEST_MODEL: exchange.model,
-        FIRST_CHUNK_S: exchange.first_byte_s,
-        INPUT_TOKENS: exchange.prompt_tokens,
-        OUTPUT_TOKENS: exchange.completion_tokens,
-        CACHED_TOKENS: exchange.cached_tokens,
-    }
-
-
-def _build_round_attributes(event: Event) -> SpanAttributes:
-    return {
-        CONVERSATION: event.conversation,
-        REQUEST: event.request,
-        STRATEGY: event.strategy,
-        ROUND: event.round,
-        REASON: event.reason,
-        OUTCOME: event.outcome,
-        TOKENS_BEFORE: event.tokens_before,
-        TOKENS_AFTER: event.tokens_after,
-        MESSAGES: event.messages,
-        REQUEST_MODEL: event.model,
-        INPUT_TOKENS: event.prompt_tokens,
-        OUTPUT_TOKENS: event.completion_tokens,
-        CACHED_TOKENS: event.cached_tokens,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": get_provider_name(host),
+        "server.address": host,
+        "server.port": parts.port or (443 if parts.scheme == "https" else 80),
     }
 
 
@@ -276,5 +243,5 @@ def _set_attributes(span: Span, attributes: SpanAttributes) -> None:
 
 
 def _mark_failed(span: Span, kind: str) -> None:
-    span.set_attribute(ERROR, kind)
+    span.set_attribute("error.type", kind)
     span.set_status(Status(StatusCode.ERROR))

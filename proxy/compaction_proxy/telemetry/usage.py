@@ -8,25 +8,17 @@ exchanges are written right after the totals that include them.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from compaction_proxy.core import exchange as exchanges_of
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.errors import StoreUnavailableError
-from compaction_proxy.core.event import COMPACTED, MEASURED, Event, parse_number
+from compaction_proxy.core.event import COMPACTED, MEASURED, Event, parse_integer, parse_number
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.keys import conversation_key, exchanges_key, lease_key
-from compaction_proxy.storage.records import Fields, ListItem, RecordStore
-from compaction_proxy.telemetry import totals as totals_of
-from compaction_proxy.telemetry.exchange_batch import (
-    ExchangeBatch,
-    ExchangeEntry,
-    get_entry_time,
-    select_newest_entries,
-)
-from compaction_proxy.telemetry.totals import Totals
+from compaction_proxy.storage.records import ListItem, RecordStore
 
 # Number of conversations that may wait to be written. Exchanges of further conversations are dropped.
 MAX_WAITING = 10_000
@@ -45,11 +37,156 @@ LAST_TRY_INTERVAL_S = 0.05
 LEASE_SAFE_S = 2.5
 
 
-class StoredExchange(NamedTuple):
-    """An exchange that was read from the store, and its saving (None if it is unknown)."""
+# Figures in dollars, which `Totals` and `statistics.ExchangeCounters` share.
+DOLLARS = ("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd")
+# Figures of `Totals` that are summed. Each other figure comes from the latest exchange for which it is known.
+SUMMED = (
+    "requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens", "recalls", "rounds",
+    "priced", *DOLLARS,
+)  # fmt: skip
+_LATEST = ("model", "status", "tokens_before", "tokens_after", "trigger", "window")
 
+
+class ExchangeEntry(NamedTuple):
+    """An exchange, its saving, and to whom it belongs.
+
+    Attributes:
+        tenant: Tenant of the exchange.
+        conversation: Conversation of the exchange; None if it is unknown.
+        exchange: Figures of the exchange.
+        saving: Saving of the exchange; None if it is unknown.
+    """
+
+    tenant: str
+    conversation: str | None
     exchange: Exchange
     saving: Saving | None
+
+
+def to_line(entry: ExchangeEntry) -> dict[str, Any]:
+    """Returns an exchange and its saving as JSON values. Leaves out unknown values."""
+    values = exchanges_of.to_fields(entry.exchange)
+    return values if entry.saving is None else {**values, "saving": entry.saving._asdict()}
+
+
+def _parse_saving(stored: object) -> Saving | None:
+    if not isinstance(stored, dict):
+        return None
+    values = [parse_number(stored.get(name)) for name in Saving._fields]
+    known = [value for value in values if value is not None]
+    return Saving(*known) if len(known) == len(values) else None
+
+
+def _parse_text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+_PARSERS: Mapping[Any, Callable[[object], Any]] = {
+    int: parse_integer, int | None: parse_integer, float: parse_number, str: _parse_text,
+}  # fmt: skip
+
+
+def parse_figures(record: type, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the stored numbers and texts of a dataclass. Leaves out missing and invalid values."""
+    kinds = {each.name: each.type for each in fields(record) if each.name in stored and each.type in _PARSERS}
+    parsed = {name: _PARSERS[kind](stored[name]) for name, kind in kinds.items()}
+    return {name: value for name, value in parsed.items() if value is not None}
+
+
+@dataclass(slots=True)
+class Totals:
+    """Usage of a conversation. Mutable, because each request adds to it.
+
+    Attributes:
+        model: Model of the latest request whose model is known; empty if there was none.
+        status: What the proxy did with the last request (`Exchange.status`).
+        requests: Number of requests.
+        request_bytes: Total size of the request bodies, as the client sent them, in bytes.
+        prompt_tokens: Input tokens, as the upstream counted them.
+        completion_tokens: Output tokens, as the upstream counted them.
+        cached_tokens: Input tokens that the upstream had cached.
+        recalls: Number of times that an answer continued after the model had searched removed messages.
+        rounds: Number of compactions.
+        priced: Number of requests whose price is known.
+        cost_usd: Cost of the requests whose price is known, in dollars. Summaries are not included.
+        gross_usd: Dollars that the same requests would have cost more without compaction.
+        cache_loss_usd: Dollars that the same requests cost more because compaction broke prompt caches.
+        summary_usd: Cost of summaries, in dollars.
+        tokens_before: Tokens of the latest request that the proxy counted, as the client sent it; None if no
+            request was counted.
+        tokens_after: Tokens of the latest request that the proxy counted, as it was forwarded; None if no
+            request was counted.
+        trigger: T for the latest request that the proxy read, in tokens; None if unknown.
+        window: Context window of the model of that request, in tokens; None if unknown.
+        last_at: Time of the last request, in seconds since the epoch.
+    """
+
+    model: str = ""
+    status: str = ""
+    requests: int = 0
+    request_bytes: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    recalls: int = 0
+    rounds: int = 0
+    priced: int = 0
+    cost_usd: float = 0.0
+    gross_usd: float = 0.0
+    cache_loss_usd: float = 0.0
+    summary_usd: float = 0.0
+    tokens_before: int | None = None
+    tokens_after: int | None = None
+    trigger: int | None = None
+    window: int | None = None
+    last_at: float = 0.0
+
+    @property
+    def net_usd(self) -> float | None:
+        """Gross saving less cache loss and the cost of summaries, in dollars; None if no price is known."""
+        return self.gross_usd - self.cache_loss_usd - self.summary_usd if self.priced else None
+
+    def add_entry(self, entry: ExchangeEntry) -> None:
+        """Adds one request, with its cost if that is known."""
+        exchange, saving = entry.exchange, entry.saving
+        self.requests += 1
+        self.request_bytes += exchange.request_bytes
+        self.prompt_tokens += exchange.prompt_tokens or 0
+        self.completion_tokens += exchange.completion_tokens or 0
+        self.cached_tokens += exchange.cached_tokens or 0
+        self.recalls += exchange.recalls or 0
+        if saving is not None:
+            self.priced += 1
+            self.cost_usd += saving.cost
+            self.gross_usd += saving.gross
+            self.cache_loss_usd += saving.cache_loss
+        self._update_latest(exchange, exchange.at)
+
+    def add_totals(self, other: "Totals") -> None:
+        """Adds all figures of `other`."""
+        for name in SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self._update_latest(other, other.last_at)
+
+    def _update_latest(self, source: "Exchange | Totals", at: float) -> None:
+        """Takes the figures that are not summed from `source`, where it is later or ours are unknown."""
+        is_later = at >= self.last_at
+        for name in _LATEST:
+            value = getattr(source, name)
+            if value not in (None, "") and (is_later or getattr(self, name) in (None, "")):
+                setattr(self, name, value)
+        self.last_at = max(at, self.last_at)
+
+
+def to_fields(totals: Totals) -> dict[str, Any]:
+    """Returns the totals as JSON values. Leaves out unknown values."""
+    values = {each.name: getattr(totals, each.name) for each in fields(totals)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def from_fields(stored: Mapping[str, Any] | None) -> Totals:
+    """Restores totals from stored fields. A missing or invalid value becomes 0, empty or unknown."""
+    return Totals(**parse_figures(Totals, stored or {}))
 
 
 @dataclass(slots=True)
@@ -59,38 +196,17 @@ class _PendingUsage:
     Attributes:
         lines_key: Store key of the conversation's list of exchanges.
         totals: Sums of all exchanges that are not written yet.
-        read: Newest exchanges whose requests were read.
-        unread: Newest batches of exchanges whose requests were not read.
+        entries: Newest exchanges.
     """
 
     lines_key: str
     totals: Totals = field(default_factory=Totals)
-    read: deque[ExchangeEntry] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
-    unread: deque[ExchangeBatch] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
-
-    def build_lines(self) -> list[Fields]:
-        """Builds the stored lines of the newest exchanges, oldest first."""
-        newest = sorted([*self.read, *select_newest_entries(self.unread, MAX_LINES)], key=get_entry_time)
-        return [to_fields(each.exchange, each.saving) for each in newest[-MAX_LINES:]]
+    entries: deque[ExchangeEntry] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
 
 
-def to_fields(exchange: Exchange, saving: Saving | None) -> dict[str, Any]:
-    """Returns an exchange and its saving as JSON values. Leaves out unknown values."""
-    values = exchanges_of.to_fields(exchange)
-    return values if saving is None else {**values, "saving": saving._asdict()}
-
-
-def _parse_exchange(line: Fields) -> StoredExchange | None:
-    exchange = exchanges_of.from_fields(line)
-    return None if exchange is None else StoredExchange(exchange, _parse_saving(line.get("saving")))
-
-
-def _parse_saving(stored: object) -> Saving | None:
-    if not isinstance(stored, dict):
-        return None
-    values = [parse_number(stored.get(name)) for name in Saving._fields]
-    known = [value for value in values if value is not None]
-    return Saving(*known) if len(known) == len(values) else None
+def get_entry_time(entry: ExchangeEntry) -> float:
+    """Returns the time at which an exchange began."""
+    return entry.exchange.at
 
 
 class UsageStore:
@@ -113,7 +229,7 @@ class UsageStore:
         self._pending: dict[str, _PendingUsage] = {}
         records.on_delete_callbacks.append(self._forget_prefix)
 
-    def add_exchange(self, conversation: str, entry: ExchangeEntry, start_mark: int | None) -> bool:
+    def add_entry(self, conversation: str, entry: ExchangeEntry, start_mark: int | None) -> bool:
         """Adds an exchange to its conversation. Returns False if it is dropped.
 
         An exchange is dropped if the usage of too many conversations waits to be written, or if the
@@ -127,24 +243,8 @@ class UsageStore:
         waiting = self._get_or_create_pending(entry.tenant, conversation, start_mark)
         if waiting is None:
             return False
-        waiting.totals.add_exchange(entry.exchange)
-        if entry.saving is not None:
-            waiting.totals.add_price(entry.saving.cost, entry.saving.gross, entry.saving.cache_loss)
-        waiting.read.append(entry)
-        return True
-
-    def add_batch(self, batch: ExchangeBatch, start_mark: int | None) -> bool:
-        """Adds a batch of exchanges to its conversation. Returns False if the batch is dropped.
-
-        A batch is dropped if its conversation is unknown, or for the same reasons as in `add_exchange`.
-        """
-        if batch.conversation is None:
-            return False
-        waiting = self._get_or_create_pending(batch.tenant, batch.conversation, start_mark)
-        if waiting is None:
-            return False
-        waiting.totals.add_batch(batch)
-        waiting.unread.append(batch)
+        waiting.totals.add_entry(entry)
+        waiting.entries.append(entry)
         return True
 
     def on_event(self, tenant: str, event: Event) -> None:
@@ -178,10 +278,14 @@ class UsageStore:
                 return
             await asyncio.sleep(LAST_TRY_INTERVAL_S)
 
-    async def list_exchanges(self, tenant: str, conversation: str, limit: int) -> list[StoredExchange]:
+    async def list_exchanges(self, tenant: str, conversation: str, limit: int) -> list[ExchangeEntry]:
         """Returns the newest stored exchanges of a conversation, oldest first."""
         lines = await self._records.read_tail(exchanges_key(tenant, conversation), limit)
-        return [stored for line in lines if (stored := _parse_exchange(line)) is not None]
+        return [
+            ExchangeEntry(tenant, conversation, exchange, _parse_saving(line.get("saving")))
+            for line in lines
+            if (exchange := exchanges_of.from_fields(line)) is not None
+        ]
 
     async def read_totals(self, conversations: Sequence[tuple[str, str]]) -> list[Totals]:
         """Returns the stored totals of conversations, each given as tenant and id, in the same order.
@@ -190,7 +294,7 @@ class UsageStore:
         """
         keys = [conversation_key(tenant, conversation) for tenant, conversation in conversations]
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []
-        return [totals_of.from_fields(fields) for fields in stored]
+        return [from_fields(fields) for fields in stored]
 
     def _get_or_create_pending(
         self, tenant: str, conversation: str, start_mark: int | None
@@ -229,9 +333,13 @@ class UsageStore:
         if waiting is None or self._clock() > until:
             return
         del self._pending[key]  # even if the write fails: missing usage is better than usage counted twice
-        totals = totals_of.sum_totals(totals_of.from_fields(held), waiting.totals)
-        lines = [ListItem(waiting.lines_key, line, self._ttl_s, KEPT_LINES) for line in waiting.build_lines()]
-        if await self._records.overwrite(key, totals_of.to_fields(totals), ttl_s=self._ttl_s) and lines:
+        totals = from_fields(held)
+        totals.add_totals(waiting.totals)
+        lines = [
+            ListItem(waiting.lines_key, to_line(entry), self._ttl_s, KEPT_LINES)
+            for entry in sorted(waiting.entries, key=get_entry_time)
+        ]
+        if await self._records.overwrite(key, to_fields(totals), ttl_s=self._ttl_s) and lines:
             # The totals are not saved if, for example, a newer version of the proxy has written the record.
             await self._records.write(lines)
 

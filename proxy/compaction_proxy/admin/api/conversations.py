@@ -86,7 +86,7 @@ async def _export(conversation: str, commands: CommandsDependency) -> Response:
             {
                 "conversation": to_conversation(conversation, overview),
                 "events": [asdict(each) for each in events],
-                "messages": [asdict(to_archived_message(each)) for each in messages],
+                "messages": [to_archived_message(each) for each in messages],
             }
         )
     )
@@ -148,16 +148,14 @@ async def _message(
     `lines` is a range such as `10-40`, `10-` or `10`. The first line has the number 1.
     """
     found = await commands.get_archived_message(conversation, message)
-    return build_json_response(
-        asdict(to_archived_message(found, lines) if lines else to_archived_message(found))
-    )
+    return build_json_response(to_archived_message(found, lines))
 
 
 @router.post("/conversations/{conversation}/compact", status_code=202, response_model=Marked)
 async def _compact(conversation: str, commands: CommandsDependency) -> Response:
     """Compact the next request of the conversation."""
     await commands.request_compaction(conversation)
-    return build_json_response(asdict(Marked(conversation)), 202)
+    return build_json_response({"id": conversation, "compact": True}, 202)
 
 
 @router.post("/conversations/{conversation}/undo", response_model=Round)

@@ -7,7 +7,7 @@ The endpoint `conversations/{id}/export` exports one conversation with its text.
 import csv
 import io
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -19,10 +19,9 @@ from compaction_proxy.admin.queries import ConversationQueries
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import Event
 from compaction_proxy.core.exchange import Exchange
-from compaction_proxy.telemetry.counters import COUNTS
 from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS
-from compaction_proxy.telemetry.statistics import Grouping
-from compaction_proxy.telemetry.totals import DOLLARS
+from compaction_proxy.telemetry.statistics import COUNTS, Grouping
+from compaction_proxy.telemetry.usage import DOLLARS
 
 # Spreadsheet programs treat a cell that begins with one of these characters as a formula.
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -34,14 +33,9 @@ def format_csv_line(values: Iterable[object]) -> str:
     A text that a spreadsheet program would treat as a formula gets the prefix `'`.
     """
     line = io.StringIO()
-    csv.writer(line, lineterminator="\r\n").writerow(_escape_formulas(values))
+    cells = [f"'{each}" if isinstance(each, str) and each.startswith(FORMULAS) else each for each in values]
+    csv.writer(line, lineterminator="\r\n").writerow(cells)
     return line.getvalue()
-
-
-def _escape_formulas(values: Iterable[object]) -> Iterator[object]:
-    for value in values:
-        formula = isinstance(value, str) and value.startswith(FORMULAS)
-        yield f"'{value}" if formula else value
 
 
 SAVING_COLUMNS = tuple(f"saving_{name}" for name in Saving._fields)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -16,7 +16,6 @@ from compaction_proxy.admin.queries import ConversationQueries
 from compaction_proxy.compaction.commands import ConversationCommands
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import (
-    InternalError,
     OverloadedError,
     ReplayFailedError,
     RequestRefusedError,
@@ -133,22 +132,17 @@ async def _get_openapi(request: Request) -> Response:
     return build_json_response(await asyncio.to_thread(request.app.openapi))
 
 
-async def _respond_refused(_: Request, error: Exception) -> Response:
-    shown = (
-        error
-        if isinstance(error, RequestRefusedError | ReplayFailedError | OverloadedError)
-        else InternalError()
-    )
-    headers = {"retry-after": str(shown.retry_after_s)} if isinstance(shown, OverloadedError) else None
-    return Response(format_openai_error(shown), shown.status, headers, "application/json")
+async def _respond_refused(
+    _: Request, error: RequestRefusedError | ReplayFailedError | OverloadedError
+) -> Response:
+    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, OverloadedError) else None
+    return Response(format_openai_error(error), error.status, headers, "application/json")
 
 
-async def _respond_invalid_request(_: Request, error: Exception) -> Response:
+async def _respond_invalid_request(request: Request, error: RequestValidationError) -> Response:
     """Responds to a request that does not match the schema. The response repeats no values of the request."""
-    problems = error.errors() if isinstance(error, RequestValidationError) else ()
-    messages = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in problems]
-    refused = RequestRefusedError(422, "; ".join(messages), "invalid_request")
-    return Response(format_openai_error(refused), 422, media_type="application/json")
+    messages = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+    return await _respond_refused(request, RequestRefusedError(422, "; ".join(messages), "invalid_request"))
 
 
 async def _respond_store_unavailable(_: Request, __: Exception) -> Response:
@@ -157,8 +151,18 @@ async def _respond_store_unavailable(_: Request, __: Exception) -> Response:
     return Response(body, 503, media_type="application/json")
 
 
-async def _respond_search_unavailable(request: Request, error: Exception) -> Response:
+async def _respond_search_unavailable(request: Request, error: SearchUnavailableError) -> Response:
     return await _respond_refused(request, RequestRefusedError(501, str(error), "search_unavailable"))
+
+
+ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
+    RequestRefusedError: _respond_refused,
+    ReplayFailedError: _respond_refused,
+    OverloadedError: _respond_refused,
+    RequestValidationError: _respond_invalid_request,
+    StoreUnavailableError: _respond_store_unavailable,
+    SearchUnavailableError: _respond_search_unavailable,
+}
 
 
 def install_api(app: FastAPI, api: AdminApi, base_path: str, routers: Iterable[APIRouter]) -> None:
@@ -168,11 +172,5 @@ def install_api(app: FastAPI, api: AdminApi, base_path: str, routers: Iterable[A
     described.add_api_route("/openapi.json", _get_openapi, include_in_schema=False)
     for router in (*routers, described):
         app.include_router(router, prefix=base_path)
-    app.add_exception_handler(RequestRefusedError, _respond_refused)
-    app.add_exception_handler(ReplayFailedError, _respond_refused)
-    app.add_exception_handler(OverloadedError, _respond_refused)
-    app.add_exception_handler(RequestValidationError, _respond_invalid_request)
-    app.add_exception_handler(StoreUnavailableError, _respond_store_unavailable)
-    app.add_exception_handler(SearchUnavailableError, _respond_search_unavailable)
     app.add_middleware(BodyLimitMiddleware, path=f"{base_path}/admin")
     app.add_middleware(AccessMiddleware, policy=api.access_policy, path=f"{base_path}/admin")

@@ -24,15 +24,14 @@ from compaction_proxy.core.upstream_failure import UpstreamFailure
 from compaction_proxy.recall.archive import RemovedMessage
 from compaction_proxy.recall.round_detail import RoundDetail, SummaryPrompt, VisibleMessage
 from compaction_proxy.recall.search import RecalledMessage, SearchHit
-from compaction_proxy.telemetry.counters import COUNTS, ExchangeCounters
 from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
-from compaction_proxy.telemetry.statistics import StatisticsRow
-from compaction_proxy.telemetry.totals import DOLLARS, Totals
-from compaction_proxy.telemetry.usage import StoredExchange
+from compaction_proxy.telemetry.statistics import COUNTS, ExchangeCounters, StatisticsRow
+from compaction_proxy.telemetry.usage import DOLLARS, ExchangeEntry, Totals
 
 
-def _make_schema(name: str, description: str, members: Mapping[str, Any]) -> type:
-    schema = make_dataclass(name, [(each, kind, field()) for each, kind in members.items()], frozen=True)
+def _make_schema(name: str, description: str, members: Mapping[str, Any], **defaults: Any) -> type:  # noqa: ANN401
+    typed = [(each, kind, defaults.get(each, field())) for each, kind in members.items()]
+    schema = make_dataclass(name, typed, frozen=True)
     schema.__doc__ = description
     return schema
 
@@ -256,31 +255,25 @@ class NewPin:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """Confirms that the conversation's next request will be compacted."""
-
-    id: str
-    compact: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
+Marked = _make_schema(
+    "Marked",
+    "Confirms that the conversation's next request will be compacted.",
+    {"id": str, "compact": bool},
+    compact=True,
+)
+Range = _make_schema(
+    "Range",
     """A range of lines of a message. A very long line counts as several.
 
     Attributes:
         first: Number of the first line, from 1.
         last: Number of the last line.
         of: Number of lines that the message has.
-    """
-
-    first: int
-    last: int
-    of: int
-
-
-@dataclass(frozen=True, slots=True)
-class ArchivedMessage:
+    """,
+    {"first": int, "last": int, "of": int},
+)
+ArchivedMessage = _make_schema(
+    "ArchivedMessage",
     """A message that a compaction has removed, with information about the compaction.
 
     Attributes:
@@ -295,20 +288,18 @@ class ArchivedMessage:
         conversation: Conversation in which the compaction was made.
         turn: Number of the message's turn, from 1; 0 before the first turn; null if unknown.
         lines: Range of the lines in `text`; null if `text` is the whole message.
-    """
-
-    id: str
-    index: int
-    role: str
-    text: str
-    round: int
-    strategy: str
-    at: float
-    conversation: str
-    turn: int | None
-    lines: Range | None = None
-
-
+    """,
+    {
+        **_select_types(RemovedMessage, _REMOVED_MESSAGE_FIELDS),
+        "round": int,
+        "strategy": str,
+        "at": float,
+        "conversation": str,
+        "turn": int | None,
+        "lines": Range | None,
+    },
+    lines=None,
+)
 Events = _make_schema("Events", "The events of a conversation, oldest first.", {"events": list[Event]})
 Bypass = _make_schema(
     "Bypass", "Whether the conversation's requests are forwarded unchanged.", {"id": str, "bypass": bool}
@@ -326,7 +317,7 @@ Export = _make_schema(
         events: Events of the conversation, oldest first. The event of a compaction contains its summary.
         messages: Messages that compactions have removed, in the order of the conversation.
     """,
-    {"conversation": Conversation, "events": list[Event], "messages": list[ArchivedMessage]},
+    {"conversation": Conversation, "events": list[Event], "messages": list[ArchivedMessage]},  # type: ignore[valid-type]
 )
 
 
@@ -341,12 +332,7 @@ def to_conversation_row(conversation: ListedConversation) -> dict[str, Any]:
     }
 
 
-def to_money(totals: Totals) -> dict[str, Any] | None:
-    """Builds a `Money`, or returns None if no request has a price."""
-    return _select_values(totals, _MONEY_FIELDS) if totals.priced else None
-
-
-def to_exchange_line(stored: StoredExchange) -> dict[str, Any]:
+def to_exchange_line(stored: ExchangeEntry) -> dict[str, Any]:
     """Builds an `ExchangeLine`."""
     return {**stored.exchange._asdict(), "saving": None if stored.saving is None else stored.saving._asdict()}
 
@@ -364,11 +350,6 @@ def to_compaction_detail(record: CompactionRecord, detail: RoundDetail) -> dict[
         "prompts": [asdict(each) for each in detail.prompts],
         "seen": [_select_values(each, _VISIBLE_MESSAGE_FIELDS) for each in detail.visible_messages],
     }
-
-
-def to_fed_event(item: FeedItem) -> dict[str, Any]:
-    """Builds a `FedEvent`."""
-    return {**to_item_fields(item), "feed": item.id}
 
 
 def to_item_fields(item: FeedItem) -> dict[str, Any]:
@@ -422,21 +403,21 @@ def to_instructions(directives: Directives) -> list[dict[str, Any]]:
 
 def to_conversation(conversation: str, overview: ConversationOverview) -> dict[str, Any]:
     """Builds a `Conversation`."""
-    directives = overview.directives
+    directives, totals = overview.directives, overview.totals
     return {
         "id": conversation,
-        "totals": asdict(overview.totals),
+        "totals": asdict(totals),
         "rounds": [to_round(each, undone=each.place in overview.undone) for each in overview.rounds],
         "pins": to_pins(directives.pins),
         "instructions": to_instructions(directives),
         "compact": directives.compact,
         "suppressed": directives.suppressed,
         "bypass": directives.bypass,
-        "money": to_money(overview.totals),
+        "money": _select_values(totals, _MONEY_FIELDS) if totals.priced else None,
     }
 
 
-def to_archived_message(recalled: RecalledMessage, lines: str = "") -> ArchivedMessage:
+def to_archived_message(recalled: RecalledMessage, lines: str = "") -> dict[str, Any]:
     """Builds an `ArchivedMessage` with the lines `lines`, such as `10-40`, or with the whole text if empty.
 
     Raises:
@@ -444,25 +425,23 @@ def to_archived_message(recalled: RecalledMessage, lines: str = "") -> ArchivedM
     """
     message, archived_round = recalled.message, recalled.round
     text, line_range = _select_lines(message.text, lines) if lines else (message.text, None)
-    return ArchivedMessage(
-        id=message.id,
-        index=message.index,
-        role=message.role,
-        text=text,
-        round=archived_round.number,
-        strategy=archived_round.strategy,
-        at=archived_round.made_at,
-        conversation=archived_round.conversation,
-        turn=message.turn,
-        lines=line_range,
-    )
+    return {
+        **_select_values(message, _REMOVED_MESSAGE_FIELDS),
+        "text": text,
+        "round": archived_round.number,
+        "strategy": archived_round.strategy,
+        "at": archived_round.made_at,
+        "conversation": archived_round.conversation,
+        "turn": message.turn,
+        "lines": line_range,
+    }
 
 
-def _select_lines(text: str, lines: str) -> tuple[str, Range]:
+def _select_lines(text: str, lines: str) -> tuple[str, dict[str, int]]:
     requested, every = parse_line_range(lines), split_lines(text)
     if requested is None or requested[0] > len(every):
         raise RequestRefusedError(
             422, f"lines: a range from 1 to {len(every)}, such as 1-40", "invalid_request"
         )
     first, last = requested[0], min(requested[1] or len(every), len(every))
-    return "\n".join(every[first - 1 : last]), Range(first, last, len(every))
+    return "\n".join(every[first - 1 : last]), {"first": first, "last": last, "of": len(every)}

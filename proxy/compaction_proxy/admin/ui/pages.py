@@ -1,12 +1,16 @@
-"""The read-only pages: overview, conversations, one conversation or compaction, failures and settings."""
+"""The pages: overview, conversations, one conversation or compaction, failures and settings.
+
+A button on a conversation's page runs a command, then redirects to a page.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from compaction_proxy.admin.api.conversations import MAX_QUERY_CHARACTERS
 from compaction_proxy.admin.api.overview import Value, build_configuration
@@ -14,10 +18,11 @@ from compaction_proxy.admin.api.routing import AdminApi, parse_time
 from compaction_proxy.admin.api.schemas import to_counters, to_instructions, to_pins, to_stats_row
 from compaction_proxy.admin.queries import Sort
 from compaction_proxy.admin.ui import charts
-from compaction_proxy.admin.ui.round_view import MAX_SHOWN_CHARACTERS, build_panes
-from compaction_proxy.admin.ui.templates import Templates
+from compaction_proxy.admin.ui.diff import MAX_SHOWN_CHARACTERS, build_panes
+from compaction_proxy.admin.ui.templates import HEADERS, Templates
 from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
 from compaction_proxy.core.event import Event, from_fields
+from compaction_proxy.support.formatting import encode_path_segment
 from compaction_proxy.telemetry.live_feed import FeedItem
 from compaction_proxy.telemetry.statistics import Grouping
 
@@ -45,6 +50,62 @@ MAX_EXCHANGES = 500
 MAX_EVENTS = 200
 RECENT_EVENTS = 10
 MAX_HITS = 50
+MAX_FORM_BYTES = 65_536
+_MAX_FIELDS = 100
+# Number of bytes of an encoded value that are decoded in one call. A single call for megabytes would hold the
+# interpreter lock for seconds.
+_PIECE_BYTES = 65_536
+
+
+async def read_form(request: Request, limit_bytes: int = MAX_FORM_BYTES) -> dict[str, list[str]]:
+    """Reads the fields of a form, `application/x-www-form-urlencoded`.
+
+    Raises:
+        RequestRefusedError: The form is larger than the limit (413), of another content type (415), or
+            unreadable (400).
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("application/x-www-form-urlencoded", ""):
+        raise RequestRefusedError(415, "This takes forms only.", "invalid_request")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit_bytes:
+            raise RequestRefusedError(413, f"That is more than {limit_bytes:,} bytes.", "request_too_large")
+    try:
+        return await asyncio.to_thread(_parse_fields, bytes(body))
+    except ValueError as error:
+        raise RequestRefusedError(400, "The form cannot be read.", "invalid_request") from error
+
+
+def _parse_fields(body: bytes) -> dict[str, list[str]]:
+    if body.count(b"&") >= _MAX_FIELDS:
+        raise ValueError("too many fields")
+    fields: dict[str, list[str]] = {}
+    for pair in filter(None, body.split(b"&")):
+        name, _, value = pair.partition(b"=")
+        fields.setdefault(_decode_component(name), []).append(_decode_component(value))
+    return fields
+
+
+def _decode_component(raw: bytes) -> str:
+    return b"".join(map(unquote_to_bytes, _split_pieces(raw.replace(b"+", b" ")))).decode("utf-8", "replace")
+
+
+def _split_pieces(raw: bytes) -> Iterator[bytes]:
+    """Splits encoded text into pieces. Never splits the three bytes of an escape such as `%20`."""
+    start = 0
+    while start < len(raw):
+        stop = start + _PIECE_BYTES
+        escaped = raw.rfind(b"%", stop - 2, stop)
+        stop = stop if escaped < 0 else escaped
+        yield raw[start:stop]
+        start = stop
+
+
+def get_field(fields: dict[str, list[str]], name: str) -> str:
+    """Returns the first value of a field; empty if the field is missing."""
+    return fields.get(name, [""])[0]
 
 
 _Name = TypeVar("_Name", bound=str)
@@ -95,7 +156,7 @@ def _group_values(values: Iterable[Value]) -> dict[str, list[Value]]:
 
 @dataclass(frozen=True, slots=True)
 class PageRoutes:
-    """Handles the GET requests for the read-only pages.
+    """Handles the requests for the pages.
 
     Attributes:
         api: Parts of the admin API, which the pages use too.
@@ -248,6 +309,36 @@ class PageRoutes:
             warnings=config.warnings,
             models=await get_or_none(self.api.queries.list_models()),
         )
+
+    async def run_action(self, request: Request) -> Response:
+        """Runs the action in the path on the conversation in the path.
+
+        Raises:
+            RequestRefusedError: There is no such action (404), or the form or the command is refused.
+        """
+        name, action = request.path_params["name"], request.path_params["action"]
+        commands = self.api.commands
+        commands_without_fields: Mapping[str, Callable[[str], Awaitable[object]]] = {
+            "compact": commands.request_compaction,
+            "undo": commands.undo_round,
+            "bypass": commands.bypass_compaction,
+            "resume": commands.resume_compaction,
+            "delete": commands.forget_conversation,
+        }
+        if action in commands_without_fields:
+            await commands_without_fields[action](name)
+        elif action == "pin":
+            await commands.add_pin(name, get_field(await read_form(request), "text"))
+        elif action == "unpin":
+            await commands.remove_pin(name, get_field(await read_form(request), "pin"))
+        elif action in {"remove", "restore"}:
+            instruction = get_field(await read_form(request), "instruction")
+            await commands.set_instruction_removed(name, instruction, removed=action == "remove")
+        else:
+            raise RequestRefusedError(404, "There is no such action.", "not_found")
+        shown = "?done=deleted" if action == "delete" else f"/{encode_path_segment(name)}?done={action}"
+        headers = {**HEADERS, "cache-control": "no-store"}
+        return RedirectResponse(f"{self.templates.root}/conversations{shown}", 303, headers)
 
 
 def _build_base_url(request: Request) -> str:

@@ -13,8 +13,7 @@ from starlette.responses import Response
 
 from compaction_proxy.admin.api.routing import AdminApi
 from compaction_proxy.admin.ui import charts
-from compaction_proxy.admin.ui.actions import get_field, read_form
-from compaction_proxy.admin.ui.pages import get_or_none
+from compaction_proxy.admin.ui.pages import get_field, get_or_none, read_form
 from compaction_proxy.admin.ui.templates import Templates, describe_error
 from compaction_proxy.core.errors import ProxyError, RequestRefusedError, UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES

@@ -31,8 +31,7 @@ def doctor(
 
     from compaction_proxy.cli.doctor.finding import ERROR, format_findings
     from compaction_proxy.cli.output import print_json, print_lines
-    from compaction_proxy.config.environment import ConfigOverride
-    from compaction_proxy.config.loader import load_config
+    from compaction_proxy.config.loader import ConfigOverride, load_config
 
     overrides = [] if upstream is None else [ConfigOverride("--upstream", ("upstream", "base_url"), upstream)]
     try:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from compaction_proxy.cli.doctor.http_probe import ProbeResponse, send_probe
-from compaction_proxy.compaction.request_limits import resolve_policy
+from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
 from compaction_proxy.core.errors import SummaryError, UpstreamError
 from compaction_proxy.core.summary.call import SummaryCall
