@@ -1,10 +1,12 @@
 """Working ahead of need: begun after an answer, installed when it is due, and only where it still stands."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 
+from compaction_proxy.compaction.round_job import RoundJob
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.storage.memory import MemoryStore
@@ -71,6 +73,16 @@ async def test_one_round_is_prepared_however_often_it_is_begun() -> None:
         await made.answered(talk(SOON + 5))
         await made.settled()
         assert len(made.summaries.calls) == 1
+
+
+async def test_a_round_keeps_no_copy_of_the_clients_body_while_it_is_made() -> None:
+    async with bench(Summaries(hold=asyncio.Event())) as made:
+        await made.answered(talk(SOON))
+        await made.summaries.asked()
+        jobs = [each for each in gc.get_objects() if isinstance(each, RoundJob)]
+        made.summaries.release()
+        await made.settled()
+    assert {each.view.request.body.raw for each in jobs} == {b""}
 
 
 async def test_conversations_that_begin_alike_are_prepared_side_by_side_and_one_list_only_once() -> None:

@@ -117,6 +117,7 @@ def test_a_field_that_no_server_could_send_is_left_out() -> None:
     [
         ([(b"content-type", b"text/event-stream; charset=utf-8")], [(b"x-accel-buffering", b"no")]),
         ([(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"yes")], []),
+        ([(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"")], []),
         ([(b"content-type", b"application/json")], []),
     ],
 )

@@ -154,7 +154,8 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
     if not _is_sendable([field[1] for field in relayed]):  # otherwise our server would refuse all fields
         relayed = [field for field in relayed if _is_sendable([field[1]])]
     kind = get_header(relayed, b"content-type")
-    if kind and kind.strip().lower().startswith(EVENT_STREAM) and not get_header(headers, _UNBUFFERED[0]):
+    is_stream = kind is not None and kind.strip().lower().startswith(EVENT_STREAM)
+    if is_stream and get_header(headers, _UNBUFFERED[0]) is None:
         relayed.append(_UNBUFFERED)
     return relayed
 
