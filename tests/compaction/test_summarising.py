@@ -30,8 +30,8 @@ from compaction_proxy.compaction.summary_request import (
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.strategies import ITERATIONS, SummaryShape
+from compaction_proxy.core.summary.answer import PromptSection
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
-from compaction_proxy.core.summary.sections import PromptSection
 from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.wires.body import parse_body

@@ -30,14 +30,8 @@ from compaction_proxy.core.strategies import (
     SummaryFrame,
     SummaryShape,
 )
-from compaction_proxy.core.summary.prompt import (
-    NO_TASK,
-    build_prompt,
-    build_transcript,
-    find_task_message,
-    validate_summary,
-)
-from compaction_proxy.core.summary.sections import PromptSection
+from compaction_proxy.core.summary.answer import PromptSection, validate_summary
+from compaction_proxy.core.summary.prompt import NO_TASK, build_prompt, build_transcript, find_task_message
 from compaction_proxy.core.token_rules import CHARACTER_RULE, list_countable_texts, sum_message_tokens
 from compaction_proxy.core.trigger import TriggerRule, compute_min_trigger, find_reached_rule
 from compaction_proxy.providers.tokenizers import CharacterCounter

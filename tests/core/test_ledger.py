@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.core.ledger import ledger as ledger_module
+from compaction_proxy.core.ledger.cues import StatementKind
+from compaction_proxy.core.ledger.facts import ObservedFact
 from compaction_proxy.core.ledger.ledger import (
     MAX_RULES,
     PIN_INDEX,
     Ledger,
     LedgerEntry,
-    ObservedFact,
     ProgressNote,
     Remark,
-    StatementKind,
     build_ledger,
     has_every_rule,
     list_rules,

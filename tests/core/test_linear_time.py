@@ -16,9 +16,8 @@ from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.core.summary.extractive import build_extractive_summary
 from compaction_proxy.core.summary.injection import reads_as_order
-from compaction_proxy.core.summary.request_states import correct_states
-from compaction_proxy.core.summary.transcript import build_transcript
-from compaction_proxy.core.summary.verify import verify_summary
+from compaction_proxy.core.summary.prompt import build_transcript
+from compaction_proxy.core.summary.verify import correct_states, verify_summary
 
 CHARACTERS = 40_000
 # In seconds a character; fifty times what is meant: a shared machine is slow at times.

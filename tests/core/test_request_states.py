@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.core.ledger.frontier import StatementStatus
-from compaction_proxy.core.summary.request_states import correct_states
+from compaction_proxy.core.summary.verify import correct_states
 
 FLIGHT = "Change the return flight to May 27."
 BAG = "Add a checked bag to the reservation."

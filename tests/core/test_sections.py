@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.core.strategies import CHAINED, FULL, STRATEGIES
-from compaction_proxy.core.summary.sections import PromptSection, has_last_section, repair_sections
+from compaction_proxy.core.summary.answer import PromptSection, has_last_section, repair_sections
 
 ASKED = (
     PromptSection("### Work Done"),

@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.core.strategies import CHAINED
+from compaction_proxy.core.summary.answer import clean_summary, split_run_texts, validate_summary
 from compaction_proxy.core.summary.prompt import (
     CUT_MARK,
     build_aligned_prompt,
     build_prompt,
     build_transcript,
-    clean_summary,
     find_task_message,
-    split_run_texts,
-    validate_summary,
 )
 
 assert CHAINED.summary is not None

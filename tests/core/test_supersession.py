@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.ledger.statements import read_statements
-from compaction_proxy.core.ledger.supersession import (
+from compaction_proxy.core.ledger.active import (
     find_unreplaced_part,
     may_supersede,
     supersedes_statement,
 )
+from compaction_proxy.core.ledger.statements import read_statements
 
 
 def replaced(old: str, new: str, *, next_to: bool = False) -> bool:

@@ -6,7 +6,8 @@ import pytest
 
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.strategies import SummaryShape
-from compaction_proxy.core.summary.prompt import build_aligned_prompt, build_prompt, split_run_texts
+from compaction_proxy.core.summary.answer import split_run_texts
+from compaction_proxy.core.summary.prompt import build_aligned_prompt, build_prompt
 from compaction_proxy.replay.summarizer import NAMES, RULE, STATED, summarize_messages
 from compaction_proxy.replay.transcript import TranscriptEntry, parse_transcript, split_sentences
 

@@ -81,7 +81,7 @@ class Directives:
     Attributes:
         compact: Whether the next request must be compacted, as if it had the header `x-compaction: force`.
         pins: Texts that no compaction may lose, oldest first.
-        undone: Ids of the checkpoints (`core.checkpoint_ids`) that must not be applied, oldest first.
+        undone: Ids of the checkpoints (`core.planner`) that must not be applied, oldest first.
         suppressed: Whether automatic compactions are suppressed because one was undone. A request that has
             reached the hard mark, or would not fit, is compacted all the same.
         bypass: Whether requests are forwarded unchanged, even if checkpoints are stored or a request does not

@@ -14,9 +14,13 @@ from compaction_proxy.compaction.types import FitRequest, UsageBasis
 from compaction_proxy.config.config import ModelSettings, build_policy
 from compaction_proxy.core.budget import Budget, compute_budget
 from compaction_proxy.core.checkpoint import Checkpoint
-from compaction_proxy.core.checkpoint_ids import compute_checkpoint_id
 from compaction_proxy.core.message import Message, find_latest_user_message
-from compaction_proxy.core.planner import PlanConstraints, count_growth, find_task_index
+from compaction_proxy.core.planner import (
+    PlanConstraints,
+    compute_checkpoint_id,
+    count_growth,
+    find_task_index,
+)
 from compaction_proxy.core.render import build_effective_list
 from compaction_proxy.core.strategies import Policy
 from compaction_proxy.core.trigger import (
@@ -218,7 +222,7 @@ class RequestView:
 
     @cached_attribute
     def checkpoint_id(self) -> bytes:
-        """Id of the checkpoint (`core.checkpoint_ids`); empty if there is none."""
+        """Id of the checkpoint (`core.planner`); empty if there is none."""
         return compute_checkpoint_id(self.checkpoint, self.prefixes)
 
     @property

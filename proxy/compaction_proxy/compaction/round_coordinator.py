@@ -28,9 +28,9 @@ from compaction_proxy.compaction.round_planning import (
     plan_result_caps,
 )
 from compaction_proxy.core.checkpoint import EXTRACT_WRITER, Checkpoint
-from compaction_proxy.core.checkpoint_ids import compute_checkpoint_id
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import find_latest_user_message
+from compaction_proxy.core.planner import compute_checkpoint_id
 
 # A request waits for a summary for at most this share of the time after which its client gives up.
 PATIENCE_SHARE = 0.25

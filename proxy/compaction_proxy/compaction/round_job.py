@@ -22,12 +22,11 @@ from compaction_proxy.compaction.summary_request import (
 from compaction_proxy.compaction.types import FitRequest
 from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
 from compaction_proxy.core.checkpoint import compute_exact_digest
-from compaction_proxy.core.checkpoint_ids import predict_checkpoint_id
 from compaction_proxy.core.digest import format_message_id
 from compaction_proxy.core.errors import ConfigError, UnreadableBodyError
 from compaction_proxy.core.ledger.language import detect_language
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.planner import RoundPlan, list_chain_records
+from compaction_proxy.core.planner import RoundPlan, list_chain_records, predict_checkpoint_id
 from compaction_proxy.core.render import build_excerpt
 from compaction_proxy.core.repair import repair_messages
 from compaction_proxy.core.search_tool import TOOL_NAME
@@ -106,7 +105,7 @@ class RoundJob:
         view: The request for which the compaction is made.
         draft: What is removed, and the ledger.
         root: Root digest of the conversation (`storage.keys.get_conversation_root`).
-        checkpoint_id: Id of the checkpoint that will be written (`core.checkpoint_ids`), 64 bytes.
+        checkpoint_id: Id of the checkpoint that will be written (`core.planner`), 64 bytes.
         conversation: The conversation id.
         reason: Why the compaction is due.
         ttl_s: How long the checkpoint is kept, in seconds.

@@ -10,8 +10,9 @@ from compaction_proxy.compaction.ledger_cache import LedgerCache
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.request_view import RequestView
 from compaction_proxy.core.digest import format_message_id
+from compaction_proxy.core.ledger.active import ActiveStatements
 from compaction_proxy.core.ledger.frontier import Frontier
-from compaction_proxy.core.ledger.ledger import ActiveStatements, build_ledger, list_rules, render_ledger
+from compaction_proxy.core.ledger.ledger import build_ledger, list_rules, render_ledger
 from compaction_proxy.core.masking import MASK_TOKENS, order_results_to_mask
 from compaction_proxy.core.message import Message, find_latest_user_message
 from compaction_proxy.core.planner import (

@@ -41,14 +41,15 @@ from compaction_proxy.compaction.summary_request import (
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.strategies import SummaryShape
-from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
-from compaction_proxy.core.summary.prompt import (
-    build_aligned_prompt,
+from compaction_proxy.core.summary.answer import (
+    has_last_section,
     is_unfinished,
+    repair_sections,
     split_run_texts,
     validate_summary,
 )
-from compaction_proxy.core.summary.sections import has_last_section, repair_sections
+from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
+from compaction_proxy.core.summary.prompt import build_aligned_prompt
 from compaction_proxy.core.summary.verify import verify_summary
 from compaction_proxy.providers.types import SummaryModel
 from compaction_proxy.support.offload import run_in_worker

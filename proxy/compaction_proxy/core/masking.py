@@ -7,6 +7,7 @@ was one, the size, and the handle by which the whole result can be found again.
 import re
 from collections.abc import Iterator, Sequence
 
+from compaction_proxy.core.ledger.facts import take_head_and_tail
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import sanitize_text
 
@@ -49,11 +50,7 @@ def sanitize_to_line(text: str, max_characters: int) -> str:
 
 def find_first_error(text: str) -> str:
     """Returns the first line that reports an error in a tool result, shortened; empty if there is none."""
-    excerpt = (
-        text
-        if len(text) <= 2 * _SEEN_CHARACTERS
-        else text[:_SEEN_CHARACTERS] + "\n" + text[-_SEEN_CHARACTERS:]
-    )
+    excerpt = take_head_and_tail(text, _SEEN_CHARACTERS, _SEEN_CHARACTERS)
     match = _ERROR.search(excerpt) if any(sign in excerpt for sign in _ERROR_SIGNS) else None
     if match is None:
         return ""

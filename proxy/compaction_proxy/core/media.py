@@ -9,8 +9,8 @@ import base64
 import binascii
 import math
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from compaction_proxy.core.model_names import find_by_prefix, is_new_claude, normalize_model_name
@@ -103,6 +103,10 @@ def decode_data_url_header(url: str) -> bytes:
         return b""
 
 
+# Longest and shortest side of an image that is cut into tiles, and the side of a tile, in pixels.
+_TILED_LONG_PIXELS, _TILED_SHORT_PIXELS, _TILE_PIXELS = 2048, 768, 512
+# Tokens of a crop, and its side; and the longest side of an image that is not cropped, in pixels.
+_CROP_TOKENS, _CROP_PIXELS, _UNCROPPED_PIXELS = 258, 768, 384
 UNKNOWN_IMAGE_TOKENS = 1000  # for a model without a published rule
 _OPENAI_AUDIO_TOKENS_PER_S = 10
 _GEMINI_AUDIO_TOKENS_PER_S = 32
@@ -114,114 +118,8 @@ _FILE_MAX_TOKENS = 150_000  # providers accept a hundred pages, at 1,500 tokens 
 UNSEEN_FILE_TOKENS = 1000  # for a file of unknown size, given only by an id or a URL
 
 
-@dataclass(frozen=True, slots=True)
-class FlatImageCost:
-    """The cost of models that charge the same for every image."""
-
-    tokens: int
-
-    def count_tokens(self, size: ImageSize | None) -> int:  # noqa: ARG002 - the cost is the same for every size
-        """Returns the tokens of an image of any size."""
-        return self.tokens
-
-
-@dataclass(frozen=True, slots=True)
-class TiledImageCost:
-    """The cost of models that cut an image into square tiles.
-
-    The image is first scaled down until its longest side fits `max_edge_pixels`, then until its shortest side
-    fits `short_side_pixels`.
-
-    Attributes:
-        base_tokens: Tokens for each image.
-        tile_tokens: Tokens for each tile.
-        max_edge_pixels: Longest side after the first scaling, in pixels.
-        short_side_pixels: Shortest side after the second scaling, in pixels.
-        tile_side_pixels: Side of a tile, in pixels.
-    """
-
-    base_tokens: int
-    tile_tokens: int
-    max_edge_pixels: int = 2048
-    short_side_pixels: int = 768
-    tile_side_pixels: int = 512
-
-    def count_tokens(self, size: ImageSize | None) -> int:
-        """Returns the tokens of an image.
-
-        An unknown size counts as `max_edge_pixels` by `short_side_pixels` pixels.
-        """
-        width, height = _scale_to_fit(
-            size or ImageSize(self.max_edge_pixels, self.short_side_pixels), self.max_edge_pixels
-        )
-        scale = min(1.0, self.short_side_pixels / min(width, height))
-        tiles = math.ceil(width * scale / self.tile_side_pixels) * math.ceil(
-            height * scale / self.tile_side_pixels
-        )
-        return self.base_tokens + self.tile_tokens * tiles
-
-
-@dataclass(frozen=True, slots=True)
-class PatchedImageCost:
-    """The cost of models that cut an image into a limited number of square patches.
-
-    The image is first scaled down until its longest side fits `max_edge_pixels`.
-
-    Attributes:
-        max_patches: Largest number of patches. A larger image is shrunk to about that many.
-        tokens_per_patch: Tokens for each patch.
-        patch_side_pixels: Side of a patch, in pixels.
-        max_edge_pixels: Longest side after scaling, in pixels; 0 sets no limit.
-    """
-
-    max_patches: int
-    tokens_per_patch: float = 1.0
-    patch_side_pixels: int = 32
-    max_edge_pixels: int = 0
-
-    def count_tokens(self, size: ImageSize | None) -> int:
-        """Returns the tokens of an image.
-
-        An image of unknown size, or with more than `max_patches` patches, counts as `max_patches` patches.
-        The provider shrinks a larger image, and counts at most one row of patches fewer.
-        """
-        if size is None:
-            return math.ceil(self.max_patches * self.tokens_per_patch)
-        width, height = _scale_to_fit(size, self.max_edge_pixels) if self.max_edge_pixels else size
-        patches = math.ceil(width / self.patch_side_pixels) * math.ceil(height / self.patch_side_pixels)
-        return math.ceil(min(patches, self.max_patches) * self.tokens_per_patch)
-
-
-@dataclass(frozen=True, slots=True)
-class CroppedImageCost:
-    """The cost of Gemini models: a price for a small image, and the same price for each crop of a larger one.
-
-    Attributes:
-        tokens_per_crop: The price, in tokens.
-        uncropped_side_pixels: Longest side of an image that is not cropped, in pixels.
-        crop_side_pixels: Side of a crop, in pixels.
-        assumed_crops: Number of crops that an image of unknown size counts as.
-    """
-
-    tokens_per_crop: int = 258
-    uncropped_side_pixels: int = 384
-    crop_side_pixels: int = 768
-    assumed_crops: int = 16
-
-    def count_tokens(self, size: ImageSize | None) -> int:
-        """Returns the tokens of an image."""
-        if size is None:
-            return self.tokens_per_crop * self.assumed_crops
-        if max(size) <= self.uncropped_side_pixels:
-            return self.tokens_per_crop
-        return (
-            self.tokens_per_crop
-            * math.ceil(size.width / self.crop_side_pixels)
-            * math.ceil(size.height / self.crop_side_pixels)
-        )
-
-
-ImageCost = FlatImageCost | TiledImageCost | PatchedImageCost | CroppedImageCost
+# Returns the tokens of an image; None is an unknown size.
+ImageCost = Callable[[ImageSize | None], int]
 
 
 def _scale_to_fit(size: ImageSize, max_edge_pixels: int) -> tuple[float, float]:
@@ -230,14 +128,70 @@ def _scale_to_fit(size: ImageSize, max_edge_pixels: int) -> tuple[float, float]:
     return max(1.0, size.width * scale), max(1.0, size.height * scale)
 
 
+def _count_flat(_: ImageSize | None, *, tokens: int) -> int:
+    """Returns the tokens of an image by the rule of models that charge the same for every image."""
+    return tokens
+
+
+def _count_tiles(size: ImageSize | None, *, base_tokens: int, tile_tokens: int) -> int:
+    """Returns the tokens of an image by the rule of models that cut it into square tiles.
+
+    The image is first scaled down until its longest side fits 2,048 pixels, then until its shortest side fits
+    768 pixels. An unknown size counts as 2,048 by 768 pixels. `base_tokens` is for each image.
+    """
+    width, height = _scale_to_fit(
+        size or ImageSize(_TILED_LONG_PIXELS, _TILED_SHORT_PIXELS), _TILED_LONG_PIXELS
+    )
+    scale = min(1.0, _TILED_SHORT_PIXELS / min(width, height))
+    tiles = math.ceil(width * scale / _TILE_PIXELS) * math.ceil(height * scale / _TILE_PIXELS)
+    return base_tokens + tile_tokens * tiles
+
+
+def _count_patches(
+    size: ImageSize | None,
+    *,
+    max_patches: int,
+    tokens_per_patch: float = 1.0,
+    patch_side_pixels: int = 32,
+    max_edge_pixels: int = 0,
+) -> int:
+    """Returns the tokens of an image by the rule of models that cut it into a limited number of patches.
+
+    The image is first scaled down until its longest side fits `max_edge_pixels`, if that is not 0. An image
+    of unknown size, or with more than `max_patches` patches, counts as `max_patches` patches. The provider
+    shrinks a larger image, and counts at most one row of patches fewer.
+    """
+    if size is None:
+        return math.ceil(max_patches * tokens_per_patch)
+    width, height = _scale_to_fit(size, max_edge_pixels) if max_edge_pixels else size
+    patches = math.ceil(width / patch_side_pixels) * math.ceil(height / patch_side_pixels)
+    return math.ceil(min(patches, max_patches) * tokens_per_patch)
+
+
+def _count_crops(size: ImageSize | None) -> int:
+    """Returns the tokens of an image by the rule of Gemini models.
+
+    A small image has a price, and each crop of a larger one has the same price. An image of unknown size
+    counts as 16 crops.
+    """
+    if size is None:
+        return 16 * _CROP_TOKENS
+    if max(size) <= _UNCROPPED_PIXELS:
+        return _CROP_TOKENS
+    return _CROP_TOKENS * math.ceil(size.width / _CROP_PIXELS) * math.ceil(size.height / _CROP_PIXELS)
+
+
 def _build_tiled_costs(base_tokens: int, tile_tokens: int) -> dict[str, ImageCost]:
-    return {"low": FlatImageCost(base_tokens), "high": TiledImageCost(base_tokens, tile_tokens)}
+    return {
+        "low": partial(_count_flat, tokens=base_tokens),
+        "high": partial(_count_tiles, base_tokens=base_tokens, tile_tokens=tile_tokens),
+    }
 
 
-_GPT_HIGH = PatchedImageCost(2500, 1.2, max_edge_pixels=2048)
-_GPT_ORIGINAL = PatchedImageCost(10_000, 1.2, max_edge_pixels=6000)
-_GPT_HUGE = PatchedImageCost(30_000, 1.2)
-_GPT_LOW = PatchedImageCost(256, 1.2, max_edge_pixels=512)
+_GPT_HIGH = partial(_count_patches, max_patches=2500, tokens_per_patch=1.2, max_edge_pixels=2048)
+_GPT_ORIGINAL = partial(_count_patches, max_patches=10_000, tokens_per_patch=1.2, max_edge_pixels=6000)
+_GPT_HUGE = partial(_count_patches, max_patches=30_000, tokens_per_patch=1.2)
+_GPT_LOW = partial(_count_patches, max_patches=256, tokens_per_patch=1.2, max_edge_pixels=512)
 # Costs by prefix of the model's name, then by the detail that the client asks for. The longest prefix of the
 # name counts. A detail without an entry counts as `high`. The numbers come from the providers' documents and
 # LiteLLM's tables of 2026-11. OpenAI's own pages contradict each other.
@@ -250,25 +204,27 @@ _IMAGE_COSTS: Mapping[str, Mapping[str, ImageCost]] = {
     "gpt-5": _build_tiled_costs(70, 140),
     "o1": _build_tiled_costs(75, 150),
     "o3": _build_tiled_costs(75, 150),
-    "gpt-4.1-mini": {"high": PatchedImageCost(1536, 1.62)},
-    "gpt-4.1-nano": {"high": PatchedImageCost(1536, 2.46)},
-    "o4-mini": {"high": PatchedImageCost(1536, 1.72)},
-    "gpt-5-mini": {"high": PatchedImageCost(1536, 1.62)},
-    "gpt-5-nano": {"high": PatchedImageCost(1536, 2.46)},
-    "gpt-5.2": {"high": PatchedImageCost(6144, 1.2, max_edge_pixels=2048)},
+    "gpt-4.1-mini": {"high": partial(_count_patches, max_patches=1536, tokens_per_patch=1.62)},
+    "gpt-4.1-nano": {"high": partial(_count_patches, max_patches=1536, tokens_per_patch=2.46)},
+    "o4-mini": {"high": partial(_count_patches, max_patches=1536, tokens_per_patch=1.72)},
+    "gpt-5-mini": {"high": partial(_count_patches, max_patches=1536, tokens_per_patch=1.62)},
+    "gpt-5-nano": {"high": partial(_count_patches, max_patches=1536, tokens_per_patch=2.46)},
+    "gpt-5.2": {
+        "high": partial(_count_patches, max_patches=6144, tokens_per_patch=1.2, max_edge_pixels=2048)
+    },
     "gpt-5.4": {
-        "low": PatchedImageCost(6144, 1.2, max_edge_pixels=2048),
+        "low": partial(_count_patches, max_patches=6144, tokens_per_patch=1.2, max_edge_pixels=2048),
         "high": _GPT_HIGH,
         "original": _GPT_ORIGINAL,
     },
     "gpt-5.5": {"low": _GPT_LOW, "high": _GPT_HIGH, "auto": _GPT_ORIGINAL, "original": _GPT_ORIGINAL},
     "gpt-5.6": {"low": _GPT_LOW, "high": _GPT_HIGH, "auto": _GPT_HUGE, "original": _GPT_HUGE},
     "gpt-6": {"low": _GPT_LOW, "high": _GPT_HIGH, "auto": _GPT_HUGE, "original": _GPT_HUGE},
-    "claude": {"high": PatchedImageCost(4784, patch_side_pixels=28, max_edge_pixels=2576)},
-    "gemini": {"high": CroppedImageCost()},
+    "claude": {"high": partial(_count_patches, max_patches=4784, patch_side_pixels=28, max_edge_pixels=2576)},
+    "gemini": {"high": _count_crops},
 }
 _CLAUDE_OLD: Mapping[str, ImageCost] = {
-    "high": PatchedImageCost(1568, patch_side_pixels=28, max_edge_pixels=1568)
+    "high": partial(_count_patches, max_patches=1568, patch_side_pixels=28, max_edge_pixels=1568)
 }
 
 
@@ -276,7 +232,7 @@ def _find_image_costs(model: str) -> Mapping[str, ImageCost]:
     name = normalize_model_name(model)
     if name.startswith("claude") and not is_new_claude(name):
         return _CLAUDE_OLD
-    return find_by_prefix(name, _IMAGE_COSTS) or {"high": FlatImageCost(UNKNOWN_IMAGE_TOKENS)}
+    return find_by_prefix(name, _IMAGE_COSTS) or {"high": partial(_count_flat, tokens=UNKNOWN_IMAGE_TOKENS)}
 
 
 def estimate_image_tokens(model: str, size: ImageSize | None, detail: str = "auto") -> int:
@@ -288,7 +244,7 @@ def estimate_image_tokens(model: str, size: ImageSize | None, detail: str = "aut
         detail: Detail that the client asked for: `low`, `high`, `auto` or `original`.
     """
     prices = _find_image_costs(model)
-    return prices.get(detail, prices["high"]).count_tokens(size)
+    return prices.get(detail, prices["high"])(size)
 
 
 def estimate_image_url_tokens(model: str, url: str, detail: str = "auto") -> int:

@@ -1,21 +1,21 @@
 """Plans compactions: decides from a policy and a conversation which spans get which replacements.
 
-The planner has no effects. All indices count the client's messages that are not fixed. All sizes are counted
-tokens, before calibration.
+Predicts the ids of the checkpoints that plans will become. The planner has no effects. All indices count the
+client's messages that are not fixed. All sizes are counted tokens, before calibration.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal, NamedTuple
 
-from compaction_proxy.core.checkpoint import Checkpoint
+from compaction_proxy.core.checkpoint import EXTRACT_WRITER, Checkpoint, build_checkpoint_id
 from compaction_proxy.core.ledger.client_forms import find_user_messages
 from compaction_proxy.core.message import (
     Message,
     Span,
     find_latest_user_message,
     find_unit_start,
-    find_unit_stop,
 )
 from compaction_proxy.core.strategies import KeepRules, Policy
 from compaction_proxy.core.trigger import GrowthCounts
@@ -128,22 +128,13 @@ def list_chain_records(checkpoint: Checkpoint) -> tuple[Message, ...]:
     return next(holders, ())[:count]
 
 
-class _TailSize(NamedTuple):
-    """Limits for the size of a tail, in tokens.
+def _compute_tail_size(
+    policy: Policy, constraints: PlanConstraints, *, is_minimum: bool
+) -> tuple[int, int, int] | None:
+    """Computes the size of the tail that the policy keeps, in tokens; None if the policy names no size.
 
-    Attributes:
-        max_tokens: Units are added up to this size.
-        floor_tokens: A tail below this size gets one more unit if it then takes at most `tokens_left` tokens.
-        tokens_left: Tokens that the target leaves for the tail.
-    """
-
-    max_tokens: int
-    floor_tokens: int = 0
-    tokens_left: int = 0
-
-
-def _compute_tail_size(policy: Policy, constraints: PlanConstraints, *, is_minimum: bool) -> _TailSize | None:
-    """Computes the size of the tail that the policy keeps; None if the policy names no size.
+    The size has three parts: Units are added up to the first. A tail below the second, the floor, gets one
+    more unit if it then takes at most the third, which is what the target leaves for the tail.
 
     `is_minimum` asks for the size that is kept in any case. If the policy names a number of tokens, the tail
     also has a floor, which applies even if the target leaves less room. The floor is the same limit, computed
@@ -153,11 +144,10 @@ def _compute_tail_size(policy: Policy, constraints: PlanConstraints, *, is_minim
     if limit is None:
         return None
     if constraints.target_tokens is None:
-        return _TailSize(limit.compute_tokens(constraints.trigger_tokens))
+        return limit.compute_tokens(constraints.trigger_tokens), 0, 0
     if limit.tokens is None:
-        return _TailSize(
-            max(0, constraints.target_tokens - constraints.fixed_tokens - constraints.replacement_tokens)
-        )
+        left = constraints.target_tokens - constraints.fixed_tokens - constraints.replacement_tokens
+        return max(0, left), 0, 0
     left_tokens = max(0, constraints.target_tokens_left - constraints.replacement_tokens)
     floor = limit.compute_tokens(constraints.free_tokens)
     max_tokens = (
@@ -165,7 +155,8 @@ def _compute_tail_size(policy: Policy, constraints: PlanConstraints, *, is_minim
         if is_minimum
         else max(floor, min(limit.compute_tokens(constraints.trigger_tokens), left_tokens))
     )
-    return _TailSize(*(max(0, size - constraints.growth_tokens) for size in (max_tokens, floor, left_tokens)))
+    growth = constraints.growth_tokens
+    return max(0, max_tokens - growth), max(0, floor - growth), max(0, left_tokens - growth)
 
 
 def list_forwarded_sizes(messages: Sequence[Message], earlier: Checkpoint | None) -> list[int]:
@@ -177,11 +168,6 @@ def list_forwarded_sizes(messages: Sequence[Message], earlier: Checkpoint | None
 def _find_edge_at_or_before(messages: Sequence[Message], message_index: int) -> int:
     """Returns the last unit edge at or before `message_index`."""
     return find_unit_start(messages, message_index) if message_index < len(messages) else len(messages)
-
-
-def _find_next_edge(messages: Sequence[Message], at: int) -> int:
-    """Returns the first unit edge after `at`."""
-    return find_unit_stop(messages, find_unit_start(messages, at))
 
 
 def _find_first_kept(
@@ -216,7 +202,7 @@ def _find_iteration_start(messages: Sequence[Message], keep_iterations: int) -> 
 
 
 def _find_fitting_tail_start(
-    messages: Sequence[Message], forwarded: Sequence[int], keep: KeepRules, size: _TailSize | None
+    messages: Sequence[Message], forwarded: Sequence[int], keep: KeepRules, size: tuple[int, int, int] | None
 ) -> int:
     """Returns the start of the newest units that fit the size.
 
@@ -224,15 +210,14 @@ def _find_fitting_tail_start(
     """
     if size is None:
         return len(messages)
+    max_tokens, floor_tokens, tokens_left = size
     start, total = len(messages), 0
     while start:
         edge = start - 1 if keep.includes_reaching_message else _find_edge_at_or_before(messages, start - 1)
         larger_total = total + sum(forwarded[edge:start])
-        if keep.includes_reaching_message and larger_total >= size.max_tokens:
+        if keep.includes_reaching_message and larger_total >= max_tokens:
             return edge
-        if larger_total > size.max_tokens and not (
-            total < size.floor_tokens and larger_total <= size.tokens_left
-        ):
+        if larger_total > max_tokens and not (total < floor_tokens and larger_total <= tokens_left):
             return start
         start, total = edge, larger_total
     return len(messages)
@@ -357,15 +342,10 @@ def find_task_index(messages: Sequence[Message]) -> int | None:
 
 def _iter_adjacent_spans(indices: Iterable[int]) -> Iterator[Span]:
     """Yields one span for each run of consecutive numbers in the sorted indices."""
-    start = last = None
-    for index in indices:
-        if last is not None and start is not None and index != last + 1:
-            yield Span(start, last + 1)
-            start = index
-        start = index if start is None else start
-        last = index
-    if start is not None and last is not None:
-        yield Span(start, last + 1)
+    # In a run of consecutive numbers, the difference between a number and its position stays the same.
+    for _, run in groupby(enumerate(indices), key=lambda item: item[1] - item[0]):
+        members = [index for _, index in run]
+        yield Span(members[0], members[-1] + 1)
 
 
 def _list_earlier_replacements(earlier: Checkpoint | None) -> list[tuple[Span, PlannedReplacement]]:
@@ -391,6 +371,8 @@ def _build_next_plan(
     earlier: Checkpoint | None,
     pieces: Sequence[tuple[Span, PlannedReplacement]],
     groups: Sequence[Sequence[int]],
+    carried_index: int | None = None,
+    frozen_record_count: int = 0,
 ) -> RoundPlan:
     """Builds the plan of the compaction after the earlier one.
 
@@ -404,6 +386,8 @@ def _build_next_plan(
         spans=tuple(span for span, _ in placed),
         planned_replacements=tuple(fill for _, fill in placed),
         groups=tuple(tuple(group) for group in groups),
+        carried_index=carried_index,
+        frozen_record_count=frozen_record_count,
     )
 
 
@@ -420,10 +404,8 @@ def _plan_integrated_round(
         (first, PlannedReplacement("text")),
         *((span, PlannedReplacement("nothing")) for span in others),
     ]
-    plan = _build_next_plan(
-        tail_start, earlier, [*pieces, *_list_edits_outside(earlier, removed_indices)], (fresh_indices,)
-    )
-    return replace(plan, carried_index=carried_index)
+    pieces += _list_edits_outside(earlier, removed_indices)
+    return _build_next_plan(tail_start, earlier, pieces, (fresh_indices,), carried_index)
 
 
 def _plan_added_round(
@@ -436,12 +418,8 @@ def _plan_added_round(
     new: list[tuple[Span, PlannedReplacement]] = []
     for group_number, group in enumerate(groups):
         first, *others = _iter_adjacent_spans(group)
-        new.append(
-            (
-                first,
-                PlannedReplacement("text", group_number) if is_summarized else PlannedReplacement("nothing"),
-            )
-        )
+        text = PlannedReplacement("text", group_number)
+        new.append((first, text if is_summarized else PlannedReplacement("nothing")))
         new += [(span, PlannedReplacement("nothing")) for span in others]
     inside = {index for group in groups for index in group}
     earlier_pieces = [each for each in _list_earlier_replacements(earlier) if each[0].start not in inside]
@@ -477,16 +455,8 @@ def _plan_run_summaries(
 
 def _iter_assistant_runs(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[list[int]]:
     """Yields the runs of neighbouring assistant and tool messages among the indices."""
-    run: list[int] = []
-    for index in indices:
-        is_in_run = messages[index].role == "assistant" or bool(messages[index].answered_call_ids)
-        if run and (not is_in_run or index != run[-1] + 1):
-            yield run
-            run = []
-        if is_in_run:
-            run.append(index)
-    if run:
-        yield run
+    fitting = (k for k in indices if messages[k].role == "assistant" or messages[k].answered_call_ids)
+    yield from (list(range(span.start, span.stop)) for span in _iter_adjacent_spans(fitting))
 
 
 def _plan_chained_round(
@@ -497,10 +467,8 @@ def _plan_chained_round(
     removed_indices: Sequence[int],
 ) -> RoundPlan:
     """Plans one more record for a chain, or one new record in place of the chain if it is too long."""
-    rounds = earlier.rounds if earlier else ()
-    starts_anew = _is_chain_too_long(policy, earlier, constraints)
-    frozen = 0 if starts_anew else len(rounds)
-    earlier_removed = earlier.removed_indices if earlier and not starts_anew else frozenset()
+    continued = None if _is_chain_too_long(policy, earlier, constraints) else earlier
+    earlier_removed = continued.removed_indices if continued else frozenset()
     spans = tuple(_iter_adjacent_spans(removed_indices))
     task = find_task_index(messages)
     holder = next((k for k, span in enumerate(spans) if task is None or span.start > task), 0)
@@ -508,10 +476,9 @@ def _plan_chained_round(
         (span, PlannedReplacement("records" if k == holder else "nothing")) for k, span in enumerate(spans)
     ]
     fresh = [index for index in removed_indices if index not in earlier_removed]
-    plan = _build_next_plan(
-        removed_indices[-1] + 1, earlier, [*pieces, *_list_edits_outside(earlier, removed_indices)], (fresh,)
-    )
-    return replace(plan, frozen_record_count=frozen)
+    pieces += _list_edits_outside(earlier, removed_indices)
+    frozen = len(continued.rounds) if continued else 0
+    return _build_next_plan(removed_indices[-1] + 1, earlier, pieces, (fresh,), frozen_record_count=frozen)
 
 
 def _is_chain_too_long(policy: Policy, earlier: Checkpoint | None, constraints: PlanConstraints) -> bool:
@@ -559,3 +526,70 @@ def add_edits(plan: RoundPlan, edits: Mapping[int, Literal["mask", "cap"]]) -> R
         spans=tuple(span for span, _ in pieces),
         planned_replacements=tuple(fill for _, fill in pieces),
     )
+
+
+def format_checkpoint_variant(*, extract: bool, record_count: int, edited_indices: Collection[int]) -> str:
+    """Formats the `variant` of a checkpoint id, which tells apart checkpoints for the same spans.
+
+    Args:
+        extract: Whether code made the summary without a model.
+        record_count: Number of records in the chain.
+        edited_indices: Indices of the messages that are shortened in place.
+    """
+    marks = (["extract"] if extract else []) + ([f"rounds-{record_count}"] if record_count else [])
+    return ",".join([*marks, *(f"edited-{index}" for index in sorted(edited_indices))])
+
+
+def compute_checkpoint_id(checkpoint: Checkpoint | None, prefix_digests: Sequence[bytes]) -> bytes:
+    """Computes the 64-byte id of a checkpoint; empty if there is none.
+
+    `prefix_digests` are the prefix digests of the messages for which the checkpoint was made.
+    """
+    if checkpoint is None:
+        return b""
+    variant = format_checkpoint_variant(
+        extract=checkpoint.writer == EXTRACT_WRITER,
+        record_count=len(checkpoint.rounds),
+        edited_indices=checkpoint.edited,
+    )
+    return build_checkpoint_id(
+        prefix_digests[checkpoint.length - 1], checkpoint.exact, checkpoint.spans, variant
+    )
+
+
+def list_edited_indices(plan: RoundPlan, earlier: Checkpoint | None) -> frozenset[int]:
+    """Returns the indices of the messages that are shortened in place once the plan is carried out.
+
+    The plan itself shortens them, or it leaves them as the earlier compaction shortened them.
+    """
+    earlier_edits = earlier.edited if earlier else frozenset()
+    return frozenset(
+        span.start
+        for span, fill in zip(plan.spans, plan.planned_replacements, strict=True)
+        if fill.kind in {"mask", "cap"} or (fill.kind == "before" and span.start in earlier_edits)
+    )
+
+
+def predict_checkpoint_id(
+    plan: RoundPlan,
+    earlier: Checkpoint | None,
+    prefix_digests: Sequence[bytes],
+    exact_digest: bytes,
+    *,
+    extract: bool,
+) -> bytes:
+    """Predicts the id of the checkpoint that carrying out a plan will produce.
+
+    Args:
+        plan: The plan.
+        earlier: The checkpoint that is in force before the plan is carried out; None if there is none.
+        prefix_digests: Prefix digests of the messages.
+        exact_digest: Exact digest of the first `plan.length` messages.
+        extract: Whether code will make the summary without a model.
+    """
+    chained = any(fill.kind == "records" for fill in plan.planned_replacements)
+    rounds = plan.frozen_record_count + (1 if chained else 0)
+    variant = format_checkpoint_variant(
+        extract=extract, record_count=rounds, edited_indices=list_edited_indices(plan, earlier)
+    )
+    return build_checkpoint_id(prefix_digests[plan.length - 1], exact_digest, plan.spans, variant)

@@ -1,9 +1,10 @@
 """Decides which project instructions stay in a rewritten request, and how much of each."""
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from compaction_proxy.core.message import Instruction, Message
+from compaction_proxy.core.truncate import find_largest_cap
 
 MAX_INSTRUCTION_TOKENS = 12_000
 # The largest share of `Budget.input_limit` that all project instructions together may take. The input limit
@@ -70,19 +71,9 @@ def _cut_to_budget(
     ambient_sizes = {k: size for k, size in sizes.items() if instructions[k].kind == "environment"}
     files = {k: size for k, size in sizes.items() if k not in ambient_sizes}
     least = sum(min(size, MIN_ENVIRONMENT_TOKENS) for size in ambient_sizes.values())
-    cap = _find_largest_cap(files.values(), max(0, budget_tokens - least))
+    cap = find_largest_cap([*files.values()], max(0, budget_tokens - least), 0) or 0
     remaining = budget_tokens - sum(min(size, cap) for size in files.values())
     caps = dict.fromkeys(files, cap) | dict.fromkeys(
-        ambient_sizes, _find_largest_cap(ambient_sizes.values(), max(0, remaining))
+        ambient_sizes, find_largest_cap([*ambient_sizes.values()], max(0, remaining), 0) or 0
     )
     return {k: max(1, caps[k]) for k, size in sizes.items() if size > caps[k]}
-
-
-def _find_largest_cap(sizes: Iterable[int], available_tokens: int) -> int:
-    """Returns the largest cap for which all sizes, each cut to the cap, fit into `available_tokens`."""
-    ordered = sorted(sizes)
-    for smaller_count, size in enumerate(ordered):
-        if size * (len(ordered) - smaller_count) > available_tokens:
-            return available_tokens // (len(ordered) - smaller_count)
-        available_tokens -= size
-    return max(ordered, default=0)

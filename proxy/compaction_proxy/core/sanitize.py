@@ -22,7 +22,7 @@ _TEMPLATE = re.compile(
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])",
     re.IGNORECASE,
 )
-# What looks like a fence of the proxy (`core.summary.transcript`): a tag with a name, a hyphen and hex
+# What looks like a fence of the proxy (`core.summary.prompt`): a tag with a name, a hyphen and hex
 # digits; or a tag with a name that an attacker might guess.
 _FENCE = re.compile(
     r"<(?=(?:/\s*)?(?:[\w-]{1,40}-[0-9a-f]{6,}\b|(?:transcript|system|developer|assistant|user|task|run|data|"

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from compaction_proxy.core.sanitize import sanitize_text
-from compaction_proxy.core.summary.transcript import compute_fence_digest, wrap_in_fence
+from compaction_proxy.core.summary.prompt import compute_fence_digest, wrap_in_fence
 
 TOOL_NAME: Final = "memory_search"
 TOOL_DESCRIPTION: Final = (

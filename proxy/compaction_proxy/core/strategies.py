@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from compaction_proxy.core.budget import Reserves
-from compaction_proxy.core.summary.sections import PromptSection
+from compaction_proxy.core.summary.answer import PromptSection
 from compaction_proxy.core.trigger import TriggerRule
 
 StandInRole = Literal["user", "assistant", "system"]

@@ -12,9 +12,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from itertools import islice
 
+from compaction_proxy.core.ledger.client_forms import find_user_messages
 from compaction_proxy.core.message import Message, find_latest_user_message, iter_units
-from compaction_proxy.core.summary.prompt import find_task_message
 
 # A message is capped to no fewer tokens than this before other messages are left out altogether.
 MIN_CAP_TOKENS = 400
@@ -48,7 +49,7 @@ class TruncationPlan:
     fits: bool
 
 
-def _find_largest_cap(sizes: Sequence[int], available_tokens: int, floor_tokens: int) -> int | None:
+def find_largest_cap(sizes: Sequence[int], available_tokens: int, floor_tokens: int) -> int | None:
     """Returns the largest cap for which all sizes, each cut to the cap, fit into `available_tokens` together.
 
     Returns None if that cap would be less than `floor_tokens`.
@@ -109,7 +110,7 @@ class _TruncationStep:
 
     def find_cap(self) -> int | None:
         room = self.limit_tokens - sum(self.messages[k].tokens for k in self.whole_indices)
-        return _find_largest_cap(
+        return find_largest_cap(
             [self.messages[k].tokens for k in self.list_cuttable()], room, self.floor_tokens
         )
 
@@ -222,12 +223,9 @@ def _find_protected_messages(
     The second set includes the first.
     """
     client_indices = [k for k in range(len(messages)) if k not in replacement_indices]
-    latest = find_latest_user_message([messages[k] for k in client_indices])
-    fixed = {k for k in client_indices if messages[k].is_fixed} | (
-        set() if latest is None else {client_indices[latest]}
-    )
-    task = find_task_message(messages[k] for k in client_indices)
-    # Equal messages may be one object, so only the first index counts.
-    first = next((k for k in client_indices if messages[k] is task), None)
-    kept_whole = fixed | replacement_indices | set(range(len(messages))[-1:])
-    return fixed, kept_whole | (set() if first is None else {first})
+    client_messages = [messages[k] for k in client_indices]
+    latest = find_latest_user_message(client_messages)
+    fixed = {k for k in client_indices if messages[k].is_fixed}
+    fixed |= set() if latest is None else {client_indices[latest]}
+    task = {client_indices[k] for k in islice(find_user_messages(client_messages), 1)}
+    return fixed, fixed | replacement_indices | task | set(range(len(messages))[-1:])

@@ -54,7 +54,7 @@ def build_baseline_key(origin: str, model: str, checkpoint: bytes = b"") -> byte
     """Returns the 16-byte key of an anchor. Only token counts of requests with the same key are comparable.
 
     The key is a digest of the upstream's origin, the model, and the id of the checkpoint in force
-    (`core.checkpoint_ids.compute_checkpoint_id`; empty without one).
+    (`core.planner.compute_checkpoint_id`; empty without one).
     """
     parts = (origin, model, checkpoint.hex())
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).digest()[:_PLACE_BYTES]

@@ -1,7 +1,7 @@
 """Computes an attribute of an unchanging object once, when it is first read."""
 
 from collections.abc import Callable
-from typing import Generic, TypeVar, overload
+from typing import Generic, TypeVar
 
 Instance = TypeVar("Instance")
 Value = TypeVar("Value")
@@ -22,16 +22,7 @@ class cached_attribute(Generic[Instance, Value]):  # noqa: N801 - used as a deco
         self._name = work.__name__
         self.__doc__ = work.__doc__
 
-    @overload
-    def __get__(self, instance: None, owner: type[Instance]) -> "cached_attribute[Instance, Value]": ...
-    @overload
-    def __get__(self, instance: Instance, owner: type[Instance]) -> Value: ...
-
-    def __get__(
-        self, instance: Instance | None, owner: type[Instance]
-    ) -> "Value | cached_attribute[Instance, Value]":
+    def __get__(self, instance: Instance, owner: type[Instance]) -> Value:
         """Returns the value. The first read stores it in the object itself."""
-        if instance is None:
-            return self
         value = instance.__dict__[self._name] = self._work(instance)
         return value

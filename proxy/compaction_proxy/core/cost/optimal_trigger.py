@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
-from compaction_proxy.core.cost.price import ModelPrice, PriceTier
+from compaction_proxy.core.cost.price import ModelPrice
 
 # Tokens of rework after one compaction: tools read lost content again, or users write it again.
 REWORK_TOKENS = 40_000
@@ -95,68 +95,42 @@ def compute_optimal_trigger(
     tier = price.tiers[0]
     if profile.growth <= 0 or tier.input <= 0:
         return None
-    ratios = _compute_price_ratios(tier, profile.cached_share)
-    if ratios.cached <= 0:
+    # The provider is assumed to put each token that it reads into its cache.
+    written = max(tier.cache_write, tier.input) / tier.input
+    cached = profile.cached_share * tier.cached / tier.input + (1 - profile.cached_share) * written
+    if cached <= 0:
         return None
+    cache_loss = max(0.0, written - cached)
     summary_cost = profile.summary * (summary_price.tiers[0].output / tier.input if summary_price else 0.0)
-    after, size = _compute_optimum(profile, ratios, summary_cost + rework_tokens)
+    after, size = _compute_optimum(profile, cached, cache_loss, summary_cost + rework_tokens)
     basis = {
         **profile._asdict(),
         "after": after,
-        "cached_price": ratios.cached,
-        "written_price": ratios.written,
-        "broken_cost": ratios.cache_loss * max(0.0, after - profile.fixed),
+        "cached_price": cached,
+        "written_price": written,
+        "broken_cost": cache_loss * max(0.0, after - profile.fixed),
         "summary_cost": summary_cost,
         "rework_cost": rework_tokens,
         "optimum": size,
     }
-    return OptimalTrigger(
-        _round_to_steps(after, size), {name: round(each, 4) for name, each in basis.items()}
-    )
-
-
-class _PriceRatios(NamedTuple):
-    """Prices relative to an uncached input token.
-
-    Attributes:
-        cached: Average price of a token that earlier requests contained (c).
-        written: Price of a token that is sent for the first time (w).
-    """
-
-    cached: float
-    written: float
-
-    @property
-    def cache_loss(self) -> float:
-        """The additional price of a token that is no longer cached."""
-        return max(0.0, self.written - self.cached)
-
-
-def _compute_price_ratios(tier: PriceTier, cached_share: float) -> _PriceRatios:
-    """Returns the price ratios. Assumes that the provider puts each token that it reads into its cache."""
-    written = max(tier.cache_write, tier.input) / tier.input
-    return _PriceRatios(cached_share * tier.cached / tier.input + (1 - cached_share) * written, written)
+    enough = max(after + MIN_REMOVED_TOKENS, after / (1 - MIN_REMOVED_SHARE))
+    trigger = round(max(size, enough) / STEP_TOKENS) * STEP_TOKENS
+    return OptimalTrigger(trigger, {name: round(each, 4) for name, each in basis.items()})
 
 
 def _compute_optimum(
-    profile: GrowthProfile, ratios: _PriceRatios, constant_cost: float
+    profile: GrowthProfile, cached_price: float, cache_loss: float, constant_cost: float
 ) -> tuple[float, float]:
     """Returns the number of tokens that a compaction leaves at the optimal T, and the optimal T.
 
-    `constant_cost` is the cost of the summary and the rework. It is the same however many tokens a compaction
-    leaves.
+    `cached_price` is c. `cache_loss` is w - c, and at least 0. `constant_cost` is the cost of the summary and
+    the rework. It is the same however many tokens a compaction leaves.
     """
     growth, share = profile.growth, profile.share
-    constant = max(0.0, constant_cost - ratios.cache_loss * profile.fixed)
-    size = sqrt(2 * growth * constant / (ratios.cached * (1 - share * share)))
+    constant = max(0.0, constant_cost - cache_loss * profile.fixed)
+    size = sqrt(2 * growth * constant / (cached_price * (1 - share * share)))
     least = max(profile.after, profile.fixed)
     if share * size >= least:
         return share * size, size
-    cost = ratios.cache_loss * (least - profile.fixed) + constant_cost
-    return least, least + sqrt(2 * growth * cost / ratios.cached)
-
-
-def _round_to_steps(tokens_after: float, size: float) -> int:
-    """Returns T rounded to whole steps, and large enough for a compaction to remove enough tokens."""
-    enough = max(tokens_after + MIN_REMOVED_TOKENS, tokens_after / (1 - MIN_REMOVED_SHARE))
-    return round(max(size, enough) / STEP_TOKENS) * STEP_TOKENS
+    cost = cache_loss * (least - profile.fixed) + constant_cost
+    return least, least + sqrt(2 * growth * cost / cached_price)

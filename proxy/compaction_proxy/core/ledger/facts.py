@@ -129,11 +129,9 @@ class ObservedFact:
     name: str = ""
 
 
-def take_head_and_tail(text: str) -> str:
-    """Returns a text, or only its head and tail if it is too long to be read whole."""
-    if len(text) <= HEAD_CHARACTERS + TAIL_CHARACTERS:
-        return text
-    return f"{text[:HEAD_CHARACTERS]}\n{text[-TAIL_CHARACTERS:]}"
+def take_head_and_tail(text: str, head: int = HEAD_CHARACTERS, tail: int = TAIL_CHARACTERS) -> str:
+    """Returns a text, or only its first `head` and last `tail` characters if it is longer than both."""
+    return text if len(text) <= head + tail else f"{text[:head]}\n{text[-tail:]}"
 
 
 def to_one_line(text: str, max_characters: int) -> str:
@@ -223,23 +221,6 @@ def list_message_facts(message: Message) -> tuple[MessageFact, ...]:
     )
 
 
-@dataclass(slots=True)
-class _FactState:
-    """What is known of one fact from the messages read so far.
-
-    Attributes:
-        message_index: Index of the newest message that shows the fact.
-        operations: For a path, what was done with it.
-        name: For a value, its name; "" if it has none.
-        owner_keys: The values of `MessageFact.owner_key` in all messages that show the fact.
-    """
-
-    message_index: int
-    operations: frozenset[str]
-    name: str
-    owner_keys: frozenset[str]
-
-
 def collect_facts(
     messages: Sequence[Message],
     covered: Collection[int],
@@ -255,7 +236,9 @@ def collect_facts(
             are skipped.
         fact_reader: Returns the facts of a message: `list_message_facts` or a cache of it.
     """
-    found: dict[tuple[str, str], _FactState] = {}
+    found: dict[tuple[str, str], ObservedFact] = {}
+    # The values of `MessageFact.owner_key` in all messages that show a fact.
+    owner_keys: dict[tuple[str, str], frozenset[str]] = {}
     newest: dict[str, tuple[int, tuple[str, str]]] = {}
     for at in sorted(covered):
         message = messages[at]
@@ -265,21 +248,11 @@ def collect_facts(
             key = kind, text
             if thing:
                 before, old = newest.get(thing, (at, key))
-                if before < at and old != key and old in found and found[old].owner_keys == {thing}:
-                    del found[old]
+                if before < at and old != key and old in found and owner_keys[old] == {thing}:
+                    del found[old], owner_keys[old]
                 newest[thing] = at, key
-            seen = found.pop(key, None)
-            deeds = (seen.operations if seen else frozenset[str]()) | ({deed} if deed else set())
-            things = (seen.owner_keys if seen else frozenset[str]()) | {thing}
-            found[key] = _FactState(at, deeds, (seen.name if seen else "") or name, things)
-    return tuple(
-        ObservedFact(
-            kind,
-            text,
-            seen.message_index,
-            tuple(each for each in _OPERATION_ORDER if each in seen.operations),
-            seen.name,
-        )
-        for (kind, text), seen in found.items()
-        if text
-    )
+            seen = found.pop(key, None) or ObservedFact(kind, text, at)
+            deeds = tuple(each for each in _OPERATION_ORDER if each in {*seen.operations, deed})
+            found[key] = ObservedFact(kind, text, at, deeds, seen.name or name)
+            owner_keys[key] = owner_keys.get(key, frozenset()) | {thing}
+    return tuple(each for each in found.values() if each.text)

@@ -16,8 +16,13 @@ from compaction_proxy.core.ledger import cues
 from compaction_proxy.core.ledger.actions import Action, describe_action, describe_argument, read_action
 from compaction_proxy.core.ledger.client_forms import find_user_messages
 from compaction_proxy.core.ledger.cues import StatementKind
-from compaction_proxy.core.ledger.facts import to_one_line
-from compaction_proxy.core.ledger.statements import Statement, fold_text, read_statements
+from compaction_proxy.core.ledger.facts import take_head_and_tail, to_one_line
+from compaction_proxy.core.ledger.statements import (
+    Statement,
+    collect_subject_words,
+    fold_text,
+    read_statements,
+)
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
 from compaction_proxy.core.summary.injection import reads_as_order
@@ -120,26 +125,6 @@ class LooseEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class LastStep:
-    """The last tool call, and what the assistant said in the same message.
-
-    Attributes:
-        message_index: Index of the message with the call.
-        action: The call and how it ended.
-        intent: The last sentence of the assistant in this message; "" if there is none that may be quoted.
-    """
-
-    message_index: int
-    action: Action
-    intent: str
-
-    def describe(self) -> str:
-        """Returns the step as one line."""
-        intent = self.intent.rstrip(" .:。")
-        return ": ".join(filter(None, [intent, describe_action(self.action)]))
-
-
-@dataclass(frozen=True, slots=True)
 class Frontier:
     """Where a conversation stands.
 
@@ -159,10 +144,16 @@ class Frontier:
     actions: tuple[tuple[int, Action], ...] = ()
     intents: Mapping[int, str] = field(default_factory=dict)
 
-    def find_last_step(self, covered: Collection[int]) -> LastStep | None:
-        """Returns the last step in the covered messages, or None if there is none."""
-        found = next(((at, action) for at, action in reversed(self.actions) if at in covered), None)
-        return LastStep(*found, self.intents.get(found[0], "")) if found else None
+    def find_last_step(self, covered: Collection[int]) -> tuple[int, Action, str] | None:
+        """Returns the last step in the covered messages, or None if there is none.
+
+        The step is the index of its message, the call, and a line of what the assistant said and the call.
+        """
+        for at, action in reversed(self.actions):
+            if at in covered:
+                intent = self.intents.get(at, "").rstrip(" .:。")
+                return at, action, ": ".join(filter(None, [intent, describe_action(action)]))
+        return None
 
 
 ActionReader = Callable[[MessageToolCall, str | None], Action]
@@ -197,7 +188,7 @@ def read_reply(text: str) -> ReplyReading:
     last = pieces[-LAST_SENTENCES:]
     asking = [each for each in last if _is_asking(each)]
     question = asking[-1] if asking else ""
-    asked = _collect_subject_words(read_statements("\n".join(asking)))
+    asked = collect_subject_words(read_statements("\n".join(asking)))
     promises = [each for each in last if each not in asking and _is_promise(each)]
     sentences = [
         each
@@ -209,18 +200,11 @@ def read_reply(text: str) -> ReplyReading:
     )
     result = next((line for each in facts if (line := quote_sentence(each))), "")
     substance = sum(map(len, sentences)) >= SUBSTANCE_CHARACTERS
-    about = _collect_subject_words(read_statements("\n".join(pieces))) if asking and substance else asked
+    about = collect_subject_words(read_statements("\n".join(pieces))) if asking and substance else asked
     promise = quote_sentence(promises[-1]) if promises else ""
     last_sentence = quote_sentence(pieces[-1]) if pieces else ""
     return ReplyReading(
         bool(asking), quote_sentence(question), promise, result, last_sentence, asked, about, substance
-    )
-
-
-def _collect_subject_words(statements: Sequence[Statement]) -> frozenset[str]:
-    """Returns what statements are about: the stems of their words, and their exact values."""
-    return frozenset(
-        word for each in statements for word in (*each.words, *(value for _, value in each.values))
     )
 
 
@@ -256,11 +240,7 @@ def _is_approval(text: str) -> bool:
 
 def _is_failure_report(text: str) -> bool:
     """Returns whether a user says, or shows by pasted program output, that the work did not succeed."""
-    ends = (
-        text
-        if len(text) <= 2 * REPLY_CHARACTERS
-        else f"{text[:REPLY_CHARACTERS]}\n{text[-REPLY_CHARACTERS:]}"
-    )
+    ends = take_head_and_tail(text, REPLY_CHARACTERS, REPLY_CHARACTERS)
     return cues.FAILURE_REPORT.search(fold_text(ends)) is not None
 
 
@@ -354,7 +334,7 @@ class _FrontierReader:
     def read_user(self, turn: int, text: str, statements: Sequence[Statement]) -> None:
         """Reads a user message: updates the states of earlier requests, and records new requests."""
         if self.last_work is not None:
-            reports, words = _is_failure_report(text), _collect_subject_words(statements)
+            reports, words = _is_failure_report(text), collect_subject_words(statements)
             failed = self._find_reported_requests(turn, words) if reports else []
             is_elsewhere = bool(failed) and not any(
                 _shares_enough_words(words, each.words) for each in self.waiting_requests
@@ -368,7 +348,7 @@ class _FrontierReader:
             and self.last_work.reply.has_question
         )
         answers = asks or is_thanks(text, statements)
-        about = _collect_subject_words(statements)
+        about = collect_subject_words(statements)
         printed = self._find_printed_texts(statements)
         asked = {
             number
@@ -377,7 +357,7 @@ class _FrontierReader:
         }
         for number, each in enumerate(statements):
             if number in asked or (number + 1 in asked and _may_explain_request(each)):
-                own = _collect_subject_words([each])
+                own = collect_subject_words([each])
                 self.waiting_requests.append(
                     _OpenRequest(turn, each, own if len(own) > SHARED_WORDS else about)
                 )
@@ -416,7 +396,8 @@ class _FrontierReader:
         reply = work.reply
         if is_thanks(text, statements):
             self._mark_answered(self.waiting_requests, reply)
-            self._forget_failures()
+            self.failed_calls.clear()
+            self.open_promise = None
             return
         if reply is None:
             return
@@ -431,7 +412,7 @@ class _FrontierReader:
             return
         goes_on = (
             any(each.kind is StatementKind.REQUEST for each in statements)
-            and not _collect_subject_words(statements) & reply.reply_words
+            and not collect_subject_words(statements) & reply.reply_words
         )
         if reply.has_substance and goes_on and not self.failed_calls:
             self._mark_unknown(self.waiting_requests)
@@ -503,17 +484,16 @@ class _FrontierReader:
         keys = {each.key for each in requests}
         self.waiting_requests = [each for each in self.waiting_requests if each.key not in keys]
 
-    def _forget_failures(self) -> None:
-        self.failed_calls.clear()
-        self.open_promise = None
-
     def _describe_outcome(self, reply: ReplyReading | None) -> str:
         """Returns the outcome of the requests that a reply answers.
 
         The outcome names the newest successful calls that changed something. Without such calls, it is the
         result that the reply states. Returns "" if the reply states none.
         """
-        tools = dict.fromkeys(_name_call(action) for _, action in self.writes[-3:])
+        tools = dict.fromkeys(
+            " ".join([action.tool, *(describe_argument(*each) for each in action.arguments[:1])])
+            for _, action in self.writes[-3:]
+        )
         if tools:
             return to_one_line("done: " + ", ".join(tools), QUOTED_CHARACTERS)
         return reply.outcome if reply is not None else ""
@@ -521,23 +501,18 @@ class _FrontierReader:
     def find_loose_ends(self) -> Iterator[LooseEnd]:
         """Yields the open work other than requests of the user, oldest first."""
         ends = [
-            LooseEnd("failed", f"{_describe_failed(action)} → {action.outcome}", at)
-            for _, at, action in self.failed_calls.values()
+            LooseEnd(
+                "failed",
+                " ".join([call.tool, *(text for _, text in call.arguments[:2]), "→", call.outcome]),
+                at,
+            )
+            for _, at, call in self.failed_calls.values()
         ]
         if self.open_promise:
             ends.append(LooseEnd("to do", self.open_promise[2], self.open_promise[1]))
         if self.last_work is not None and self.last_work.reply is not None and self.last_work.reply.question:
             ends.append(LooseEnd("asked back", self.last_work.reply.question, self.last_work.reply_index))
         yield from sorted(ends, key=lambda each: each.message_index)
-
-
-def _name_call(action: Action) -> str:
-    """Returns the name of a tool with its first argument."""
-    return " ".join([action.tool, *(describe_argument(*each) for each in action.arguments[:1])])
-
-
-def _describe_failed(action: Action) -> str:
-    return " ".join([action.tool, *(value for _, value in action.arguments[:2])])
 
 
 def _build_failure_key(action: Action) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from compaction_proxy.core.ledger.actions import DONE, describe_action, describe_action_groups
-from compaction_proxy.core.ledger.active import ActiveStatements, SupersededStatements, UserStatement
+from compaction_proxy.core.ledger.active import ActiveStatements, UserStatement
 from compaction_proxy.core.ledger.cues import StatementKind
 from compaction_proxy.core.ledger.facts import MessageFact, ObservedFact, collect_facts, list_message_facts
 from compaction_proxy.core.ledger.frontier import Frontier, StatementStatus, read_frontier
@@ -270,10 +270,6 @@ def _put_progress(page: _LedgerPage, progress: Sequence[ProgressNote], kinds: fr
                 break
 
 
-def _format_fact(fact: ObservedFact) -> str:
-    return f"{fact.text} ({', '.join(fact.operations)})" if fact.operations else fact.text
-
-
 def _name_fact(fact: ObservedFact) -> str:
     """Returns the name of a fact, or its kind if the name is unknown or reads as an order."""
     return fact.name if fact.name and not (" " in fact.name and reads_as_order(fact.name)) else fact.kind
@@ -293,10 +289,10 @@ def _put_facts(page: _LedgerPage, facts: Sequence[ObservedFact]) -> None:
     for number, fact in numbered:
         if fact.kind in _CALL_FACT_KINDS or (fact.kind == "path" and fact.text in known_words):
             continue
-        text, name = _format_fact(fact), _name_fact(fact)
-        if (
-            page.room_characters < len(name) + len(text) + OBSERVED_CHARACTERS
-        ):  # sanitising never shortens a text
+        text = f"{fact.text} ({', '.join(fact.operations)})" if fact.operations else fact.text
+        name = _name_fact(fact)
+        # Sanitising never shortens a text.
+        if page.room_characters < len(name) + len(text) + OBSERVED_CHARACTERS:
             continue
         line = f"- {flatten_text(sanitize_text(name))}: {flatten_text(sanitize_text(text))}"
         if page.measure_cost(_OBSERVED_HEADING, line) <= page.room_characters:
@@ -355,22 +351,6 @@ def parse_ledger(text: str) -> tuple[list[str], str]:
             items.append(words if heading in _KNOWN_HEADINGS else f"{heading} {words}")
     return items, "\n".join(observations)
 
-
-__all__ = [
-    "ActiveStatements",
-    "Ledger",
-    "LedgerEntry",
-    "ObservedFact",
-    "ProgressNote",
-    "Remark",
-    "StatementKind",
-    "SupersededStatements",
-    "build_ledger",
-    "find_superseded",
-    "has_every_rule",
-    "list_rules",
-    "render_ledger",
-]
 
 # Maximum characters quoted of the user's remaining words in one message.
 REMARK_CHARACTERS = 600
@@ -478,7 +458,8 @@ def _list_progress(frontier: Frontier, covered: Collection[int]) -> Iterator[Pro
             text, short = (each.removesuffix(f" → {DONE}") for each in (line.text, line.short_text))
             yield ProgressNote("done", text, line.message_index, short)
     if (step := frontier.find_last_step(covered)) is not None:
-        yield ProgressNote("last step", step.describe(), step.message_index, describe_action(step.action))
+        at, action, text = step
+        yield ProgressNote("last step", text, at, describe_action(action))
 
 
 def _list_answered(
@@ -539,11 +520,6 @@ def _iter_remarks(
     last_indices = {" ".join(said)[:REMARK_CHARACTERS]: at for at, said in rest.items()}
     for text, at in sorted(last_indices.items(), key=lambda item: item[1]):
         yield Remark(text, get_message_id(at), at)
-
-
-def find_superseded(messages: Sequence[Message]) -> SupersededStatements:
-    """Returns the statements that later messages have replaced. No summary may bring them back."""
-    return ActiveStatements(messages).superseded
 
 
 def list_rules(ledger: Ledger) -> tuple[str, ...]:

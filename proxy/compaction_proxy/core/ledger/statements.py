@@ -7,7 +7,7 @@ A statement is a sentence, quoted as it was written.
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -90,6 +90,13 @@ class Statement:
     kinds: frozenset[str] = frozenset()
 
 
+def collect_subject_words(statements: Iterable[Statement]) -> frozenset[str]:
+    """Returns what statements are about: the stems of their words, and their exact values."""
+    return frozenset(
+        word for each in statements for word in (*each.words, *(value for _, value in each.values))
+    )
+
+
 def fold_text(text: str) -> str:
     """Returns a text in a form for comparisons: in lower case, with plain apostrophes and single spaces."""
     if text.isascii():
@@ -155,8 +162,7 @@ def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
 
 def _states_value(plain: str, values: frozenset[tuple[str, str]]) -> bool:
     """Returns whether a statement says that something has a value. Values of weak kinds do not count."""
-    kinds = {kind for kind, _ in values}
-    return bool(kinds - _WEAK_KINDS) and _COPULA.search(plain) is not None
+    return not {kind for kind, _ in values} <= _WEAK_KINDS and _COPULA.search(plain) is not None
 
 
 def _classify_words(plain: str) -> StatementKind | None:
@@ -268,22 +274,12 @@ def _iter_statements(text: str) -> Iterator[Statement]:
                     inherited = own if own[1] else inherited
 
 
-def _read_small_text(text: str) -> tuple[Statement, ...]:
-    return tuple(_iter_statements(text))
-
-
-def _read_large_text(text: str) -> tuple[Statement, ...]:
-    found = enumerate(islice(_iter_statements(text), MAX_STATEMENTS_PER_MESSAGE))
-    return tuple(statement for number, statement in found if statement.kind or number < HEAD_STATEMENTS)
-
-
 def read_statements(text: str) -> tuple[Statement, ...]:
     """Returns the statements of a user's message.
 
     Of a large message, returns only the first statements and those of a known kind.
     """
-    return (
-        _read_small_text(text)
-        if len(text) <= SMALL_TEXT_CHARACTERS
-        else _read_large_text(take_head_and_tail(text))
-    )
+    if len(text) <= SMALL_TEXT_CHARACTERS:
+        return tuple(_iter_statements(text))
+    found = enumerate(islice(_iter_statements(take_head_and_tail(text)), MAX_STATEMENTS_PER_MESSAGE))
+    return tuple(statement for number, statement in found if statement.kind or number < HEAD_STATEMENTS)

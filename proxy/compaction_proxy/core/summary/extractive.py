@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from compaction_proxy.core.ledger.actions import format_action_items
-from compaction_proxy.core.ledger.facts import ObservedFact, collect_facts, to_one_line
+from compaction_proxy.core.ledger.facts import (
+    ObservedFact,
+    collect_facts,
+    take_head_and_tail,
+    to_one_line,
+)
 from compaction_proxy.core.ledger.frontier import Frontier, is_pleasantry, read_frontier
 from compaction_proxy.core.ledger.values import find_values
 from compaction_proxy.core.message import Message
@@ -73,19 +78,13 @@ def _list_read_indices(length: int) -> list[int]:
     return [*range(OLDEST_MESSAGES), *range(length - NEWEST_MESSAGES, length)]
 
 
-def _take_both_ends(text: str) -> str:
-    return (
-        text if len(text) <= 2 * TEXT_CHARACTERS else f"{text[:TEXT_CHARACTERS]}\n{text[-TEXT_CHARACTERS:]}"
-    )
-
-
 def _format_line(text: str) -> str:
     return sanitize_text(to_one_line(text, LINE_CHARACTERS))
 
 
 def _split_sentences(text: str) -> list[str]:
     """Returns the sentences of a text that are worth quoting."""
-    prose = _CODE.sub("\n", _take_both_ends(text))
+    prose = _CODE.sub("\n", take_head_and_tail(text, TEXT_CHARACTERS, TEXT_CHARACTERS))
     sentences = (
         _BULLET.sub("", " ".join(each.split()), count=1)
         for each in _SENTENCE.split(prose)
@@ -186,12 +185,8 @@ def _list_work(frontier: Frontier, facts: Sequence[ObservedFact], characters: in
         f"{_format_line(tool)} {', '.join(map(_format_line, targets))}" for tool, targets in read.items()
     )
     if read:
-        yield _cut_line(f"- read: {'; '.join(reads)}")
-
-
-def _cut_line(line: str) -> str:
-    """Returns a line cut to `LINE_CHARACTERS` at the end of one of its items."""
-    return line if len(line) <= LINE_CHARACTERS else line[:LINE_CHARACTERS].rpartition(",")[0]
+        line = f"- read: {'; '.join(reads)}"
+        yield line if len(line) <= LINE_CHARACTERS else line[:LINE_CHARACTERS].rpartition(",")[0]
 
 
 def _describe_state(
@@ -199,16 +194,15 @@ def _describe_state(
 ) -> Iterator[str]:
     """Yields lines about where the work stopped: the last step, the open work and the last sentence said."""
     if (step := frontier.find_last_step(range(len(messages)))) is not None:
-        yield f"- last step: {sanitize_text(step.describe())} ({get_message_id(step.message_index)})"
+        at, _, text = step
+        yield f"- last step: {sanitize_text(text)} ({get_message_id(at)})"
     for end in reversed(frontier.loose_ends):
         yield f"- {end.kind}: {sanitize_text(end.text)} ({get_message_id(end.message_index)})"
     recent = range(len(messages) - 1, max(-1, len(messages) - NEWEST_MESSAGES), -1)
-    said_last = (
-        at for at in recent if messages[at].role == "assistant" and _split_sentences(messages[at].text)
-    )
-    if (at := next(said_last, None)) is not None:
-        quoted = _quote_sentence(_split_sentences(messages[at].text)[-1])
-        yield f"- said last: {quoted} ({get_message_id(at)})"
+    for at in recent:
+        if messages[at].role == "assistant" and (sentences := _split_sentences(messages[at].text)):
+            yield f"- said last: {_quote_sentence(sentences[-1])} ({get_message_id(at)})"
+            return
 
 
 def _format_section(title: str, lines: Iterator[str], max_characters: int) -> str:
@@ -219,11 +213,6 @@ def _format_section(title: str, lines: Iterator[str], max_characters: int) -> st
             kept.append(line)
             room -= len(line) + 1
     return "\n".join([title, *kept]) if kept else ""
-
-
-def _format_role_counts(messages: Sequence[Message]) -> str:
-    roles = Counter(each.role for each in messages if not each.is_empty)
-    return ", ".join(f"{count} {_format_line(role)}" for role, count in roles.most_common())
 
 
 def build_extractive_summary(
@@ -257,7 +246,8 @@ def build_extractive_summary(
     chosen = _choose_sentences(quotable, len(messages), room - len("Said:"))
     lines = (f"- {each.text} ({get_message_id(each.message_index)})" for each in chosen)
     parts = [work, _format_section("Said:", lines, room), state]
-    text = (
-        "\n\n".join(part for part in parts if part) or f"Removed: {_format_role_counts(messages)} messages."
-    )
-    return text[:max_characters]
+    if not any(parts):
+        roles = Counter(each.role for each in messages if not each.is_empty)
+        counts = ", ".join(f"{count} {_format_line(role)}" for role, count in roles.most_common())
+        parts = [f"Removed: {counts} messages."]
+    return "\n\n".join(filter(None, parts))[:max_characters]

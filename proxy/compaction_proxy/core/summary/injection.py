@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from compaction_proxy.core.ledger import cues
-from compaction_proxy.core.ledger.statements import fold_text, read_statements
+from compaction_proxy.core.ledger.statements import collect_subject_words, fold_text, read_statements
 
 # An order counts as given by a user if one statement of the user contains at least this share of the order's
 # words and values.
@@ -52,14 +52,6 @@ def reads_as_order(sentence: str) -> bool:
     return cues.RULE.search(cues.NARRATIVE.sub(" ", plain)) is not None
 
 
-def _extract_words(text: str) -> frozenset[str]:
-    """Returns what a text is about: the stems of its words, and its exact values."""
-    found = read_statements(text)
-    stems = (each.words for each in found)
-    exact = (frozenset(value for _, value in each.values) for each in found)
-    return frozenset().union(*stems, *exact)
-
-
 # The check of one summary needs the statements of the same texts many times. A larger cache would keep many
 # conversations in memory.
 @lru_cache(maxsize=2)
@@ -68,7 +60,7 @@ def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str],
     found: list[tuple[frozenset[str], bool]] = []
     for text in reversed(texts):
         found += [
-            (each.words | {value for _, value in each.values}, bool(_NEGATION.search(fold_text(each.text))))
+            (collect_subject_words([each]), bool(_NEGATION.search(fold_text(each.text))))
             for each in read_statements(text)
         ]
         if len(found) >= MAX_STATEMENTS:
@@ -81,7 +73,7 @@ def is_backed_by_user(order: str, user_texts: Sequence[str]) -> bool:
 
     Both must be negated, or neither.
     """
-    about, negated = _extract_words(order), bool(_NEGATION.search(fold_text(order)))
+    about, negated = collect_subject_words(read_statements(order)), bool(_NEGATION.search(fold_text(order)))
     return bool(about) and any(
         negated == sign and len(about & words) >= MIN_SHARED_SHARE * len(about)
         for words, sign in _list_user_statements(tuple(user_texts))

@@ -1,41 +1,19 @@
-"""Builds the prompts of summary calls, and exports the functions that check the answers.
+"""Builds the prompts of summary calls: numbered transcripts between tags, and what the model is to write.
 
 Instructions come first and are the same in every call, so that the provider finds them in its prompt cache.
 The size, the language and all text from the conversation follow them as data. The model's answer is data,
 too.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, repeat
 
 from compaction_proxy.core.ledger.client_forms import find_user_messages
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.strategies import SummaryShape
-from compaction_proxy.core.summary.answer import (
-    clean_summary,
-    is_unfinished,
-    split_run_texts,
-    validate_summary,
-)
-from compaction_proxy.core.summary.transcript import (
-    CUT_MARK,
-    build_transcript,
-    compute_fence_digest,
-    wrap_in_fence,
-)
-
-__all__ = [
-    "CUT_MARK",
-    "NO_TASK",
-    "build_aligned_prompt",
-    "build_prompt",
-    "build_transcript",
-    "clean_summary",
-    "find_task_message",
-    "is_unfinished",
-    "split_run_texts",
-    "validate_summary",
-]
 
 NO_TASK = "Unknown task"
 NO_EARLIER_SUMMARY = "None: this is the first compaction round."
@@ -46,6 +24,73 @@ ALIGNED_CLOSING = (
 # Number of words for each token of English prose. The prompt also states the size in words, because models
 # keep to it better than to a size in tokens.
 WORDS_PER_TOKEN = 0.7
+
+
+CUT_MARK = "\n[...truncated...]"
+# If at least this many characters may be shown of a tool result, and its end reports an error, both its
+# beginning and its end are kept.
+TWO_ENDS_CHARACTERS = 1_000
+# Share of the shown characters that such a beginning gets. The end gets the rest.
+HEAD_SHARE = 0.6
+# Characters at the end of a result that are searched for an error.
+ENDING_CHARACTERS = 4_000
+FENCE_DIGITS = 16
+
+_ERROR = re.compile(
+    r"(?:error|exception)\b|\b(?:traceback|fatal|panic(?:ked)?|failed|failure|denied|not found|"
+    r"exit(?:ed)?(?: with)?(?: code| status)? [1-9])",
+    re.IGNORECASE,
+)
+_ROLE = re.compile(r"[^\w-]")
+
+
+def _format_content(message: Message) -> str:
+    lines = [message.text] if message.text else []
+    lines += [f"[{part.kind}]" for part in message.parts]
+    lines += [message.refusal] if message.refusal else []
+    lines += [f"[Tool: {call.name}({call.arguments})]" for call in message.calls]
+    return "\n".join(lines)
+
+
+def _cut_text(text: str, characters: int, *, keep_end: bool) -> str:
+    """Cuts a text to its first `characters` characters, plus a mark that shows the cut.
+
+    If `keep_end` is true, a long enough text whose end reports an error is cut in the middle instead.
+    """
+    if len(text) <= characters:
+        return text
+    if not keep_end or characters < TWO_ENDS_CHARACTERS or not _ERROR.search(text[-ENDING_CHARACTERS:]):
+        return text[:characters] + CUT_MARK
+    head = int(characters * HEAD_SHARE)
+    return f"{text[:head]}{CUT_MARK}\n{text[head - characters :]}"
+
+
+def _format_entry(message: Message, shape: SummaryShape) -> str:
+    result = bool(message.answered_call_ids)
+    characters = shape.tool_characters if result else shape.message_characters
+    return sanitize_text(_cut_text(_format_content(message), characters, keep_end=result))
+
+
+def build_transcript(messages: Iterable[Message], shape: SummaryShape, first: int = 0) -> str:
+    """Returns the messages as text, numbered from `first`, each sanitised and cut to the strategy's size."""
+    return "\n\n---\n\n".join(
+        f"[{index}] {_ROLE.sub('', message.role).upper()}:\n{_format_entry(message, shape)}"
+        for index, message in enumerate(messages, first)
+    )
+
+
+def compute_fence_digest(texts: Sequence[str]) -> str:
+    """Returns a digest of the texts, which becomes part of the names of the tags around them.
+
+    Nobody can write a text that contains its own digest, so nothing in the texts can close the tags.
+    """
+    joined = "\0".join(texts).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(joined).hexdigest()[:FENCE_DIGITS]
+
+
+def wrap_in_fence(name: str, text: str, nonce: str) -> str:
+    """Returns the text between two tags on lines of their own. `nonce` comes from `compute_fence_digest`."""
+    return f"<{name}-{nonce}>\n{text}\n</{name}-{nonce}>"
 
 
 def _format_size(max_tokens: int, language: str, run_count: int) -> str:
@@ -62,14 +107,6 @@ def _format_run_marks(run_count: int) -> str:
         f"There are {run_count} runs. Write one text for each, in their order, each behind a line that holds "
         f"its mark and nothing else. The marks are:\n{marks}"
     )
-
-
-def _iter_transcripts(groups: Sequence[Sequence[Message]], shape: SummaryShape) -> Iterator[str]:
-    """Yields a transcript of each group. The messages are numbered across all groups."""
-    first = 0
-    for group in groups:
-        yield build_transcript(group, shape, first)
-        first += len(group)
 
 
 def build_prompt(
@@ -95,22 +132,22 @@ def build_prompt(
         language: English name of the language to write in; empty if it is unknown.
         max_tokens: Size that the prompt asks for.
     """
-    transcripts = list(_iter_transcripts(groups, shape)) or [""]
+    # The messages are numbered across all groups.
+    starts = accumulate(map(len, groups), initial=0)
+    transcripts = [build_transcript(*each) for each in zip(groups, repeat(shape), starts)] or [""]
     earlier_texts, task_text = [sanitize_text(each) for each in earlier_summaries], sanitize_text(task)
     mark = compute_fence_digest([*transcripts, *earlier_texts, task_text])
     summaries = [wrap_in_fence("summary", each, mark) for each in earlier_texts] or [NO_EARLIER_SUMMARY]
     parts = [f"## Size and Language\n{_format_size(max_tokens, language, len(groups))}"]
     parts.append("\n".join(["## Previous Summary", *summaries]))
-    parts += [f"## Original User Task\n{wrap_in_fence('task', task_text, mark)}"] if task_text else []
-    return "\n\n".join([*parts, *_format_material(transcripts, mark)])
-
-
-def _format_material(transcripts: Sequence[str], mark: str) -> list[str]:
-    """Returns each transcript between tags. If there are several, instructions on their marks come first."""
+    if task_text:
+        parts.append(f"## Original User Task\n{wrap_in_fence('task', task_text, mark)}")
     if len(transcripts) == 1:
-        return [f"## Messages to Summarize\n{wrap_in_fence('transcript', transcripts[0], mark)}"]
-    runs = [wrap_in_fence(f"run-{number}", each, mark) for number, each in enumerate(transcripts, 1)]
-    return [f"## Runs to Summarize\n{_format_run_marks(len(transcripts))}", *runs]
+        parts.append(f"## Messages to Summarize\n{wrap_in_fence('transcript', transcripts[0], mark)}")
+    else:
+        parts.append(f"## Runs to Summarize\n{_format_run_marks(len(transcripts))}")
+        parts += [wrap_in_fence(f"run-{number}", each, mark) for number, each in enumerate(transcripts, 1)]
+    return "\n\n".join(parts)
 
 
 def build_aligned_prompt(instructions: str, *, language: str, max_tokens: int, run_count: int) -> str:
