@@ -133,7 +133,7 @@ def demo_provider(
     window: Annotated[int, typer.Option(help="Prompt plus output, in tokens.")] = 8192,
 ) -> None:
     """Serve the demo's provider: its answers are scripted, there is no model behind it."""
-    from compaction_proxy.cli.demo.serve import run_provider
+    from compaction_proxy.cli.demo.provider import run_provider
 
     run_provider(host, port, window)
 

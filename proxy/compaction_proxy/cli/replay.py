@@ -55,7 +55,12 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     options = ReplayOptions(model, trigger_tokens, target_tokens, window, every)
     results = asyncio.run(_play_recordings(settings, file, list(dict.fromkeys(names)), options))
     if as_json:
-        print_json(_to_fields(results))
+        print_json(
+            {
+                "results": [each.to_fields() for played in results for each in played],
+                "total": [each.to_fields() for each in _sum_results(results)],
+            }
+        )
     else:
         print_lines(format_report(results, get_terminal_width()))
 
@@ -183,12 +188,3 @@ def _format_amount(result: "ReplayResult", get_amount: "Callable[[ReplayBill], f
         if result.dollars
         else f"{get_amount(result.tokens) / 1_000:,.0f}"
     )
-
-
-def _to_fields(results: "Sequence[Sequence[ReplayResult]]") -> dict[str, object]:
-    from compaction_proxy.replay.result import to_fields
-
-    return {
-        "results": [to_fields(each) for played in results for each in played],
-        "total": [to_fields(each) for each in _sum_results(results)],
-    }

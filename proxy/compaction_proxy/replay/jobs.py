@@ -14,9 +14,10 @@ from typing import Any
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ReplayFailedError, RequestRefusedError, UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.replay.prompt_size import JsonObject
-from compaction_proxy.replay.recordings import SHAPING_MEMBERS, dump_json
+from compaction_proxy.replay.provider import JsonObject
+from compaction_proxy.replay.recordings import SHAPING_MEMBERS
 from compaction_proxy.replay.runner import ReplayOptions
+from compaction_proxy.wires.json.shorten import encode_json
 from compaction_proxy.wires.json.slices import find_members
 
 # At most this many rehearsals run at the same time.
@@ -137,7 +138,7 @@ class ReplayJobRunner:
         self._slots = asyncio.Semaphore(MAX_PARALLEL_JOBS)
 
     async def run_job(self, job: ReplayJob) -> list[JsonObject]:
-        """Returns the results as JSON values (`replay.result.to_fields`), one for each strategy.
+        """Returns the results as JSON values (`replay.result.ReplayResult.to_fields`), one for each strategy.
 
         Raises:
             RequestRefusedError: The conversation is invalid (400) or unknown (404), too little of it is
@@ -170,8 +171,8 @@ class ReplayJobRunner:
             "strategies": job.strategies or (self._config.compaction.strategy,),
             "wanted": asdict(job.options),
         }
-        body = b",".join(b"%b:%b" % (dump_json(name), value) for name, value in body_members.items())
-        return b"%b\n{%b}" % (dump_json(header), body)
+        body = b",".join(b"%b:%b" % (encode_json(name), value) for name, value in body_members.items())
+        return b"%b\n{%b}" % (encode_json(header), body)
 
     async def _run_process(self, input_bytes: bytes) -> Mapping[str, Any]:
         process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
@@ -216,4 +217,4 @@ def _extract_last_line(stderr: bytes, code: int = 0) -> str:
 
 
 def _encode_members(body: JsonObject) -> dict[str, bytes]:
-    return {name: dump_json(value) for name, value in body.items()}
+    return {name: encode_json(value) for name, value in body.items()}

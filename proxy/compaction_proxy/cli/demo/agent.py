@@ -12,7 +12,7 @@ import httpx
 
 from compaction_proxy.cli.demo.chat import JsonObject
 from compaction_proxy.cli.demo.provider import AGENT_MODEL
-from compaction_proxy.cli.demo.script import DemoScript
+from compaction_proxy.cli.demo.replies import DemoScript
 
 OUTPUT_TOKENS = 512
 TIMEOUT_S = 20
