@@ -136,6 +136,6 @@ def _iter_texts(message: JsonObject) -> Iterator[str]:
             yield from (str(function.get("name", "")), str(function.get("arguments", "")))
 
 
-def _drop_oldest(remembered: dict[Any, Any]) -> None:
-    while len(remembered) > MAX_REMEMBERED:
-        del remembered[next(iter(remembered))]
+def _drop_oldest(entries: dict[Any, Any]) -> None:
+    while len(entries) > MAX_REMEMBERED:
+        del entries[next(iter(entries))]
