@@ -149,7 +149,7 @@ def _find_or_start_proxy(settings: "LoadedConfig", log: Path | None) -> Iterator
     ):
         yield build_local_url(server).removesuffix(server.base_path)
         return
-    from compaction_proxy.cli.background_proxy import run_background_proxy
+    from compaction_proxy.cli.workers import run_background_proxy
 
     with run_background_proxy(settings, log) as url:
         print(f"compaction-proxy listens on {url} while this runs", file=sys.stderr)
