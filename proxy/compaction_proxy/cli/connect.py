@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from compaction_proxy.cli.admin_client import build_local_url, parse_base_url
 from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, exit_with_error
 from compaction_proxy.cli.options import ConfigOption
+from compaction_proxy.cli.output import (
+    Column,
+    escape_unprintable,
+    format_table,
+    get_terminal_width,
+    print_lines,
+)
 
 
 class ClientGuide(NamedTuple):
@@ -256,7 +264,6 @@ def connect(
 
 def _list_clients() -> None:
     from compaction_proxy.cli.client_config import CLIENT_FILES
-    from compaction_proxy.cli.output import Column, format_table, get_terminal_width, print_lines
 
     columns = (Column("tool"), Column("what it is"), Column("--apply"))
     rows = [
@@ -269,8 +276,6 @@ def _list_clients() -> None:
 def _exit_unknown_client(tool: str) -> None:
     from difflib import get_close_matches
 
-    from compaction_proxy.cli.output import escape_unprintable
-
     close = get_close_matches(tool, CLIENTS, n=1)
     hint = f", did you mean {close[0]!r}?" if close else "; `connect --list` names those that are known"
     exit_with_error(f"{escape_unprintable(tool)!r}: no such client{hint}", BAD_CONFIG)
@@ -280,8 +285,6 @@ def _resolve_base_url(url: str | None, config: Path | None) -> str:
     """Returns the proxy's base URL with `/v1`, from the option or else from the configuration."""
     import os
 
-    from compaction_proxy.cli.admin_client import parse_base_url
-    from compaction_proxy.cli.health import build_local_url
     from compaction_proxy.config.loader import load_config
 
     if url is None:
@@ -316,7 +319,6 @@ def _resolve_token_limits(
 
 
 def _print_guide(client: "ClientGuide", url: str, model: str, limits: "TokenLimits") -> None:
-    from compaction_proxy.cli.output import print_lines
 
     print_lines(
         [
@@ -387,8 +389,6 @@ def _edit_text(old_text: str, edit: "Callable[[str], str]") -> str:
 
 def _show_changes(path: Path, old_text: str, new_text: str) -> None:
     from difflib import unified_diff
-
-    from compaction_proxy.cli.output import escape_unprintable, print_lines
 
     lines = unified_diff(old_text.splitlines(), new_text.splitlines(), str(path), str(path), n=1, lineterm="")
     print_lines(escape_unprintable(line) for line in lines)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from compaction_proxy.cli.admin_client import AdminClient, check_ready, create_local_client
 from compaction_proxy.cli.config import config_app
 from compaction_proxy.cli.connect import connect
 from compaction_proxy.cli.doctor.command import doctor
@@ -70,15 +71,13 @@ def health(
     url: Annotated[str | None, typer.Option(help="Base URL of the proxy; default: as configured.")] = None,
 ) -> None:
     """Exit with 0 if a running proxy is ready, with 1 if not. For container health checks."""
-    from compaction_proxy.cli.health import build_local_url, check_ready
-
     if url is None:
-        server = load_config_and_print_warnings(None).config.server
-        ready, report = check_ready(build_local_url(server), server.unix_socket)
+        client = create_local_client(load_config_and_print_warnings(None).config.server)
     else:
-        ready, report = check_ready(url)
+        client = AdminClient(url)
+    is_ready, report = check_ready(client)
     print(report)
-    raise typer.Exit(0 if ready else 1)
+    raise typer.Exit(0 if is_ready else 1)
 
 
 @app.command()

@@ -9,6 +9,17 @@ import typer
 
 from compaction_proxy.cli.exit import BAD_CONFIG, exit_with_error, load_config_and_print_warnings
 from compaction_proxy.cli.options import ConfigOption, JsonOption
+from compaction_proxy.cli.output import (
+    Column,
+    escape_unprintable,
+    format_dollars,
+    format_percent,
+    format_table,
+    get_terminal_width,
+    print_json,
+    print_lines,
+    truncate_text,
+)
 
 if TYPE_CHECKING:
     from compaction_proxy.config.config import Config
@@ -41,7 +52,6 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     import asyncio
     import logging
 
-    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
     from compaction_proxy.core.strategies import STRATEGIES
     from compaction_proxy.replay.runner import ReplayOptions
     from compaction_proxy.telemetry import logs
@@ -95,8 +105,6 @@ async def _play_recordings(
 
 def _show_progress(conversation: str, strategy: str, done: int, total: int) -> None:
     """Draws a progress bar if stderr is a terminal."""
-    from compaction_proxy.cli.output import escape_unprintable, truncate_text
-
     if sys.stderr.isatty():
         filled = _BAR_CELLS * done // total
         bar = "#" * filled + "." * (_BAR_CELLS - filled)
@@ -131,7 +139,6 @@ def _sum_results(results: "Sequence[Sequence[ReplayResult]]") -> "list[ReplayRes
 
 
 def _format_results(played: "Sequence[ReplayResult]", max_cells: int | None) -> Iterator[str]:
-    from compaction_proxy.cli.output import Column, escape_unprintable, format_table
 
     first = played[0]
     window = f", window {first.window:,}" if first.window else ""
@@ -147,8 +154,6 @@ def _format_results(played: "Sequence[ReplayResult]", max_cells: int | None) -> 
 
 def _format_uncompacted_row(result: "ReplayResult") -> tuple[str, ...]:
     """Formats the row of the conversation as the client sent it, without compaction."""
-    from compaction_proxy.cli.output import format_percent
-
     largest = f"{max(each.before for each in result.points):,}" if result.points else ""
     over = f"{result.over_without:,}"
     cost = _format_amount(result, lambda bill: bill.uncompacted)
@@ -157,7 +162,6 @@ def _format_uncompacted_row(result: "ReplayResult") -> tuple[str, ...]:
 
 
 def _format_strategy_row(result: "ReplayResult") -> tuple[str, ...]:
-    from compaction_proxy.cli.output import format_percent
 
     bill = result.dollars or result.tokens
     payback = "" if bill.pays_back_after is None else f"{bill.pays_back_after:,} req."
@@ -181,8 +185,6 @@ def _format_strategy_row(result: "ReplayResult") -> tuple[str, ...]:
 
 def _format_amount(result: "ReplayResult", get_amount: "Callable[[ReplayBill], float]") -> str:
     """Formats a cost in dollars or, if no price is known, in thousands of uncached input tokens."""
-    from compaction_proxy.cli.output import format_dollars
-
     return (
         format_dollars(get_amount(result.dollars))
         if result.dollars

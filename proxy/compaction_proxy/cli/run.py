@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from compaction_proxy.cli.admin_client import (
+    build_local_url,
+    create_local_client,
+    fetch_version,
+    parse_base_url,
+)
 from compaction_proxy.cli.exit import load_config_and_print_warnings
 from compaction_proxy.cli.options import ConfigOption, UrlOption
 
@@ -75,8 +81,6 @@ def run(
 
     session = f"run-{secrets.token_hex(_SESSION_BYTES)}"
     if url is not None:
-        from compaction_proxy.cli.admin_client import parse_base_url
-
         _warn_if_environment_ignored(command, parse_base_url(url))
         raise typer.Exit(_run_command(command, build_environment(os.environ, parse_base_url(url), session)))
     settings = load_config_and_print_warnings(config)
@@ -139,13 +143,11 @@ def _find_or_start_proxy(settings: "LoadedConfig", log: Path | None) -> Iterator
     """
     import sys
 
-    from compaction_proxy.cli.health import build_local_url, fetch_version
-
     server = settings.config.server
     if (
         server.unix_socket is None
         and server.tls_certificate is None
-        and fetch_version(build_local_url(server))
+        and fetch_version(create_local_client(server))
     ):
         yield build_local_url(server).removesuffix(server.base_path)
         return

@@ -2,14 +2,21 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from compaction_proxy.cli.admin_client import AdminClient, AdminUnreachableError, create_admin_client
 from compaction_proxy.cli.options import ConfigOption, KeyOption, UrlOption
-
-if TYPE_CHECKING:
-    from compaction_proxy.cli.admin_client import AdminClient
+from compaction_proxy.cli.output import (
+    escape_unprintable,
+    format_count,
+    format_time,
+    get_terminal_width,
+    get_text,
+    print_lines,
+    truncate_text,
+)
 
 # Seconds without data after which the connection counts as dead. The proxy sends a line every 15 seconds.
 SILENCE_LIMIT_S = 45.0
@@ -41,9 +48,6 @@ def watch(
     """Print what happens, live, until it is interrupted."""
     import sys
 
-    from compaction_proxy.cli.admin_client import create_admin_client
-    from compaction_proxy.cli.output import get_terminal_width, print_lines, truncate_text
-
     for message in follow_events(create_admin_client(url, key_file, config), _report_retry):
         fields = _parse_fields(message.data)
         if failures and not _is_failure(message.kind, fields):
@@ -61,7 +65,7 @@ def _report_retry(reason: str) -> None:
     print(f"{reason}; trying again", file=sys.stderr)
 
 
-def follow_events(client: "AdminClient", report_retry: Any) -> Iterator[StreamMessage]:  # noqa: ANN401 - a function that takes a line
+def follow_events(client: AdminClient, report_retry: Any) -> Iterator[StreamMessage]:  # noqa: ANN401 - a function that takes a line
     """Yields the messages of the proxy's event stream without end.
 
     If the stream breaks, the function connects again and continues after the last message that arrived.
@@ -75,8 +79,6 @@ def follow_events(client: "AdminClient", report_retry: Any) -> Iterator[StreamMe
         AdminUnreachableError: The proxy did not answer the first request.
     """
     import time
-
-    from compaction_proxy.cli.admin_client import AdminUnreachableError
 
     last_id, pause_s, has_connected = "", FIRST_PAUSE_S, False
     while True:
@@ -141,8 +143,6 @@ def _is_failure(kind: str, fields: Mapping[str, Any]) -> bool:
 
 def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     """Formats an event or an exchange as a line: time, kind, conversation, sizes and further details."""
-    from compaction_proxy.cli.output import escape_unprintable, format_count, format_time, get_text
-
     if kind == "lost":
         return f"{format_count(fields.get('lost'))} more came too fast to be told"
     what = get_text(fields, "kind") if kind == "compaction" else get_text(fields, "status")
@@ -185,6 +185,5 @@ _EXTRA_FIELDS = (
 
 
 def _format_value(value: object) -> str:
-    from compaction_proxy.cli.output import escape_unprintable
 
     return f"{value:.4g}" if isinstance(value, float) else escape_unprintable(value)

@@ -7,6 +7,7 @@ import typer
 
 from compaction_proxy.cli.exit import BAD_CONFIG, FAILED
 from compaction_proxy.cli.options import ConfigOption, JsonOption, UpstreamOption
+from compaction_proxy.cli.output import print_json, print_lines
 from compaction_proxy.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ def doctor(
     import os
 
     from compaction_proxy.cli.doctor.finding import ERROR, format_findings
-    from compaction_proxy.cli.output import print_json, print_lines
     from compaction_proxy.config.loader import ConfigOverride, load_config
 
     overrides = [] if upstream is None else [ConfigOverride("--upstream", ("upstream", "base_url"), upstream)]

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from compaction_proxy.cli.output import Column, format_table
+
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 
 
@@ -27,8 +29,6 @@ def format_findings(findings: Iterable[Finding]) -> list[str]:
 
     Lines are not cut to the width of the terminal, because the fix is at the end of the line.
     """
-    from compaction_proxy.cli.output import Column, format_table
-
     rows = [(each.level, each.topic, _format_finding(each)) for each in findings]
     columns = (Column("result"), Column("topic"), Column("finding"))
     return format_table(columns, rows, None)
