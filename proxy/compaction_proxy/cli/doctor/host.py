@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 from compaction_proxy.cli.admin_client import build_local_url, create_local_client, fetch_version
-from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
+from compaction_proxy.cli.doctor.command import ERROR, NOTE, OK, WARNING, Finding
 from compaction_proxy.cli.serve import MAX_DESCRIPTORS, open_listener
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import ServerSection
