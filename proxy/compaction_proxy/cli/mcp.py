@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,8 +20,14 @@ from compaction_proxy.cli.admin_client import (
     parse_base_url,
     parse_error_message,
 )
-from compaction_proxy.cli.exit import FAILED, exit_with_error
-from compaction_proxy.cli.options import ConfigOption, UrlOption
+from compaction_proxy.cli.exit import (
+    FAILED,
+    HEADER_FORMAT,
+    ConfigOption,
+    UrlOption,
+    exit_with_error,
+    parse_header,
+)
 
 if TYPE_CHECKING:
     from compaction_proxy.gateway.mcp.tools import McpToolResult
@@ -57,7 +62,7 @@ def mcp(
         from compaction_proxy.gateway.mcp.server import run_stdio
     except ModuleNotFoundError:
         exit_with_error(NOT_INSTALLED, FAILED)
-    headers = {**_build_credential_header(credential), **(_parse_header(session) if session else {})}
+    headers = {**_build_credential_header(credential), **(_parse_ascii_header(session) if session else {})}
     if url is not None:
         client = AdminClient(parse_base_url(url), headers)
     else:
@@ -100,15 +105,13 @@ def _build_credential_header(credential: str | None) -> dict[str, str]:
     environment variable supplies the key.
     """
     if credential is not None:
-        return _parse_header(
-            Path(credential).read_text("utf-8") if Path(credential).is_file() else credential
-        )
+        return _parse_ascii_header(credential)
     key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "")
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-def _parse_header(text: str) -> dict[str, str]:
-    name, colon, value = text.strip().partition(":")
-    if not colon or not text.isascii() or not text.strip().isprintable():
-        exit_with_error("a header is written as 'name: value'", FAILED)
-    return {name.strip().lower(): value.strip()}
+def _parse_ascii_header(text: str) -> dict[str, str]:
+    name, value = parse_header(text)
+    if not (name + value).isascii() or not (name + value).isprintable():
+        exit_with_error(HEADER_FORMAT, FAILED)
+    return {name: value}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from compaction_proxy.cli.admin_client import AdminUnreachableError, create_admin_client
-from compaction_proxy.cli.options import ConfigOption, JsonOption, KeyOption, UrlOption
+from compaction_proxy.cli.exit import ConfigOption, JsonOption, KeyOption, UrlOption
 from compaction_proxy.cli.output import (
     Column,
     format_count,

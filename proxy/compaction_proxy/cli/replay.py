@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import BAD_CONFIG, exit_with_error, load_config_and_print_warnings
-from compaction_proxy.cli.options import ConfigOption, JsonOption
+from compaction_proxy.cli.exit import (
+    BAD_CONFIG,
+    ConfigOption,
+    JsonOption,
+    exit_with_error,
+    load_config_and_print_warnings,
+)
 from compaction_proxy.cli.output import (
     Column,
     escape_unprintable,

@@ -13,8 +13,7 @@ from compaction_proxy.cli.admin_client import (
     fetch_version,
     parse_base_url,
 )
-from compaction_proxy.cli.exit import load_config_and_print_warnings
-from compaction_proxy.cli.options import ConfigOption, UrlOption
+from compaction_proxy.cli.exit import ConfigOption, UrlOption, load_config_and_print_warnings
 
 if TYPE_CHECKING:
     from types import FrameType

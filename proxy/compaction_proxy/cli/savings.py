@@ -6,8 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from compaction_proxy.cli.admin_client import create_admin_client
-from compaction_proxy.cli.exit import BAD_CONFIG, exit_with_error
-from compaction_proxy.cli.options import ConfigOption, JsonOption, KeyOption, UrlOption
+from compaction_proxy.cli.exit import (
+    BAD_CONFIG,
+    ConfigOption,
+    JsonOption,
+    KeyOption,
+    UrlOption,
+    exit_with_error,
+)
 from compaction_proxy.cli.output import (
     Column,
     escape_unprintable,

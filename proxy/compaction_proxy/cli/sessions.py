@@ -12,8 +12,17 @@ from typing import Annotated, Any
 import typer
 
 from compaction_proxy.cli.admin_client import AdminClient, create_admin_client
-from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, create_group, exit_with_error
-from compaction_proxy.cli.options import ConfigOption, JsonOption, KeyOption, SessionArgument, UrlOption
+from compaction_proxy.cli.exit import (
+    BAD_CONFIG,
+    FAILED,
+    ConfigOption,
+    JsonOption,
+    KeyOption,
+    SessionArgument,
+    UrlOption,
+    create_group,
+    exit_with_error,
+)
 from compaction_proxy.cli.output import (
     Column,
     escape_unprintable,

@@ -27,9 +27,9 @@ from types import FrameType
 
 from compaction_proxy.cli.reload import ConfigReloader, ReadConfig, reread_config
 from compaction_proxy.cli.serve import (
+    build_url,
     create_tls_context,
     get_drain_timeouts,
-    get_scheme,
     open_listener,
     serve_proxy,
 )
@@ -351,7 +351,7 @@ def run_workers(loaded: LoadedConfig, read_config: ReadConfig, on_started: Calla
     create_tls_context(server)  # so that a bad certificate is reported once, not by each worker
     listeners = _open_listeners(loaded)
     # The URL is built now, because the sockets are closed when workers end.
-    url = serving.build_base_url(listeners[0], get_scheme(server))
+    url = build_url(listeners[0], server)
     workers = [WorkerSlot(number, listener) for number, listener in enumerate(listeners, 1)]
     supervisor = _WorkerSupervisor(loaded, read_config, listeners[0].getsockname()[1], workers)
     for number in filter(None, (signal.SIGINT, signal.SIGTERM, HANGUP)):

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from compaction_proxy.cli.exit import BAD_CONFIG, FAILED
-from compaction_proxy.cli.options import ConfigOption, JsonOption, UpstreamOption
+from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, ConfigOption, JsonOption, UpstreamOption
 from compaction_proxy.cli.output import Column, format_table, print_json, print_lines
 from compaction_proxy.core.errors import ConfigError
 
