@@ -1,7 +1,9 @@
 """Holds the command `watch`, which prints a line for each event of a running proxy."""
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -46,9 +48,11 @@ def watch(
     config: ConfigOption = None,
 ) -> None:
     """Print what happens, live, until it is interrupted."""
-    import sys
 
-    for message in follow_events(create_admin_client(url, key_file, config), _report_retry):
+    def report_retry(reason: str) -> None:
+        print(f"{reason}; trying again", file=sys.stderr)
+
+    for message in follow_events(create_admin_client(url, key_file, config), report_retry):
         fields = _parse_fields(message.data)
         if failures and not _is_failure(message.kind, fields):
             continue
@@ -59,13 +63,7 @@ def watch(
         sys.stdout.flush()
 
 
-def _report_retry(reason: str) -> None:
-    import sys
-
-    print(f"{reason}; trying again", file=sys.stderr)
-
-
-def follow_events(client: AdminClient, report_retry: Any) -> Iterator[StreamMessage]:  # noqa: ANN401 - a function that takes a line
+def follow_events(client: AdminClient, report_retry: Callable[[str], None]) -> Iterator[StreamMessage]:
     """Yields the messages of the proxy's event stream without end.
 
     If the stream breaks, the function connects again and continues after the last message that arrived.
@@ -78,8 +76,6 @@ def follow_events(client: AdminClient, report_retry: Any) -> Iterator[StreamMess
         AdminRefusedError: The proxy refuses the request. Trying again would not help.
         AdminUnreachableError: The proxy did not answer the first request.
     """
-    import time
-
     last_id, pause_s, has_connected = "", FIRST_PAUSE_S, False
     while True:
         headers = {"accept": "text/event-stream", **({"last-event-id": last_id} if last_id else {})}
@@ -113,15 +109,12 @@ def _parse_messages(lines: Iterator[str]) -> Iterator[StreamMessage | None]:
             fields[name] = "\n".join([*joined, value.removeprefix(" ")])[:MAX_DATA_CHARACTERS]
         else:
             if "data" in fields:
+                message_id = fields.get("id", "")
+                can_be_sent = message_id.isascii() and message_id.isprintable()  # in a header
                 yield StreamMessage(
-                    _drop_unsendable_id(fields.get("id", "")), fields.get("event", "message"), fields["data"]
+                    message_id if can_be_sent else "", fields.get("event", "message"), fields["data"]
                 )
             fields = {}
-
-
-def _drop_unsendable_id(text: str) -> str:
-    """Returns the id, or an empty text if the id cannot be sent back as a header value."""
-    return text if text.isascii() and text.isprintable() else ""
 
 
 def _parse_fields(data: str) -> Mapping[str, Any]:
@@ -162,11 +155,11 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     overhead_s = fields.get("overhead_s")
     if isinstance(overhead_s, int | float):
         parts.append(f"overhead {overhead_s * 1000:.2f} ms")
-    parts += [
-        f"{label} {_format_value(fields[name])}"
-        for name, label in _EXTRA_FIELDS
-        if fields.get(name) not in (None, "", 0)
-    ]
+    for name, label in _EXTRA_FIELDS:
+        value = fields.get(name)
+        if value not in (None, "", 0):
+            shown = f"{value:.4g}" if isinstance(value, float) else escape_unprintable(value)
+            parts.append(f"{label} {shown}")
     return "  ".join(parts)
 
 
@@ -182,8 +175,3 @@ _EXTRA_FIELDS = (
     ("reason", "because"),
     ("request", "request"),
 )
-
-
-def _format_value(value: object) -> str:
-
-    return f"{value:.4g}" if isinstance(value, float) else escape_unprintable(value)

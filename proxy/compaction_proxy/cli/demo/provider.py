@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +37,11 @@ SUMMARY_MODEL = "demo-summary"
 FAULT_HEADER = b"x-demo-fault"
 GARBAGE = b'\x00\xff{"choices":[{"delta":\xfe'
 RULE = "*" * 72
+BANNER = f"""\
+{RULE}
+* DEMO PROVIDER: its answers are scripted, there is no model behind it.
+* Whatever key a client sends is accepted. Not for production.
+{RULE}"""
 
 
 class ClientDepartedError(Exception):
@@ -264,7 +269,10 @@ class DemoProvider:
             case "POST", ["chat", "completions"]:
                 await self._serve_completion(scope, client)
             case "GET", [*_, "models"]:
-                await client.send_json(200, _encode_models(self._settings.models, self._settings.window))
+                window = self._settings.window
+                row = {"object": "model", "created": 0, "owned_by": "demo", "context_window": window}
+                rows = [{"id": name, **row} for name in self._settings.models]
+                await client.send_json(200, encode_json({"object": "list", "data": rows}))
             case "GET", ["__log"]:
                 await client.send_json(200, encode_json([to_log_fields(seen) for seen in self._log]))
             case method, _:
@@ -317,7 +325,9 @@ class DemoProvider:
         if refusal:
             fault = NO_FAULT
         elif fault.status:
-            refusal = _build_fault_refusal(fault.status)
+            code = "rate_limit_exceeded" if fault.status == 429 else None
+            message = f"The demo provider was told to answer {fault.status}."
+            refusal = Refusal(message, code=code, status=fault.status, kind="server_error")
         status = refusal.status if refusal else 0 if fault.hang else 200
         self._log.append(replace(seen, status=status, code=(refusal.code or "") if refusal else ""))
         await client.wait(None if fault.hang else fault.first_byte_s)
@@ -394,18 +404,6 @@ def _get_output_tokens(body: JsonObject) -> int:
     return tokens if isinstance(tokens, int) else 0
 
 
-def _encode_models(names: Iterable[str], window: int) -> bytes:
-    """Encodes the list of models. `window` is the context window of all models, in tokens."""
-    row: JsonObject = {"object": "model", "created": 0, "owned_by": "demo", "context_window": window}
-    return encode_json({"object": "list", "data": [{"id": name, **row} for name in names]})
-
-
-def _build_fault_refusal(status: int) -> Refusal:
-    code = "rate_limit_exceeded" if status == 429 else None
-    message = f"The demo provider was told to answer {status}."
-    return Refusal(message, code=code, status=status, kind="server_error")
-
-
 async def send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault) -> None:
     """Streams the events. If a fault cuts the stream, the body is unfinished, so the server disconnects."""
     await client.start(200, b"text/event-stream; charset=utf-8")
@@ -430,18 +428,6 @@ async def send_body(client: DemoClient, data: bytes, fault: Fault) -> None:
     await client.send(data[: len(data) // 2], more=True)
 
 
-def format_banner(url: str, models: Sequence[str]) -> str:
-    """Formats the text printed at the start: the address, and a warning that this is no real model."""
-    lines = (
-        RULE,
-        "* DEMO PROVIDER: its answers are scripted, there is no model behind it.",
-        "* Whatever key a client sends is accepted. Not for production.",
-        RULE,
-        f"demo provider listens on {url}/v1, models {', '.join(models)}",
-    )
-    return "\n".join(lines)
-
-
 async def serve_provider(host: str, port: int, window: int) -> None:
     """Serves the demo provider until SIGINT or SIGTERM.
 
@@ -458,7 +444,8 @@ async def serve_provider(host: str, port: int, window: int) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     settings = DemoProviderSettings(TiktokenCounter(lambda line: print(line, file=sys.stderr)), window=window)
     async with serve_embedded(create_provider(settings), host, port) as url:
-        print(format_banner(url, settings.models), flush=True)
+        print(BANNER)
+        print(f"demo provider listens on {url}/v1, models {', '.join(settings.models)}", flush=True)
         await stopping.wait()
 
 
