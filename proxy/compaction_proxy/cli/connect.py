@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from difflib import get_close_matches, unified_diff
 from functools import partial
@@ -377,6 +375,9 @@ def _edit_text(old_text: str, edit: "Callable[[str], str]") -> str:
 
 def _replace_file(path: Path, text: str) -> Path | None:
     """Replaces a file atomically and returns the path of the backup, or None if there was no file."""
+    import shutil
+    import tempfile
+
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -5,7 +5,6 @@ value of another type, which also stands for an unknown figure.
 """
 
 import json
-import shutil
 import sys
 import time
 import unicodedata
@@ -68,6 +67,8 @@ def truncate_text(text: str, max_cells: int | None) -> str:
 
 def get_terminal_width() -> int | None:
     """Returns the width of the terminal in cells, or None if stdout is not a terminal."""
+    import shutil
+
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,8 +88,6 @@ async def _play_recordings(
 
     Returns a list for each conversation, with one result for each strategy.
     """
-    from functools import partial
-
     from compaction_proxy.cli.replay_worker import open_components
     from compaction_proxy.replay.recordings import read_recordings
     from compaction_proxy.replay.runner import replay_recording
@@ -104,7 +103,8 @@ async def _play_recordings(
                 ]
                 results.append(conversation_results)
     finally:
-        _clear_progress()
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     return results
 
 
@@ -115,11 +115,6 @@ def _show_progress(conversation: str, strategy: str, done: int, total: int) -> N
         bar = "#" * filled + "." * (_BAR_CELLS - filled)
         line = truncate_text(f"[{bar}] {done}/{total} {strategy} {escape_unprintable(conversation)}", 78)
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-
-
-def _clear_progress() -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | None) -> Iterator[str]:

@@ -1,9 +1,7 @@
 """Holds the command `run`, which sends the requests of a single command through a proxy."""
 
 import os
-import secrets
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,6 +73,8 @@ def run(
 
     Ends as the command does: with its exit code, or 128 and the number of the signal that ended it.
     """
+    import secrets
+
     session = f"run-{secrets.token_hex(_SESSION_BYTES)}"
     with _find_or_start_proxy(url, config, log) as (proxy_url, needs_key):
         _warn_if_environment_ignored(command, proxy_url)
@@ -186,6 +186,8 @@ def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Ctrl-C is not forwarded on a terminal, because the terminal sends SIGINT to the command itself.
     """
+    import subprocess
+
     started: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 

@@ -91,17 +91,11 @@ def _parse_options(small: Mapping[str, Any]) -> ReplayOptions:
     model = small.get("model")
     if model is not None and not isinstance(model, str):
         raise _build_refusal("model: a name")
-    trigger, target, window = (
-        _parse_tokens(small, name) for name in ("trigger_tokens", "target_tokens", "window")
-    )
-    return ReplayOptions(model or None, trigger, target, window)
-
-
-def _parse_tokens(small: Mapping[str, Any], name: str) -> int | None:
-    value = small.get(name)
-    if value is not None and (type(value) is not int or not 0 < value <= MAX_TOKENS):
-        raise _build_refusal(f"{name}: a number of tokens")
-    return value
+    tokens: dict[str, Any] = {name: small.get(name) for name in ("trigger_tokens", "target_tokens", "window")}
+    for name, value in tokens.items():
+        if value is not None and (type(value) is not int or not 0 < value <= MAX_TOKENS):
+            raise _build_refusal(f"{name}: a number of tokens")
+    return ReplayOptions(model=model or None, **tokens)
 
 
 _LARGE = frozenset({"messages", *SHAPING_MEMBERS})
@@ -151,13 +145,14 @@ class ReplayJobRunner:
             body_members = job.members
             if job.conversation:
                 stored = await self._load_conversation(job.conversation)
-                encoded = await asyncio.to_thread(_encode_members, stored)
+                encoded = await asyncio.to_thread(
+                    lambda: {name: encode_json(stored[name]) for name in stored}
+                )
                 body_members = {**encoded, **body_members}
             answer = await self._run_process(self._encode_input(job, body_members))
         if "error" in answer:
             raise RequestRefusedError(400, str(answer["error"]), "not_a_conversation")
-        results: list[JsonObject] = answer["results"]
-        return results
+        return list(answer["results"])
 
     def _encode_input(self, job: ReplayJob, body_members: Mapping[str, bytes]) -> bytes:
         """Encodes the input of the subprocess: a line of JSON with the options, then a request body in JSON.
