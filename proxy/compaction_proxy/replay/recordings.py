@@ -107,6 +107,8 @@ def read_recordings(path: Path) -> Iterator[Recording]:
                     yield parse_recording(value, _choose_name(value, f"{path.name}:{number}"))
     except OSError as error:
         raise _build_refusal(f"{path}: {error.strerror}") from None
+    except ValueError:  # such as NaN, which Python reads but JSON does not have
+        raise _build_refusal(f"{path}: not JSON") from None
 
 
 def select_lengths(recording: Recording, interval: int) -> tuple[int, ...]:

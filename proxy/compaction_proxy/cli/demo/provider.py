@@ -27,6 +27,7 @@ from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider, 
 from compaction_proxy.replay.writer import TARGET_TOKENS, is_aligned_call, write_summary
 from compaction_proxy.telemetry import logs
 from compaction_proxy.wires.json.shorten import encode_json
+from compaction_proxy.wires.json.slices import DECODER
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -388,7 +389,7 @@ def create_provider(settings: DemoProviderSettings) -> DemoProvider:
 def parse_body(raw: bytes) -> tuple[JsonObject, Refusal | None]:
     """Parses a request body. Returns an empty object and a refusal if it is no JSON object."""
     try:
-        body = json.loads(raw)
+        body = DECODER.decode(raw.decode())
     except (ValueError, RecursionError):
         return {}, validation.UNPARSED
     return (body, None) if isinstance(body, dict) else ({}, validation.UNPARSED)
