@@ -3,8 +3,8 @@
     uv run python .ci/docs_pages.py
 
 docs/clients.md says what `connect` says and what came of the client suite and of the agents,
-docs/operations.md which keys wait for a restart, docs/architecture.md what each module is for, and
-docs/llms.txt which pages there are.
+docs/operations.md which keys wait for a restart, docs/architecture.md what each module is for, docs/llms.txt
+which pages there are, and README.md what the demo prints.
 .ci/check_docs.py compares them.
 """
 
@@ -21,6 +21,7 @@ import yaml
 
 from compaction_proxy.cli.client_config import CLIENT_FILES
 from compaction_proxy.cli.connect import CLIENTS, ClientGuide, fill_placeholders
+from compaction_proxy.cli.demo.run import render_table
 from compaction_proxy.config.keys import RESTART_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -271,13 +272,14 @@ def list_modules(package: Path) -> Iterator[str]:
 
 def generated() -> dict[Path, str]:
     """What each file should hold."""
-    operations, architecture = DOCS / "operations.md", DOCS / "architecture.md"
+    operations, architecture, readme = DOCS / "operations.md", DOCS / "architecture.md", ROOT / "README.md"
     modules = "\n".join(list_modules(PACKAGE)).strip("\n")
     return {
         DOCS / "clients.md": clients_page(),
         operations: between(operations.read_text("utf-8"), "reload", waiting_keys()),
         architecture: between(architecture.read_text("utf-8"), "modules", modules),
         DOCS / "llms.txt": llms(),
+        readme: between(readme.read_text("utf-8"), "demo", f"```text\n{render_table()}```"),
     }
 
 

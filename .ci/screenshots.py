@@ -34,9 +34,8 @@ from PIL import Image
 from playwright.async_api import Browser, Page, async_playwright
 
 from compaction_proxy.cli.demo.agent import build_opening, build_tool_message
-from compaction_proxy.cli.demo.faults import Fault
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
-from compaction_proxy.cli.demo.script import load_script
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, Fault, create_provider
+from compaction_proxy.cli.demo.replies import load_script
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from upstream import paced_body, paced_events
 
-from compaction_proxy.cli.demo.prompt import TokenMeter
 from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider
 
 MODEL = "soak-agent"
 SUMMARY_MODEL = "soak-summary"
@@ -93,7 +93,7 @@ class Upstream:
     def __post_init__(self) -> None:
         counter = TiktokenCounter(lambda _: None)
         counter.warm_up()
-        self._meter = TokenMeter(counter)
+        self._meter = SimulatedProvider(counter)
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
@@ -148,7 +148,7 @@ class Upstream:
     def _judge(self, raw: bytes, body: dict[str, Any], asked: Asked) -> int:
         """Note what is wrong with a request that reached the upstream; its tokens."""
         self.seen["requests upstream"] += 1
-        tokens = self._meter.count_prompt(body)
+        tokens = self._meter.count_prompt_tokens(ProviderPrompt.from_body(body))
         foreign = {found.decode() for found in _CANARY.findall(raw)} - {asked.canary}
         faults = {
             f"{tokens} tokens for a window of {WINDOW_TOKENS}": tokens > WINDOW_TOKENS,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import Result
 
 from compaction_proxy.cli.client_config import CLIENT_FILES, ClientConfigError, edit_codex
-from compaction_proxy.cli.connect import CLIENTS, MAX_FILE_BYTES, fill_placeholders
+from compaction_proxy.cli.connect import CLIENTS, MAX_FILE_BYTES, TokenLimits, fill_placeholders
 
 Run = Callable[..., Result]
 URL = "http://127.0.0.1:4141/v1"
@@ -126,7 +126,7 @@ _PIECES = [
 def test_codex_is_pointed_at_us_and_nothing_else_changes_or_the_file_is_refused(lines: list[str]) -> None:
     text = "\n".join(lines)
     try:
-        made = tomllib.loads(edit_codex(text, URL, "m"))
+        made = tomllib.loads(edit_codex(text, URL, "m", lambda _: TokenLimits()))
     except ClientConfigError:
         return
     before = tomllib.loads(text)

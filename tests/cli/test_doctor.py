@@ -10,7 +10,7 @@ import pytest
 from typer.testing import Result
 
 from compaction_proxy.cli.doctor import host, store
-from compaction_proxy.cli.doctor.finding import Finding, format_findings
+from compaction_proxy.cli.doctor.command import Finding, format_findings
 from compaction_proxy.config.sections import ServerSection
 from tests.scripted_admin import Scripted
 

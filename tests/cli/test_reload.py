@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from compaction_proxy.cli.demo.faults import Fault
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, Fault, create_provider
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from tests.proxy_processes import ProxyProcess, proxy_process

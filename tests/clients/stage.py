@@ -17,12 +17,12 @@ from pydantic import SecretStr
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.client import DemoClient as Asking
 from compaction_proxy.cli.demo.provider import (
     AGENT_MODEL,
     SUMMARY_MODEL,
     DemoProviderSettings,
 )
+from compaction_proxy.cli.demo.provider import DemoClient as Asking
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter

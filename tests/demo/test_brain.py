@@ -3,11 +3,10 @@ from typing import Any
 import pytest
 
 from compaction_proxy.cli.demo import replies as brain
-from compaction_proxy.cli.demo import script
 from compaction_proxy.cli.demo.agent import build_opening, build_tool_message
 from compaction_proxy.cli.demo.chat import JsonObject, Reply, ToolCall, build_message
 
-SCRIPT = script.load_script()
+SCRIPT = brain.load_script()
 
 
 def asked(*messages: JsonObject, **more: object) -> dict[str, Any]:

@@ -5,8 +5,13 @@ import httpx
 import pytest
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.faults import Fault, parse_fault
-from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import (
+    DemoProvider,
+    DemoProviderSettings,
+    Fault,
+    create_provider,
+    parse_fault,
+)
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.types import TokenCounter
 

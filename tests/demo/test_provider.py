@@ -195,3 +195,14 @@ async def test_the_openai_client_raises_what_the_provider_refuses(words: TokenCo
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(**HELLO)
     assert refused.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b'{"model": "demo-agent", "seed": NaN}', b'{"user": "\xff"}'])
+async def test_what_is_no_json_object_is_refused(body: bytes, words: TokenCounter) -> None:
+    async with (
+        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
+        answer = await http.post(f"{url}/v1/chat/completions", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("We could not parse the JSON body")

@@ -1,6 +1,6 @@
 import json
 
-from compaction_proxy.cli.demo.script import load_script
+from compaction_proxy.cli.demo.replies import load_script
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 SCRIPT = load_script()

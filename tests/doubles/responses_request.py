@@ -7,7 +7,8 @@ message contains their texts, their calls, and a content part for each item of a
 from collections.abc import Iterator
 from typing import Any
 
-from compaction_proxy.cli.demo.chat import JsonObject, encode_json
+from compaction_proxy.cli.demo.chat import JsonObject
+from compaction_proxy.wires.json.shorten import encode_json
 from tests.doubles.provider_wire import WireRequest
 
 # Types of calls that the client answers. For each: its name in error messages, and the key of its input.

@@ -7,10 +7,10 @@ from compaction_proxy.cli.demo.chat import (
     ARGUMENT_PIECE_CHARACTERS,
     JsonObject,
     ToolCall,
-    encode_json,
     split_words,
 )
 from compaction_proxy.cli.demo.validation import OVERFLOW, Refusal
+from compaction_proxy.wires.json.shorten import encode_json
 from tests.doubles import responses_request as reading
 from tests.doubles import responses_validation
 from tests.doubles.provider_wire import ProviderWire, WireAnswer

@@ -10,7 +10,7 @@ import pytest
 
 from compaction_proxy.cli.demo.chat import JsonObject
 from compaction_proxy.cli.demo.provider import DemoProviderSettings
-from compaction_proxy.cli.demo.script import load_script
+from compaction_proxy.cli.demo.replies import load_script
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.types import TokenCounter
 from tests.doubles.three_wire_provider import ThreeWireProvider
@@ -142,9 +142,7 @@ async def test_the_script_is_played_alike_on_every_wire(words: TokenCounter) -> 
 
 
 async def test_a_summary_is_the_same_on_every_wire(words: TokenCounter) -> None:
-    asked = [
-        {"role": "user", "content": "[0] USER: Never delete /srv/data.\n[1] ASSISTANT: I changed a/b.py."}
-    ]
+    asked = [{"role": "user", "content": "They changed a/b.py, and kept all below /srv/data."}]
     said = []
     async with (
         serve_embedded(ThreeWireProvider(DemoProviderSettings(words))) as url,
@@ -154,7 +152,7 @@ async def test_a_summary_is_the_same_on_every_wire(words: TokenCounter) -> None:
             body = {"model": "demo-summary", **wire.body(asked)}
             said.append(wire.said((await http.post(url + wire.path, json=body, headers=HEADERS)).json()))
     assert [each.text for each in said] == [said[0].text] * 3
-    assert "Never delete /srv/data." in said[0].text
+    assert "They changed a/b.py, and kept all below /srv/data." in said[0].text
 
 
 @every_wire

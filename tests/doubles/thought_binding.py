@@ -11,7 +11,8 @@ Source: Anthropic's documentation of preserved thinking, 2026-11.
 import hashlib
 from collections.abc import Iterator
 
-from compaction_proxy.cli.demo.chat import JsonObject, encode_json
+from compaction_proxy.cli.demo.chat import JsonObject
+from compaction_proxy.wires.json.shorten import encode_json
 from tests.doubles.messages_request import get_blocks, get_system_blocks
 
 

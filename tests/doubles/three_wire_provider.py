@@ -10,20 +10,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compaction_proxy.cli.demo.chat import JsonObject, Reply, encode_json
-from compaction_proxy.cli.demo.client import DemoClient, Scope
-from compaction_proxy.cli.demo.faults import Fault
+from compaction_proxy.cli.demo.chat import JsonObject, Reply
 from compaction_proxy.cli.demo.provider import (
+    DemoClient,
     DemoProvider,
     DemoProviderSettings,
+    Fault,
+    Scope,
+    SeenRequest,
     get_header,
     parse_body,
     send_body,
     send_stream,
 )
-from compaction_proxy.cli.demo.seen import SeenRequest
 from compaction_proxy.cli.demo.validation import Refusal
-from compaction_proxy.replay.prompt_size import round_down_to_cache_blocks
+from compaction_proxy.replay.provider import ProviderPrompt, round_down_to_cache_blocks
+from compaction_proxy.wires.json.shorten import encode_json
 from tests.doubles.messages_wire import COUNT_TOKENS, MESSAGES, VERSION_HEADER
 from tests.doubles.provider_wire import ProviderWire, WireAnswer, WireReply, WireRequest, WireUsage
 from tests.doubles.response_store import ResponseStore
@@ -80,7 +82,9 @@ class ThreeWireProvider(DemoProvider):
         seen = replace(seen, model=request.prompt["model"], output_tokens=request.output_tokens)
         if seen.model not in self._settings.models:
             return seen, 0, wire.build_model_refusal(seen.model)
-        seen = replace(seen, prompt_tokens=self._meter.count_prompt(request.prompt))
+        seen = replace(
+            seen, prompt_tokens=self.meter.count_prompt_tokens(ProviderPrompt.from_body(request.prompt))
+        )
         refusal = wire.check_overflow(self._settings.window, seen.prompt_tokens, seen.output_tokens)
         if refusal:
             return seen, 0, refusal
@@ -94,22 +98,24 @@ class ThreeWireProvider(DemoProvider):
         clients mark what to cache; the other wire returns 0.
         """
         if request.cached_messages is None:
-            return self._cache.match_prompt(request.prompt), 0
+            return self.meter.count_and_cache_prompt(ProviderPrompt.from_body(request.prompt)), 0
         if not request.cached_messages:
             return 0, 0
-        marked_prompt = {**request.prompt, "messages": request.prompt["messages"][: request.cached_messages]}
-        cached = self._cache.match_prompt(marked_prompt)
-        return cached, max(0, round_down_to_cache_blocks(self._meter.count_prompt(marked_prompt)) - cached)
+        prompt = ProviderPrompt.from_body(request.prompt)
+        marked_prompt = prompt._replace(messages=prompt.messages[: request.cached_messages])
+        cached = self.meter.count_and_cache_prompt(marked_prompt)
+        size = self.meter.count_prompt_tokens(marked_prompt)
+        return cached, max(0, round_down_to_cache_blocks(size) - cached)
 
     def _build_answer(self, request: WireRequest, seen: SeenRequest, written_tokens: int) -> WireAnswer:
         messages = request.prompt["messages"]
         content = Reply() if request.counts_only else self._compose_reply(request.prompt, seen)
         thought = f"The last of {len(messages)} messages decides what I say next." if request.thinks else ""
         reply = WireReply(content.text, content.calls, content.finish_reason, thought)
-        thought_tokens = self._meter.count_reply(Reply(thought), seen.model)
+        thought_tokens = self.meter.count_text_tokens(thought, seen.model)
         usage = WireUsage(
             seen.prompt_tokens,
-            self._meter.count_reply(content, seen.model) + thought_tokens,
+            self._count_reply_tokens(content, seen.model) + thought_tokens,
             seen.cached_tokens,
             written_tokens,
             thought_tokens,

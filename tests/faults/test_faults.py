@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.demo.faults import Fault
-from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, Fault, create_provider
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from compaction_proxy.cli.tool_calls import McpTarget
-from compaction_proxy.cli.tool_calls import call_tool as called_by_command
+from compaction_proxy.cli.admin_client import AdminClient
+from compaction_proxy.cli.mcp import call_tool as called_by_command
 from compaction_proxy.gateway.mcp.tools import McpToolResult
 from tests.mcp.conftest import CODE, OURS, Stack, over_http, running, said
 
@@ -33,7 +33,7 @@ async def asked(url: str, **headers: str) -> httpx.Response:
         return await client.post(f"{url}/mcp", json=CALL, headers=fields)
 
 
-def called(reached: McpTarget) -> McpToolResult:
+def called(reached: AdminClient) -> McpToolResult:
     """What the command answers to a call."""
     return called_by_command(reached, "conversation_status", {})
 
@@ -86,13 +86,15 @@ async def test_where_keys_are_named_one_is_needed_and_the_path_moves_with_the_ot
         assert (unknown.status_code, code(unknown)) == (401, "invalid_api_key")
         async with over_http(stack, "Bearer sk-known-client") as client:
             assert await said(client, "conversation_status") == "No conversation is known yet."
-        refused = await asyncio.to_thread(called, McpTarget(stack.url, {"authorization": "Bearer sk-other"}))
+        refused = await asyncio.to_thread(
+            called, AdminClient(stack.url, {"authorization": "Bearer sk-other"})
+        )
         told = f"The proxy at {stack.url} refused: Show a key that this proxy knows."
         assert refused == McpToolResult(told, is_error=True)
 
 
 def test_over_stdio_a_socket_where_nobody_listens_is_told_of(tmp_path: Path) -> None:
-    told = called(McpTarget("http://localhost", {}, str(tmp_path / "none")))
+    told = called(AdminClient("http://localhost", {}, str(tmp_path / "none")))
     where = f"The proxy at unix:{tmp_path}/none"
     assert told == McpToolResult(
         f"{where} does not answer (FileNotFoundError). Is it running?", is_error=True
@@ -122,7 +124,7 @@ async def test_over_stdio_another_program_on_the_port_is_told_of(answer: bytes, 
 
     async with await asyncio.start_server(other, "127.0.0.1", 0) as server:
         url = "http://127.0.0.1:{1}".format(*server.sockets[0].getsockname())
-        told = await asyncio.to_thread(called, McpTarget(url, {}))
+        told = await asyncio.to_thread(called, AdminClient(url, {}))
     assert told == McpToolResult(f"The proxy at {url} {wanted}", is_error=True)
 
 

@@ -18,12 +18,10 @@ from anyio.from_thread import start_blocking_portal
 
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo import chat as wire
-from compaction_proxy.cli.demo.client import ClientDepartedError, DemoClient, Receive, Scope, Send
-from compaction_proxy.cli.demo.prompt import TokenMeter
+from compaction_proxy.cli.demo.provider import ClientDepartedError, DemoClient, Receive, Scope, Send
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.gateway.server import serve_embedded
-from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.wires.chat.continuation import TOOL_JSON
 from compaction_proxy.wires.registry import WIRES as DIALECTS
 from tests.doubles.messages_wire import MESSAGES
@@ -133,7 +131,6 @@ Scripted = WireReply | Raw | Callable[[Any], WireReply]
 class Provider:
     """Gives each key the answers that were scripted for it, one after another, the last one for ever."""
 
-    meter: TokenMeter
     scripts: dict[str, list[Scripted]] = field(default_factory=dict)
     asked: dict[str, list[Asked]] = field(default_factory=dict)
 
@@ -248,7 +245,7 @@ def config(base_url: str) -> Config:
 
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[Stack]:
-    provider = Provider(TokenMeter(CharacterCounter()))
+    provider = Provider()
     async with serve_embedded(provider) as direct, serve_embedded(create_app(config(direct))) as url:
         yield Stack(provider, url)
 

@@ -17,8 +17,8 @@ from compaction_proxy.cli.demo.provider import (
     DemoProviderSettings,
     create_provider,
 )
+from compaction_proxy.cli.demo.replies import load_script
 from compaction_proxy.cli.demo.run import _build_expected_history, _wait_until_quiet
-from compaction_proxy.cli.demo.script import load_script
 from compaction_proxy.cli.replay_worker import open_components
 from compaction_proxy.compaction.types import FitRequest, FitResult
 from compaction_proxy.config.config import Config

@@ -87,3 +87,10 @@ def test_files_and_bodies_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
         read(tmp_path / "talk.json", text)
     with pytest.raises(RequestRefusedError, match="No such file"):
         list(read_recordings(tmp_path / "none"))
+
+
+def test_what_only_python_takes_for_json_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    path.write_text('[{"role": "user", "content": "Hi", "weight": NaN}]')
+    with pytest.raises(RequestRefusedError, match="not JSON"):
+        list(read_recordings(path))

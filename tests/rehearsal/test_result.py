@@ -5,21 +5,19 @@ from dataclasses import replace
 import pytest
 
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
-from compaction_proxy.replay.costs import PlayedRequest, ReplaySubject, build_result
 from compaction_proxy.replay.result import (
+    PlayedRequest,
     ReplayBill,
     ReplayResult,
     RequestPoint,
-    RequestSpending,
     build_bill,
+    build_result,
     sum_results,
-    to_fields,
 )
 from compaction_proxy.replay.writer import SummaryCallUsage
 
 PRICE = ModelPrice((PriceTier(0, 2.0, 0.5, 2.0, 8.0),), "configuration")
-SAVING = RequestSpending(2, 1, 0, round=False)
-SUBJECT = ReplaySubject("anchored", "talk", "big", 1_000)
+SUBJECT = ("anchored", "talk", "big", 1_000)
 PLAYED = (
     PlayedRequest(
         RequestPoint(900, 900, 0, 0, round=False),
@@ -52,11 +50,13 @@ PLAYED = (
 
 
 def test_figures_add_up_by_hand() -> None:
-    told = build_result(SUBJECT, PLAYED, {"big": PRICE, "small": PRICE})
+    told = build_result(*SUBJECT, PLAYED, {"big": PRICE, "small": PRICE})
     counted = (told.requests, told.rounds, told.summary_calls, told.sent_tokens, told.forwarded_tokens)
     assert counted == (3, 1, 1, 3_200, 1_600)
     assert (told.over_without, told.over_with, told.largest_tokens, told.failed) == (2, 1, 900, 0)
-    assert (told.cached_share, told.cached_share_without, told.prefix_stability) == (0.24, 0.6, 1.0)
+    fields = told.to_fields()
+    shares = ("cached_share", "cached_share_without", "prefix_stability")
+    assert [fields[name] for name in shares] == [0.24, 0.6, 1.0]
     assert told.dollars is not None
     assert told.dollars.uncompacted == pytest.approx((1_280 * 2 + 1_920 * 0.5 + 30 * 8) / 1e6)
     assert told.dollars.compacted == pytest.approx((1_216 * 2 + 384 * 0.5 + 30 * 8) / 1e6)
@@ -66,27 +66,39 @@ def test_figures_add_up_by_hand() -> None:
 
 
 def test_without_a_price_nothing_is_said_in_dollars() -> None:
-    told = build_result(SUBJECT, PLAYED, {"big": PRICE, "small": None})
-    assert (told.dollars, to_fields(told)["dollars"]) == (None, None)
+    told = build_result(*SUBJECT, PLAYED, {"big": PRICE, "small": None})
+    assert (told.dollars, told.to_fields()["dollars"]) == (None, None)
+
+
+def request(uncompacted: int, compacted: int, summary: int, *, is_round: bool) -> PlayedRequest:
+    """A request that costs what its sizes say."""
+    calls = (SummaryCallUsage("small", summary, 0, 0),) if summary else ()
+    point = RequestPoint(uncompacted, compacted, 0, 0, round=is_round)
+    return PlayedRequest(
+        point, 0, calls, None, exceeds_window=False, failed=False, has_stable_prefix=not is_round
+    )
+
+
+SAVING = request(2, 1, 0, is_round=False)
 
 
 @pytest.mark.parametrize(
-    ("spendings", "after"),
+    ("requests", "after"),
     [
-        ([RequestSpending(2, 2, 0, round=False), RequestSpending(2, 1, 3, round=True), *[SAVING] * 3], 3),
-        ([RequestSpending(2, 1, 0, round=True)], 0),
-        ([RequestSpending(2, 3, 1, round=True)], None),
-        ([RequestSpending(2, 2, 0, round=False)], None),
+        ([request(2, 2, 0, is_round=False), request(2, 1, 3, is_round=True), *[SAVING] * 3], 3),
+        ([request(2, 1, 0, is_round=True)], 0),
+        ([request(2, 3, 1, is_round=True)], None),
+        ([request(2, 2, 0, is_round=False)], None),
     ],
 )
 def test_a_round_has_paid_for_itself_when_all_that_it_cost_is_back(
-    spendings: list[RequestSpending], after: int | None
+    requests: list[PlayedRequest], after: int | None
 ) -> None:
-    assert build_bill(spendings).pays_back_after == after
+    assert build_bill("big", requests, lambda _, prompt, *__: float(prompt)).pays_back_after == after
 
 
 def test_several_conversations_are_summed() -> None:
-    one = build_result(SUBJECT, PLAYED, {"big": PRICE, "small": PRICE})
+    one = build_result(*SUBJECT, PLAYED, {"big": PRICE, "small": PRICE})
     other = replace(one, conversation="other", model="else", dollars=None)
     total: ReplayResult = sum_results([one, other], "2 conversations")
     assert (total.requests, total.sent_tokens, total.largest_tokens, total.model) == (6, 6_400, 900, "")

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.faults import Fault
 from compaction_proxy.cli.demo.provider import (
     AGENT_MODEL,
     SUMMARY_MODEL,
     DemoProvider,
     DemoProviderSettings,
+    Fault,
     create_provider,
 )
 from compaction_proxy.compaction.request_view import resolve_policy

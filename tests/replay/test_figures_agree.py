@@ -12,11 +12,11 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from compaction_proxy.cli.demo.prompt import PrefixCache
 from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.replay.provider import SimulatedProvider
 from compaction_proxy.support import formatting
 from tests.conftest import Proxied
 from tests.proxy_processes import command, proxy_process
@@ -299,7 +299,7 @@ async def test_our_net_saving_is_that_of_the_provider_s_bills(
     strategy: str, provider: str, proxied: Proxied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if provider == "caches nothing":
-        monkeypatch.setattr(PrefixCache, "match_prompt", lambda *_: 0)
+        monkeypatch.setattr(SimulatedProvider, "count_and_cache_prompt", lambda *_: 0)
     conversation = recorded("sweagent-crypto-eps")
     charged, stats = await net(proxied, conversation, strategy=strategy, trigger=TRIGGER)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.demo.prompt import TokenMeter
 from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, create_provider
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider
 
 CONVERSATIONS = Path(__file__).resolve().parent.parent / "fixtures" / "conversations.jsonl"
 MODEL = "demo-agent"
@@ -36,7 +36,7 @@ class Demo:
 
     def tokens(self, messages: list[JsonObject], tools: list[JsonObject] | None) -> int:
         body = {"model": MODEL, "messages": messages, **({"tools": tools} if tools else {})}
-        return TokenMeter(self.counter).count_prompt(body)
+        return SimulatedProvider(self.counter).count_prompt_tokens(ProviderPrompt.from_body(body))
 
     def window(self, step: Any) -> int:
         """Of the irreducible part and 40 % of the rest, with room for the answer."""

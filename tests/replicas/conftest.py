@@ -17,14 +17,17 @@ import pytest
 
 import compaction_proxy
 from compaction_proxy.cli.demo.chat import DemoUsage, Envelope, Reply, encode_completion
-from compaction_proxy.cli.demo.client import DemoClient, Receive, Scope, Send
 from compaction_proxy.cli.demo.provider import (
     AGENT_MODEL,
     SUMMARY_MODEL,
+    DemoClient,
     DemoProviderSettings,
+    Receive,
+    Scope,
+    SeenRequest,
+    Send,
     create_provider,
 )
-from compaction_proxy.cli.demo.seen import SeenRequest
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from tests.redis_servers import RedisServer

@@ -22,13 +22,18 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import SecretStr
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo import chat, script
-from compaction_proxy.cli.demo.client import ClientDepartedError, DemoClient, Receive, Scope, Send
+from compaction_proxy.cli.demo import chat
+from compaction_proxy.cli.demo import replies as script
 from compaction_proxy.cli.demo.provider import (
     AGENT_MODEL,
     SUMMARY_MODEL,
+    ClientDepartedError,
+    DemoClient,
     DemoProvider,
     DemoProviderSettings,
+    Receive,
+    Scope,
+    Send,
     create_provider,
 )
 from compaction_proxy.config import Config
@@ -42,6 +47,7 @@ from compaction_proxy.config.sections import (
 )
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
+from compaction_proxy.wires.json.shorten import encode_json
 from tests.free_ports import find_free_port
 
 WINDOW_TOKENS = 8192
@@ -143,12 +149,12 @@ def listing(*floats: float) -> bytes:
     packed = base64.b64encode(struct.pack(f"<{len(floats)}f", *floats)).decode()
     rows = [{"object": "embedding", "index": 0, "embedding": packed}]
     usage = {"prompt_tokens": 1, "total_tokens": 1}
-    return chat.encode_json({"object": "list", "data": rows, "model": "embedder", "usage": usage})
+    return encode_json({"object": "list", "data": rows, "model": "embedder", "usage": usage})
 
 
 def stored_file(body: bytes) -> bytes:
     fields = {"id": "file-1", "object": "file", "filename": "notes.jsonl", "purpose": "batch"}
-    return chat.encode_json({**fields, "bytes": len(body), "created_at": 1, "status": "processed"})
+    return encode_json({**fields, "bytes": len(body), "created_at": 1, "status": "processed"})
 
 
 @dataclass

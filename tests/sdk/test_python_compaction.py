@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from compaction_proxy.cli.demo import script
+from compaction_proxy.cli.demo import replies as script
 from compaction_proxy.cli.demo.chat import JsonObject
 from compaction_proxy.config.sections import UpstreamSection
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from compaction_proxy.cli.demo.client import DemoClient, Receive, Scope, Send
+from compaction_proxy.cli.demo.provider import DemoClient, Receive, Scope, Send
 from tests.summaries import put_as_asked
 
 JsonObject = dict[str, Any]

@@ -18,8 +18,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.faults import Fault
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProviderSettings, Fault, create_provider
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter

@@ -1,60 +1,65 @@
-"""Defines the client with which commands call the admin API of a running proxy.
+"""Calls a running proxy: its admin API, its health check and its MCP endpoint.
 
 A program other than the proxy may answer on the port. The client therefore treats answers as untrusted data
-and limits their size.
+and limits their size. `http.client` is imported where it is used, so that `--help` is quick.
 """
 
-import http.client
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
-from urllib.parse import SplitResult, quote, urlencode, urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
 
-from compaction_proxy.cli.health import build_local_url, connect_unix_socket, create_connection
-from compaction_proxy.cli.output import escape_unprintable
+from compaction_proxy.cli.output import escape_unprintable, read_rows
 from compaction_proxy.core.errors import ConfigError, ProxyError
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection, HTTPResponse
+
+    from compaction_proxy.config.sections import ServerSection
 
 API_PATH = "/admin/v1"
 TIMEOUT_S = 30.0
+HEALTH_TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 256 * 1024 * 1024  # an export holds a whole conversation
+MAX_HEALTH_BYTES = 4_096
 MAX_LINE_BYTES = 1024 * 1024
 MAX_SHOWN_CHARACTERS = 500
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+# Maps addresses that mean all interfaces to the loopback address at which the proxy can be reached.
+LOOPBACK_BY_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared only, not bound
 _KEY_VARIABLE = "COMPACTION_PROXY__SERVER__ADMIN_KEY"
 _ID_CHARACTERS = 26  # `c_` and 24 hex digits
 _MAX_LISTED = 1_000
 
 
 class AdminRefusedError(ProxyError):
-    """Reports an error answer, an answer that is not JSON, or an id prefix without exactly one match.
-
-    Attributes:
-        status: The HTTP status code of the answer, or 404 if the id prefix is the problem.
-    """
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+    """Reports an error answer, an answer that is not JSON, or an id prefix without exactly one match."""
 
 
 class AdminUnreachableError(ProxyError):
-    """Reports that no proxy answers, that the connection broke or that the answer is too large."""
+    """Reports that no proxy answers, that the connection broke or that the answer is too large.
+
+    The cause of the error is the exception of the connection, if there was one.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
-    """Calls the admin API of a running proxy.
+    """Calls a running proxy.
 
     Attributes:
         url: Base URL of the proxy.
-        key: The admin key. If it is empty, requests carry no key.
+        headers: Header fields of every request, such as the admin key.
         unix_socket: Path of the Unix socket to connect to. None connects to the URL's host and port.
     """
 
     url: str
-    key: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     unix_socket: str | None = None
 
     def get(self, path: str, **query: object) -> Any:  # noqa: ANN401 - JSON
@@ -66,31 +71,27 @@ class AdminClient:
             AdminRefusedError: The API answered with an error, or not with JSON.
             AdminUnreachableError: The API did not answer, or the answer is too large.
         """
-        return self.send("GET", path, query=query)
+        parameters = {name: value for name, value in query.items() if value is not None}
+        return self.send("GET", f"{path}{'?' if parameters else ''}{urlencode(parameters)}")
 
-    def send(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, object] | None = None,
-        query: Mapping[str, object] | None = None,
-    ) -> Any:  # noqa: ANN401 - JSON
+    def send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:  # noqa: ANN401 - JSON
         """Sends a request for a path below `/admin/v1` and returns the JSON answer.
 
         Raises:
             AdminRefusedError: The API answered with an error, or not with JSON.
             AdminUnreachableError: The API did not answer, or the answer is too large.
         """
-        try:
-            with self._send_request(method, path, body, query or {}, {}, TIMEOUT_S) as answer:
-                data = answer.read(MAX_ANSWER_BYTES + 1)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise self._build_unreachable_error(error) from None
+        with self.open_response(method, API_PATH + path, body) as answer:
+            data = answer.read(MAX_ANSWER_BYTES + 1)
         if len(data) > MAX_ANSWER_BYTES:
             raise AdminUnreachableError(f"{self.display_url}: the answer is too large")
-        if answer.status >= http.client.BAD_REQUEST:
-            raise _build_refused_error(self.display_url, answer.status, data)
-        return _decode_json(self.display_url, answer.status, data)
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            raise self._build_refused_error(answer.status, data)
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            text = f"{self.display_url}: what answers there is no compaction-proxy"
+            raise AdminRefusedError(text) from None
 
     def stream_lines(self, path: str, headers: Mapping[str, str], silence_s: float) -> Iterator[str]:
         """Yields the lines of a streamed answer as they arrive, without line endings.
@@ -104,14 +105,11 @@ class AdminClient:
             AdminRefusedError: The API answered with an error.
             AdminUnreachableError: The API did not answer, or the stream broke.
         """
-        try:
-            with self._send_request("GET", path, None, {}, headers, silence_s) as answer:
-                if answer.status != http.client.OK:
-                    raise _build_refused_error(self.display_url, answer.status, answer.read(MAX_LINE_BYTES))
-                while line := answer.readline(MAX_LINE_BYTES):
-                    yield line.decode("utf-8", "replace").rstrip("\r\n")
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise self._build_unreachable_error(error) from None
+        with self.open_response("GET", API_PATH + path, None, headers, silence_s) as answer:
+            if answer.status != HTTPStatus.OK:
+                raise self._build_refused_error(answer.status, answer.read(MAX_LINE_BYTES))
+            while line := answer.readline(MAX_LINE_BYTES):
+                yield line.decode("utf-8", "replace").rstrip("\r\n")
 
     def find_conversation_id(self, prefix: str) -> str:
         """Returns the id of the only conversation whose id begins with a prefix.
@@ -131,99 +129,183 @@ class AdminClient:
         if len(matches) == 1:
             return matches[0]
         problem = f"{len(matches)} conversations begin" if matches else "no conversation begins"
-        raise AdminRefusedError(404, f"{problem} with {escape_unprintable(prefix)!r}")
+        raise AdminRefusedError(f"{problem} with {escape_unprintable(prefix)!r}")
 
     @property
     def display_url(self) -> str:
         """The address of the proxy as shown to users."""
         return self.url if self.unix_socket is None else f"unix:{self.unix_socket}"
 
-    def _send_request(
+    @contextmanager
+    def open_response(
         self,
         method: str,
         path: str,
-        body: Mapping[str, object] | None,
-        query: Mapping[str, object],
-        headers: Mapping[str, str],
-        timeout_s: float,
-    ) -> http.client.HTTPResponse:
-        """Sends a request and returns the response, whose body is still unread.
+        body: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Iterator["HTTPResponse"]:
+        """Sends a request for a path below the base URL and yields the response, whose body is still unread.
 
-        Redirects are not followed, so that the admin key is never sent to another server.
+        Redirects are not followed, so that credentials are never sent to another server.
+
+        Raises:
+            AdminUnreachableError: The proxy did not answer, or the connection broke inside the block.
         """
-        parts = urlsplit(self.url)
-        connection = (
-            create_connection(parts, timeout_s)
-            if self.unix_socket is None
-            else self._connect_unix_socket(timeout_s)
-        )
-        parameters = {name: value for name, value in query.items() if value is not None}
-        target = (
-            f"{parts.path.rstrip('/')}{API_PATH}{path}{'?' + urlencode(parameters) if parameters else ''}"
-        )
-        fields = {"accept": "application/json", "connection": "close", **headers}
-        if self.key:
-            fields["authorization"] = f"Bearer {self.key}"
+        from http.client import HTTPException
+
+        fields = {"accept": "application/json", "connection": "close", **self.headers, **(headers or {})}
         if body is not None:
             fields["content-type"] = "application/json"
-        connection.request(method, target, json.dumps(body) if body is not None else None, fields)
-        return connection.getresponse()
+        data = json.dumps(body) if body is not None else None
+        try:
+            target = f"{urlsplit(self.url).path.rstrip('/')}{path}"
+            with closing(self._create_connection(timeout_s)) as connection:
+                if self.unix_socket is not None:
+                    connection.sock.connect(self.unix_socket)
+                connection.request(method, target, data, fields)
+                with connection.getresponse() as answer:
+                    yield answer
+        except (ConnectionRefusedError, FileNotFoundError) as error:
+            text = f"{self.display_url}: nothing listens there; start it with `compaction-proxy serve`"
+            raise AdminUnreachableError(text) from error
+        except TimeoutError as error:
+            raise AdminUnreachableError(f"{self.display_url}: no answer in time") from error
+        except (OSError, ValueError, HTTPException) as error:
+            text = f"{self.display_url}: unreachable: {type(error).__name__}"
+            raise AdminUnreachableError(text) from error
 
-    def _connect_unix_socket(self, timeout_s: float) -> http.client.HTTPConnection:
-        return connect_unix_socket(self.unix_socket or "", timeout_s)
+    def _create_connection(self, timeout_s: float) -> "HTTPConnection":
+        """Creates a connection to the proxy.
 
-    def _build_unreachable_error(self, error: Exception) -> AdminUnreachableError:
-        if isinstance(error, ConnectionRefusedError | FileNotFoundError):
-            return AdminUnreachableError(
-                f"{self.display_url}: nothing listens there; start it with `compaction-proxy serve`"
+        Certificates are not verified on loopback, because they are issued for the names by which other
+        machines reach the proxy.
+        """
+        import http.client
+        import socket
+        import ssl
+
+        if self.unix_socket is not None:
+            connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(timeout_s)
+            return connection
+        url = urlsplit(self.url)
+        host = url.hostname or ""
+        if url.scheme != "https":
+            return http.client.HTTPConnection(host, url.port, timeout=timeout_s)
+        context = ssl.create_default_context()
+        if host in LOOPBACK_HOSTS:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=context)
+
+    def _build_refused_error(self, status: int, data: bytes) -> AdminRefusedError:
+        """Builds the error for a refused request.
+
+        The message quotes the server's text only if the body has the proxy's error format. Otherwise, the
+        message says that the server is not a compaction-proxy.
+        """
+        reason = parse_error_message(data)
+        if reason is None:
+            return AdminRefusedError(
+                f"{self.display_url}: what answers there is no compaction-proxy (status {status})"
             )
-        if isinstance(error, TimeoutError):
-            return AdminUnreachableError(f"{self.display_url}: no answer in time")
-        return AdminUnreachableError(f"{self.display_url}: unreachable: {type(error).__name__}")
+        message = escape_unprintable(reason)
+        if status == HTTPStatus.UNAUTHORIZED:
+            message = (
+                f"the admin key is refused; give it with --admin-key-file or {_KEY_VARIABLE} ({message})"
+            )
+        return AdminRefusedError(message)
 
 
-def quote_segment(text: str) -> str:
-    """Percent-encodes a text as one segment of a URL path."""
-    return quote(text, safe="")
+def parse_error_message(data: bytes) -> str | None:
+    """Returns the message of an error in the proxy's format, cut to `MAX_SHOWN_CHARACTERS`, or None."""
+    try:
+        return str(json.loads(data)["error"]["message"])[:MAX_SHOWN_CHARACTERS]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
 
 
-def read_rows(answer: object, name: str) -> list[dict[str, Any]]:
-    """Returns the objects in the list `name` of a JSON answer, or an empty list if there is no such list.
+def check_ready(client: AdminClient) -> tuple[bool, str]:
+    """Returns whether a proxy is ready, and a line that reports the result."""
+    try:
+        with client.open_response("GET", "/readyz", timeout_s=HEALTH_TIMEOUT_S) as answer:
+            is_ready = answer.status == HTTPStatus.OK
+    except AdminUnreachableError as error:
+        return False, f"{client.display_url}: unreachable: {type(error.__cause__).__name__}"
+    return is_ready, f"{client.display_url}: {'ready' if is_ready else f'answered {answer.status}'}"
 
-    Elements of the list that are not objects are skipped.
-    """
-    values = answer.get(name) if isinstance(answer, dict) else None
-    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
+
+def fetch_version(client: AdminClient) -> str | None:
+    """Returns the version of the compaction-proxy that answers, or None if none does."""
+    try:
+        with client.open_response("GET", "/readyz", timeout_s=HEALTH_TIMEOUT_S) as answer:
+            fields = json.loads(answer.read(MAX_HEALTH_BYTES))
+        return str(fields["version"]) if "store" in fields else None
+    except (AdminUnreachableError, LookupError, TypeError):
+        return None
 
 
 def create_admin_client(url: str | None, key_file: Path | None, config: Path | None = None) -> AdminClient:
     """Creates a client of the admin API from command-line options.
 
     Without `url`, the configuration supplies the address. Without `key_file`, the environment or else the
-    configuration supplies the key.
+    configuration supplies the key. If no configuration can supply it, none is loaded, because that takes a
+    third of a second.
 
     Raises:
         ConfigError: The URL, the key file or the configuration cannot be used.
     """
     key = _read_key(key_file) if key_file else os.environ.get(_KEY_VARIABLE)
-    if url is not None and (key is not None or not (config or _has_config_source())):
-        return AdminClient(parse_base_url(url), key or "")
-    from compaction_proxy.config.loader import load_config
-
-    server = load_config(config, os.environ).config.server
-    admin_key = server.admin_key.get_secret_value() if key is None else key
-    if url is not None:
-        return AdminClient(parse_base_url(url), admin_key)
-    return AdminClient(build_local_url(server), admin_key, server.unix_socket)
-
-
-def _has_config_source() -> bool:
-    """Returns whether there is a configuration that may supply the admin key.
-
-    If there is none, the caller need not load the configuration, which takes a third of a second.
-    """
     variables = {f"{_KEY_VARIABLE}_FILE", "COMPACTION_PROXY_CONFIG"} & os.environ.keys()
-    return bool(variables) or Path("config.yaml").exists()
+    has_config = bool(config or variables or Path("config.yaml").exists())
+    if url is None or (key is None and has_config):
+        from compaction_proxy.config.loader import load_config
+
+        server = load_config(config, os.environ).config.server
+        key = server.admin_key.get_secret_value() if key is None else key
+        if url is None:
+            return create_local_client(server, key)
+    return AdminClient(parse_base_url(url), _build_key_header(key))
+
+
+def create_local_client(server: "ServerSection", key: str = "") -> AdminClient:
+    """Creates a client of the proxy that is configured for this machine."""
+    return AdminClient(build_local_url(server), _build_key_header(key), server.unix_socket)
+
+
+def build_local_url(server: "ServerSection") -> str:
+    """Returns the URL, with base path, at which the configured proxy answers on this machine.
+
+    For a proxy on a Unix socket, the URL names `localhost`, because the proxy accepts any host name. The
+    caller must connect to the socket.
+    """
+    if server.unix_socket is not None:
+        return f"http://localhost{server.base_path}"
+    host = LOOPBACK_BY_WILDCARD.get(server.host, server.host)
+    scheme = "http" if server.tls_certificate is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}{server.base_path}"
+
+
+def parse_base_url(url: str) -> str:
+    """Returns the proxy's base URL without a trailing slash and without `/v1`.
+
+    Raises:
+        ConfigError: The text is not an HTTP base URL.
+    """
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable or not url.isprintable():
+        raise ConfigError(f"--url: {escape_unprintable(url)!r} is no base URL, such as http://127.0.0.1:4141")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _build_key_header(key: str | None) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def _read_key(path: Path) -> str:
@@ -236,45 +318,3 @@ def _read_key(path: Path) -> str:
     if not key.isprintable() or not key:
         raise ConfigError(f"{path}: holds no key")
     return key
-
-
-def parse_base_url(url: str) -> str:
-    """Returns the proxy's base URL without a trailing slash and without `/v1`.
-
-    Raises:
-        ConfigError: The text is not an HTTP base URL.
-    """
-    try:
-        parts: SplitResult | None = urlsplit(url)
-        usable = bool(parts and parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0)
-    except ValueError:
-        usable = False
-    if not usable or not url.isprintable():
-        raise ConfigError(f"--url: {escape_unprintable(url)!r} is no base URL, such as http://127.0.0.1:4141")
-    return url.rstrip("/").removesuffix("/v1")
-
-
-def _decode_json(display_url: str, status: int, data: bytes) -> Any:  # noqa: ANN401 - JSON
-    try:
-        answer = json.loads(data)
-    except (ValueError, RecursionError):
-        raise AdminRefusedError(status, f"{display_url}: what answers there is no compaction-proxy") from None
-    return answer
-
-
-def _build_refused_error(display_url: str, status: int, data: bytes) -> AdminRefusedError:
-    """Builds the error for a refused request.
-
-    The message quotes the server's text only if the body has the proxy's error format. Otherwise, the message
-    says that the server is not a compaction-proxy.
-    """
-    try:
-        text = json.loads(data)["error"]["message"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return AdminRefusedError(
-            status, f"{display_url}: what answers there is no compaction-proxy (status {status})"
-        )
-    message = escape_unprintable(text)[:MAX_SHOWN_CHARACTERS]
-    if status == http.client.UNAUTHORIZED:
-        message = f"the admin key is refused; give it with --admin-key-file or {_KEY_VARIABLE} ({message})"
-    return AdminRefusedError(status, message)

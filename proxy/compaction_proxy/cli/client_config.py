@@ -60,11 +60,7 @@ class ClientFile(NamedTuple):
     edit: EditText
 
 
-def _get_default_limits(_: str) -> TokenLimits:
-    return TokenLimits()
-
-
-def edit_codex(text: str, url: str, model: str, get_limits: GetTokenLimits = _get_default_limits) -> str:
+def edit_codex(text: str, url: str, model: str, get_limits: GetTokenLimits) -> str:
     """Adds the proxy to Codex's TOML as a model provider and selects this provider.
 
     The configured model and an existing `model_context_window` do not change. If that key is missing, the
@@ -110,7 +106,7 @@ def _select_provider(text: str) -> str:
     return f"{line}\n{above}{below}"
 
 
-def edit_aider(text: str, url: str, model: str, get_limits: GetTokenLimits = _get_default_limits) -> str:
+def edit_aider(text: str, url: str, model: str, get_limits: GetTokenLimits) -> str:
     """Sets the proxy as the base URL in aider's YAML and adds a history limit if there is none.
 
     The limit is the model's context window. It keeps aider from summarising the history itself. The
@@ -133,7 +129,7 @@ def edit_aider(text: str, url: str, model: str, get_limits: GetTokenLimits = _ge
     return _check_edit(new_text, _parse_yaml, expected)
 
 
-def edit_continue(text: str, url: str, model: str, get_limits: GetTokenLimits = _get_default_limits) -> str:
+def edit_continue(text: str, url: str, model: str, get_limits: GetTokenLimits) -> str:
     """Adds a model that uses the proxy to Continue's YAML, as the first model of the list.
 
     If the list has a model of the proxy's name with another URL, the function refuses to edit the file.
@@ -169,7 +165,7 @@ def edit_continue(text: str, url: str, model: str, get_limits: GetTokenLimits = 
     return _check_edit(text[:start] + lines + text[start:], _parse_yaml, expected)
 
 
-def edit_opencode(text: str, url: str, model: str, get_limits: GetTokenLimits = _get_default_limits) -> str:
+def edit_opencode(text: str, url: str, model: str, get_limits: GetTokenLimits) -> str:
     """Adds the proxy to OpenCode's JSON as a provider.
 
     The function also sets token limits for the model if it has none. Without limits, OpenCode asks for 32,000

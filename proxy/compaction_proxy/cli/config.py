@@ -1,12 +1,19 @@
 """Holds the commands `config show`, `config init` and `config schema`."""
 
+import json
+from functools import reduce
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import FAILED, create_group, exit_with_error, load_config_and_print_warnings
-from compaction_proxy.cli.options import ConfigOption
+from compaction_proxy.cli.exit import (
+    FAILED,
+    ConfigOption,
+    create_group,
+    exit_with_error,
+    load_config_and_print_warnings,
+)
 
 config_app = create_group("Look at the configuration.")
 DEFAULT_FILE = Path("config.yaml")
@@ -46,11 +53,14 @@ def show(
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
 ) -> None:
     """Print every key and its value; secrets are masked."""
-    from compaction_proxy.cli.listing import format_config_lines
+    from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_value
 
     loaded = load_config_and_print_warnings(config)
-    for line in format_config_lines(loaded, with_origin=origin):
-        print(line)
+    for key in iter_keys():
+        path = format_key_path(key.path)
+        value = to_plain_value(reduce(getattr, map(str, key.path), loaded.config))
+        line = f"{path}: {json.dumps(value, ensure_ascii=False)}"
+        print(f"{line}  # {loaded.origins[path]}" if origin else line)
 
 
 @config_app.command()
@@ -71,8 +81,6 @@ def init(
 @config_app.command()
 def schema() -> None:
     """Print the configuration's JSON schema, for editors and for checks."""
-    import json
-
     from compaction_proxy.config.config import Config
 
     document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}

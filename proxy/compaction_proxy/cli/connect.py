@@ -1,6 +1,9 @@
 """Holds the command `connect`, which prints or writes the settings that point a client at the proxy."""
 
+import itertools
+import os
 from collections.abc import Mapping
+from difflib import get_close_matches, unified_diff
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -8,8 +11,15 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, exit_with_error
-from compaction_proxy.cli.options import ConfigOption
+from compaction_proxy.cli.admin_client import build_local_url, parse_base_url
+from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, ConfigOption, exit_with_error
+from compaction_proxy.cli.output import (
+    Column,
+    escape_unprintable,
+    format_table,
+    get_terminal_width,
+    print_lines,
+)
 
 
 class ClientGuide(NamedTuple):
@@ -245,18 +255,23 @@ def connect(
         _list_clients()
         return
     if tool not in CLIENTS:
-        _exit_unknown_client(tool)
+        close = get_close_matches(tool, CLIENTS, n=1)
+        hint = f", did you mean {close[0]!r}?" if close else "; `connect --list` names those that are known"
+        exit_with_error(f"{escape_unprintable(tool)!r}: no such client{hint}", BAD_CONFIG)
     target = _resolve_base_url(url, config)
     limits_of = partial(_resolve_token_limits, window, config, url)
     if apply:
         _edit_client_file(tool, target, model, file, limits_of)
     else:
-        _print_guide(CLIENTS[tool], target, model, limits_of(model))
+        client, limits = CLIENTS[tool], limits_of(model)
+        print_lines([f"# {client.title}: {client.destination}"])
+        print_lines(fill_placeholders(client.lines, target, model, limits).splitlines())
+        if client.remark:
+            print_lines([f"# {fill_placeholders(client.remark, target, model, limits)}"])
 
 
 def _list_clients() -> None:
     from compaction_proxy.cli.client_config import CLIENT_FILES
-    from compaction_proxy.cli.output import Column, format_table, get_terminal_width, print_lines
 
     columns = (Column("tool"), Column("what it is"), Column("--apply"))
     rows = [
@@ -266,22 +281,8 @@ def _list_clients() -> None:
     print_lines(format_table(columns, rows, get_terminal_width()))
 
 
-def _exit_unknown_client(tool: str) -> None:
-    from difflib import get_close_matches
-
-    from compaction_proxy.cli.output import escape_unprintable
-
-    close = get_close_matches(tool, CLIENTS, n=1)
-    hint = f", did you mean {close[0]!r}?" if close else "; `connect --list` names those that are known"
-    exit_with_error(f"{escape_unprintable(tool)!r}: no such client{hint}", BAD_CONFIG)
-
-
 def _resolve_base_url(url: str | None, config: Path | None) -> str:
     """Returns the proxy's base URL with `/v1`, from the option or else from the configuration."""
-    import os
-
-    from compaction_proxy.cli.admin_client import parse_base_url
-    from compaction_proxy.cli.health import build_local_url
     from compaction_proxy.config.loader import load_config
 
     if url is None:
@@ -304,8 +305,6 @@ def _resolve_token_limits(
     The context window comes from the option, else from the configuration, else from the shipped table of
     models. If `url` is given, the local configuration is not used, because the proxy at that URL has its own.
     """
-    import os
-
     from compaction_proxy.config.config import get_model_settings
     from compaction_proxy.config.loader import load_config
     from compaction_proxy.providers.windows import get_known_window
@@ -313,19 +312,6 @@ def _resolve_token_limits(
     if window is None and url is None:
         window = get_model_settings(load_config(config, os.environ).config, model).window
     return TokenLimits(window or get_known_window(model))
-
-
-def _print_guide(client: "ClientGuide", url: str, model: str, limits: "TokenLimits") -> None:
-    from compaction_proxy.cli.output import print_lines
-
-    print_lines(
-        [
-            f"# {client.title}: {client.destination}",
-            *fill_placeholders(client.lines, url, model, limits).splitlines(),
-        ]
-    )
-    if client.remark:
-        print_lines([f"# {fill_placeholders(client.remark, url, model, limits)}"])
 
 
 def _edit_client_file(
@@ -350,7 +336,9 @@ def _edit_client_file(
     if new_text == before:
         print(f"{path}: is so already")
         return
-    _show_changes(path, before, new_text)
+    name = str(path)
+    changes = unified_diff(before.splitlines(), new_text.splitlines(), name, name, n=1, lineterm="")
+    print_lines(escape_unprintable(line) for line in changes)
     try:
         backup = _replace_file(path, new_text)
     except OSError as error:
@@ -385,18 +373,8 @@ def _edit_text(old_text: str, edit: "Callable[[str], str]") -> str:
     return old_text if edited == plain else edited.replace("\n", "\r\n")
 
 
-def _show_changes(path: Path, old_text: str, new_text: str) -> None:
-    from difflib import unified_diff
-
-    from compaction_proxy.cli.output import escape_unprintable, print_lines
-
-    lines = unified_diff(old_text.splitlines(), new_text.splitlines(), str(path), str(path), n=1, lineterm="")
-    print_lines(escape_unprintable(line) for line in lines)
-
-
 def _replace_file(path: Path, text: str) -> Path | None:
     """Replaces a file atomically and returns the path of the backup, or None if there was no file."""
-    import os
     import shutil
     import tempfile
 
@@ -409,22 +387,12 @@ def _replace_file(path: Path, text: str) -> Path | None:
             os.fsync(file.fileno())
         backup = None
         if path.exists():
+            names = (f"{path.name}{BACKUP_SUFFIX}{'' if n == 1 else f'-{n}'}" for n in itertools.count(1))
+            backup = next(each for each in map(path.with_name, names) if not each.exists())
             shutil.copymode(path, name)
-            backup = _back_up_file(path)
+            shutil.copy2(path, backup)
         Path(name).replace(path)
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise
     return backup
-
-
-def _back_up_file(path: Path) -> Path:
-    """Copies a file to an unused name in the same folder and returns the path of the copy."""
-    import shutil
-
-    for number in range(1, 1_000):
-        backup = path.with_name(f"{path.name}{BACKUP_SUFFIX}{'' if number == 1 else f'-{number}'}")
-        if not backup.exists():
-            shutil.copy2(path, backup)
-            return backup
-    raise OSError(0, "too many backups stand beside it")

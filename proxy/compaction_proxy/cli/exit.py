@@ -1,12 +1,13 @@
-"""Defines how commands end: with an exit code and, if they fail, with an error message on stderr.
+"""Defines what commands share: their options, and how they end.
 
-If the reader of a command's output closes the pipe, the command ends without an error.
+A command ends with an exit code and, if it fails, with an error message on stderr. If the reader of its
+output closes the pipe, it ends without an error.
 """
 
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -21,6 +22,26 @@ if TYPE_CHECKING:
 FAILED = 1  # not found, refused, or any other failure
 BAD_CONFIG = 2  # bad configuration or bad usage; typer exits with 2 for bad usage, too
 INTERRUPTED = 130
+HEADER_FORMAT = "a header is written as 'name: value'"
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Default: $COMPACTION_PROXY_CONFIG, else ./config.yaml."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table, for programs.")]
+UpstreamOption = Annotated[str | None, typer.Option("--upstream", help="Base URL of the provider.")]
+UrlOption = Annotated[
+    str | None, typer.Option("--url", metavar="URL", help="Base URL of the proxy; default: as configured.")
+]
+KeyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--admin-key-file", metavar="FILE", help="Holds the admin key; default: the configured one."
+    ),
+]
+SessionArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of a conversation, or as much of it as no other begins with.")
+]
 
 
 class CommandGroup(TyperGroup):
@@ -81,3 +102,16 @@ def load_config_and_print_warnings(
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return loaded
+
+
+def parse_header(text: str) -> tuple[str, str]:
+    """Parses a header `name: value`, or a file that holds one. The name is returned in lower case.
+
+    Raises:
+        ProxyError: There is no colon.
+    """
+    header = Path(text).read_text("utf-8") if Path(text).is_file() else text
+    name, colon, value = header.strip().partition(":")
+    if not colon:
+        raise ProxyError(HEADER_FORMAT)
+    return name.strip().lower(), value.strip()

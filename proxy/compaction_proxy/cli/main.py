@@ -3,24 +3,28 @@
 Each command imports what it needs when it runs, so that `health` and `--help` are quick.
 """
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from compaction_proxy.cli.admin_client import AdminClient, check_ready, create_local_client
 from compaction_proxy.cli.config import config_app
 from compaction_proxy.cli.connect import connect
 from compaction_proxy.cli.doctor.command import doctor
-from compaction_proxy.cli.exit import create_group, load_config_and_print_warnings
+from compaction_proxy.cli.exit import (
+    ConfigOption,
+    UpstreamOption,
+    create_group,
+    load_config_and_print_warnings,
+    parse_header,
+)
 from compaction_proxy.cli.mcp import mcp
 from compaction_proxy.cli.models import models
-from compaction_proxy.cli.options import ConfigOption, UpstreamOption
 from compaction_proxy.cli.replay import replay
 from compaction_proxy.cli.run import run
 from compaction_proxy.cli.savings import savings
 from compaction_proxy.cli.sessions import search, sessions_app
 from compaction_proxy.cli.watch import watch
-from compaction_proxy.core.errors import ProxyError
 
 app = create_group("An OpenAI-compatible proxy that keeps long conversations fitting.", "compaction-proxy")
 
@@ -70,15 +74,13 @@ def health(
     url: Annotated[str | None, typer.Option(help="Base URL of the proxy; default: as configured.")] = None,
 ) -> None:
     """Exit with 0 if a running proxy is ready, with 1 if not. For container health checks."""
-    from compaction_proxy.cli.health import build_local_url, check_ready
-
     if url is None:
-        server = load_config_and_print_warnings(None).config.server
-        ready, report = check_ready(build_local_url(server), server.unix_socket)
+        client = create_local_client(load_config_and_print_warnings(None).config.server)
     else:
-        ready, report = check_ready(url)
+        client = AdminClient(url)
+    is_ready, report = check_ready(client)
     print(report)
-    raise typer.Exit(0 if ready else 1)
+    raise typer.Exit(0 if is_ready else 1)
 
 
 @app.command()
@@ -92,28 +94,15 @@ def forget(
 
     from compaction_proxy.cli.forget import forget_client
 
-    header_text = Path(credential).read_text("utf-8") if Path(credential).is_file() else credential
-    fields = [_parse_header(header_text)]
-    number = asyncio.run(
-        forget_client(
-            load_config_and_print_warnings(config).config,
-            fields,
-            [_parse_header(session)] if session else None,
-        )
-    )
+    settings = load_config_and_print_warnings(config).config
+    session_field = _encode_header(session) if session else None
+    number = asyncio.run(forget_client(settings, _encode_header(credential), session_field))
     print(f"{number} records deleted")
 
 
-def _parse_header(text: str) -> tuple[bytes, bytes]:
-    """Parses a text `name: value` into a header field as a server receives it: bytes, the name in lower case.
-
-    Raises:
-        ProxyError: The text has no colon.
-    """
-    name, colon, value = text.strip().partition(":")
-    if not colon:
-        raise ProxyError("a header is written as 'name: value'")
-    return name.strip().lower().encode(), value.strip().encode()
+def _encode_header(text: str) -> list[tuple[bytes, bytes]]:
+    name, value = parse_header(text)
+    return [(name.encode(), value.encode())]
 
 
 @app.command()
@@ -133,7 +122,7 @@ def demo_provider(
     window: Annotated[int, typer.Option(help="Prompt plus output, in tokens.")] = 8192,
 ) -> None:
     """Serve the demo's provider: its answers are scripted, there is no model behind it."""
-    from compaction_proxy.cli.demo.serve import run_provider
+    from compaction_proxy.cli.demo.provider import run_provider
 
     run_provider(host, port, window)
 

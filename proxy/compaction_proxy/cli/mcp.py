@@ -1,24 +1,40 @@
 """Holds the command `mcp`, an MCP server on stdin and stdout with the tools of a running proxy's `/mcp`.
 
 The command sends each tool call to the proxy as a separate request, so that the proxy can be restarted
-between calls.
+between calls. The client of the MCP SDK is not used, because it hides the reason that the proxy gives when it
+refuses a call.
 """
 
+import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compaction_proxy.cli.exit import FAILED, exit_with_error
-from compaction_proxy.cli.options import ConfigOption, UrlOption
+from compaction_proxy.cli.admin_client import (
+    AdminClient,
+    AdminUnreachableError,
+    create_local_client,
+    parse_base_url,
+    parse_error_message,
+)
+from compaction_proxy.cli.exit import (
+    FAILED,
+    HEADER_FORMAT,
+    ConfigOption,
+    UrlOption,
+    exit_with_error,
+    parse_header,
+)
 
 if TYPE_CHECKING:
-    from compaction_proxy.cli.tool_calls import McpTarget
+    from compaction_proxy.gateway.mcp.tools import McpToolResult
 
 # Environment variables that may hold the client's key. The first one that is set is used.
 KEY_VARIABLES = ("COMPACTION_PROXY_KEY", "OPENAI_API_KEY")
+MAX_ANSWER_BYTES = 1024 * 1024
 
 
 def mcp(
@@ -39,18 +55,47 @@ def mcp(
     import asyncio
     from functools import partial
 
-    from compaction_proxy.cli.tool_calls import call_tool
+    from compaction_proxy.config.loader import load_config
     from compaction_proxy.gateway.mcp.tools import NOT_INSTALLED
 
     try:
         from compaction_proxy.gateway.mcp.server import run_stdio
     except ModuleNotFoundError:
         exit_with_error(NOT_INSTALLED, FAILED)
-    headers = {**_build_credential_header(credential), **(_parse_header(session) if session else {})}
-    target = _resolve_target(url, config, headers)
+    headers = {**_build_credential_header(credential), **(_parse_ascii_header(session) if session else {})}
+    if url is not None:
+        client = AdminClient(parse_base_url(url), headers)
+    else:
+        local = create_local_client(load_config(config, os.environ).config.server)
+        client = replace(local, headers=headers)
     asyncio.run(
-        run_stdio(lambda name, arguments: asyncio.to_thread(partial(call_tool, target, name, arguments)))
+        run_stdio(lambda name, arguments: asyncio.to_thread(partial(call_tool, client, name, arguments)))
     )
+
+
+def call_tool(client: AdminClient, name: str, arguments: Mapping[str, Any]) -> "McpToolResult":
+    """Calls a tool of the proxy and returns the result. If the call fails, the result says why.
+
+    The headers of the client are the client's credential and the header that names its conversation.
+    """
+    from compaction_proxy.gateway.mcp.tools import McpToolResult
+
+    params = {"name": name, "arguments": arguments}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    try:
+        with client.open_response("POST", "/mcp", body) as response:
+            data = response.read(MAX_ANSWER_BYTES)
+    except AdminUnreachableError as error:
+        cause = type(error.__cause__).__name__
+        text = f"The proxy at {client.display_url} does not answer ({cause}). Is it running?"
+        return McpToolResult(text, is_error=True)
+    try:
+        result = json.loads(data)["result"]
+        return McpToolResult(str(result["content"][0]["text"]), bool(result.get("isError")))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        unknown = f"what answers there is no compaction-proxy (status {response.status})"
+        reason = parse_error_message(data) or unknown
+    return McpToolResult(f"The proxy at {client.display_url} refused: {reason}", is_error=True)
 
 
 def _build_credential_header(credential: str | None) -> dict[str, str]:
@@ -60,27 +105,13 @@ def _build_credential_header(credential: str | None) -> dict[str, str]:
     environment variable supplies the key.
     """
     if credential is not None:
-        return _parse_header(
-            Path(credential).read_text("utf-8") if Path(credential).is_file() else credential
-        )
+        return _parse_ascii_header(credential)
     key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "")
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
-def _parse_header(text: str) -> dict[str, str]:
-    name, colon, value = text.strip().partition(":")
-    if not colon or not text.isascii() or not text.strip().isprintable():
-        exit_with_error("a header is written as 'name: value'", FAILED)
-    return {name.strip().lower(): value.strip()}
-
-
-def _resolve_target(url: str | None, config: Path | None, headers: Mapping[str, str]) -> "McpTarget":
-    from compaction_proxy.cli.admin_client import parse_base_url
-    from compaction_proxy.cli.health import build_local_url
-    from compaction_proxy.cli.tool_calls import McpTarget
-    from compaction_proxy.config.loader import load_config
-
-    if url is not None:
-        return McpTarget(parse_base_url(url), headers)
-    server = load_config(config, os.environ).config.server
-    return McpTarget(build_local_url(server), headers, server.unix_socket)
+def _parse_ascii_header(text: str) -> dict[str, str]:
+    name, value = parse_header(text)
+    if not (name + value).isascii() or not (name + value).isprintable():
+        exit_with_error(HEADER_FORMAT, FAILED)
+    return {name: value}

@@ -5,7 +5,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compaction_proxy.cli.options import ConfigOption, JsonOption, KeyOption, UrlOption
+from compaction_proxy.cli.admin_client import AdminUnreachableError, create_admin_client
+from compaction_proxy.cli.exit import ConfigOption, JsonOption, KeyOption, UrlOption
+from compaction_proxy.cli.output import (
+    Column,
+    format_count,
+    format_dollars,
+    format_table,
+    get_terminal_width,
+    get_text,
+    print_json,
+    print_lines,
+    read_rows,
+)
 
 if TYPE_CHECKING:
     from compaction_proxy.config.config import Config
@@ -29,8 +41,6 @@ def models(
     """
     import os
 
-    from compaction_proxy.cli.admin_client import AdminUnreachableError, create_admin_client, read_rows
-    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
     from compaction_proxy.config.loader import load_config
     from compaction_proxy.providers.windows import WINDOWS
 
@@ -82,8 +92,6 @@ def _describe_models(config: "Config", names: Iterable[str]) -> list[dict[str, A
 
 def _format_models(rows: Iterable[dict[str, Any]], max_cells: int | None) -> list[str]:
     """Formats a table with a line for each model. Prices are dollars per million tokens."""
-    from compaction_proxy.cli.output import Column, format_count, format_dollars, format_table, get_text
-
     columns = (
         Column("model"),
         Column("window", is_right_aligned=True),

@@ -5,12 +5,11 @@ value of another type, which also stands for an unknown figure.
 """
 
 import json
-import shutil
 import sys
 import time
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ELLIPSIS = "…"
 UNKNOWN = "n/a"
@@ -68,6 +67,8 @@ def truncate_text(text: str, max_cells: int | None) -> str:
 
 def get_terminal_width() -> int | None:
     """Returns the width of the terminal in cells, or None if stdout is not a terminal."""
+    import shutil
+
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -158,3 +159,12 @@ def get_text(row: Mapping[str, object], name: str) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_rows(answer: object, name: str) -> list[dict[str, Any]]:
+    """Returns the objects in the list `name` of a JSON answer, or an empty list if there is no such list.
+
+    Elements of the list that are not objects are skipped.
+    """
+    values = answer.get(name) if isinstance(answer, dict) else None
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []

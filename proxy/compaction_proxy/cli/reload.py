@@ -5,8 +5,6 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compaction_proxy.config.keys import compare_configs
@@ -30,7 +28,7 @@ def reread_config(read_config: ReadConfig, running: LoadedConfig) -> LoadedConfi
         configuration cannot be used. In that case the problems are logged.
     """
     try:
-        _refuse_pipe(running.path)
+        _refuse_pipe(running)
         loaded = read_config()
         _refuse_empty(loaded, running)
     except ConfigError as error:
@@ -46,17 +44,14 @@ def reread_config(read_config: ReadConfig, running: LoadedConfig) -> LoadedConfi
     return replace(loaded, config=change.config)
 
 
-def _refuse_pipe(path: Path | None) -> None:
-    """Refuses a configuration that was read from a pipe, such as `--config <(…)`.
-
-    The content of a pipe can be read only once. A second read would block or find nothing. An empty
-    configuration has no client keys, so the proxy would then ask no client for a key.
+def _refuse_pipe(running: LoadedConfig) -> None:
+    """Refuses to read a pipe, such as `--config <(…)`, again: a second read would block or find nothing.
 
     Raises:
-        ConfigError: The path is a pipe.
+        ConfigError: The configuration came from a pipe.
     """
-    if path is not None and path.is_fifo():
-        raise ConfigError(f"{path}: a pipe cannot be read again; use a file")
+    if running.path is not None and running.path.is_fifo():
+        raise ConfigError(f"{running.path}: a pipe cannot be read again; use a file")
 
 
 def _refuse_empty(loaded: LoadedConfig, running: LoadedConfig) -> None:
@@ -69,12 +64,11 @@ def _refuse_empty(loaded: LoadedConfig, running: LoadedConfig) -> None:
     Raises:
         ConfigError: The file is gone or empty.
     """
-    if running.path is None or running.is_empty:
+    has_content = loaded.path is not None and not loaded.is_empty
+    if has_content or running.path is None or running.is_empty:
         return
-    if loaded.path is None:
-        raise ConfigError(f"{running.path}: is gone; `{{}}` in it takes everything back to the defaults")
-    if loaded.is_empty:
-        raise ConfigError(f"{loaded.path}: is empty; `{{}}` in it takes everything back to the defaults")
+    problem = f"{running.path}: is gone" if loaded.path is None else f"{loaded.path}: is empty"
+    raise ConfigError(f"{problem}; `{{}}` in it takes everything back to the defaults")
 
 
 def log_refusal(error: ConfigError) -> None:
@@ -117,23 +111,22 @@ class ConfigReloader:
         """
         self._started.wait()
         if self._loop is not None:
-            call = self.record_failed_reload if loaded is None else partial(self.apply_config, loaded)
-            self._loop.call_soon_threadsafe(call)
+            self._loop.call_soon_threadsafe(self.apply_config, loaded)
 
-    def apply_config(self, loaded: LoadedConfig) -> None:
-        """Applies a configuration. If the proxy refuses it, logs the problems and keeps the current one."""
+    def apply_config(self, loaded: LoadedConfig | None) -> None:
+        """Applies a configuration, and records in the metrics whether the reload succeeded.
+
+        None only records that a reload has failed. If the proxy refuses the configuration, it keeps the
+        current one, and the problems are logged.
+        """
         try:
-            self._app.reload(loaded)
+            if loaded is not None:
+                self._app.reload(loaded)
+                self._running = loaded
         except ConfigError as error:
             log_refusal(error)
-            self.record_failed_reload()
-        else:
-            self._running = loaded
-            self._app.record_reload(succeeded=True)
-
-    def record_failed_reload(self) -> None:
-        """Keeps the current configuration and records the failed reload in the metrics."""
-        self._app.record_reload(succeeded=False)
+            loaded = None
+        self._app.record_reload(succeeded=loaded is not None)
 
     def _schedule_reload(self, read_config: ReadConfig) -> None:
         # A read that is in progress may have begun before the file changed, so another read follows it.
@@ -144,8 +137,4 @@ class ConfigReloader:
     async def _read_and_apply(self, read_config: ReadConfig) -> None:
         while self._is_reread_needed:
             self._is_reread_needed = False
-            loaded = await asyncio.to_thread(reread_config, read_config, self._running)
-            if loaded is None:
-                self.record_failed_reload()
-            else:
-                self.apply_config(loaded)
+            self.apply_config(await asyncio.to_thread(reread_config, read_config, self._running))

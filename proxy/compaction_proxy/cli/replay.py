@@ -2,13 +2,30 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import BAD_CONFIG, exit_with_error, load_config_and_print_warnings
-from compaction_proxy.cli.options import ConfigOption, JsonOption
+from compaction_proxy.cli.exit import (
+    BAD_CONFIG,
+    ConfigOption,
+    JsonOption,
+    exit_with_error,
+    load_config_and_print_warnings,
+)
+from compaction_proxy.cli.output import (
+    Column,
+    escape_unprintable,
+    format_dollars,
+    format_percent,
+    format_table,
+    get_terminal_width,
+    print_json,
+    print_lines,
+    truncate_text,
+)
 
 if TYPE_CHECKING:
     from compaction_proxy.config.config import Config
@@ -41,7 +58,6 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     import asyncio
     import logging
 
-    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
     from compaction_proxy.core.strategies import STRATEGIES
     from compaction_proxy.replay.runner import ReplayOptions
     from compaction_proxy.telemetry import logs
@@ -55,7 +71,12 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     options = ReplayOptions(model, trigger_tokens, target_tokens, window, every)
     results = asyncio.run(_play_recordings(settings, file, list(dict.fromkeys(names)), options))
     if as_json:
-        print_json(_to_fields(results))
+        print_json(
+            {
+                "results": [each.to_fields() for played in results for each in played],
+                "total": [each.to_fields() for each in _sum_results(results)],
+            }
+        )
     else:
         print_lines(format_report(results, get_terminal_width()))
 
@@ -67,8 +88,6 @@ async def _play_recordings(
 
     Returns a list for each conversation, with one result for each strategy.
     """
-    from functools import partial
-
     from compaction_proxy.cli.replay_worker import open_components
     from compaction_proxy.replay.recordings import read_recordings
     from compaction_proxy.replay.runner import replay_recording
@@ -84,24 +103,18 @@ async def _play_recordings(
                 ]
                 results.append(conversation_results)
     finally:
-        _clear_progress()
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     return results
 
 
 def _show_progress(conversation: str, strategy: str, done: int, total: int) -> None:
     """Draws a progress bar if stderr is a terminal."""
-    from compaction_proxy.cli.output import escape_unprintable, truncate_text
-
     if sys.stderr.isatty():
         filled = _BAR_CELLS * done // total
         bar = "#" * filled + "." * (_BAR_CELLS - filled)
         line = truncate_text(f"[{bar}] {done}/{total} {strategy} {escape_unprintable(conversation)}", 78)
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-
-
-def _clear_progress() -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | None) -> Iterator[str]:
@@ -126,7 +139,6 @@ def _sum_results(results: "Sequence[Sequence[ReplayResult]]") -> "list[ReplayRes
 
 
 def _format_results(played: "Sequence[ReplayResult]", max_cells: int | None) -> Iterator[str]:
-    from compaction_proxy.cli.output import Column, escape_unprintable, format_table
 
     first = played[0]
     window = f", window {first.window:,}" if first.window else ""
@@ -142,8 +154,6 @@ def _format_results(played: "Sequence[ReplayResult]", max_cells: int | None) -> 
 
 def _format_uncompacted_row(result: "ReplayResult") -> tuple[str, ...]:
     """Formats the row of the conversation as the client sent it, without compaction."""
-    from compaction_proxy.cli.output import format_percent
-
     largest = f"{max(each.before for each in result.points):,}" if result.points else ""
     over = f"{result.over_without:,}"
     cost = _format_amount(result, lambda bill: bill.uncompacted)
@@ -152,7 +162,6 @@ def _format_uncompacted_row(result: "ReplayResult") -> tuple[str, ...]:
 
 
 def _format_strategy_row(result: "ReplayResult") -> tuple[str, ...]:
-    from compaction_proxy.cli.output import format_percent
 
     bill = result.dollars or result.tokens
     payback = "" if bill.pays_back_after is None else f"{bill.pays_back_after:,} req."
@@ -176,19 +185,8 @@ def _format_strategy_row(result: "ReplayResult") -> tuple[str, ...]:
 
 def _format_amount(result: "ReplayResult", get_amount: "Callable[[ReplayBill], float]") -> str:
     """Formats a cost in dollars or, if no price is known, in thousands of uncached input tokens."""
-    from compaction_proxy.cli.output import format_dollars
-
     return (
         format_dollars(get_amount(result.dollars))
         if result.dollars
         else f"{get_amount(result.tokens) / 1_000:,.0f}"
     )
-
-
-def _to_fields(results: "Sequence[Sequence[ReplayResult]]") -> dict[str, object]:
-    from compaction_proxy.replay.result import to_fields
-
-    return {
-        "results": [to_fields(each) for played in results for each in played],
-        "total": [to_fields(each) for each in _sum_results(results)],
-    }

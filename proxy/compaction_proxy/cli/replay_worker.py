@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 from compaction_proxy.compaction.summary_request import SummaryRoute
-from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
+from compaction_proxy.config.config import Config, ModelSettings
 from compaction_proxy.config.sections import ServerSection, StoreSection
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.strategies import Policy
@@ -26,7 +26,6 @@ from compaction_proxy.gateway.upstream import Upstream
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.replay.provider import SimulatedProvider
 from compaction_proxy.replay.recordings import Recording, parse_recording
-from compaction_proxy.replay.result import to_fields
 from compaction_proxy.replay.runner import ReplayComponents, ReplayOptions, replay_recording
 from compaction_proxy.replay.writer import ExtractiveSummaryModel
 from compaction_proxy.runtime import Components
@@ -85,7 +84,7 @@ async def open_components(config: Config) -> AsyncIterator[ReplayComponents]:
             usage_feedback=parts.create_usage_feedback(),
             summary_model=writer,
             counter=parts.counter,
-            get_settings=partial(get_model_settings, config),
+            config=config,
             resolve_summary_routes=partial(_get_summary_routes, config, upstream),
             get_price=partial(parts.pricing.get_price, origin=target),
             origin=target,
@@ -96,7 +95,7 @@ async def _play_strategies(
     config: Config, recording: Recording, strategies: list[str], options: ReplayOptions
 ) -> list[Any]:
     async with open_components(config) as stage:
-        return [to_fields(await replay_recording(stage, recording, name, options)) for name in strategies]
+        return [(await replay_recording(stage, recording, name, options)).to_fields() for name in strategies]
 
 
 def run_job(job: bytes) -> dict[str, Any]:

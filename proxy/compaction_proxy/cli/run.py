@@ -1,20 +1,23 @@
 """Holds the command `run`, which sends the requests of a single command through a proxy."""
 
+import os
+import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated
+from types import FrameType
+from typing import Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import load_config_and_print_warnings
-from compaction_proxy.cli.options import ConfigOption, UrlOption
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from compaction_proxy.config.config import Config
-    from compaction_proxy.config.loader import LoadedConfig
+from compaction_proxy.cli.admin_client import (
+    build_local_url,
+    create_local_client,
+    fetch_version,
+    parse_base_url,
+)
+from compaction_proxy.cli.exit import ConfigOption, UrlOption, load_config_and_print_warnings
 
 # Exit codes as in shells: not found, not executable, and ended by a signal (128 plus the signal's number).
 NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
@@ -70,21 +73,12 @@ def run(
 
     Ends as the command does: with its exit code, or 128 and the number of the signal that ended it.
     """
-    import os
     import secrets
 
     session = f"run-{secrets.token_hex(_SESSION_BYTES)}"
-    if url is not None:
-        from compaction_proxy.cli.admin_client import parse_base_url
-
-        _warn_if_environment_ignored(command, parse_base_url(url))
-        raise typer.Exit(_run_command(command, build_environment(os.environ, parse_base_url(url), session)))
-    settings = load_config_and_print_warnings(config)
-    with _find_or_start_proxy(settings, log) as proxy_url:
+    with _find_or_start_proxy(url, config, log) as (proxy_url, needs_key):
         _warn_if_environment_ignored(command, proxy_url)
-        environ = build_environment(
-            os.environ, proxy_url, session, needs_key=_has_upstream_key(settings.config)
-        )
+        environ = build_environment(os.environ, proxy_url, session, needs_key=needs_key)
         code = _run_command(command, environ)
     raise typer.Exit(code)
 
@@ -94,8 +88,6 @@ def _warn_if_environment_ignored(command: Sequence[str], url: str) -> None:
 
     Prints nothing if the command line or the program's own file already names the proxy.
     """
-    import sys
-
     from compaction_proxy.cli.client_config import CLIENT_FILES
 
     base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
@@ -125,35 +117,35 @@ def _get_program_name(command: Sequence[str]) -> str:
     return PROGRAMS_BY_PACKAGE.get(name, name.removesuffix(".cmd").removesuffix(".exe"))
 
 
-def _has_upstream_key(config: "Config") -> bool:
-    """Returns whether the proxy supplies the provider's key, so that clients need no key of their own."""
-    return bool(config.upstream.api_key.get_secret_value()) and not config.server.client_keys
-
-
 @contextmanager
-def _find_or_start_proxy(settings: "LoadedConfig", log: Path | None) -> Iterator[str]:
-    """Yields the URL of the running proxy or, if none runs, of a new one that ends when the block ends.
+def _find_or_start_proxy(
+    url: str | None, config: Path | None, log: Path | None
+) -> Iterator[tuple[str, bool]]:
+    """Yields the URL of a proxy, and whether clients need a placeholder key because the proxy has its own.
 
-    A running proxy is not used if it listens on a Unix socket or uses TLS. `log` is the log file of a new
-    proxy; None discards its output.
+    The proxy is the one at `url`, else the running one or, if none runs, a new one that ends when the block
+    ends. A running proxy is not used if it listens on a Unix socket or uses TLS.
+
+    Args:
+        url: Base URL of a proxy. None looks for one.
+        config: Path of the configuration.
+        log: Log file of a new proxy; None discards its output.
     """
-    import sys
-
-    from compaction_proxy.cli.health import build_local_url, fetch_version
-
-    server = settings.config.server
-    if (
-        server.unix_socket is None
-        and server.tls_certificate is None
-        and fetch_version(build_local_url(server))
-    ):
-        yield build_local_url(server).removesuffix(server.base_path)
+    if url is not None:
+        yield parse_base_url(url), False
         return
-    from compaction_proxy.cli.background_proxy import run_background_proxy
+    settings = load_config_and_print_warnings(config)
+    server = settings.config.server
+    needs_key = bool(settings.config.upstream.api_key.get_secret_value()) and not server.client_keys
+    can_be_used = server.unix_socket is None and server.tls_certificate is None
+    if can_be_used and fetch_version(create_local_client(server)):
+        yield build_local_url(server).removesuffix(server.base_path), needs_key
+        return
+    from compaction_proxy.cli.workers import run_background_proxy
 
-    with run_background_proxy(settings, log) as url:
-        print(f"compaction-proxy listens on {url} while this runs", file=sys.stderr)
-        yield url
+    with run_background_proxy(settings, log) as proxy_url:
+        print(f"compaction-proxy listens on {proxy_url} while this runs", file=sys.stderr)
+        yield proxy_url, needs_key
 
 
 def build_environment(
@@ -181,16 +173,12 @@ def build_environment(
     if needs_key and not environ.get(KEY_VARIABLE):
         variables[KEY_VARIABLE] = "none-needed"
     if any(name in environ or name.upper() in environ for name in _PROXY_VARIABLES):
-        variables.update(_bypass_proxies(environ))
+        # Requests to this machine must not go through HTTP proxies.
+        current = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+        hosts = [host for host in current.split(",") if host.strip()]
+        bypassed = ",".join(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
+        variables |= {"no_proxy": bypassed, "NO_PROXY": bypassed}
     return variables
-
-
-def _bypass_proxies(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns `no_proxy` variables that keep requests to this machine away from HTTP proxies."""
-    current = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
-    hosts = [host for host in current.split(",") if host.strip()]
-    value = ",".join(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
-    return {"no_proxy": value, "NO_PROXY": value}
 
 
 def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -198,14 +186,12 @@ def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
     Ctrl-C is not forwarded on a terminal, because the terminal sends SIGINT to the command itself.
     """
-    import signal
     import subprocess
-    import sys
 
     started: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
-    def forward_signal(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - signature of a signal handler
+    def forward_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - signature of a signal handler
         if number == signal.SIGINT and sys.stdin.isatty():
             return
         if started:

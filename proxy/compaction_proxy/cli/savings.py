@@ -1,15 +1,32 @@
 """Holds the command `savings`, which shows saved tokens and dollars, less the cost of compaction itself."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from compaction_proxy.cli.exit import BAD_CONFIG, exit_with_error
-from compaction_proxy.cli.options import ConfigOption, JsonOption, KeyOption, UrlOption
-
-if TYPE_CHECKING:
-    from compaction_proxy.cli.output import Column
+from compaction_proxy.cli.admin_client import create_admin_client
+from compaction_proxy.cli.exit import (
+    BAD_CONFIG,
+    ConfigOption,
+    JsonOption,
+    KeyOption,
+    UrlOption,
+    exit_with_error,
+)
+from compaction_proxy.cli.output import (
+    Column,
+    escape_unprintable,
+    format_count,
+    format_dollars,
+    format_percent,
+    format_table,
+    get_terminal_width,
+    get_text,
+    print_json,
+    print_lines,
+    read_rows,
+)
 
 SavingsFields = Mapping[str, Any]
 GROUPS = ("model", "day", "hour", "key", "total")
@@ -26,9 +43,6 @@ def savings(
     as_json: JsonOption = False,
 ) -> None:
     """Show what was saved, after what summaries and broken caches have cost."""
-    from compaction_proxy.cli.admin_client import create_admin_client, read_rows
-    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
-
     if by not in GROUPS:
         exit_with_error(f"--by: one of {', '.join(GROUPS)}", BAD_CONFIG)
     if as_csv + share + as_json > 1:
@@ -47,8 +61,7 @@ def savings(
         print_lines(format_overview(by, rows, total, get_terminal_width()))
 
 
-def _build_columns(by: str) -> "tuple[Column, ...]":
-    from compaction_proxy.cli.output import Column
+def _build_columns(by: str) -> tuple[Column, ...]:
 
     figures = ("requests", "sent", "forwarded", "less", "cached", "cost", "saved", "cache loss", "summaries")
     return (
@@ -65,8 +78,6 @@ def format_overview(
 
     If some requests have no known price, a last line tells how many. No amount includes them.
     """
-    from compaction_proxy.cli.output import format_table, get_text
-
     lines = [_format_figures(get_text(row, "of"), row) for row in rows]
     if by != "total" or not lines:
         lines.append(_format_figures("total", total))
@@ -77,7 +88,6 @@ def format_overview(
 
 
 def _format_figures(label: str, row: SavingsFields) -> list[str]:
-    from compaction_proxy.cli.output import format_count, format_dollars, format_percent
 
     money = [
         format_dollars(row.get(f"{name}_usd")) for name in ("cost", "gross", "cache_loss", "summary", "net")
@@ -101,8 +111,6 @@ def _count_saved_tokens(row: SavingsFields) -> int | None:
 
 def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
     """Formats five lines to share. They contain no name of a model, key or conversation."""
-    from compaction_proxy.cli.output import escape_unprintable, format_count, format_dollars, format_percent
-
     sent, forwarded = format_count(total.get("tokens_before")), format_count(total.get("tokens_after"))
     less = format_percent(_count_saved_tokens(total), total.get("tokens_before"))
     cached = format_percent(total.get("cached_tokens"), total.get("prompt_tokens"))
@@ -128,7 +136,6 @@ def format_csv(rows: list[dict[str, Any]]) -> list[str]:
     The overhead, the time that the proxy adds to requests, is given as quantiles. Its histogram is left out.
     """
     from compaction_proxy.admin.api.export import format_csv_line
-    from compaction_proxy.cli.output import escape_unprintable
 
     records = [dict(_flatten_row(row)) for row in rows]
     names = list(dict.fromkeys(name for row in records for name in row))

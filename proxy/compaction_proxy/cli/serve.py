@@ -88,13 +88,6 @@ def get_drain_timeouts(server: ServerSection) -> serving.DrainTimeouts:
     return serving.DrainTimeouts(grace_s, server.drain_s)
 
 
-def get_deadlines(server: ServerSection) -> serving.ClientDeadlines:
-    """Returns how long clients may take to send a request and to read the response."""
-    return serving.ClientDeadlines(
-        head_s=server.head_timeout_s, body_s=server.body_timeout_s, send_s=server.send_timeout_s
-    )
-
-
 def create_tls_context(server: ServerSection) -> ssl.SSLContext | None:
     """Creates the TLS context, or returns None if the server does not use TLS.
 
@@ -107,9 +100,9 @@ def create_tls_context(server: ServerSection) -> ssl.SSLContext | None:
     return serving.build_tls_context(str(Path(certificate).expanduser()), str(Path(key).expanduser()))
 
 
-def get_scheme(server: ServerSection) -> str:
-    """Returns the URL scheme of the server, `http` or `https`."""
-    return "http" if server.tls_certificate is None else "https"
+def build_url(bound: socket.socket, server: ServerSection) -> str:
+    """Returns the URL at which the proxy answers on a socket."""
+    return serving.build_base_url(bound, "http" if server.tls_certificate is None else "https")
 
 
 def open_listener(server: ServerSection) -> socket.socket:
@@ -127,16 +120,6 @@ def announce_start(config: Config, url: str) -> None:
     """Prints the banner and logs that the proxy accepts requests."""
     print("\n".join(format_banner(config, url)), flush=True)
     logs.get_logger(__name__).info(log_events.SERVING_STARTED, url=url, upstream=config.upstream.base_url)
-
-
-def _schedule_exit() -> None:
-    """Schedules the end of the process, with exit code 0, in `EXIT_DELAY_S` seconds.
-
-    Otherwise, a thread that hangs would keep the process from ever exiting.
-    """
-    timer = threading.Timer(EXIT_DELAY_S, os._exit, (0,))
-    timer.daemon = True
-    timer.start()
 
 
 def _raise_descriptor_limit() -> None:
@@ -186,34 +169,6 @@ def tune_interpreter() -> None:
     _raise_descriptor_limit()
 
 
-def _build_server(
-    loaded: LoadedConfig,
-    timeouts: serving.DrainTimeouts,
-    on_stopping: Callable[[int], None],
-    *,
-    force_on_second_signal: bool,
-) -> tuple[serving.GracefulServer, ConfigReloader]:
-    """Builds the server and the object that applies new configurations to its application.
-
-    The first signal lets the server finish requests in progress. With `force_on_second_signal`, a second
-    signal stops it at once.
-    """
-    from compaction_proxy.app import create_app  # not at the top: the parent of workers never needs it
-
-    server = loaded.config.server
-    context, deadlines = create_tls_context(server), get_deadlines(server)
-    app = create_app(loaded.config, loaded_config=loaded)
-    running = serving.build_server(
-        app,
-        timeouts,
-        on_stopping,
-        force_on_second_signal=force_on_second_signal,
-        deadlines=deadlines,
-        ssl_context=context,
-    )
-    return running, ConfigReloader(app, loaded)
-
-
 def serve_proxy(
     open_socket: Callable[[], socket.socket],
     loaded: LoadedConfig,
@@ -240,10 +195,14 @@ def serve_proxy(
         ConfigError: The proxy cannot listen on the address, or the application refuses the configuration.
         ProxyError: The application did not start.
     """
+    from compaction_proxy.app import create_app  # not at the top: the parent of workers never needs it
+
     configure_allocator()
+    server = loaded.config.server
+    context = create_tls_context(server)
     log = logs.get_logger(__name__)
     log_fields = {} if worker_number is None else {"worker": worker_number}
-    timeouts = get_drain_timeouts(loaded.config.server)
+    timeouts = get_drain_timeouts(server)
 
     def on_stopping(requests: int) -> None:
         limits = {"accept_grace_s": timeouts.accept_s, "drain_s": timeouts.drain_s}
@@ -256,9 +215,19 @@ def serve_proxy(
         reloading.start(read_config)
         on_started(bound)
 
-    running, reloading = _build_server(
-        loaded, timeouts, on_stopping, force_on_second_signal=worker_number is None
+    app = create_app(loaded.config, loaded_config=loaded)
+    running = serving.build_server(
+        app,
+        timeouts,
+        on_stopping,
+        # Without workers, a second signal stops the server at once.
+        force_on_second_signal=worker_number is None,
+        deadlines=serving.ClientDeadlines(
+            head_s=server.head_timeout_s, body_s=server.body_timeout_s, send_s=server.send_timeout_s
+        ),
+        ssl_context=context,
     )
+    reloading = ConfigReloader(app, loaded)
     if on_built is not None:
         on_built(running, reloading)
     bound = open_socket()
@@ -267,7 +236,10 @@ def serve_proxy(
         report = running.drain_report
         counts = {"finished": report.finished, "dropped": report.dropped, "cut": report.cut}
         log.info(log_events.SERVING_STOPPED, **counts, **log_fields)
-        _schedule_exit()
+        # A thread that hangs must not keep the process from exiting.
+        timer = threading.Timer(EXIT_DELAY_S, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
 
 
 def run_single_process(loaded: LoadedConfig, read_config: ReadConfig) -> None:
@@ -288,6 +260,6 @@ def run_single_process(loaded: LoadedConfig, read_config: ReadConfig) -> None:
         serve_proxy(
             open_socket,
             loaded,
-            lambda bound: announce_start(config, serving.build_base_url(bound, get_scheme(config.server))),
+            lambda bound: announce_start(config, build_url(bound, config.server)),
             read_config=read_config,
         )

@@ -1,30 +1,100 @@
-"""Holds the commands `sessions` and `search`, which show and steer the conversations of a running proxy."""
+"""Holds the commands `sessions` and `search`, which show and steer the conversations of a running proxy.
 
+Figures that the proxy does not know appear as `n/a`.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, create_group, exit_with_error
-from compaction_proxy.cli.options import ConfigOption, JsonOption, KeyOption, SessionArgument, UrlOption
-
-if TYPE_CHECKING:
-    from compaction_proxy.cli.admin_client import AdminClient
+from compaction_proxy.cli.admin_client import AdminClient, create_admin_client
+from compaction_proxy.cli.exit import (
+    BAD_CONFIG,
+    FAILED,
+    ConfigOption,
+    JsonOption,
+    KeyOption,
+    SessionArgument,
+    UrlOption,
+    create_group,
+    exit_with_error,
+)
+from compaction_proxy.cli.output import (
+    Column,
+    escape_unprintable,
+    format_age,
+    format_count,
+    format_dollars,
+    format_percent,
+    format_table,
+    format_time,
+    get_terminal_width,
+    get_text,
+    print_json,
+    print_lines,
+    read_rows,
+    truncate_text,
+)
+from compaction_proxy.support.formatting import encode_path_segment
 
 sessions_app = create_group("Look at the conversations of a running proxy, and steer them.")
 ORDERS = ("last", "tokens", "net", "requests")
 MAX_LISTED = 1_000
+JsonRow = Mapping[str, Any]
+
+_CONVERSATION_COLUMNS = (
+    Column("id"),
+    Column("model"),
+    Column("status"),
+    Column("used", is_right_aligned=True),
+    Column("requests", is_right_aligned=True),
+    Column("rounds", is_right_aligned=True),
+    Column("sent", is_right_aligned=True),
+    Column("forwarded", is_right_aligned=True),
+    Column("cached", is_right_aligned=True),
+    Column("cost", is_right_aligned=True),
+    Column("net saved", is_right_aligned=True),
+)
+_ROUND_COLUMNS = (
+    Column("round", is_right_aligned=True),
+    Column("made"),
+    Column("strategy"),
+    Column("reason"),
+    Column("messages", is_right_aligned=True),
+    Column("before", is_right_aligned=True),
+    Column("after", is_right_aligned=True),
+    Column("cost", is_right_aligned=True),
+    Column("pays back after", is_right_aligned=True),
+    Column("state"),
+)
+_PIN_COLUMNS = (Column("pin"), Column("text"))
+_HIT_COLUMNS = (
+    Column("message"),
+    Column("turn", is_right_aligned=True),
+    Column("round", is_right_aligned=True),
+    Column("role"),
+    Column("text"),
+)
+_MONEY_FIELDS = (
+    ("cost", "cost_usd"),
+    ("saved before losses", "gross_usd"),
+    ("lost by broken cache", "cache_loss_usd"),
+    ("summaries", "summary_usd"),
+    ("net saved", "net_usd"),
+)
 
 
 def _resolve_conversation(
     session: str, url: str | None, key_file: Path | None, config: Path | None
-) -> "tuple[AdminClient, str, str]":
+) -> tuple[AdminClient, str, str]:
     """Returns a client of the admin API, the conversation's id and the conversation's path in that API."""
-    from compaction_proxy.cli.admin_client import create_admin_client, quote_segment
-
     client = create_admin_client(url, key_file, config)
     conversation_id = client.find_conversation_id(session)
-    return client, conversation_id, f"/conversations/{quote_segment(conversation_id)}"
+    return client, conversation_id, f"/conversations/{encode_path_segment(conversation_id)}"
 
 
 @sessions_app.command("list")
@@ -38,10 +108,6 @@ def list_conversations(
     as_json: JsonOption = False,
 ) -> None:
     """List conversations, last used first."""
-    from compaction_proxy.cli.admin_client import create_admin_client, read_rows
-    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
-    from compaction_proxy.cli.session_texts import format_conversations
-
     if sort not in ORDERS:
         exit_with_error(f"--sort: one of {', '.join(ORDERS)}", BAD_CONFIG)
     answer = create_admin_client(url, key_file, config).get(
@@ -62,10 +128,6 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a conversation: what it has used, what was saved, its rounds and its pins."""
-    from compaction_proxy.cli.admin_client import read_rows
-    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
-    from compaction_proxy.cli.session_texts import format_conversation
-
     client, _, path = _resolve_conversation(session, url, key_file, config)
     record = client.get(path)
     rounds = read_rows(client.get(f"{path}/compactions"), "compactions")
@@ -92,8 +154,6 @@ def undo(
     session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
 ) -> None:
     """Take a conversation's newest round back."""
-    from compaction_proxy.cli.output import escape_unprintable
-
     client, name, path = _resolve_conversation(session, url, key_file, config)
     answer = client.send("POST", f"{path}/undo")
     number = escape_unprintable(answer.get("round")) if isinstance(answer, dict) else "?"
@@ -109,10 +169,6 @@ def pin(
     config: ConfigOption = None,
 ) -> None:
     """Pin a text to a conversation."""
-    from compaction_proxy.cli.admin_client import read_rows
-    from compaction_proxy.cli.output import get_terminal_width, print_lines
-    from compaction_proxy.cli.session_texts import format_pins
-
     client, _, path = _resolve_conversation(session, url, key_file, config)
     print_lines(
         format_pins(
@@ -130,12 +186,8 @@ def unpin(
     config: ConfigOption = None,
 ) -> None:
     """Let go of a pinned text."""
-    from compaction_proxy.cli.admin_client import quote_segment, read_rows
-    from compaction_proxy.cli.output import get_terminal_width, print_lines
-    from compaction_proxy.cli.session_texts import format_pins
-
     client, _, path = _resolve_conversation(session, url, key_file, config)
-    answer = client.send("DELETE", f"{path}/pins/{quote_segment(pin_id)}")
+    answer = client.send("DELETE", f"{path}/pins/{encode_path_segment(pin_id)}")
     print_lines(format_pins(read_rows(answer, "pins"), get_terminal_width()))
 
 
@@ -170,8 +222,6 @@ def export(
     config: ConfigOption = None,
 ) -> None:
     """Write everything that is kept of a conversation as JSON. It holds the conversation's text."""
-    from compaction_proxy.cli.output import print_json
-
     client, name, path = _resolve_conversation(session, url, key_file, config)
     record = client.get(f"{path}/export")
     if output is None:
@@ -183,9 +233,6 @@ def export(
 
 def _write_export(path: Path, export: Any) -> None:  # noqa: ANN401 - JSON
     """Writes the export to a new file that only its owner can read."""
-    import json
-    import os
-
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(export, file, indent=2)
@@ -206,8 +253,6 @@ def delete(
     config: ConfigOption = None,
 ) -> None:
     """Delete everything that is kept of a conversation."""
-    from compaction_proxy.cli.output import format_count
-
     client, name, path = _resolve_conversation(session, url, key_file, config)
     target = f"all conversations of the tenant of {name}" if tenant else name
     if not yes and not typer.confirm(f"Delete what is kept of {target}?"):
@@ -232,10 +277,6 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Find messages that rounds have taken out of a conversation, the best first."""
-    from compaction_proxy.cli.admin_client import read_rows
-    from compaction_proxy.cli.output import get_terminal_width, print_json, print_lines
-    from compaction_proxy.cli.session_texts import format_hits
-
     client, _, path = _resolve_conversation(session, url, key_file, config)
     query = " ".join(f'"{word}"' if " " in word else word for word in words)
     answer = client.get(f"{path}/search", q=query, limit=limit, scope="tenant" if everywhere else None)
@@ -246,3 +287,127 @@ def search(
     print_lines(format_hits(hits, get_terminal_width(), everywhere=everywhere))
     if not hits:
         raise typer.Exit(FAILED)
+
+
+def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list[str]:
+    """Formats a table with a line for each conversation.
+
+    The columns `sent` and `forwarded` show the tokens of the last exchange.
+    """
+    return format_table(_CONVERSATION_COLUMNS, [_format_conversation_row(row) for row in rows], max_cells)
+
+
+def _format_conversation_row(row: JsonRow) -> list[str]:
+    return [
+        get_text(row, "id"),
+        get_text(row, "model"),
+        get_text(row, "status"),
+        format_age(row.get("last_at")),
+        format_count(row.get("requests")),
+        format_count(row.get("rounds")),
+        format_count(row.get("tokens_before")),
+        format_count(row.get("tokens_after")),
+        format_percent(row.get("cached_tokens"), row.get("prompt_tokens")),
+        format_dollars(row.get("cost_usd")),
+        format_dollars(row.get("net_usd")),
+    ]
+
+
+def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: int | None) -> Iterator[str]:
+    """Yields the lines of one conversation: its figures, then its compactions and pins."""
+    totals = _get_mapping(record, "totals")
+    figures = {
+        "id": get_text(record, "id"),
+        "model": get_text(totals, "model"),
+        "last used": format_time(totals.get("last_at")),
+        "requests": format_count(totals.get("requests")),
+        "input tokens": format_count(totals.get("prompt_tokens")),
+        "cached": format_percent(totals.get("cached_tokens"), totals.get("prompt_tokens")),
+        "output tokens": format_count(totals.get("completion_tokens")),
+        **_format_recalls(totals),
+        **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY_FIELDS},
+        "asked of it": ", ".join(_describe_directives(record)) or "nothing",
+    }
+    width = max(map(len, figures))
+    yield from (
+        truncate_text(f"{title:{width}}  {escape_unprintable(value)}", max_cells)
+        for title, value in figures.items()
+    )
+    round_rows = [_format_round_row(row) for row in rounds]
+    if round_rows:
+        yield ""
+        yield from format_table(_ROUND_COLUMNS, round_rows, max_cells)
+    pins = [each for each in record.get("pins") or () if isinstance(each, dict)]
+    if pins:
+        yield ""
+        yield from format_pins(pins, max_cells)
+
+
+def _format_recalls(totals: JsonRow) -> dict[str, str]:
+    """Returns how often the model searched the archive, as a title and a text. Empty if it never did."""
+    recalls = totals.get("recalls")
+    return {"searches by the model": format_count(recalls)} if recalls else {}
+
+
+def _describe_directives(record: JsonRow) -> Iterator[str]:
+    """Yields the instructions that users have given for a conversation, such as `bypass`."""
+    if record.get("compact"):
+        yield "compact the next request"
+    if record.get("bypass"):
+        yield "bypass"
+    if record.get("suppressed"):
+        yield "no round by itself"
+
+
+def _get_mapping(row: JsonRow, name: str) -> JsonRow:
+    value = row.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _format_round_row(row: JsonRow) -> list[str]:
+    return [
+        get_text(row, "round"),
+        format_time(row.get("at")),
+        get_text(row, "strategy"),
+        get_text(row, "reason"),
+        format_count(row.get("messages")),
+        format_count(row.get("tokens_before")),
+        format_count(row.get("tokens_after")),
+        format_dollars(row.get("cost_usd")),
+        _format_turns(row.get("pays_back_after")),
+        "undone" if row.get("undone") else get_text(row, "outcome"),
+    ]
+
+
+def _format_turns(value: object) -> str:
+    return f"{value:.1f} turns" if isinstance(value, int | float) else "n/a"
+
+
+def format_pins(pins: Iterable[JsonRow], max_cells: int | None) -> list[str]:
+    """Formats a line for each pin, or a line that says that there are none."""
+    rows = [[get_text(each, "id"), get_text(each, "text")] for each in pins]
+    return format_table(_PIN_COLUMNS, rows, max_cells) if rows else ["no pins"]
+
+
+def format_hits(hits: Iterable[JsonRow], max_cells: int | None, *, everywhere: bool = False) -> list[str]:
+    """Formats a line for each message found.
+
+    Args:
+        hits: The messages found, as the admin API returns them.
+        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
+        everywhere: Whether the search covered all conversations of a tenant. If so, each line names the
+            conversation of the message.
+    """
+    rows = [
+        [
+            *([get_text(each, "conversation")] if everywhere else []),
+            get_text(each, "message_id"),
+            get_text(each, "turn"),
+            get_text(each, "round"),
+            get_text(each, "role"),
+            " ".join(get_text(each, "snippet").split()),
+        ]
+        for each in hits
+    ]
+    columns = (Column("conversation"), *_HIT_COLUMNS) if everywhere else _HIT_COLUMNS
+    return format_table(columns, rows, max_cells) if rows else ["nothing found"]

@@ -1,15 +1,24 @@
 """Holds the command `watch`, which prints a line for each event of a running proxy."""
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from compaction_proxy.cli.options import ConfigOption, KeyOption, UrlOption
-
-if TYPE_CHECKING:
-    from compaction_proxy.cli.admin_client import AdminClient
+from compaction_proxy.cli.admin_client import AdminClient, AdminUnreachableError, create_admin_client
+from compaction_proxy.cli.exit import ConfigOption, KeyOption, UrlOption
+from compaction_proxy.cli.output import (
+    escape_unprintable,
+    format_count,
+    format_time,
+    get_terminal_width,
+    get_text,
+    print_lines,
+    truncate_text,
+)
 
 # Seconds without data after which the connection counts as dead. The proxy sends a line every 15 seconds.
 SILENCE_LIMIT_S = 45.0
@@ -39,12 +48,11 @@ def watch(
     config: ConfigOption = None,
 ) -> None:
     """Print what happens, live, until it is interrupted."""
-    import sys
 
-    from compaction_proxy.cli.admin_client import create_admin_client
-    from compaction_proxy.cli.output import get_terminal_width, print_lines, truncate_text
+    def report_retry(reason: str) -> None:
+        print(f"{reason}; trying again", file=sys.stderr)
 
-    for message in follow_events(create_admin_client(url, key_file, config), _report_retry):
+    for message in follow_events(create_admin_client(url, key_file, config), report_retry):
         fields = _parse_fields(message.data)
         if failures and not _is_failure(message.kind, fields):
             continue
@@ -55,13 +63,7 @@ def watch(
         sys.stdout.flush()
 
 
-def _report_retry(reason: str) -> None:
-    import sys
-
-    print(f"{reason}; trying again", file=sys.stderr)
-
-
-def follow_events(client: "AdminClient", report_retry: Any) -> Iterator[StreamMessage]:  # noqa: ANN401 - a function that takes a line
+def follow_events(client: AdminClient, report_retry: Callable[[str], None]) -> Iterator[StreamMessage]:
     """Yields the messages of the proxy's event stream without end.
 
     If the stream breaks, the function connects again and continues after the last message that arrived.
@@ -74,10 +76,6 @@ def follow_events(client: "AdminClient", report_retry: Any) -> Iterator[StreamMe
         AdminRefusedError: The proxy refuses the request. Trying again would not help.
         AdminUnreachableError: The proxy did not answer the first request.
     """
-    import time
-
-    from compaction_proxy.cli.admin_client import AdminUnreachableError
-
     last_id, pause_s, has_connected = "", FIRST_PAUSE_S, False
     while True:
         headers = {"accept": "text/event-stream", **({"last-event-id": last_id} if last_id else {})}
@@ -111,15 +109,12 @@ def _parse_messages(lines: Iterator[str]) -> Iterator[StreamMessage | None]:
             fields[name] = "\n".join([*joined, value.removeprefix(" ")])[:MAX_DATA_CHARACTERS]
         else:
             if "data" in fields:
+                message_id = fields.get("id", "")
+                can_be_sent = message_id.isascii() and message_id.isprintable()  # in a header
                 yield StreamMessage(
-                    _drop_unsendable_id(fields.get("id", "")), fields.get("event", "message"), fields["data"]
+                    message_id if can_be_sent else "", fields.get("event", "message"), fields["data"]
                 )
             fields = {}
-
-
-def _drop_unsendable_id(text: str) -> str:
-    """Returns the id, or an empty text if the id cannot be sent back as a header value."""
-    return text if text.isascii() and text.isprintable() else ""
 
 
 def _parse_fields(data: str) -> Mapping[str, Any]:
@@ -141,8 +136,6 @@ def _is_failure(kind: str, fields: Mapping[str, Any]) -> bool:
 
 def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     """Formats an event or an exchange as a line: time, kind, conversation, sizes and further details."""
-    from compaction_proxy.cli.output import escape_unprintable, format_count, format_time, get_text
-
     if kind == "lost":
         return f"{format_count(fields.get('lost'))} more came too fast to be told"
     what = get_text(fields, "kind") if kind == "compaction" else get_text(fields, "status")
@@ -162,11 +155,11 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     overhead_s = fields.get("overhead_s")
     if isinstance(overhead_s, int | float):
         parts.append(f"overhead {overhead_s * 1000:.2f} ms")
-    parts += [
-        f"{label} {_format_value(fields[name])}"
-        for name, label in _EXTRA_FIELDS
-        if fields.get(name) not in (None, "", 0)
-    ]
+    for name, label in _EXTRA_FIELDS:
+        value = fields.get(name)
+        if value not in (None, "", 0):
+            shown = f"{value:.4g}" if isinstance(value, float) else escape_unprintable(value)
+            parts.append(f"{label} {shown}")
     return "  ".join(parts)
 
 
@@ -182,9 +175,3 @@ _EXTRA_FIELDS = (
     ("reason", "because"),
     ("request", "request"),
 )
-
-
-def _format_value(value: object) -> str:
-    from compaction_proxy.cli.output import escape_unprintable
-
-    return f"{value:.4g}" if isinstance(value, float) else escape_unprintable(value)

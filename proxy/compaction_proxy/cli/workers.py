@@ -1,4 +1,4 @@
-"""Runs `serve --workers N`: several proxies on one port, and a parent that replaces the workers that die.
+"""Runs proxies in child processes: the workers of `serve --workers N`, and the proxy of `run`.
 
 On Linux the parent opens a listening socket for each worker and keeps it open. The kernel then spreads
 connections evenly. With a single socket, one worker would get most connections of a burst. If a worker dies,
@@ -9,20 +9,30 @@ stops.
 """
 
 import logging
+import os
 import signal
+import sys
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from socket import socket
+from tempfile import TemporaryDirectory
 from types import FrameType
 
-from compaction_proxy.cli.reload import ReadConfig, reread_config
-from compaction_proxy.cli.serve import create_tls_context, get_drain_timeouts, get_scheme, open_listener
-from compaction_proxy.cli.worker import KEEP_CONFIG, STOP, STOP_NOW, WorkerSlot, run_worker
-from compaction_proxy.cli.worker_metrics import drop_worker_metrics, open_metrics_folder
+from compaction_proxy.cli.reload import ConfigReloader, ReadConfig, reread_config
+from compaction_proxy.cli.serve import (
+    build_url,
+    create_tls_context,
+    get_drain_timeouts,
+    open_listener,
+    serve_proxy,
+)
 from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.core.errors import ConfigError, ProxyError
 from compaction_proxy.gateway import server as serving
@@ -38,23 +48,143 @@ STABLE_S = 60.0
 # workers may take to end, and STOP_NOW_S from the order to stop at once.
 STOP_EXTRA_S = 10.0
 STOP_NOW_S = 3.0
+# Seconds after which the parent looks for signals and dead workers. Reports of workers wake it earlier.
+POLL_S = 0.1
+# Seconds that the proxy of `run` may take to read the tokenizer's vocabulary and open the store, and then to
+# end before it is killed. Clients send no requests by then, and pending writes take only moments.
+BACKGROUND_START_S = 30.0
+BACKGROUND_STOP_S = 10.0
 
-# Orders that the signal handler sends to the parent's loop. Systems without SIGHUP have no reload.
-STOP_ORDER, RELOAD_ORDER = b"end", b"reload"
-HANGUP = getattr(signal, "SIGHUP", None)
+# Reports from a worker to the parent: the worker accepts requests, or it begins to end. Any other report is
+# the reason why the worker refuses the configuration.
+STARTED, ENDING = "started", "ending"
+# Orders from the parent to a worker. A new configuration is an order, too. None means that a reload found no
+# usable configuration. The worker then keeps its own and records the failure in its metrics.
+STOP, STOP_NOW = "stop", "now"
+Order = LoadedConfig | str | None
+
+HANGUP = getattr(signal, "SIGHUP", None)  # systems without it have no reload
+# The environment variable from which the workers and the Prometheus library learn the path of the folder in
+# which workers share their metrics, so that any worker can report all of them.
+METRICS_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 _spawn = get_context("spawn")
 
 
-def _open_listeners(loaded: LoadedConfig) -> list[socket]:
-    """Opens listening sockets on one address: one for each worker, or a single one for all."""
-    server = loaded.config.server
-    first = open_listener(server)  # does not share the port, so it fails if another program uses it
-    if not serving.can_spread_connections(first):
-        return [first] * server.workers
-    port = first.getsockname()[1]
-    first.close()
-    return [serving.listen(server.host, port, share_port=True) for _ in range(server.workers)]
+def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, number: int) -> None:
+    """Runs a worker. This is the main function of its process, which exits with 1 if the proxy did not start.
+
+    Args:
+        loaded: The configuration and its origins.
+        listener: The socket on which the worker accepts requests.
+        parent: The worker's end of the pipe to the parent process.
+        number: Number of the worker, from 1.
+    """
+    from compaction_proxy.telemetry.metrics import use_shared_folder
+
+    logs.configure_logging(loaded.config.observability.log_format)
+    if HANGUP is not None:
+        signal.signal(HANGUP, signal.SIG_IGN)  # the parent gets SIGHUP, too, and orders the reload
+    if folder := os.environ.get(METRICS_FOLDER_VARIABLE):
+        use_shared_folder(folder, number)
+
+    def send_report(report: str) -> None:
+        with suppress(OSError):  # the parent may be gone
+            parent.send(report)
+
+    def start_order_thread(running: serving.GracefulServer, reloader: ConfigReloader) -> None:
+        threading.Thread(target=_execute_orders, args=(parent, running, reloader), daemon=True).start()
+
+    try:
+        serve_proxy(
+            lambda: listener,
+            loaded,
+            lambda _: send_report(STARTED),
+            on_ending=lambda: send_report(ENDING),
+            worker_number=number,
+            on_built=start_order_thread,
+        )
+    except ConfigError as error:
+        send_report(str(error))
+        sys.exit(1)
+    except ProxyError:
+        sys.exit(1)
+
+
+def _execute_orders(orders: Connection, running: serving.GracefulServer, reloader: ConfigReloader) -> None:
+    """Executes the parent's orders. When the parent is gone, stops the server."""
+    with suppress(EOFError, OSError, RuntimeError):  # RuntimeError: the event loop is closed
+        while True:
+            order: Order = orders.recv()
+            if isinstance(order, str):
+                running.stop(now=order == STOP_NOW)
+            else:
+                reloader.apply_from_thread(order)
+    running.stop()
+
+
+@dataclass(slots=True)
+class WorkerSlot:
+    """The place of one worker. When the worker's process dies, another process takes this place.
+
+    Attributes:
+        number: Number of the worker, from 1.
+        listener: The worker's listening socket. None while it is closed, so that new connections go to other
+            workers.
+        process: The worker's process. None before a start or restart, and after the final end.
+        pipe: Connection to the process. None once the process has closed its end.
+        is_up: Whether the process accepts requests.
+        refusal: The reason why the process refuses the configuration, or an empty text.
+        started_at: When the process was started, in monotonic seconds.
+        death_count: How often the process has died since the last stable run (`STABLE_S`).
+        start_due_at: When the worker is to be started or restarted, in monotonic seconds. None if no start is
+            due.
+    """
+
+    number: int
+    listener: socket | None
+    process: SpawnProcess | None = None
+    pipe: Connection | None = None
+    is_up: bool = False
+    refusal: str = ""
+    started_at: float = 0.0
+    death_count: int = 0
+    start_due_at: float | None = 0.0
+
+    def send_order(self, order: Order) -> None:
+        """Sends an order to the worker. Does nothing if the worker is gone."""
+        if self.pipe is not None:
+            with suppress(OSError):
+                self.pipe.send(order)
+
+    def read_reports(self) -> None:
+        """Updates the slot from the reports that the worker sent. Closes the pipe if the worker is gone."""
+        try:
+            while self.pipe is not None and self.pipe.poll():
+                report = self.pipe.recv()
+                if report == STARTED:
+                    self.is_up = True
+                elif report == ENDING:
+                    self.close_listener()
+                else:
+                    self.refusal = report
+        except (EOFError, OSError):
+            self.close()
+
+    def close_listener(self) -> None:
+        """Closes the listening socket, so that new connections go to other workers.
+
+        Does nothing if all workers share one socket.
+        """
+        if self.listener is not None and serving.can_spread_connections(self.listener):
+            self.listener.close()
+            self.listener = None
+
+    def close(self) -> None:
+        """Closes the pipe to the worker. A worker that still runs then stops."""
+        if self.pipe is not None:
+            self.pipe.close()
+        self.pipe = None
 
 
 @dataclass(slots=True)
@@ -69,7 +199,7 @@ class _WorkerSupervisor:
         failure: The error that ends the run because a worker did not start.
         has_started: Whether all workers have been up at the same time.
         kill_at: When remaining workers are killed, in monotonic seconds. None until an end is requested.
-        signal_pipe: A pipe by which signal handlers wake the loop: the reading end and the writing end.
+        signals: The numbers of the signals that were received and not yet handled.
     """
 
     loaded: LoadedConfig
@@ -79,7 +209,7 @@ class _WorkerSupervisor:
     failure: ProxyError | None = None
     has_started: bool = False
     kill_at: float | None = None
-    signal_pipe: tuple[Connection, Connection] = field(default_factory=lambda: _spawn.Pipe(duplex=False))
+    signals: list[int] = field(default_factory=list)
 
     def run(self, on_started: Callable[[], None]) -> None:
         """Runs until all workers have ended.
@@ -91,38 +221,45 @@ class _WorkerSupervisor:
             ConfigError: A worker refused the configuration at the start.
             ProxyError: A worker did not start.
         """
-        while self._has_workers():
-            self._start_due_workers()
-            ready = wait(self._list_waitables(), self._get_seconds_until_due())
-            if self.signal_pipe[0] in ready:
-                self._execute_order(self.signal_pipe[0].recv_bytes())
+        while any(each.process is not None or each.start_due_at is not None for each in self.workers):
             for worker in self.workers:
-                worker.read_reports()
-                if worker.process is not None and worker.process.sentinel in ready:
-                    self._record_exit(worker, worker.process)
-            if not self.has_started and self.kill_at is None and all(worker.is_up for worker in self.workers):
+                self._update_worker(worker)
+            if not self.has_started and self.kill_at is None and all(each.is_up for each in self.workers):
                 self.has_started = True
                 on_started()
-            self._kill_overdue()
+            wait([each.pipe for each in self.workers if each.pipe is not None], POLL_S)
+            while self.signals:
+                if self.signals.pop(0) == HANGUP:
+                    self._reload_config()
+                else:
+                    self.stop(now=self.kill_at is not None)
         if self.failure is not None:
             raise self.failure
 
-    def _execute_order(self, order: bytes) -> None:
-        if order == RELOAD_ORDER:
-            self._reload_config()
-        else:
-            self.stop(now=self.kill_at is not None)
+    def on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of a signal handler
+        """Handles a signal: has `run` stop the workers or reload the configuration."""
+        self.signals.append(number)
+
+    def _update_worker(self, worker: WorkerSlot) -> None:
+        """Starts a worker that is due, reads the reports of a running one, and notices that it has ended."""
+        now = time.monotonic()
+        if worker.start_due_at is not None and worker.start_due_at <= now:
+            self._start_worker(worker)
+        has_ended = worker.process is not None and not worker.process.is_alive()
+        worker.read_reports()  # after the check, so that no report of an ended process is missed
+        if worker.process is None:
+            return
+        if has_ended:
+            self._record_exit(worker, worker.process)
+        elif self.kill_at is not None and now >= self.kill_at:
+            worker.process.kill()
 
     def _reload_config(self) -> None:
-        """Reads the configuration again and sends it to the workers. Workers that start later use it, too.
-
-        If the new configuration cannot be used, sends an order to keep the current one.
-        """
+        """Reads the configuration again and sends it to the workers. Workers that start later use it, too."""
         loaded = reread_config(self.read_config, self.loaded)
-        if loaded is not None:
-            self.loaded = loaded
+        self.loaded = loaded or self.loaded
         for worker in self.workers:
-            worker.send_config(loaded) if loaded is not None else worker.send_order(KEEP_CONFIG)
+            worker.send_order(loaded)
 
     def stop(self, *, now: bool = False) -> None:
         """Orders all workers to end. With `now`, the workers do not wait for requests in progress.
@@ -133,38 +270,14 @@ class _WorkerSupervisor:
         if self.kill_at is None:
             running = sum(worker.process is not None for worker in self.workers)
             logs.get_logger(__name__).info(log_events.SERVING_STOPPING, workers=running)
-        self.kill_at = time.monotonic() + (
-            STOP_NOW_S if now else waits.accept_s + waits.drain_s + STOP_EXTRA_S
-        )
+        limit_s = STOP_NOW_S if now else waits.accept_s + waits.drain_s + STOP_EXTRA_S
+        self.kill_at = time.monotonic() + limit_s
         for worker in self.workers:
             worker.send_order(STOP_NOW if now else STOP)
             worker.start_due_at = None
             if worker.listener is not None:
                 # The worker has its own copy of the socket and closes it when it no longer needs it.
                 worker.listener.close()
-
-    def on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of a signal handler
-        """Handles a signal: wakes `run` with an order to end or to reload."""
-        self.signal_pipe[1].send_bytes(STOP_ORDER if number != HANGUP else RELOAD_ORDER)
-
-    def _has_workers(self) -> bool:
-        return any(worker.process is not None or worker.start_due_at is not None for worker in self.workers)
-
-    def _list_waitables(self) -> list[Connection | int]:
-        pipes = [worker.pipe for worker in self.workers if worker.pipe is not None]
-        sentinels = [worker.process.sentinel for worker in self.workers if worker.process is not None]
-        return [self.signal_pipe[0], *pipes, *sentinels]
-
-    def _get_seconds_until_due(self) -> float | None:
-        times = [
-            due for due in (self.kill_at, *(each.start_due_at for each in self.workers)) if due is not None
-        ]
-        return max(min(times) - time.monotonic(), 0.0) if times else None
-
-    def _start_due_workers(self) -> None:
-        for worker in self.workers:
-            if worker.start_due_at is not None and worker.start_due_at <= time.monotonic():
-                self._start_worker(worker)
 
     def _start_worker(self, worker: WorkerSlot) -> None:
         if worker.listener is None:
@@ -176,12 +289,10 @@ class _WorkerSupervisor:
         worker.pipe, child_end = _spawn.Pipe()
         arguments = self.loaded, worker.listener, child_end, worker.number
         worker.process = _spawn.Process(target=run_worker, args=arguments, daemon=True)
-        worker.is_up, worker.refusal, worker.start_due_at, worker.started_at = (
-            False,
-            "",
-            None,
-            time.monotonic(),
-        )
+        worker.is_up = False
+        worker.refusal = ""
+        worker.start_due_at = None
+        worker.started_at = time.monotonic()
         # The new process inherits the ignored SIGINT, and so ignores Ctrl-C until it sets its own handler.
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         worker.process.start()
@@ -189,39 +300,37 @@ class _WorkerSupervisor:
         child_end.close()
 
     def _record_exit(self, worker: WorkerSlot, process: SpawnProcess) -> None:
-        process.join()
         worker.close()
         worker.process = None
-        if self.kill_at is None and not self.has_started:
+        pause_s = None
+        if self.kill_at is None and self.has_started:
+            pause_s = self._schedule_restart(worker)
+        elif self.kill_at is None:
             text = "a worker did not start; the log says why"
             self.failure = ConfigError(worker.refusal) if worker.refusal else ProxyError(text)
             self.stop(now=True)
-        elif self.kill_at is None:
-            self._schedule_restart(worker)
         if self.kill_at is None or process.exitcode:
-            restart_in_s = (
-                None if worker.start_due_at is None else round(worker.start_due_at - time.monotonic(), 1)
-            )
             level = logging.WARNING if process.exitcode else logging.INFO
             fields = {"worker": worker.number, "pid": process.pid, "code": process.exitcode}
-            logs.get_logger(__name__).log(level, log_events.WORKER_ENDED, **fields, again_in_s=restart_in_s)
+            logs.get_logger(__name__).log(level, log_events.WORKER_ENDED, **fields, again_in_s=pause_s)
 
-    def _schedule_restart(self, worker: WorkerSlot) -> None:
-        """Schedules the restart of a worker that died, with a longer pause after each death in a row."""
-        drop_worker_metrics(worker.number)
+    def _schedule_restart(self, worker: WorkerSlot) -> float:
+        """Schedules the restart of a worker that died, with a longer pause after each death in a row.
+
+        Returns:
+            The pause in seconds.
+        """
+        from compaction_proxy.telemetry.metrics import remove_worker_gauges
+
+        if folder := os.environ.get(METRICS_FOLDER_VARIABLE):
+            remove_worker_gauges(folder, worker.number)
         was_stable = worker.is_up and time.monotonic() - worker.started_at >= STABLE_S
         worker.death_count = 0 if was_stable else worker.death_count + 1
-        worker.start_due_at = time.monotonic() + min(
-            PAUSE_S * 2 ** max(worker.death_count - 1, 0), MAX_PAUSE_S
-        )
+        pause_s: float = min(PAUSE_S * 2 ** max(worker.death_count - 1, 0), MAX_PAUSE_S)
+        worker.start_due_at = time.monotonic() + pause_s
         if not worker.is_up:  # the next process may fail, too, so new connections go to others
             worker.close_listener()
-
-    def _kill_overdue(self) -> None:
-        if self.kill_at is not None and time.monotonic() >= self.kill_at:
-            for worker in self.workers:
-                if worker.process is not None:
-                    worker.process.kill()
+        return round(pause_s, 1)
 
 
 def run_workers(loaded: LoadedConfig, read_config: ReadConfig, on_started: Callable[[str], None]) -> None:
@@ -242,18 +351,100 @@ def run_workers(loaded: LoadedConfig, read_config: ReadConfig, on_started: Calla
     create_tls_context(server)  # so that a bad certificate is reported once, not by each worker
     listeners = _open_listeners(loaded)
     # The URL is built now, because the sockets are closed when workers end.
-    url = serving.build_base_url(listeners[0], get_scheme(server))
-    workers = [
-        WorkerSlot(number, listener, start_due_at=time.monotonic())
-        for number, listener in enumerate(listeners, 1)
-    ]
+    url = build_url(listeners[0], server)
+    workers = [WorkerSlot(number, listener) for number, listener in enumerate(listeners, 1)]
     supervisor = _WorkerSupervisor(loaded, read_config, listeners[0].getsockname()[1], workers)
     for number in filter(None, (signal.SIGINT, signal.SIGTERM, HANGUP)):
         signal.signal(number, supervisor.on_signal)
-    with serving.remove_socket_on_exit(listeners[0]), open_metrics_folder():
+    with serving.remove_socket_on_exit(listeners[0]), _open_metrics_folder():
         try:
             supervisor.run(lambda: on_started(url))
         finally:
             for worker in workers:
                 worker.close()  # a worker that still runs ends when its pipe is closed
     logs.get_logger(__name__).info(log_events.SERVING_STOPPED, workers=server.workers)
+
+
+def _open_listeners(loaded: LoadedConfig) -> list[socket]:
+    """Opens listening sockets on one address: one for each worker, or a single one for all."""
+    server = loaded.config.server
+    first = open_listener(server)  # does not share the port, so it fails if another program uses it
+    if not serving.can_spread_connections(first):
+        return [first] * server.workers
+    port = first.getsockname()[1]
+    first.close()
+    return [serving.listen(server.host, port, share_port=True) for _ in range(server.workers)]
+
+
+@contextmanager
+def _open_metrics_folder() -> Iterator[None]:
+    """Creates a private folder for the metrics of the workers that are started inside the block.
+
+    If no folder can be created, each worker reports only its own metrics, and the log says so.
+    """
+    os.environ.pop(METRICS_FOLDER_VARIABLE, None)
+    try:
+        folder = TemporaryDirectory(prefix="compaction-proxy-metrics-", ignore_cleanup_errors=True)
+    except OSError as error:
+        logs.get_logger(__name__).warning(log_events.METRICS_NOT_SHARED, reason=error.strerror or "")
+        yield
+        return
+    with folder as os.environ[METRICS_FOLDER_VARIABLE]:
+        yield
+    del os.environ[METRICS_FOLDER_VARIABLE]
+
+
+@contextmanager
+def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterator[str]:
+    """Runs a proxy in a child process and yields the proxy's URL once the proxy accepts requests.
+
+    The proxy ends when the block ends.
+
+    Args:
+        loaded: The configuration. Its settings for address, TLS and workers are replaced, because another
+            proxy may already use the same address.
+        log_path: File to which the child's output is appended. None discards the output.
+
+    Raises:
+        ConfigError: The proxy refuses the configuration.
+        ProxyError: The proxy does not start.
+    """
+    address = {"host": "127.0.0.1", "port": 0, "unix_socket": None, "tls_certificate": None, "tls_key": None}
+    server = loaded.config.server.model_copy(update={**address, "workers": 1})
+    local = replace(loaded, config=loaded.config.model_copy(update={"server": server}))
+    bound = serving.listen(server.host, server.port)
+    parent_end, child_end = _spawn.Pipe()
+    arguments = local, bound, child_end, str(log_path or os.devnull)
+    process = _spawn.Process(target=_run_background_worker, args=arguments, daemon=True)
+    process.start()
+    child_end.close()
+    try:
+        report = None
+        with suppress(EOFError, OSError):
+            report = parent_end.recv() if parent_end.poll(BACKGROUND_START_S) else None
+        if report is None:
+            raise ProxyError("the proxy did not start; run `compaction-proxy doctor`")
+        if report != STARTED:
+            raise ConfigError(report)
+        yield serving.build_base_url(bound, "http")
+    finally:
+        bound.close()
+        with suppress(OSError):
+            parent_end.send(STOP)
+        process.join(BACKGROUND_STOP_S)
+        if process.is_alive():
+            process.kill()
+        parent_end.close()
+
+
+def _run_background_worker(loaded: LoadedConfig, listener: socket, parent: Connection, log_path: str) -> None:
+    """Runs the proxy as the main function of the child process.
+
+    The child process starts a session of its own, so that signals from the terminal, such as Ctrl-C, do not
+    reach it. Its output is appended to the file `log_path`.
+    """
+    os.setsid()
+    log_descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(log_descriptor, stream)
+    run_worker(loaded, listener, parent, 1)

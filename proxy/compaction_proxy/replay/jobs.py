@@ -14,9 +14,10 @@ from typing import Any
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ReplayFailedError, RequestRefusedError, UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.replay.prompt_size import JsonObject
-from compaction_proxy.replay.recordings import SHAPING_MEMBERS, dump_json
+from compaction_proxy.replay.provider import JsonObject
+from compaction_proxy.replay.recordings import SHAPING_MEMBERS
 from compaction_proxy.replay.runner import ReplayOptions
+from compaction_proxy.wires.json.shorten import encode_json
 from compaction_proxy.wires.json.slices import find_members
 
 # At most this many rehearsals run at the same time.
@@ -90,17 +91,11 @@ def _parse_options(small: Mapping[str, Any]) -> ReplayOptions:
     model = small.get("model")
     if model is not None and not isinstance(model, str):
         raise _build_refusal("model: a name")
-    trigger, target, window = (
-        _parse_tokens(small, name) for name in ("trigger_tokens", "target_tokens", "window")
-    )
-    return ReplayOptions(model or None, trigger, target, window)
-
-
-def _parse_tokens(small: Mapping[str, Any], name: str) -> int | None:
-    value = small.get(name)
-    if value is not None and (type(value) is not int or not 0 < value <= MAX_TOKENS):
-        raise _build_refusal(f"{name}: a number of tokens")
-    return value
+    tokens: dict[str, Any] = {name: small.get(name) for name in ("trigger_tokens", "target_tokens", "window")}
+    for name, value in tokens.items():
+        if value is not None and (type(value) is not int or not 0 < value <= MAX_TOKENS):
+            raise _build_refusal(f"{name}: a number of tokens")
+    return ReplayOptions(model=model or None, **tokens)
 
 
 _LARGE = frozenset({"messages", *SHAPING_MEMBERS})
@@ -137,7 +132,7 @@ class ReplayJobRunner:
         self._slots = asyncio.Semaphore(MAX_PARALLEL_JOBS)
 
     async def run_job(self, job: ReplayJob) -> list[JsonObject]:
-        """Returns the results as JSON values (`replay.result.to_fields`), one for each strategy.
+        """Returns the results as JSON values (`replay.result.ReplayResult.to_fields`), one for each strategy.
 
         Raises:
             RequestRefusedError: The conversation is invalid (400) or unknown (404), too little of it is
@@ -150,13 +145,14 @@ class ReplayJobRunner:
             body_members = job.members
             if job.conversation:
                 stored = await self._load_conversation(job.conversation)
-                encoded = await asyncio.to_thread(_encode_members, stored)
+                encoded = await asyncio.to_thread(
+                    lambda: {name: encode_json(stored[name]) for name in stored}
+                )
                 body_members = {**encoded, **body_members}
             answer = await self._run_process(self._encode_input(job, body_members))
         if "error" in answer:
             raise RequestRefusedError(400, str(answer["error"]), "not_a_conversation")
-        results: list[JsonObject] = answer["results"]
-        return results
+        return list(answer["results"])
 
     def _encode_input(self, job: ReplayJob, body_members: Mapping[str, bytes]) -> bytes:
         """Encodes the input of the subprocess: a line of JSON with the options, then a request body in JSON.
@@ -170,8 +166,8 @@ class ReplayJobRunner:
             "strategies": job.strategies or (self._config.compaction.strategy,),
             "wanted": asdict(job.options),
         }
-        body = b",".join(b"%b:%b" % (dump_json(name), value) for name, value in body_members.items())
-        return b"%b\n{%b}" % (dump_json(header), body)
+        body = b",".join(b"%b:%b" % (encode_json(name), value) for name, value in body_members.items())
+        return b"%b\n{%b}" % (encode_json(header), body)
 
     async def _run_process(self, input_bytes: bytes) -> Mapping[str, Any]:
         process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE)
@@ -216,4 +212,4 @@ def _extract_last_line(stderr: bytes, code: int = 0) -> str:
 
 
 def _encode_members(body: JsonObject) -> dict[str, bytes]:
-    return {name: dump_json(value) for name, value in body.items()}
+    return {name: encode_json(value) for name, value in body.items()}

@@ -8,6 +8,7 @@ from stat import S_ISREG
 from typing import Any
 
 from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.wires.json.shorten import encode_json
 
 # Limits in bytes for a file and for one request in a file. The proxy has the same limit for the requests of
 # its clients.
@@ -51,21 +52,8 @@ class Recording:
     def build_body(self, length: int, model: str) -> bytes:
         """Builds the request with the first `length` messages, as a client would send it to `model`."""
         messages = b"[" + b",".join(self.messages[:length]) + b"]"
-        members = {"model": dump_json(model), "messages": messages, **self.members}
+        members = {"model": encode_json(model), "messages": messages, **self.members}
         return b"{" + b",".join(b'"%b":%b' % (key.encode(), value) for key, value in members.items()) + b"}"
-
-
-def dump_json(value: object) -> bytes:
-    """Encodes a value as compact JSON in UTF-8.
-
-    If the value contains a lone surrogate, which UTF-8 cannot encode, all characters outside ASCII are
-    escaped.
-    """
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def parse_recording(value: object, name: str) -> Recording:
@@ -88,9 +76,9 @@ def parse_recording(value: object, name: str) -> Recording:
     return Recording(
         name=name,
         model=model if isinstance(model, str) else "",
-        messages=tuple(map(dump_json, messages)),
+        messages=tuple(map(encode_json, messages)),
         lengths=lengths,
-        members={key: dump_json(body[key]) for key in SHAPING_MEMBERS if body.get(key)},
+        members={key: encode_json(body[key]) for key in SHAPING_MEMBERS if body.get(key)},
     )
 
 
@@ -119,6 +107,8 @@ def read_recordings(path: Path) -> Iterator[Recording]:
                     yield parse_recording(value, _choose_name(value, f"{path.name}:{number}"))
     except OSError as error:
         raise _build_refusal(f"{path}: {error.strerror}") from None
+    except ValueError:  # such as NaN, which Python reads but JSON does not have
+        raise _build_refusal(f"{path}: not JSON") from None
 
 
 def select_lengths(recording: Recording, interval: int) -> tuple[int, ...]:
@@ -132,10 +122,8 @@ def _read_single_value(path: Path) -> object | None:
     Returns None if the first of several lines is a JSON value by itself. Then each line holds its own value.
     """
     with path.open("rb") as file:
-        first = file.readline(MAX_BODY_BYTES + 1)
-        rest = file.readline(MAX_BODY_BYTES + 1)
-        while rest and not rest.strip():
-            rest = file.readline(MAX_BODY_BYTES + 1)
+        lines = filter(bytes.strip, iter(lambda: file.readline(MAX_BODY_BYTES + 1), b""))
+        first, rest = next(lines, b""), next(lines, b"")
     if rest and _is_json(first):
         return None
     if path.stat().st_size > MAX_BODY_BYTES:

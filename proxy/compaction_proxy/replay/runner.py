@@ -8,7 +8,7 @@ same result.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -17,17 +17,16 @@ from compaction_proxy.compaction.feedback import UsageFeedback
 from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitRequest, FitResult
-from compaction_proxy.config.config import ModelSettings
+from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
 from compaction_proxy.config.sections import CompactionSection, SummarySection
 from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.core.strategies import Policy
 from compaction_proxy.providers.types import TokenCounter
 from compaction_proxy.providers.windows import get_known_window
-from compaction_proxy.replay.costs import PlayedRequest, ReplaySubject, build_result
 from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider
 from compaction_proxy.replay.recordings import DEFAULT_MODEL, Recording, select_lengths
-from compaction_proxy.replay.result import ReplayResult, RequestPoint
-from compaction_proxy.replay.writer import ExtractiveSummaryModel, SummaryCallUsage
+from compaction_proxy.replay.result import PlayedRequest, ReplayResult, RequestPoint, build_result
+from compaction_proxy.replay.writer import ExtractiveSummaryModel
 from compaction_proxy.wires.body import RequestBody, parse_body
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.context_errors import Overflow
@@ -72,7 +71,7 @@ class ReplayComponents:
         usage_feedback: Records the token counts of answers, from which later sizes are estimated.
         summary_model: Writes summaries by rules, without a model.
         counter: Counts the tokens of texts for the simulated provider.
-        get_settings: Returns the settings for a model name.
+        config: The configuration.
         resolve_summary_routes: Returns the routes to the summary models, given the settings of the
             conversation's model, the strategy and the name of that model.
         get_price: Returns the price of a model, or None if it is unknown.
@@ -83,51 +82,10 @@ class ReplayComponents:
     usage_feedback: UsageFeedback
     summary_model: ExtractiveSummaryModel
     counter: TokenCounter
-    get_settings: Callable[[str], ModelSettings]
+    config: Config
     resolve_summary_routes: Callable[[ModelSettings, Policy, str], tuple[SummaryRoute, ...]]
     get_price: Callable[[str], ModelPrice | None]
     origin: str
-
-
-@dataclass(slots=True)
-class _ReplayRun:
-    """The state of the replay of one conversation under one strategy.
-
-    Attributes:
-        recording: The conversation.
-        model: Requested model.
-        strategy: Name of the strategy.
-        settings: The settings for the model, with the options of the replay applied.
-        tenant: A tenant that only this replay uses, so that replays do not share stored data.
-        provider: Counts and caches the forwarded requests and the summary calls.
-        uncompacted_provider: Counts and caches the requests as the client sent them, for the costs without
-            compaction.
-        calls: Usage of the summary calls so far. The summary model appends to this list.
-        reader: Parses the requests.
-        earlier_tasks: The tasks that ran before the replay. The replay does not wait for them.
-        forwarded: Messages of the previous forwarded request.
-        place: Id of the checkpoint that the previous request used, as hex digits; empty if it used none.
-    """
-
-    recording: Recording
-    model: str
-    strategy: str
-    settings: ModelSettings
-    tenant: str
-    provider: SimulatedProvider
-    uncompacted_provider: SimulatedProvider
-    calls: list[SummaryCallUsage]
-    reader: IncrementalReader = field(default_factory=lambda: IncrementalReader(bytes(KEY_BYTES), CHAT))
-    earlier_tasks: frozenset[asyncio.Task[Any]] = field(
-        default_factory=lambda: frozenset(asyncio.all_tasks())
-    )
-    forwarded: tuple[bytes, ...] = ()
-    place: str = ""
-
-    @property
-    def window(self) -> int:
-        """Context window of the model, in tokens."""
-        return self.settings.window or get_known_window(self.model)
 
 
 async def replay_recording(
@@ -147,118 +105,116 @@ async def replay_recording(
         progress: Called after each request; see `ProgressCallback`.
     """
     model = options.model or recording.model or DEFAULT_MODEL
-    settings = _override_settings(components.get_settings(model), options)
+    settings = _override_settings(get_model_settings(components.config, model), options)
+    window = settings.window or get_known_window(model)
     provider = SimulatedProvider(components.counter)
-    tenant = sha256(f"{recording.name} {strategy} {id(provider)}".encode()).hexdigest()
+    uncompacted_provider = SimulatedProvider(components.counter)
     calls = components.summary_model.start_conversation(provider)
-    unchanged = SimulatedProvider(components.counter)
-    run = _ReplayRun(recording, model, strategy, settings, tenant, provider, unchanged, calls)
-    requests: list[PlayedRequest] = []
+    # Replays share no stored data, because each has a tenant of its own.
+    tenant = sha256(f"{recording.name} {strategy} {id(provider)}".encode()).hexdigest()
+    reader = IncrementalReader(bytes(KEY_BYTES), CHAT)
+    earlier_tasks = asyncio.all_tasks()
     lengths = select_lengths(recording, options.every)
+    requests: list[PlayedRequest] = []
+    previous_messages: tuple[bytes, ...] = ()
+    checkpoint_id = ""
     for number, length in enumerate(lengths, 1):
-        requests.append(await _replay_request(components, run, length))
+        call_count = len(calls)
+        body = reader.read(recording.build_body(length, model), tenant)
+        ask = _build_fit_request(components, settings, strategy, model, tenant, body)
+        fit = await components.compactor.fit_request(ask)
+        sent = ProviderPrompt(model, body.prompt_members, recording.messages[:length])
+        prompt, output_tokens = _parse_forwarded(sent, ask, fit)
+        over = overflow = _find_overflow(provider, window, prompt, output_tokens)
+        for refusals in range(1, MAX_REFITS + 1):
+            if overflow is None:
+                break
+            shorter = await components.compactor.refit_after_refusal(ask, fit, overflow, refusals)
+            if shorter is None:
+                break
+            fit = shorter
+            prompt, output_tokens = _parse_forwarded(sent, ask, fit)
+            overflow = _find_overflow(provider, window, prompt, output_tokens)
+        size, cached = provider.count_prompt_tokens(prompt), provider.count_and_cache_prompt(prompt)
+        point = RequestPoint(
+            before=uncompacted_provider.count_prompt_tokens(sent),
+            after=size,
+            cached=cached,
+            cached_before=uncompacted_provider.count_and_cache_prompt(sent),
+            round=fit.report.checkpoint_id != checkpoint_id and bool(fit.report.round),
+        )
+        has_stable_prefix = tuple(prompt.messages[: len(previous_messages)]) == previous_messages
+        previous_messages = tuple(prompt.messages)
+        checkpoint_id = fit.report.checkpoint_id
+        completion_tokens = provider.count_answer_tokens(recording.get_answer(length), model)
+        failed_open = fit.report.status is CompactionStatus.FAILED_OPEN
+        failed = overflow is not None or (failed_open and fit.report.reason == "internal")
+        usage = None if failed else TokenUsage(size, completion_tokens, cached)
+        await components.usage_feedback.learn_from_answer(ask, fit, usage)
+        if fit.should_prepare and not failed:
+            await components.compactor.prepare_round(ask)
+        await _wait_for_background_tasks(earlier_tasks)
+        requests.append(
+            PlayedRequest(
+                point,
+                completion_tokens,
+                tuple(calls[call_count:]),
+                fit.report.trigger,
+                exceeds_window=over is not None,
+                failed=failed,
+                has_stable_prefix=has_stable_prefix,
+                failed_open=failed_open,
+            )
+        )
         progress(number, len(lengths))
-    return _build_run_result(components, run, requests)
+    models = {model, *(call.model for call in calls)}
+    prices = {name: components.get_price(name) for name in models}
+    return build_result(strategy, recording.name, model, window, requests, prices)
 
 
-async def _replay_request(components: ReplayComponents, run: _ReplayRun, length: int) -> PlayedRequest:
-    """Replays one request, and finishes the work that the proxy does after an answer."""
-    since = len(run.calls)
-    raw = run.recording.build_body(length, run.model)
-    body = run.reader.read(raw, run.tenant)
-    ask = _build_fit_request(components, run, body)
-    fit = await components.compactor.fit_request(ask)
-    sent = ProviderPrompt(run.model, body.prompt_members, run.recording.messages[:length])
-    prompt = _build_prompt(sent, ask, fit)
-    over = _find_overflow(run, body, run.provider.count_prompt_tokens(prompt))
-    if over is not None:
-        fit = await _refit_until_accepted(components, run, ask, fit, over)
-        prompt = _build_prompt(sent, ask, fit)
-    size, cached = run.provider.count_prompt_tokens(prompt), run.provider.count_and_cache_prompt(prompt)
-    point = RequestPoint(
-        before=run.uncompacted_provider.count_prompt_tokens(sent),
-        after=size,
-        cached=cached,
-        cached_before=run.uncompacted_provider.count_and_cache_prompt(sent),
-        round=fit.report.checkpoint_id != run.place and bool(fit.report.round),
-    )
-    has_stable_prefix = tuple(prompt.messages[: len(run.forwarded)]) == run.forwarded
-    run.forwarded, run.place = tuple(prompt.messages), fit.report.checkpoint_id
-    completion = run.provider.count_answer_tokens(run.recording.get_answer(length), run.model)
-    failed_open = fit.report.status is CompactionStatus.FAILED_OPEN
-    failed = _find_overflow(run, body, size) is not None or (failed_open and fit.report.reason == "internal")
-    await components.usage_feedback.learn_from_answer(
-        ask, fit, None if failed else TokenUsage(size, completion, cached)
-    )
-    if fit.should_prepare and not failed:
-        await components.compactor.prepare_round(ask)
-    await _wait_for_background_tasks(run.earlier_tasks)
-    return PlayedRequest(
-        point,
-        completion,
-        tuple(run.calls[since:]),
-        fit.report.trigger,
-        over is not None,
-        failed,
-        has_stable_prefix,
-        failed_open,
-    )
-
-
-def _build_fit_request(components: ReplayComponents, run: _ReplayRun, body: RequestBody) -> FitRequest:
-    policy = resolve_policy(run.settings, run.strategy)
+def _build_fit_request(
+    components: ReplayComponents,
+    settings: ModelSettings,
+    strategy: str,
+    model: str,
+    tenant: str,
+    body: RequestBody,
+) -> FitRequest:
+    policy = resolve_policy(settings, strategy)
     return FitRequest(
         body=body,
-        model=run.model,
-        tenant=run.tenant,
+        model=model,
+        tenant=tenant,
         conversation=None,
         origin=components.origin,
-        settings=run.settings,
+        settings=settings,
         mode=CompactionMode.ACTIVE,
         trigger_tokens=None,
-        resolve_summary_routes=lambda: components.resolve_summary_routes(run.settings, policy, run.model),
+        resolve_summary_routes=lambda: components.resolve_summary_routes(settings, policy, model),
         patience_s=None,
-        strategy=run.strategy,
+        strategy=strategy,
     )
 
 
-def _build_prompt(sent: ProviderPrompt, ask: FitRequest, fit: FitResult) -> ProviderPrompt:
-    """Returns the prompt that the proxy forwards; `sent` if the compactor changed nothing."""
-    return sent if fit.raw is ask.body.raw else sent._replace(messages=parse_body(fit.raw, CHAT).messages)
+def _parse_forwarded(sent: ProviderPrompt, ask: FitRequest, fit: FitResult) -> tuple[ProviderPrompt, int]:
+    """Returns the prompt that the proxy forwards, and the requested limit of output tokens."""
+    if fit.raw is ask.body.raw:
+        return sent, ask.body.max_output or 0
+    body = parse_body(fit.raw, CHAT)
+    return ProviderPrompt(sent.model, body.prompt_members, body.messages), body.max_output or 0
 
 
-def _find_overflow(run: _ReplayRun, body: RequestBody, size_tokens: int) -> Overflow | None:
-    """Returns the error with which the provider would refuse a prompt of `size_tokens`; None if it fits."""
-    output = body.max_output or 0
-    if size_tokens + output <= run.window:
+def _find_overflow(
+    provider: SimulatedProvider, window: int, prompt: ProviderPrompt, output_tokens: int
+) -> Overflow | None:
+    """Returns the error with which the provider would refuse a prompt; None if the prompt fits."""
+    size = provider.count_prompt_tokens(prompt)
+    if size + output_tokens <= window:
         return None
-    return Overflow(
-        "context" if size_tokens > run.window else "context_output", run.window, size_tokens, output
-    )
+    return Overflow("context" if size > window else "context_output", window, size, output_tokens)
 
 
-async def _refit_until_accepted(
-    components: ReplayComponents, run: _ReplayRun, ask: FitRequest, refused: FitResult, over: Overflow
-) -> FitResult:
-    """Shortens a refused request until it fits or the proxy gives up. Returns the last result."""
-    fit, overflow = refused, over
-    for refusals in range(1, MAX_REFITS + 1):
-        shorter = await components.compactor.refit_after_refusal(ask, fit, overflow, refusals)
-        if shorter is None:
-            return fit
-        fit = shorter
-        forwarded = parse_body(fit.raw, CHAT)
-        size = run.provider.count_prompt_tokens(
-            ProviderPrompt(run.model, forwarded.prompt_members, forwarded.messages)
-        )
-        again = _find_overflow(run, forwarded, size)
-        if again is None:
-            return fit
-        overflow = again
-    return fit
-
-
-async def _wait_for_background_tasks(earlier_tasks: frozenset[asyncio.Task[Any]]) -> None:
+async def _wait_for_background_tasks(earlier_tasks: set[asyncio.Task[Any]]) -> None:
     """Waits for the background work of the proxy: all tasks that are not in `earlier_tasks`."""
     async with asyncio.timeout(BACKGROUND_TIMEOUT_S):
         while pending := asyncio.all_tasks() - earlier_tasks:
@@ -282,15 +238,4 @@ def _override_settings(settings: ModelSettings, options: ReplayOptions) -> Model
         window=options.window or settings.window,
         compaction=CompactionSection.model_validate(compaction),
         summary=SummarySection.model_validate(summary),
-    )
-
-
-def _build_run_result(
-    components: ReplayComponents, run: _ReplayRun, requests: list[PlayedRequest]
-) -> ReplayResult:
-    models = {run.model: None, **{call.model: None for call in run.calls}}
-    return build_result(
-        ReplaySubject(run.strategy, run.recording.name, run.model, run.window),
-        requests,
-        {model: components.get_price(model) for model in models},
     )

@@ -1,15 +1,32 @@
 """Simulates a summary model: writes extracts of realistic size. The same input always gives the same text."""
 
-import json
+import re
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from compaction_proxy.core.errors import SummaryError, UnreadableBodyError
+from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
+from compaction_proxy.core.summary.extractive import build_extractive_summary
+from compaction_proxy.core.summary.prompt import ALIGNED_CLOSING
 from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider
-from compaction_proxy.replay.summarizer import TARGET_TOKENS, summarize_messages
 from compaction_proxy.wires.body import parse_body
+from compaction_proxy.wires.chat.messages import parse_message
 from compaction_proxy.wires.chat.summary_call import build_own_members, build_request_body
 from compaction_proxy.wires.chat.wire import CHAT
+
+TARGET_TOKENS = 700  # largest size of a summary
+CHARACTERS_PER_TOKEN = 4
+OPENING = "What follows was copied from the messages:"
+
+_FENCED = re.compile(
+    r"^<(?P<name>summary|transcript|run-\d+)-(?P<mark>\w+)>\n(?P<text>.*?)\n</(?P=name)-(?P=mark)>$",
+    re.MULTILINE | re.DOTALL,
+)
+_ENTRY = re.compile(r"(?:^|\n\n---\n\n)\[\d+\] ([\w-]*):\n")
+_HEADING = re.compile(r"^(?:### |\d\. ).+$", re.MULTILINE)
+_RUN_MARK = re.compile(r"^=== RUN \d+ ===$", re.MULTILINE)
 
 
 class SummaryCallUsage(NamedTuple):
@@ -52,9 +69,78 @@ class ExtractiveSummaryModel:
             raise SummaryError("garbage") from None
         prompt = ProviderPrompt(call.model, body.prompt_members, body.messages)
         size, cached = provider.count_prompt_tokens(prompt), provider.count_and_cache_prompt(prompt)
-        most = min(TARGET_TOKENS, body.max_output or TARGET_TOKENS)
-        messages = [json.loads(raw) for raw in body.messages]
-        text = summarize_messages(messages, most, lambda said: provider.count_text_tokens(said, call.model))
+        text = write_summary(
+            body.messages,
+            body.max_output or TARGET_TOKENS,
+            lambda said: provider.count_text_tokens(said, call.model),
+        )
         written = provider.count_text_tokens(text, call.model)
         calls.append(SummaryCallUsage(call.model, size, cached, written))
         return SummaryAnswer(text, "stop", prompt_tokens=size, completion_tokens=written)
+
+
+def write_summary(raw_messages: Sequence[bytes], max_tokens: int, count: Callable[[str], int]) -> str:
+    """Writes the summary for which a summary call asks.
+
+    The last message of an aligned call is the prompt, and the messages before it are summarised. In any other
+    call, the transcripts in the last message are summarised, or the message itself if it has none.
+
+    A prompt may ask for a text for each of several runs of messages. Then each run gets its own extract below
+    a line with its number. If the prompt names sections, the extract stands in the first one.
+
+    Args:
+        raw_messages: The messages of the call, as JSON.
+        max_tokens: The requested limit of output tokens. A summary has at most `TARGET_TOKENS` tokens.
+        count: Counts the tokens of a text.
+    """
+    messages = [parse_message(raw) for raw in raw_messages]
+    instructions = messages[-1].text if is_aligned_call(messages[-1].text) else messages[0].text
+    headings = _HEADING.findall(instructions)
+    groups = _list_groups(messages)
+    tokens = min(TARGET_TOKENS, max_tokens)
+    characters = CHARACTERS_PER_TOKEN * tokens
+    text = _format_summary(groups, headings, characters)
+    while characters and count(text) > tokens:
+        characters = characters * 9 // 10
+        text = _format_summary(groups, headings, characters)
+    return text
+
+
+def _format_summary(groups: Sequence[Sequence[Message]], headings: Sequence[str], characters: int) -> str:
+    size = characters // len(groups)
+    texts = [f"{OPENING}\n{build_extractive_summary(group, size, str)}".strip() for group in groups]
+    if len(texts) > 1:
+        return "\n\n".join(f"=== RUN {number} ===\n{text}" for number, text in enumerate(texts, 1))
+    sections = [f"{heading}\nNone" for heading in headings[1:]]
+    return "\n\n".join(["\n".join([*headings[:1], *texts]), *sections])
+
+
+def is_aligned_call(text: str) -> bool:
+    """Returns whether a text asks for a summary of all messages before it."""
+    return ALIGNED_CLOSING in text
+
+
+def _list_groups(messages: Sequence[Message]) -> list[list[Message]]:
+    """Returns the messages to summarise, in a group for each text that the prompt asks for."""
+    prompt = messages[-1].text
+    if is_aligned_call(prompt):
+        spoken = [each for each in messages[:-1] if not each.is_privileged]
+        run_count = len(_RUN_MARK.findall(prompt))
+        if not run_count:
+            return [spoken]
+        rows = groupby(spoken, lambda each: each.role == "user")
+        return [list(row) for is_user, row in rows if not is_user][:run_count]
+    fenced = [(match["name"], match["text"]) for match in _FENCED.finditer(prompt)]
+    earlier = [
+        Message("assistant", line) for name, text in fenced if name == "summary" for line in text.splitlines()
+    ]
+    transcripts = [_parse_transcript(text) for name, text in fenced if name != "summary"]
+    return [earlier + transcript for transcript in transcripts] or [[messages[-1]]]
+
+
+def _parse_transcript(text: str) -> list[Message]:
+    pieces = _ENTRY.split(text)[1:]
+    return [
+        Message(role.lower(), said, answered_call_ids=("",) if role in {"TOOL", "FUNCTION"} else ())
+        for role, said in zip(pieces[::2], pieces[1::2], strict=True)
+    ]

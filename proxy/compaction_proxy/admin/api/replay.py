@@ -18,7 +18,7 @@ from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.recall.archive import RemovedMessage
 from compaction_proxy.recall.round_detail import KEPT, VisibleMessage
 from compaction_proxy.replay.jobs import parse_job
-from compaction_proxy.replay.prompt_size import JsonObject
+from compaction_proxy.replay.provider import JsonObject
 
 _TOKENS = {"type": "integer", "minimum": 1, "nullable": True}
 # Schema of the request body, for the OpenAPI document. FastAPI does not decode the body, because decoding

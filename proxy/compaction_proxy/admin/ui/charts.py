@@ -11,7 +11,7 @@ from typing import Any
 
 from compaction_proxy.admin.queries import CompactionRecord
 from compaction_proxy.core.exchange import Exchange
-from compaction_proxy.replay.prompt_size import JsonObject
+from compaction_proxy.replay.provider import JsonObject
 from compaction_proxy.telemetry.statistics import StatisticsRow
 
 # Largest number of columns in a chart. If there are more, only the newest are drawn.

@@ -18,7 +18,7 @@ from compaction_proxy.admin.ui.templates import Templates, describe_error
 from compaction_proxy.core.errors import ProxyError, RequestRefusedError, UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.replay.jobs import ReplayJob, parse_job
-from compaction_proxy.replay.prompt_size import JsonObject
+from compaction_proxy.replay.provider import JsonObject
 from compaction_proxy.wires.json.slices import find_members
 
 # Largest pasted transcript, in bytes. A form may be three times as large, because its encoding takes three

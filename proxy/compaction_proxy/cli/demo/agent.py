@@ -5,20 +5,20 @@ It runs no real tools: their results come from the script.
 
 import copy
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import httpx
 
 from compaction_proxy.cli.demo.chat import JsonObject
 from compaction_proxy.cli.demo.provider import AGENT_MODEL
-from compaction_proxy.cli.demo.script import DemoScript
+from compaction_proxy.cli.demo.replies import DemoScript
 
 OUTPUT_TOKENS = 512
 TIMEOUT_S = 20
 SESSION = "demo"
 DATA = "data: "
-DONE = "[DONE]"
+DONE = "data: [DONE]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class DemoAgent:
             if answer.status_code != 200:
                 error = json.loads(await answer.aread()).get("error") or {}
                 return AgentExchange(body, answer.status_code, answer.headers, code=str(error.get("code")))
-            return AgentExchange(body, 200, answer.headers, await _assemble_message(_read_events(answer)))
+            return AgentExchange(body, 200, answer.headers, await _read_message(answer))
 
 
 def build_tool_message(call_id: str, script: DemoScript) -> JsonObject:
@@ -114,31 +114,25 @@ def build_opening(script: DemoScript) -> list[JsonObject]:
     return [{"role": "system", "content": script.system}]
 
 
-async def _read_events(answer: httpx.Response) -> AsyncIterator[JsonObject]:
-    """Yields the chunks of a stream.
+async def _read_message(answer: httpx.Response) -> JsonObject:
+    """Assembles the assistant message of a stream.
 
     Raises:
         httpx.RemoteProtocolError: The stream ended before `[DONE]`.
     """
-    async for line in answer.aiter_lines():
-        data = line.removeprefix(DATA)
-        if data == DONE:
-            return
-        if data and data != line:
-            yield json.loads(data)
-    raise httpx.RemoteProtocolError("the stream ended before [DONE]")
-
-
-async def _assemble_message(events: AsyncIterator[JsonObject]) -> JsonObject:
     text = ""
     calls: dict[int, JsonObject] = {}
-    async for event in events:
-        for choice in event["choices"]:
+    async for line in answer.aiter_lines():
+        if line == DONE:
+            message: JsonObject = {"role": "assistant", "content": text or None}
+            return {**message, "tool_calls": [calls[index] for index in sorted(calls)]} if calls else message
+        if not line.startswith(DATA):
+            continue
+        for choice in json.loads(line.removeprefix(DATA))["choices"]:
             text += choice["delta"].get("content") or ""
             for piece in choice["delta"].get("tool_calls", ()):
                 _append_call_piece(calls, piece)
-    message: JsonObject = {"role": "assistant", "content": text or None}
-    return {**message, "tool_calls": [calls[index] for index in sorted(calls)]} if calls else message
+    raise httpx.RemoteProtocolError("the stream ended before [DONE]")
 
 
 def _append_call_piece(calls: dict[int, JsonObject], piece: JsonObject) -> None:

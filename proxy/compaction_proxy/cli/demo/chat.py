@@ -1,10 +1,11 @@
 """Defines the replies of the demo provider, and encodes them as Chat Completions responses."""
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from compaction_proxy.wires.json.shorten import encode_json
 
 JsonObject = dict[str, Any]
 
@@ -78,19 +79,6 @@ class Envelope:
             "system_fingerprint": FINGERPRINT,
             **fields,
         }
-
-
-def encode_json(value: object) -> bytes:
-    """Encodes a value as compact JSON in UTF-8.
-
-    A lone surrogate, which a client may send as an escape, has no UTF-8 form. If the value contains one, all
-    characters outside ASCII are escaped.
-    """
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":")).encode()
 
 
 def split_words(text: str) -> list[str]:

@@ -6,26 +6,211 @@ and `GET …/models` under any prefix, and `GET /__log`. Equal requests get equa
 of unscripted tool calls, `created` and the count of cached tokens.
 """
 
+import asyncio
 import json
+import logging
+import signal
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from compaction_proxy.cli.demo import chat, replies, script, validation
+from compaction_proxy.cli.demo import chat, replies, validation
 from compaction_proxy.cli.demo.chat import JsonObject, Reply
-from compaction_proxy.cli.demo.client import ClientDepartedError, DemoClient, Receive, Scope, Send
-from compaction_proxy.cli.demo.faults import FAULT_HEADER, NO_FAULT, Fault, parse_fault
-from compaction_proxy.cli.demo.prompt import PrefixCache, TokenMeter
-from compaction_proxy.cli.demo.seen import SeenRequest, to_log_fields
 from compaction_proxy.cli.demo.validation import Refusal
+from compaction_proxy.gateway.server import serve_embedded
+from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.providers.types import TokenCounter
-from compaction_proxy.replay import summarizer
-from compaction_proxy.replay.transcript import is_summary_request
+from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider, extract_text
+from compaction_proxy.replay.writer import TARGET_TOKENS, is_aligned_call, write_summary
+from compaction_proxy.telemetry import logs
+from compaction_proxy.wires.json.shorten import encode_json
+from compaction_proxy.wires.json.slices import DECODER
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 AGENT_MODEL = "demo-agent"
 SUMMARY_MODEL = "demo-summary"
+FAULT_HEADER = b"x-demo-fault"
 GARBAGE = b'\x00\xff{"choices":[{"delta":\xfe'
+RULE = "*" * 72
+BANNER = f"""\
+{RULE}
+* DEMO PROVIDER: its answers are scripted, there is no model behind it.
+* Whatever key a client sends is accepted. Not for production.
+{RULE}"""
+
+
+class ClientDepartedError(Exception):
+    """Reports that the client has disconnected."""
+
+
+class DemoClient:
+    """Represents the client of one request. The client may disconnect while it waits for the answer.
+
+    The answer is sent with the headers in `headers`.
+    """
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self.headers: tuple[tuple[bytes, bytes], ...] = ((b"openai-version", b"2020-10-01"),)
+
+    async def read_body(self) -> bytes:
+        """Reads the whole request body.
+
+        Raises:
+            ClientDepartedError: The client disconnected before the body was complete.
+        """
+        parts = []
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDepartedError
+            parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    async def wait(self, seconds: float | None) -> None:
+        """Waits for a number of seconds; None waits until the client disconnects.
+
+        Raises:
+            ClientDepartedError: The client disconnected meanwhile.
+        """
+        if seconds == 0:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                while (await self._receive())["type"] != "http.disconnect":
+                    pass
+        except TimeoutError:
+            return
+        raise ClientDepartedError
+
+    async def start(self, status: int, kind: bytes, length: int | None = None) -> None:
+        """Sends status and headers. `length` is the size of the body in bytes; None sends a chunked body."""
+        headers = [(b"content-type", kind), *self.headers]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def send(self, data: bytes, *, more: bool = False) -> None:
+        """Sends a part of the body. `more` says that further parts follow."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def send_json(self, status: int, data: bytes) -> None:
+        """Sends a whole JSON answer."""
+        await self.start(status, b"application/json", len(data))
+        await self.send(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Describes how an answer goes wrong. The default is an answer without a fault.
+
+    Attributes:
+        status: Error status to answer with. 0 for none.
+        hang: Whether the provider never answers.
+        cut_after: Number of stream chunks after which the connection is closed. If the answer is not
+            streamed, the connection is closed after half of the body instead. None does not close it early.
+        garbage: Whether the answer has status 200 and bytes that are no chat completion.
+        empty: Whether the answer has status 200 and no content: no body, or a stream without events or with
+            only the event `[DONE]`.
+        first_byte_s: Seconds before the first byte of the answer.
+        chunk_s: Seconds before each further chunk of a stream.
+    """
+
+    status: int = 0
+    hang: bool = False
+    cut_after: int | None = None
+    garbage: bool = False
+    empty: bool = False
+    first_byte_s: float = 0.0
+    chunk_s: float = 0.0
+
+
+NO_FAULT = Fault()
+
+_FAULT_WORDS: dict[str, Callable[[Fault, str], Fault]] = {
+    "status": lambda fault, value: replace(fault, status=int(value)),
+    "hang": lambda fault, _: replace(fault, hang=True),
+    "cut": lambda fault, value: replace(fault, cut_after=int(value or 3)),
+    "garbage": lambda fault, _: replace(fault, garbage=True),
+    "empty": lambda fault, _: replace(fault, empty=True),
+    "slow": lambda fault, value: replace(fault, first_byte_s=float(value)),
+    "delay": lambda fault, value: replace(fault, chunk_s=float(value)),
+}
+
+
+def parse_fault(text: str, base: Fault = NO_FAULT) -> Fault:
+    """Parses a text such as `slow=0.5, cut=3` and returns `base` with these faults added.
+
+    The possible words are `status=N`, `hang`, `cut[=chunks]`, `garbage`, `empty`, `slow=seconds` and
+    `delay=seconds`.
+
+    Raises:
+        ValueError: A word is unknown or its value is invalid.
+    """
+    fault = base
+    for word in filter(str.strip, text.split(",")):
+        name, _, value = word.strip().partition("=")
+        if name not in _FAULT_WORDS:
+            raise ValueError(f"no such fault: {name}")
+        fault = _FAULT_WORDS[name](fault, value)
+    return fault
+
+
+@dataclass(frozen=True, slots=True)
+class SeenRequest:
+    """A request as the provider received it.
+
+    Attributes:
+        number: Number of the request, from 1.
+        path: The path as sent.
+        headers: The headers in order, names in lower case.
+        body: The bytes of the body as sent.
+        model: The requested model. Empty if the request was refused before the model was read.
+        prompt_tokens: Tokens of the prompt. 0 if the request was refused before its tokens were counted.
+        output_tokens: The requested limit of output tokens. 0 if the request set none.
+        cached_tokens: Tokens of the prompt read from the cache.
+        status: Status of the answer. 0 if there was none.
+        code: The error code, or an empty text.
+    """
+
+    number: int
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    model: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    status: int = 0
+    code: str = ""
+
+    def parse_messages(self) -> list[JsonObject]:
+        """Parses the body and returns the messages as sent."""
+        messages: list[JsonObject] = json.loads(self.body)["messages"]
+        return messages
+
+
+def to_log_fields(seen: SeenRequest) -> JsonObject:
+    """Returns the fields of a request for `GET /__log`: without headers, because they hold credentials."""
+    return {
+        "number": seen.number,
+        "path": seen.path,
+        "model": seen.model,
+        "prompt_tokens": seen.prompt_tokens,
+        "output_tokens": seen.output_tokens,
+        "cached_tokens": seen.cached_tokens,
+        "status": seen.status,
+        "code": seen.code,
+        "body": seen.body.decode("utf-8", "replace"),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +236,13 @@ class DemoProviderSettings:
 class DemoProvider:
     """The provider as an ASGI app.
 
-    `log` holds the requests that it received. `departure_count` is the number of clients that disconnected
-    before their answer was complete.
+    `log` holds the requests that it received. `meter` counts tokens and keeps the prompt cache.
+    `departure_count` is the number of clients that disconnected before their answer was complete.
     """
 
     def __init__(self, settings: DemoProviderSettings) -> None:
         self._settings = settings
-        self._meter = TokenMeter(settings.counter)
-        self._cache = PrefixCache(self._meter)
+        self.meter = SimulatedProvider(settings.counter)
         self._log: deque[SeenRequest] = deque(maxlen=settings.log_records)
         self._count = 0
         self._answers = 0  # without summaries, so that summaries do not change the ids of tool calls
@@ -68,11 +252,6 @@ class DemoProvider:
     def log(self) -> tuple[SeenRequest, ...]:
         """The logged requests, oldest first. A request is added just before its answer begins."""
         return tuple(self._log)
-
-    @property
-    def meter(self) -> TokenMeter:
-        """The token meter of the provider."""
-        return self._meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one ASGI connection scope."""
@@ -91,9 +270,12 @@ class DemoProvider:
             case "POST", ["chat", "completions"]:
                 await self._serve_completion(scope, client)
             case "GET", [*_, "models"]:
-                await client.send_json(200, _encode_models(self._settings.models, self._settings.window))
+                window = self._settings.window
+                row = {"object": "model", "created": 0, "owned_by": "demo", "context_window": window}
+                rows = [{"id": name, **row} for name in self._settings.models]
+                await client.send_json(200, encode_json({"object": "list", "data": rows}))
             case "GET", ["__log"]:
-                await client.send_json(200, chat.encode_json([to_log_fields(seen) for seen in self._log]))
+                await client.send_json(200, encode_json([to_log_fields(seen) for seen in self._log]))
             case method, _:
                 refusal = Refusal(f"Unknown request URL: {method} {scope['path']}.", status=404)
                 await client.send_json(refusal.status, refusal.to_bytes())
@@ -121,10 +303,11 @@ class DemoProvider:
         seen = replace(seen, model=body["model"], output_tokens=_get_output_tokens(body))
         if seen.model not in self._settings.models:
             return seen, validation.refuse_unknown_model(seen.model)
-        seen = replace(seen, prompt_tokens=self._meter.count_prompt(body))
+        prompt = ProviderPrompt.from_body(body)
+        seen = replace(seen, prompt_tokens=self.meter.count_prompt_tokens(prompt))
         refusal = validation.check_overflow(self._settings.window, seen.prompt_tokens, seen.output_tokens)
         if not refusal:
-            seen = replace(seen, cached_tokens=self._cache.match_prompt(body))
+            seen = replace(seen, cached_tokens=self.meter.count_and_cache_prompt(prompt))
         return seen, refusal
 
     async def _begin_answer(
@@ -143,7 +326,9 @@ class DemoProvider:
         if refusal:
             fault = NO_FAULT
         elif fault.status:
-            refusal = _build_fault_refusal(fault.status)
+            code = "rate_limit_exceeded" if fault.status == 429 else None
+            message = f"The demo provider was told to answer {fault.status}."
+            refusal = Refusal(message, code=code, status=fault.status, kind="server_error")
         status = refusal.status if refusal else 0 if fault.hang else 200
         self._log.append(replace(seen, status=status, code=(refusal.code or "") if refusal else ""))
         await client.wait(None if fault.hang else fault.first_byte_s)
@@ -155,7 +340,7 @@ class DemoProvider:
         reply = self._compose_reply(body, seen)
         envelope = chat.Envelope(f"chatcmpl-{seen.number:029d}", int(time.time()), seen.model)
         usage = chat.DemoUsage(
-            seen.prompt_tokens, self._meter.count_reply(reply, seen.model), seen.cached_tokens
+            seen.prompt_tokens, self._count_reply_tokens(reply, seen.model), seen.cached_tokens
         )
         if not body.get("stream"):
             await send_body(client, chat.encode_completion(envelope, reply, usage), fault)
@@ -164,18 +349,36 @@ class DemoProvider:
         events = chat.encode_stream(envelope, reply, usage if includes_usage else None)
         await send_stream(client, (chat.DONE,) if fault.empty else events, fault)
 
+    def _count_reply_tokens(self, reply: Reply, model: str) -> int:
+        texts = [reply.text, *(part for call in reply.calls for part in (call.name, call.arguments))]
+        return sum(self.meter.count_text_tokens(text, model) for text in texts)
+
     def _compose_reply(self, body: JsonObject, seen: SeenRequest) -> Reply:
-        if "summary" not in seen.model and not is_summary_request(body["messages"]):
-            self._answers += 1
-            reply = replies.compose_reply(body, script.load_script(), self._answers)
-        else:
-            budget = min(summarizer.TARGET_TOKENS, seen.output_tokens or summarizer.TARGET_TOKENS)
-            reply = Reply(
-                summarizer.summarize_messages(
-                    body["messages"], budget, lambda text: self._settings.counter.count(text, seen.model)
-                )
+        messages = body["messages"]
+        if "summary" in seen.model or is_aligned_call(extract_text(messages[-1])):
+            raw_messages = [encode_json(message) for message in messages]
+            limit = seen.output_tokens or TARGET_TOKENS
+            text = write_summary(
+                raw_messages, limit, lambda text: self.meter.count_text_tokens(text, seen.model)
             )
-        return _shorten_reply(reply, seen, self._meter)
+            reply = Reply(text)
+        else:
+            self._answers += 1
+            reply = replies.compose_reply(body, replies.load_script(), self._answers)
+        return self._shorten_reply(reply, seen)
+
+    def _shorten_reply(self, reply: Reply, seen: SeenRequest) -> Reply:
+        """Cuts the reply's text to the requested output tokens. A reply with tool calls is not cut."""
+        limit = seen.output_tokens
+        if not limit or reply.calls or self._count_reply_tokens(reply, seen.model) <= limit:
+            return reply
+        pieces, tokens = [], 0
+        for piece in chat.split_words(reply.text):
+            tokens += self.meter.count_text_tokens(piece, seen.model)
+            if tokens > limit:
+                break
+            pieces.append(piece)
+        return Reply("".join(pieces), finish_reason="length")
 
 
 def create_provider(settings: DemoProviderSettings) -> DemoProvider:
@@ -186,7 +389,7 @@ def create_provider(settings: DemoProviderSettings) -> DemoProvider:
 def parse_body(raw: bytes) -> tuple[JsonObject, Refusal | None]:
     """Parses a request body. Returns an empty object and a refusal if it is no JSON object."""
     try:
-        body = json.loads(raw)
+        body = DECODER.decode(raw.decode())
     except (ValueError, RecursionError):
         return {}, validation.UNPARSED
     return (body, None) if isinstance(body, dict) else ({}, validation.UNPARSED)
@@ -200,32 +403,6 @@ def get_header(scope: Scope, name: bytes) -> bytes:
 def _get_output_tokens(body: JsonObject) -> int:
     tokens = body.get("max_completion_tokens") or body.get("max_tokens") or 0
     return tokens if isinstance(tokens, int) else 0
-
-
-def _encode_models(names: Iterable[str], window: int) -> bytes:
-    """Encodes the list of models. `window` is the context window of all models, in tokens."""
-    row: JsonObject = {"object": "model", "created": 0, "owned_by": "demo", "context_window": window}
-    return chat.encode_json({"object": "list", "data": [{"id": name, **row} for name in names]})
-
-
-def _build_fault_refusal(status: int) -> Refusal:
-    code = "rate_limit_exceeded" if status == 429 else None
-    message = f"The demo provider was told to answer {status}."
-    return Refusal(message, code=code, status=status, kind="server_error")
-
-
-def _shorten_reply(reply: Reply, seen: SeenRequest, meter: TokenMeter) -> Reply:
-    """Cuts the reply's text to the requested limit of output tokens. A reply with tool calls is not cut."""
-    limit = seen.output_tokens
-    if not limit or reply.calls or meter.count_reply(reply, seen.model) <= limit:
-        return reply
-    pieces, tokens = [], 0
-    for piece in chat.split_words(reply.text):
-        tokens += meter.count_reply(Reply(piece), seen.model)
-        if tokens > limit:
-            break
-        pieces.append(piece)
-    return Reply("".join(pieces), finish_reason="length")
 
 
 async def send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault) -> None:
@@ -250,3 +427,30 @@ async def send_body(client: DemoClient, data: bytes, fault: Fault) -> None:
         return
     await client.start(200, b"application/json", len(data))
     await client.send(data[: len(data) // 2], more=True)
+
+
+async def serve_provider(host: str, port: int, window: int) -> None:
+    """Serves the demo provider until SIGINT or SIGTERM.
+
+    Args:
+        host: Address to listen on.
+        port: TCP port. 0 takes a free one.
+        window: Largest sum of prompt and requested output, in tokens.
+
+    Raises:
+        ConfigError: The provider cannot listen on the address.
+    """
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    settings = DemoProviderSettings(TiktokenCounter(lambda line: print(line, file=sys.stderr)), window=window)
+    async with serve_embedded(create_provider(settings), host, port) as url:
+        print(BANNER)
+        print(f"demo provider listens on {url}/v1, models {', '.join(settings.models)}", flush=True)
+        await stopping.wait()
+
+
+def run_provider(host: str, port: int, window: int) -> None:
+    """Serves the demo provider until SIGINT or SIGTERM. Arguments and errors are as in `serve_provider`."""
+    logs.configure_logging("console", logging.WARNING)
+    asyncio.run(serve_provider(host, port, window))

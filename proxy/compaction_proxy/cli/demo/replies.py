@@ -5,20 +5,88 @@ its place in the script by the last message, so compaction of earlier messages d
 messages of the script contain facts. The model can name such a fact only if a message of the request still
 contains it. In any other conversation the model echoes the last message. But if the last message is a user's
 or a tool's and has lines such as `call search {"query": "x"}`, the model calls these tools instead.
+
+The script is `conversation.json` next to this module. It is invented: an engineer and an agent look for the
+cause of wrong invoices. The last turns ask about the facts of the first turns (planted facts). So the demo
+can show that they survive compaction.
 """
 
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 from compaction_proxy.cli.demo.chat import JsonObject, Reply, ToolCall
-from compaction_proxy.cli.demo.script import DemoScript, ScriptStep
-from compaction_proxy.replay.prompt_size import extract_text
+from compaction_proxy.replay.provider import extract_text
 
 FORGOTTEN = "(I can no longer see the {name})"
 ECHO_CHARACTERS = 200
 
 _CALL = re.compile(r"^call ([\w.-]+) *(\{.*\})? *$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptStep:
+    """An assistant message: text, tool calls or both.
+
+    In `text`, `{name}` stands for a planted fact that the model must find in the request.
+    """
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptTurn:
+    """A user message and the assistant messages that follow it."""
+
+    user: str
+    steps: tuple[ScriptStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DemoScript:
+    """The whole scripted conversation.
+
+    Attributes:
+        system: The system prompt.
+        tools: The offered tools, in the wire format.
+        facts: The planted facts, by name, with their exact text.
+        turns: The turns in order.
+        results: The text of each tool call's result, by call id.
+    """
+
+    system: str
+    tools: list[JsonObject]
+    facts: dict[str, str]
+    turns: tuple[ScriptTurn, ...]
+    results: dict[str, str]
+
+
+@cache
+def load_script() -> DemoScript:
+    """Loads the conversation that ships with the package."""
+    data = json.loads((files("compaction_proxy.cli.demo") / "conversation.json").read_text("utf-8"))
+    calls = [call for turn in data["turns"] for step in turn["steps"] for call in step.get("calls", ())]
+    return DemoScript(
+        system=data["system"],
+        tools=data["tools"],
+        facts=data["facts"],
+        turns=tuple(
+            ScriptTurn(turn["user"], tuple(map(_parse_step, turn["steps"]))) for turn in data["turns"]
+        ),
+        results={call["id"]: call["result"] for call in calls},
+    )
+
+
+def _parse_step(data: JsonObject) -> ScriptStep:
+    calls = (
+        ToolCall(call["id"], call["name"], json.dumps(call["arguments"], separators=(",", ":")))
+        for call in data.get("calls", ())
+    )
+    return ScriptStep(data["text"], tuple(calls))
 
 
 def _find_following_step(messages: Sequence[JsonObject], script: DemoScript) -> ScriptStep | None:

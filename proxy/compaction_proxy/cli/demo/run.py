@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import httpx
@@ -18,12 +17,10 @@ from compaction_proxy.cli.demo.provider import (
     SUMMARY_MODEL,
     DemoProvider,
     DemoProviderSettings,
+    SeenRequest,
     create_provider,
 )
-from compaction_proxy.cli.demo.replies import fill_in_facts
-from compaction_proxy.cli.demo.script import DemoScript, load_script
-from compaction_proxy.cli.demo.seen import SeenRequest
-from compaction_proxy.cli.demo.table import HEAD, DemoCheck, TurnRow, describe_turn
+from compaction_proxy.cli.demo.replies import DemoScript, fill_in_facts, load_script
 from compaction_proxy.cli.demo.validation import OVERFLOW
 from compaction_proxy.config import Config
 from compaction_proxy.config.sections import (
@@ -35,7 +32,7 @@ from compaction_proxy.config.sections import (
 )
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.replay.prompt_size import extract_text
+from compaction_proxy.replay.provider import ProviderPrompt, extract_text
 from compaction_proxy.telemetry import logs
 
 WINDOW_TOKENS = 8192
@@ -44,16 +41,11 @@ WINDOW_TOKENS = 8192
 LONGEST_PAUSE_S = 5.0
 POLL_S = 0.001
 
+HEAD = f"{'turn':>4}  {'client sent':>11}  {'sent on':>7}  {'saved':>5}  what happened"
+
 Say = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class ProxiedRun:
-    """The result of the conversation through the proxy. `client_tokens` sums what the client sent."""
-
-    agent: DemoAgent
-    exchanges: list[AgentExchange] = field(default_factory=list)
-    client_tokens: int = 0
+# The result of a check: whether it passed, and a text for people.
+Check = tuple[bool, str]
 
 
 def build_demo_config(provider_url: str) -> Config:
@@ -78,33 +70,66 @@ async def _wait_until_quiet(known: set[asyncio.Task[object]]) -> None:
                 await asyncio.sleep(POLL_S)
 
 
-async def _play_directly(agent: DemoAgent, say: Say) -> DemoCheck:
+async def _play_directly(agent: DemoAgent, say: Say) -> Check:
     """Plays the conversation without the proxy, and checks that a request is refused as too long."""
     for number, turn in enumerate(agent.script.turns, 1):
         last = (await agent.play_turn(turn.user))[-1]
         if last.status != 200:
             say(f"Sent directly, turn {number} is refused: {last.status} {last.code}.")
             is_expected = (last.status, last.code) == (400, OVERFLOW)
-            return DemoCheck(
-                is_expected, f"sent directly, the conversation ends at turn {number}: {last.code}"
-            )
-    return DemoCheck(is_ok=False, text="sent directly, the conversation never met the window")
+            return is_expected, f"sent directly, the conversation ends at turn {number}: {last.code}"
+    return False, "sent directly, the conversation never met the window"
 
 
-async def _play_through_proxy(agent: DemoAgent, provider: DemoProvider, say: Say) -> ProxiedRun:
-    """Plays the conversation through the proxy and prints each turn."""
-    proxied_run = ProxiedRun(agent)
+async def _play_through_proxy(
+    agent: DemoAgent, provider: DemoProvider, say: Say
+) -> tuple[list[AgentExchange], int]:
+    """Plays the conversation through the proxy and prints each turn.
+
+    The token numbers of a turn are those of its last request, as the provider counts them.
+
+    Returns:
+        The exchanges, and the sum of the tokens that the client sent.
+    """
+    exchanges: list[AgentExchange] = []
+    client_tokens = 0
     say(HEAD)
     for number, turn in enumerate(agent.script.turns, 1):
-        exchanges = await agent.play_turn(turn.user)
-        proxied_run.exchanges += exchanges
-        client_sizes = [provider.meter.count_prompt(exchange.body) for exchange in exchanges]
-        proxied_run.client_tokens += sum(client_sizes)
-        seen = next(seen for seen in reversed(provider.log) if seen.model == AGENT_MODEL)
-        say(TurnRow(number, client_sizes[-1], seen.prompt_tokens, describe_turn(exchanges)).format_line())
-        if exchanges[-1].status != 200:
+        played = await agent.play_turn(turn.user)
+        exchanges += played
+        sizes = [provider.meter.count_prompt_tokens(ProviderPrompt.from_body(each.body)) for each in played]
+        client_tokens += sum(sizes)
+        sent_tokens = next(seen for seen in reversed(provider.log) if seen.model == AGENT_MODEL).prompt_tokens
+        figures = f"{number:>4}  {sizes[-1]:>11,}  {sent_tokens:>7,}  {1 - sent_tokens / sizes[-1]:>4.0%}"
+        say(f"{figures}   {_describe_turn(played)}".rstrip())
+        if played[-1].status != 200:
             break
-    return proxied_run
+    return exchanges, client_tokens
+
+
+def _describe_turn(exchanges: Sequence[AgentExchange]) -> str:
+    """Describes the last refusal or compaction of a turn if there was one, else its last request."""
+    notes = [_describe_exchange(exchange) for exchange in exchanges]
+    important = [text for text in notes if text.startswith(("refused", "compacted"))]
+    return (important or notes)[-1]
+
+
+def _describe_exchange(exchange: AgentExchange) -> str:
+    if exchange.status != 200:
+        return f"refused: {exchange.status} {exchange.code}"
+    headers = exchange.headers
+    match headers.get("x-compaction-status", ""):
+        case "applied":
+            before, after = (headers[f"x-compaction-messages-{when}"] for when in ("before", "after"))
+            return f"compacted, round {headers['x-compaction-round']}: {before} messages became {after}"
+        case "reused":
+            return f"summary of round {headers['x-compaction-round']} reused"
+        case "scheduled":
+            return "the next round is prepared behind the answer"
+        case "none":
+            return ""
+        case status:
+            return status
 
 
 def _build_expected_history(script: DemoScript) -> list[JsonObject]:
@@ -119,67 +144,34 @@ def _build_expected_history(script: DemoScript) -> list[JsonObject]:
     return history
 
 
-def _find_first_question(script: DemoScript) -> str:
-    """Returns the first user message of the script that asks about the planted facts."""
-    return next(turn.user for turn in script.turns if any("{" in step.text for step in turn.steps))
-
-
-def _check_facts(script: DemoScript, last: SeenRequest) -> DemoCheck:
+def _check_facts(script: DemoScript, last: SeenRequest) -> Check:
     """Checks that the last request still contains the planted facts, as the model needs them for its answers.
 
     Only messages before the first question about the facts count, because later answers repeat the facts.
     """
     texts = [extract_text(message) for message in last.parse_messages()]
-    question = _find_first_question(script)
+    question = next(turn.user for turn in script.turns if any("{" in step.text for step in turn.steps))
     before = texts[: texts.index(question)] if question in texts else texts[:-1]
     lost = [name for name, fact in script.facts.items() if not any(fact in text for text in before)]
     if lost:
-        return DemoCheck(is_ok=False, text=f"lost on the way: {', '.join(lost)}")
-    names = ", ".join(script.facts)
-    return DemoCheck(is_ok=True, text=f"the model still sees what was said in turns 1 to 3: {names}")
+        return False, f"lost on the way: {', '.join(lost)}"
+    return True, f"the model still sees what was said in turns 1 to 3: {', '.join(script.facts)}"
 
 
-def _check_answers(played: ProxiedRun) -> DemoCheck:
-    turns = len(played.agent.script.turns)
-    sent_turns = sum(message["role"] == "user" for message in played.agent.history)
-    is_ok = sent_turns == turns and all(exchange.status == 200 for exchange in played.exchanges)
-    statuses = ", ".join(str(status) for status in sorted({each.status for each in played.exchanges}))
-    requests = f"{len(played.exchanges)} requests, status {statuses}"
-    return DemoCheck(is_ok, f"through the proxy, {sent_turns} of {turns} turns were answered ({requests})")
+def _check_answers(agent: DemoAgent, exchanges: Sequence[AgentExchange]) -> Check:
+    turns = len(agent.script.turns)
+    sent_turns = sum(message["role"] == "user" for message in agent.history)
+    statuses = sorted({exchange.status for exchange in exchanges})
+    requests = f"{len(exchanges)} requests, status {', '.join(map(str, statuses))}"
+    text = f"through the proxy, {sent_turns} of {turns} turns were answered ({requests})"
+    return sent_turns == turns and statuses == [200], text
 
 
-def _check_window(log: list[SeenRequest]) -> DemoCheck:
-    largest = max(log, key=lambda seen: seen.prompt_tokens + seen.output_tokens)
-    size = largest.prompt_tokens + largest.output_tokens
+def _check_window(log: Sequence[SeenRequest]) -> Check:
+    size = max(seen.prompt_tokens + seen.output_tokens for seen in log)
     is_ok = size <= WINDOW_TOKENS and all(seen.code != OVERFLOW for seen in log)
     text = f"nothing went over the window of {WINDOW_TOKENS:,} tokens (largest: {size:,}, answer included)"
-    return DemoCheck(is_ok, text)
-
-
-def _run_checks(direct: DemoCheck, played: ProxiedRun, log: list[SeenRequest]) -> list[DemoCheck]:
-    script = played.agent.script
-    last = [seen for seen in log if seen.model == AGENT_MODEL][-1]
-    is_whole = played.agent.history == _build_expected_history(script)
-    return [
-        direct,
-        _check_answers(played),
-        _check_facts(script, last),
-        _check_window(log),
-        DemoCheck(
-            is_whole,
-            f"the client's own history is whole and unchanged ({len(played.agent.history)} messages)",
-        ),
-    ]
-
-
-def _format_total(played: ProxiedRun, log: list[SeenRequest]) -> str:
-    read_tokens = sum(seen.prompt_tokens for seen in log)
-    summaries = sum(seen.model == SUMMARY_MODEL for seen in log)
-    saved_share = 1 - read_tokens / played.client_tokens
-    return (
-        f"In all the client sent {played.client_tokens:,} tokens and the provider read {read_tokens:,} "
-        f"({saved_share:.0%} less), {summaries} summary calls included."
-    )
+    return is_ok, text
 
 
 async def _play_demo(provider: DemoProvider, direct_url: str, proxy_url: str, say: Say) -> bool:
@@ -192,17 +184,29 @@ async def _play_demo(provider: DemoProvider, direct_url: str, proxy_url: str, sa
         say("The same through the proxy:")
         say("")
         wait_until_quiet = partial(_wait_until_quiet, asyncio.all_tasks())
-        proxied_run = await _play_through_proxy(
-            DemoAgent(http, proxy_url, script, build_opening(script), wait_until_quiet), provider, say
-        )
-    log = list(provider.log[direct_requests:])
+        agent = DemoAgent(http, proxy_url, script, build_opening(script), wait_until_quiet)
+        exchanges, client_tokens = await _play_through_proxy(agent, provider, say)
+    log = provider.log[direct_requests:]
+    read_tokens = sum(seen.prompt_tokens for seen in log)
+    summaries = sum(seen.model == SUMMARY_MODEL for seen in log)
     say("")
-    say(_format_total(proxied_run, log))
+    say(
+        f"In all the client sent {client_tokens:,} tokens and the provider read {read_tokens:,} "
+        f"({1 - read_tokens / client_tokens:.0%} less), {summaries} summary calls included."
+    )
     say("")
-    checks = _run_checks(direct, proxied_run, log)
-    for check in checks:
-        say(check.format_line())
-    return all(check.is_ok for check in checks)
+    last = [seen for seen in log if seen.model == AGENT_MODEL][-1]
+    is_whole = agent.history == _build_expected_history(script)
+    checks = [
+        direct,
+        _check_answers(agent, exchanges),
+        _check_facts(script, last),
+        _check_window(log),
+        (is_whole, f"the client's own history is whole and unchanged ({len(agent.history)} messages)"),
+    ]
+    for is_ok, text in checks:
+        say(f"{'ok  ' if is_ok else 'FAIL'}  {text}")
+    return all(is_ok for is_ok, _ in checks)
 
 
 async def _wait_forever(provider_url: str, proxy_url: str) -> None:
@@ -221,6 +225,7 @@ async def run_demo(say: Say, *, keep: bool = False) -> bool:
         say: Called with each line of output.
         keep: Whether to keep proxy and provider running until the task is cancelled.
     """
+    logs.configure_logging("console", logging.WARNING)
     provider = create_provider(DemoProviderSettings(TiktokenCounter(say), window=WINDOW_TOKENS))
     async with (
         serve_embedded(provider) as provider_url,

@@ -6,7 +6,8 @@ The wording is OpenAI's, because clients and proxies recognise errors by it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compaction_proxy.cli.demo.chat import JsonObject, encode_json
+from compaction_proxy.cli.demo.chat import JsonObject
+from compaction_proxy.wires.json.shorten import encode_json
 
 OVERFLOW = "context_length_exceeded"
 ROLES = ("system", "assistant", "user", "function", "tool", "developer")

@@ -1,19 +1,34 @@
 """Defines the command `doctor`, which looks for problems and suggests a fix for each."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from compaction_proxy.cli.exit import BAD_CONFIG, FAILED
-from compaction_proxy.cli.options import ConfigOption, JsonOption, UpstreamOption
+from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, ConfigOption, JsonOption, UpstreamOption
+from compaction_proxy.cli.output import Column, format_table, print_json, print_lines
 from compaction_proxy.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from compaction_proxy.cli.doctor.finding import Finding
     from compaction_proxy.config.loader import LoadedConfig
+
+OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
+
+
+class Finding(NamedTuple):
+    """A result of a check.
+
+    Attributes:
+        level: `ok`, `note`, `warning` or `error`. An error keeps the proxy from working.
+        topic: What was checked, such as `store`.
+        what: The result in words.
+        fix: What to do about the result. Empty if nothing needs to be done.
+    """
+
+    level: str
+    topic: str
+    what: str
+    fix: str = ""
 
 
 def doctor(
@@ -29,17 +44,17 @@ def doctor(
     import asyncio
     import os
 
-    from compaction_proxy.cli.doctor.finding import ERROR, format_findings
-    from compaction_proxy.cli.output import print_json, print_lines
     from compaction_proxy.config.loader import ConfigOverride, load_config
 
     overrides = [] if upstream is None else [ConfigOverride("--upstream", ("upstream", "base_url"), upstream)]
     try:
         loaded = load_config(config, os.environ, overrides)
     except ConfigError as error:
-        findings, code = _list_config_errors(error), BAD_CONFIG
+        fix = "correct it; `compaction-proxy config schema` and docs/configuration.md describe every key"
+        findings = [Finding(ERROR, "configuration", line, fix) for line in str(error).splitlines()]
+        code = BAD_CONFIG
     else:
-        findings = asyncio.run(_collect_findings(loaded, probe=probe))
+        findings = asyncio.run(_run_checks(loaded, probe=probe))
         code = FAILED if any(each.level == ERROR for each in findings) else 0
     if as_json:
         print_json({"findings": [each._asdict() for each in findings]})
@@ -48,31 +63,33 @@ def doctor(
     raise typer.Exit(code)
 
 
-def _list_config_errors(error: ConfigError) -> "list[Finding]":
-    from compaction_proxy.cli.doctor.finding import ERROR, Finding
-
-    fix = "correct it; `compaction-proxy config schema` and docs/configuration.md describe every key"
-    return [Finding(ERROR, "configuration", line, fix) for line in str(error).splitlines()]
-
-
-async def _collect_findings(loaded: "LoadedConfig", *, probe: bool) -> "list[Finding]":
-    return [each async for each in _run_checks(loaded, probe=probe)]
-
-
-async def _run_checks(loaded: "LoadedConfig", *, probe: bool) -> "AsyncIterator[Finding]":
-    """Runs all checks and yields their findings: first local checks, then those of store and upstream."""
+async def _run_checks(loaded: "LoadedConfig", *, probe: bool) -> list[Finding]:
+    """Runs all checks and returns their findings: first local checks, then those of store and upstream."""
     import os
 
-    from compaction_proxy.cli.doctor import host, store
-    from compaction_proxy.cli.doctor import upstream as provider
-    from compaction_proxy.cli.doctor.finding import OK, WARNING, Finding
+    from compaction_proxy.cli.doctor import host, store, upstream
 
-    yield Finding(OK, "configuration", str(loaded.path or Path("built-in defaults and the environment")))
-    for line in loaded.warnings:
-        yield Finding(WARNING, "configuration", line, "change it, or leave it where it is meant")
-    for each in host.check_host(loaded.config, os.environ):
-        yield each
-    async for each in store.check_store(loaded.config):
-        yield each
-    async for each in provider.check_upstream(loaded.config, probe=probe):
-        yield each
+    findings = [
+        Finding(OK, "configuration", str(loaded.path or "built-in defaults and the environment")),
+        *(
+            Finding(WARNING, "configuration", line, "change it, or leave it where it is meant")
+            for line in loaded.warnings
+        ),
+        *host.check_host(loaded.config, os.environ),
+    ]
+    findings += [each async for each in store.check_store(loaded.config)]
+    findings += [each async for each in upstream.check_upstream(loaded.config, probe=probe)]
+    return findings
+
+
+def format_findings(findings: Iterable[Finding]) -> list[str]:
+    """Formats a table with a line for each finding.
+
+    Lines are not cut to the width of the terminal, because the fix is at the end of the line.
+    """
+    columns = (Column("result"), Column("topic"), Column("finding"))
+    rows = [
+        (each.level, each.topic, f"{each.what}; fix: {each.fix}" if each.fix else each.what)
+        for each in findings
+    ]
+    return format_table(columns, rows, None)

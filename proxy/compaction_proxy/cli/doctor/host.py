@@ -4,8 +4,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
-from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
-from compaction_proxy.cli.health import build_local_url, fetch_version
+from compaction_proxy.cli.admin_client import build_local_url, create_local_client, fetch_version
+from compaction_proxy.cli.doctor.command import ERROR, NOTE, OK, WARNING, Finding
 from compaction_proxy.cli.serve import MAX_DESCRIPTORS, open_listener
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import ServerSection
@@ -44,9 +44,8 @@ def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def check_address(server: ServerSection) -> Finding:
     """Checks whether the proxy can listen on the configured address, or already answers there."""
-    url = build_local_url(server)
     where = f"unix:{server.unix_socket}" if server.unix_socket else f"{server.host}:{server.port}"
-    version = fetch_version(url, server.unix_socket)
+    version = fetch_version(create_local_client(server))
     if version is not None:
         return Finding(OK, "address", f"{where}: version {version} of this proxy answers")
     try:

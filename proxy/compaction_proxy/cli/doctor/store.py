@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
+from compaction_proxy.cli.doctor.command import ERROR, NOTE, OK, WARNING, Finding
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.types import mask_passwords
 from compaction_proxy.core.errors import ConfigError, StoreUnavailableError
@@ -73,15 +73,13 @@ def check_disk(path: Path) -> Iterator[Finding]:
             yield Finding(ERROR, "store", f"{folder} cannot be written to", "let this user write there")
         return
     for each in (path, get_secret_path(f"sqlite:///{path.absolute()}")):
-        if each is not None and each.exists():
-            yield _check_permissions(each)
-
-
-def _check_permissions(path: Path) -> Finding:
-    status = path.stat()
-    if status.st_mode & _OTHERS:
-        return Finding(WARNING, "store", f"{path}: others may read it", f"chmod 600 '{path}'")
-    return Finding(OK, "store", f"{path}: {status.st_size / 1024**2:.1f} MiB, for its owner only")
+        if each is None or not each.exists():
+            continue
+        status = each.stat()
+        if status.st_mode & _OTHERS:
+            yield Finding(WARNING, "store", f"{each}: others may read it", f"chmod 600 '{each}'")
+        else:
+            yield Finding(OK, "store", f"{each}: {status.st_size / 1024**2:.1f} MiB, for its owner only")
 
 
 async def _check_round_trip(store: Store, display_url: str) -> Finding:

@@ -1,12 +1,16 @@
 """Checks whether the upstream answers and accepts the key, and whether a suitable summary model exists."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
-from compaction_proxy.cli.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
-from compaction_proxy.cli.doctor.http_probe import ProbeResponse, send_probe
+import httpx
+
+from compaction_proxy.cli.doctor.command import ERROR, NOTE, OK, WARNING, Finding
 from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
 from compaction_proxy.core.errors import SummaryError, UpstreamError
@@ -24,7 +28,10 @@ DEADLINE_S = 10.0
 MAX_CLOCK_SKEW_S = 60.0
 SMALL_WINDOW_TOKENS = 16_384
 PROBE_TOKENS = 16
+# Reading of a body stops after this many bytes. It is large because a list of models may be long.
+MAX_BODY_BYTES = 4 * 1_048_576
 _UNAUTHORIZED = (401, 403)
+_UNREACHABLE, _LATE = 502, 504
 
 
 async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Finding]:
@@ -39,12 +46,11 @@ async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Findin
         key = config.upstream.api_key.get_secret_value()
         names: frozenset[str] = frozenset()
         try:
-            answer = await _fetch_models(transport, config.upstream.base_url, key)
+            answer, names = await _fetch_models(transport, config.upstream.base_url, key)
         except UpstreamError as error:
             what = f"{config.upstream.base_url}: {error}"
             yield Finding(ERROR, "upstream", what, "correct upstream.base_url, or start what is there")
         else:
-            names = _parse_model_ids(answer.body)
             for each in _check_model_list(config, key, answer, names):
                 yield each
             if await _is_compaction_proxy(transport, config.upstream.base_url):
@@ -56,25 +62,52 @@ async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Findin
         await transport.aclose()
 
 
-async def _fetch_models(transport: EngineTransport, base_url: str, key: str) -> ProbeResponse:
+async def _send_probe(
+    transport: EngineTransport, url: str, headers: Mapping[str, str]
+) -> tuple[httpx.Response, bytes]:
+    """Sends a GET request and returns the response and its body, which is cut to `MAX_BODY_BYTES`.
+
+    Redirects are not followed, so that the key is never sent to another server.
+
+    Raises:
+        UpstreamError: The provider did not answer (502), or not in time (504). The message names the cause.
+    """
+    fields = {"accept": "application/json", "accept-encoding": "identity", **headers}
+    # The client is not closed, because it would close the transport, which belongs to the caller.
+    client = httpx.AsyncClient(transport=transport, timeout=None)  # noqa: S113 - asyncio.timeout sets the deadline
+    body = bytearray()
+    try:
+        async with asyncio.timeout(DEADLINE_S), client.stream("GET", url, headers=fields) as response:
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    break
+        return response, bytes(body)
+    except TimeoutError:
+        raise UpstreamError(_LATE, f"no answer in {DEADLINE_S:g} s", "upstream_timeout") from None
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
+        cause = f"{type(error).__name__}: {str(error) or type(error).__name__}"
+        raise UpstreamError(_UNREACHABLE, cause, "upstream_unreachable") from None
+
+
+async def _fetch_models(
+    transport: EngineTransport, base_url: str, key: str
+) -> tuple[httpx.Response, frozenset[str]]:
+    """Returns the answer to `GET /models`, and the ids in it: none if it is no list of models."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return await send_probe(transport, f"{base_url.rstrip('/')}/models", headers, DEADLINE_S)
-
-
-def _parse_model_ids(body: bytes) -> frozenset[str]:
-    """Returns the ids in a list of models, or an empty set if the body is not such a list."""
+    answer, body = await _send_probe(transport, f"{base_url.rstrip('/')}/models", headers)
     try:
         rows = json.loads(body)["data"]
-        return frozenset(each["id"] for each in rows if isinstance(each["id"], str))
+        return answer, frozenset(each["id"] for each in rows if isinstance(each["id"], str))
     except (ValueError, LookupError, TypeError, RecursionError):
-        return frozenset()
+        return answer, frozenset()
 
 
 def _check_model_list(
-    config: Config, key: str, answer: ProbeResponse, names: frozenset[str]
+    config: Config, key: str, answer: httpx.Response, names: frozenset[str]
 ) -> Iterator[Finding]:
     """Yields findings about the upstream, its key and its clock, from its answer to `GET /models`."""
-    base_url, status = config.upstream.base_url, answer.status
+    base_url, status = config.upstream.base_url, answer.status_code
     if status in _UNAUTHORIZED and key:
         yield Finding(
             ERROR, "upstream", f"{base_url}: refuses upstream.api_key ({status})", "set a valid key"
@@ -83,7 +116,9 @@ def _check_model_list(
         yield Finding(OK, "upstream", f"{base_url}: answers, and wants the key that each client brings")
     elif names:
         yield Finding(
-            OK, "upstream", f"{base_url}: {len(names):,} models in {answer.duration_s * 1000:.0f} ms"
+            OK,
+            "upstream",
+            f"{base_url}: {len(names):,} models in {answer.elapsed.total_seconds() * 1000:.0f} ms",
         )
     elif status >= 500:
         yield Finding(ERROR, "upstream", f"{base_url}: answers {status}", "look at the provider's state")
@@ -92,16 +127,19 @@ def _check_model_list(
         yield Finding(
             WARNING, "upstream", what, "make sure that upstream.base_url ends as clients know it, in /v1"
         )
-    if answer.clock_offset_s is not None and abs(answer.clock_offset_s) > MAX_CLOCK_SKEW_S:
-        what = f"differs from the upstream's by {abs(answer.clock_offset_s):.0f} s"
+    skew_s = 0.0
+    with suppress(ValueError, TypeError, OverflowError):  # there may be no valid date
+        skew_s = abs(parsedate_to_datetime(answer.headers.get("date", "")).timestamp() - time.time())
+    if skew_s > MAX_CLOCK_SKEW_S:
+        what = f"differs from the upstream's by {skew_s:.0f} s"
         yield Finding(WARNING, "clock", what, "keep it right with NTP")
 
 
 async def _is_compaction_proxy(transport: EngineTransport, base_url: str) -> bool:
     parts = urlsplit(base_url)
     with suppress(UpstreamError, ValueError, LookupError, TypeError):
-        answer = await send_probe(transport, f"{parts.scheme}://{parts.netloc}/readyz", {}, DEADLINE_S)
-        fields = json.loads(answer.body)
+        _, body = await _send_probe(transport, f"{parts.scheme}://{parts.netloc}/readyz", {})
+        fields = json.loads(body)
         return isinstance(fields, dict) and {"ready", "store", "version"} <= set(fields)
     return False
 
@@ -125,7 +163,7 @@ async def _check_summary_models(
         if row.settings.summary.base_url is not None:
             key = row.settings.summary.api_key.get_secret_value()
             try:
-                known_names = _parse_model_ids((await _fetch_models(transport, base_url, key)).body)
+                _, known_names = await _fetch_models(transport, base_url, key)
             except UpstreamError as error:
                 what = f"{model} at {base_url}: {error}"
                 yield Finding(ERROR, "summary model", what, "correct summary.base_url")
