@@ -23,7 +23,7 @@ from compaction_proxy.gateway.recall_loop import RecallLoop, ToolOffer
 from compaction_proxy.gateway.side_requests import SideRequestKind
 from compaction_proxy.telemetry.exchange_log import ExchangeRecorder
 from compaction_proxy.telemetry.tracing import RequestTrace
-from compaction_proxy.wires.wire import TokenUsage
+from compaction_proxy.wires.usage import TokenUsage
 
 # The proxy's own request ids consist of an id of the process and a number. They are only written to logs and
 # shown to clients. They give access to nothing, so they need not be hard to guess.

@@ -8,8 +8,7 @@ from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider
 from compaction_proxy.replay.summarizer import TARGET_TOKENS, summarize_messages
 from compaction_proxy.wires.body import parse_body
-from compaction_proxy.wires.chat.summary_call import build_own_members, build_request_body
-from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.chat.wire import CHAT, build_own_members, build_request_body
 
 
 class SummaryCallUsage(NamedTuple):
