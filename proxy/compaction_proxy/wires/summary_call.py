@@ -150,7 +150,7 @@ def build_summary_answer(
     refused: bool,
 ) -> SummaryAnswer:
     """Builds the record of an answer; its counts are 0 if the payload has no credible usage."""
-    usage = usage_format.find_usage(payload)
+    usage = usage_format.parse_counts(payload.get("usage"))
     return SummaryAnswer(
         text=text,
         finish_reason=finish_reason,
