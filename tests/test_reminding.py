@@ -14,7 +14,7 @@ from compaction_proxy.compaction.auto_recall import DEADLINE_S, HEADING, AutoRec
 from compaction_proxy.compaction.types import CompactionMode, FitRequest, FitResult
 from compaction_proxy.core.search_tool import DATA_NOTICE
 from compaction_proxy.recall.search import SearchHit
-from compaction_proxy.wires.wire import TokenUsage
+from compaction_proxy.wires.usage import TokenUsage
 from tests.compaction.bench import COUNTER, Bench, JsonObject, bench, called, forwarded, prefix, talk, user
 
 QUESTION = user("Which port does the ledger listen on?")

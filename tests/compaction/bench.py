@@ -38,7 +38,7 @@ from compaction_proxy.storage.store import Store
 from compaction_proxy.telemetry.event_history import EventHistory
 from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.chat.wire import CHAT
-from compaction_proxy.wires.wire import TokenUsage
+from compaction_proxy.wires.usage import TokenUsage
 from tests.summaries import put_as_asked
 
 ROUTE = SummaryRoute("http://summary.test/v1/chat/completions", {}, "cheap", 128_000)

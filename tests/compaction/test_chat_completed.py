@@ -9,7 +9,7 @@ import pytest
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
 from compaction_proxy.core.message import iter_units
 from compaction_proxy.wires.body import parse_body
-from compaction_proxy.wires.chat.messages import parse_message, shorten_message
+from compaction_proxy.wires.chat.messages import PARSER, shorten_message
 from compaction_proxy.wires.chat.wire import CHAT
 from tests.compaction.bench import JsonObject, bench, called, forwarded, loop, says, talk, user
 
@@ -76,7 +76,8 @@ async def test_audio_by_its_id_stays_with_its_answer_and_is_known_by_it() -> Non
     assert forwarded(fit)[-2:] == messages[-2:]
     other = {**spoken, "audio": {"id": "audio_2"}}
     assert (
-        parse_message(json.dumps(spoken).encode()).digest != parse_message(json.dumps(other).encode()).digest
+        PARSER.parse_message(json.dumps(spoken).encode()).digest
+        != PARSER.parse_message(json.dumps(other).encode()).digest
     )
 
 
@@ -100,7 +101,7 @@ def calling(*, of_call: JsonObject | None = None, **fields: Any) -> JsonObject:
 
 
 def record(fields: JsonObject) -> Any:
-    return parse_message(json.dumps(fields).encode())
+    return PARSER.parse_message(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize("sign", SIGNED.values(), ids=SIGNED)
@@ -142,7 +143,7 @@ def test_calls_stand_or_fall_with_the_signed_ones_that_they_follow() -> None:
     signed = calling(**SIGNED["litellm"])
     messages = [user("Go."), signed, result, calling(), result, says("Done."), calling(), result]
     records = parse_body(json.dumps({"messages": messages}).encode(), CHAT)
-    held = [parse_message(each) for each in records.messages]
+    held = [PARSER.parse_message(each) for each in records.messages]
     assert [(each.start, each.stop) for each in iter_units(held)] == [(0, 1), (1, 5), (5, 6), (6, 8)]
 
 

@@ -23,7 +23,7 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.core.event import COMPACTED
 from compaction_proxy.core.trigger import PriceThresholds
 from compaction_proxy.providers.pricing import PriceBook
-from compaction_proxy.wires.wire import TokenUsage
+from compaction_proxy.wires.usage import TokenUsage
 from tests.compaction.bench import ask, bench, talk, user
 
 PRICES = {"input": 1.0, "cached": 0.1, "output": 5.0}

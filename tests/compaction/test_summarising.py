@@ -35,8 +35,7 @@ from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from compaction_proxy.wires.body import parse_body
-from compaction_proxy.wires.chat.summary_call import build_own_members, build_request_body
-from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.chat.wire import CHAT, build_own_members, build_request_body
 
 SHAPE = SummaryShape(prompt_name="chained", tokens=200, max_tokens=250)
 GAUGE = CountingOptions("gpt-4o", "characters", CHAT)

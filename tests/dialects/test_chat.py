@@ -19,7 +19,7 @@ from compaction_proxy.wires.body import (
     parse_body,
     rewrite_messages,
 )
-from compaction_proxy.wires.chat.messages import parse_message
+from compaction_proxy.wires.chat.messages import PARSER
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.prescan import MentionedNumbers, find_models, find_output_limits, may_have_media
 
@@ -63,7 +63,7 @@ def test_a_body_is_cut_up_without_touching_a_byte() -> None:
 
 def test_only_the_value_of_messages_is_replaced() -> None:
     cut = parse_body(RAW, CHAT)
-    written = rewrite_messages(cut, [parse_message(MESSAGES[1]), Message("user", "née \ud800")])
+    written = rewrite_messages(cut, [PARSER.parse_message(MESSAGES[1]), Message("user", "née \ud800")])
 
     assert written == b"".join(
         (
@@ -251,7 +251,7 @@ def test_a_damaged_body_is_read_or_refused_with_a_reason_and_only_json_is_read(
     cut = judged(partial(parse_body, wire=CHAT), damaged)
     assert cut is None or is_json_object(damaged)
     for each in cut.messages if cut else ():
-        parse_message(each)
+        PARSER.parse_message(each)
 
 
 @UNHURRIED
@@ -260,7 +260,7 @@ def test_any_bytes_are_read_or_refused_with_a_reason(raw: bytes) -> None:
     find_models(raw)
     find_output_limits(raw)
     judged(partial(parse_body, wire=CHAT), raw)
-    judged(parse_message, raw)
+    judged(PARSER.parse_message, raw)
 
 
 @pytest.mark.parametrize(

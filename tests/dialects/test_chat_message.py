@@ -14,13 +14,12 @@ from compaction_proxy.core.digest import compute_message_digest
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.wires.chat.messages import (
-    UNKNOWN_PART_TOKENS,
+    PARSER,
     encode_message,
-    estimate_nontext_tokens,
-    parse_message,
     shorten_message,
 )
-from compaction_proxy.wires.json.shorten import LONG_ARGUMENT
+from compaction_proxy.wires.content import UNKNOWN_PART_TOKENS
+from compaction_proxy.wires.json.values import LONG_ARGUMENT
 
 # The machine may be busy.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -36,7 +35,7 @@ def written(value: object) -> bytes:
 def read(**fields: Any) -> Message:
     """The record without its bytes and digest, which are checked here."""
     raw = written(fields)
-    record = parse_message(raw)
+    record = PARSER.parse_message(raw)
     assert record.raw == raw
     assert record.digest == compute_message_digest(record)
     return replace(record, raw=b"", digest=b"")
@@ -47,7 +46,7 @@ def sha(data: str | bytes) -> bytes:
 
 
 def digest(**fields: Any) -> bytes:
-    return parse_message(written(fields)).digest
+    return PARSER.parse_message(written(fields)).digest
 
 
 def image(url: Any) -> dict[str, Any]:
@@ -164,7 +163,7 @@ def test_a_message_of_any_shape_has_its_record(fields: dict[str, Any], expected:
 def test_a_lone_surrogate_and_a_number_beyond_64_bits_are_read() -> None:
     raw = b'{"role":"user","content":"a\\ud800","seed":123456789012345678901234567890,"x":1e999}'
 
-    assert parse_message(raw).text == "a\ud800"
+    assert PARSER.parse_message(raw).text == "a\ud800"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def test_a_lone_surrogate_and_a_number_beyond_64_bits_are_read() -> None:
 )
 def test_what_is_no_message_is_refused_with_its_reason(raw: bytes, reason: str) -> None:
     with pytest.raises(UnreadableBodyError) as refused:
-        parse_message(raw)
+        PARSER.parse_message(raw)
     assert refused.value.reason == reason
 
 
@@ -191,7 +190,7 @@ def test_nesting_near_what_can_be_decoded_is_read_or_refused(depth: int) -> None
     nested = b'{"role":"user","content":[{"type":"x","x":%b%b}]}' % (b"[" * depth, b"]" * depth)
     reason = "read"
     try:
-        parse_message(nested)
+        PARSER.parse_message(nested)
     except UnreadableBodyError as refused:
         reason = refused.reason
 
@@ -319,14 +318,14 @@ def test_messages_differ_by(messages: list[dict[str, Any]]) -> None:
 )
 def test_a_message_of_ours_is_written_and_read_as_it_is(record: Message, expected: bytes) -> None:
     assert encode_message(record) == expected
-    assert replace(parse_message(encode_message(record)), raw=b"", digest=b"") == record
+    assert replace(PARSER.parse_message(encode_message(record)), raw=b"", digest=b"") == record
 
 
 TEXT_OF_2000 = "head " * 200 + "tail " * 200
 
 
 def cut(**fields: Any) -> Any:
-    return json.loads(shorten_message(parse_message(written(fields)), 0.1, "m_1").raw)
+    return json.loads(shorten_message(PARSER.parse_message(written(fields)), 0.1, "m_1").raw)
 
 
 def expected_cut(text: str = TEXT_OF_2000, size: int = 1_800) -> str:
@@ -404,14 +403,14 @@ def test_arguments_that_never_parsed_are_shortened_as_text() -> None:
     ],
 )
 def test_what_cannot_get_shorter_stays_valid_and_says_the_same(raw: bytes) -> None:
-    made = shorten_message(parse_message(raw), 0.1, "m_1")
+    made = shorten_message(PARSER.parse_message(raw), 0.1, "m_1")
 
     assert json.loads(made.raw) == json.loads(raw)
     assert len(made.raw) <= len(raw)
 
 
 def test_a_number_that_only_infinity_could_stand_for_keeps_a_message_as_it_is() -> None:
-    record = parse_message(b'{"role":"user","x":1e999,"content":%b}' % written(TEXT_OF_2000))
+    record = PARSER.parse_message(b'{"role":"user","x":1e999,"content":%b}' % written(TEXT_OF_2000))
 
     assert shorten_message(record, 0.1, "m_1") is record
 
@@ -458,7 +457,7 @@ def parses(text: str) -> bool:
 def test_shorter_messages_stay_valid_and_their_sizes_follow_their_shares(
     fields: dict[str, Any], one: float, other: float
 ) -> None:
-    record = parse_message(written(fields))
+    record = PARSER.parse_message(written(fields))
     small, large = (shorten_message(record, share, "m_1") for share in sorted((one, other)))
 
     assert len(small.raw) <= len(record.raw)
@@ -483,17 +482,17 @@ def test_shorter_messages_stay_valid_and_their_sizes_follow_their_shares(
     ],
 )
 def test_parts_weigh_what_their_kind_weighs(part: Any, expected: int) -> None:
-    assert estimate_nontext_tokens(written({"role": "user", "content": [part]}), "gpt-4o") == expected
+    assert PARSER.estimate_nontext_tokens(written({"role": "user", "content": [part]}), "gpt-4o") == expected
 
 
 def test_an_image_weighs_the_same_beside_a_lone_surrogate() -> None:
     part = image("https://x/y.png")
-    alone = estimate_nontext_tokens(written({"role": "user", "content": [part]}), "gpt-4o")
-    beside = estimate_nontext_tokens(written({"role": "user", "content": ["\ud800", part]}), "gpt-4o")
+    alone = PARSER.estimate_nontext_tokens(written({"role": "user", "content": [part]}), "gpt-4o")
+    beside = PARSER.estimate_nontext_tokens(written({"role": "user", "content": ["\ud800", part]}), "gpt-4o")
 
     assert alone == beside > 0
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"content":"x"}', b'{"content":null}', b"{}"])
 def test_what_has_no_parts_weighs_nothing(raw: bytes) -> None:
-    assert estimate_nontext_tokens(raw, "gpt-4o") == 0
+    assert PARSER.estimate_nontext_tokens(raw, "gpt-4o") == 0

@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
-from compaction_proxy.wires.chat.summary_call import (
+from compaction_proxy.wires.chat.wire import build_own_members, build_request_body, parse_answer
+from compaction_proxy.wires.summary_call import (
     CLIENT_EFFORT_ALLOWANCE_TOKENS,
     REASONING_ALLOWANCE_TOKENS,
     accepts_prompt_cache_key,
-    build_own_members,
-    build_request_body,
     find_refused_member,
-    parse_answer,
 )
 
 # The machine may be busy.

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from compaction_proxy.wires.json import pieces as json_pieces
-from compaction_proxy.wires.json.pieces import has_excess_structure, iter_pieces, mask_escapes
+from compaction_proxy.wires.json import slices as json_pieces
+from compaction_proxy.wires.json.slices import has_excess_structure, iter_pieces, mask_escapes
 
 UNHURRIED = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

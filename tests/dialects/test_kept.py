@@ -5,8 +5,8 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.wires.chat import intercept_stream
-from compaction_proxy.wires.chat.intercept_stream import EventBuffer
+from compaction_proxy.wires import search_tool
+from compaction_proxy.wires.search_tool import EventBuffer
 
 
 @given(st.lists(st.binary(max_size=40_000).map(lambda each: each.replace(b"\0", b"")), max_size=8))
@@ -22,11 +22,11 @@ def test_a_long_answer_takes_little_memory() -> None:
     for number in range(20_000):
         held.add(event % number)
     packed = sum(map(sys.getsizeof, held._blocks))
-    assert packed + 2 * intercept_stream.BLOCK_BYTES < held.size_bytes / 3
+    assert packed + 2 * search_tool.BLOCK_BYTES < held.size_bytes / 3
 
 
 def test_of_an_answer_that_is_too_long_nothing_is_kept() -> None:
     held = EventBuffer()
     for _ in range(2):
-        held.add(b"x" * intercept_stream.MAX_KEPT_BYTES)
+        held.add(b"x" * search_tool.MAX_KEPT_BYTES)
     assert (list(held), held.is_complete) == ([], False)

@@ -12,26 +12,26 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from compaction_proxy.core.errors import UnreadableBodyError
-from compaction_proxy.wires.json import large, pieces, slices
+from compaction_proxy.wires.json import slices, values
 
 UNHURRIED = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
-SHORTEST_PIECE = pieces._ESCAPE_BYTES + 4  # room for an escape and a step
+SHORTEST_PIECE = slices._ESCAPE_BYTES + 4  # room for an escape and a step
 
 
 @pytest.fixture(autouse=True)
 def little_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large, "LONG_BYTES", 4)
-    monkeypatch.setattr(large, "PIECE_BYTES", SHORTEST_PIECE)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", SHORTEST_PIECE)
+    monkeypatch.setattr(values, "LONG_BYTES", 4)
+    monkeypatch.setattr(values, "PIECE_BYTES", SHORTEST_PIECE)
+    monkeypatch.setattr(slices, "PIECE_BYTES", SHORTEST_PIECE)
     monkeypatch.setattr(slices, "SHORT_BYTES", 4)
-    monkeypatch.setattr(large, "_MAX_ITEMS", 3)
+    monkeypatch.setattr(values, "_MAX_ITEMS", 3)
 
 
 def outcome(raw: bytes, *, whole: bool) -> Any:
     try:
-        return large.decode_plain(raw) if whole else large.decode_value(raw)
+        return values.decode_plain(raw) if whole else values.decode_value(raw)
     except UnreadableBodyError as refused:
         return refused.reason
 
@@ -97,16 +97,16 @@ def test_a_long_string_is_nowhere_decoded_in_one_call(
         sizes.append(len(part))
         return plain(part)
 
-    plain = large.decode_plain
-    monkeypatch.setattr(large, "decode_plain", noted)
-    assert large.decode_value(raw) == json.loads(raw)
-    assert max(sizes) <= SHORTEST_PIECE + pieces._ESCAPE_BYTES + len('""')
+    plain = values.decode_plain
+    monkeypatch.setattr(values, "decode_plain", noted)
+    assert values.decode_value(raw) == json.loads(raw)
+    assert max(sizes) <= SHORTEST_PIECE + slices._ESCAPE_BYTES + len('""')
 
 
 @pytest.mark.parametrize("item", ["[]", "{}", "7", '{"a":7}'])
 def test_what_no_model_could_read_is_refused_undecoded(monkeypatch: pytest.MonkeyPatch, item: str) -> None:
-    monkeypatch.setattr(large, "MAX_STRUCTURAL", 100)
-    monkeypatch.setattr(large, "decode_plain", None)
+    monkeypatch.setattr(values, "MAX_STRUCTURAL", 100)
+    monkeypatch.setattr(values, "decode_plain", None)
     raw = f'{{"content":[{",".join([item] * 101)}]}}'.encode()
     assert outcome(raw, whole=False) == "too-many"
 
@@ -128,7 +128,7 @@ def test_what_base64_says_is_digested_as_a_whole(text: str) -> None:
     except ValueError:
         expected = None
     try:
-        found = large.hash_base64(text)
+        found = values.hash_base64(text)
     except ValueError:
         found = None
     assert found == expected

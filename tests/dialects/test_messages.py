@@ -19,8 +19,8 @@ from compaction_proxy.core.errors import (
 )
 from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.wires.body import parse_body, rewrite_messages
-from compaction_proxy.wires.chat.messages import parse_message as chat_message
-from compaction_proxy.wires.messages.messages import FAILED_RESULT_NAME, parse_message
+from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.messages.messages import FAILED_RESULT_NAME, PARSER
 from compaction_proxy.wires.messages.wire import MESSAGES
 
 # The machine may be busy.
@@ -118,7 +118,7 @@ SHAPES: list[tuple[str, Any, Message]] = [
 @pytest.mark.parametrize(("role", "content", "expected"), SHAPES)
 def test_a_piece_becomes_a_record(role: str, content: Any, expected: Message) -> None:
     raw = written({"role": role, "content": content})
-    record = parse_message(raw)
+    record = PARSER.parse_message(raw)
 
     assert replace(record, raw=b"", digest=b"") == expected
     assert (record.raw, record.digest) == (raw, compute_message_digest(record))
@@ -128,7 +128,7 @@ def test_a_piece_becomes_a_record(role: str, content: Any, expected: Message) ->
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"role"', b'{"content":%b}' % (b"[" * 100_000)])
 def test_what_is_no_message_is_refused(raw: bytes) -> None:
     with pytest.raises(UnreadableBodyError):
-        parse_message(raw)
+        PARSER.parse_message(raw)
 
 
 CHAT_IMAGE = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{DATA}"}}
@@ -160,7 +160,7 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_the_same_content_is_the_same_message_as_on_the_chat_wire(
     ours: dict[str, Any], chat: dict[str, Any]
 ) -> None:
-    assert parse_message(written(ours)).digest == chat_message(written(chat)).digest
+    assert PARSER.parse_message(written(ours)).digest == CHAT.parse_message(written(chat)).digest
 
 
 def test_results_are_pieces_of_their_own_and_their_bytes_are_the_clients() -> None:
@@ -244,12 +244,12 @@ def test_a_message_of_ours_is_written_as_the_wire_has_it(record: Message, expect
     raw = MESSAGES.encode_message(record)
 
     assert json.loads(raw) == expected
-    assert parse_message(raw).text == record.text
-    assert parse_message(raw).answered_call_ids == record.answered_call_ids
+    assert PARSER.parse_message(raw).text == record.text
+    assert PARSER.parse_message(raw).answered_call_ids == record.answered_call_ids
 
 
 def test_a_stand_in_takes_parts_along_without_marks() -> None:
-    source = parse_message(written({"role": "user", "content": [text("old"), {**IMAGE, **MARK}, PDF]}))
+    source = PARSER.parse_message(written({"role": "user", "content": [text("old"), {**IMAGE, **MARK}, PDF]}))
 
     made = MESSAGES.attach_parts(Message("assistant", "new"), source)
 
@@ -261,7 +261,7 @@ WORDS = " ".join(map(str, range(400)))
 
 
 def shorter(role: str, content: Any, share: float = 0.1) -> Any:
-    record = parse_message(written({"role": role, "content": content}))
+    record = PARSER.parse_message(written({"role": role, "content": content}))
     return json.loads(MESSAGES.shorten_message(record, share, "m_1").raw)["content"]
 
 
@@ -270,7 +270,7 @@ def test_only_text_is_cut_and_thoughts_stay_as_they_are() -> None:
     content = b'[%b,{"type":"text","text":"%b","citations":[1]}]' % (thought, WORDS.encode())
     raw = b'{"role":"assistant","content":%b,"x":1.00}' % content
 
-    made = MESSAGES.shorten_message(parse_message(raw), 0.1, "m_1").raw
+    made = MESSAGES.shorten_message(PARSER.parse_message(raw), 0.1, "m_1").raw
 
     assert thought in made
     assert made.endswith(b',"x":1.00}')
@@ -314,7 +314,7 @@ def test_a_message_that_cannot_be_shorter_loses_its_mark(content: Any) -> None:
 
 
 def test_a_message_that_cannot_be_shorter_and_has_no_mark_is_itself() -> None:
-    record = parse_message(written({"role": "user", "content": [text("short")]}))
+    record = PARSER.parse_message(written({"role": "user", "content": [text("short")]}))
 
     assert MESSAGES.shorten_message(record, 0.5, "m_1") is record
 
@@ -408,7 +408,7 @@ def test_a_shortened_message_is_no_longer_has_no_marks_and_keeps_what_is_signed(
     fields: dict[str, Any], share: float
 ) -> None:
     raw = written(fields)
-    record = parse_message(raw)
+    record = PARSER.parse_message(raw)
     made = MESSAGES.shorten_message(record, share, "m_1")
 
     assert len(made.raw) <= len(raw)
@@ -427,14 +427,16 @@ def test_a_shortened_message_is_no_longer_has_no_marks_and_keeps_what_is_signed(
 @given(st.lists(MESSAGE, min_size=1, max_size=5))
 def test_pieces_joined_again_mean_what_they_were(messages: list[dict[str, Any]]) -> None:
     cut = parse_body(body(messages), MESSAGES)
-    records = [parse_message(raw) for raw in cut.messages]
+    records = [PARSER.parse_message(raw) for raw in cut.messages]
 
     again = parse_body(rewrite_messages(cut, records), MESSAGES)
 
     calls = [call for each in records for call in each.calls]
-    assert [call for raw in again.messages for call in parse_message(raw).calls] == calls
+    assert [call for raw in again.messages for call in PARSER.parse_message(raw).calls] == calls
     answers = [each.digest for each in records if each.answered_call_ids]
-    assert [each.digest for each in map(parse_message, again.messages) if each.answered_call_ids] == answers
+    assert [
+        each.digest for each in map(PARSER.parse_message, again.messages) if each.answered_call_ids
+    ] == answers
 
 
 REMINDER = {"type": "text", "text": "<system-reminder>\nThe list is empty.\n</system-reminder>\n"}
@@ -444,7 +446,7 @@ def test_what_a_program_reminds_of_beside_results_is_said_by_no_user() -> None:
     beside = {"role": "user", "content": [result("a"), result("b", "c2"), REMINDER]}
     behind = {"role": "user", "content": [result("a"), REMINDER, text("Go on.")]}
     raws = [written(beside), written(behind)]
-    found = [parse_message(each) for each in MESSAGES.group_into_pieces(tuple(raws))]
+    found = [PARSER.parse_message(each) for each in MESSAGES.group_into_pieces(tuple(raws))]
 
     assert [(each.role, each.answered_call_ids) for each in found] == [
         ("tool", ("c1",)),
@@ -456,6 +458,6 @@ def test_what_a_program_reminds_of_beside_results_is_said_by_no_user() -> None:
     late = MESSAGES.encode_message(Message("tool", "none", answered_call_ids=("c3",)))
     kinds = [
         each["type"]
-        for each in json.loads(MESSAGES.join_messages([*found[:2], parse_message(late)]))["content"]
+        for each in json.loads(MESSAGES.join_messages([*found[:2], PARSER.parse_message(late)]))["content"]
     ]
     assert kinds == ["tool_result", "tool_result", "tool_result", "text"]

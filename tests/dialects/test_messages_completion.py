@@ -10,14 +10,14 @@ from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
 from compaction_proxy.wires.body import parse_body
-from compaction_proxy.wires.messages.messages import parse_message
-from compaction_proxy.wires.messages.summary_call import (
+from compaction_proxy.wires.messages.messages import PARSER
+from compaction_proxy.wires.messages.wire import (
     CLIENT_ALLOWANCE_TOKENS,
     DEFAULT_ALLOWANCE_TOKENS,
+    MESSAGES,
     build_own_members,
     get_thinking_allowance,
 )
-from compaction_proxy.wires.messages.wire import MESSAGES
 
 CALL = SummaryCall(
     url="http://x/v1/messages",
@@ -44,7 +44,7 @@ def sent(call: SummaryCall, *refused: str) -> Any:
 
 def continued(**members: Any) -> SummaryCall:
     raw = json.dumps({"model": "claude-x-4-5", "max_tokens": 9, "messages": LISTED, **members}).encode()
-    messages = tuple(map(parse_message, parse_body(raw, MESSAGES).messages))
+    messages = tuple(map(PARSER.parse_message, parse_body(raw, MESSAGES).messages))
     return replace(CALL, prompt="Sum up", conversation=ContinuedConversation(raw, messages))
 
 

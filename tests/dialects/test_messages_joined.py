@@ -14,8 +14,8 @@ from compaction_proxy.core.message import Message, iter_units
 from compaction_proxy.core.repair import CONTINUE_TEXT, repair_messages
 from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
-from compaction_proxy.wires.messages.messages import parse_message
-from compaction_proxy.wires.messages.thinking import has_thoughts
+from compaction_proxy.wires.messages.blocks import has_thoughts
+from compaction_proxy.wires.messages.messages import PARSER
 from compaction_proxy.wires.messages.wire import MESSAGES
 
 # The machine may be busy.
@@ -44,13 +44,13 @@ def said(role: str, content: Any) -> dict[str, Any]:
 
 def records(listed: Sequence[Any]) -> list[Message]:
     return [
-        parse_message(raw)
+        PARSER.parse_message(raw)
         for raw in MESSAGES.group_into_pieces(tuple(json.dumps(each).encode() for each in listed))
     ]
 
 
 def ours(role: str, said_: str, **more: Any) -> Message:
-    return parse_message(MESSAGES.encode_message(Message(role, said_, **more)))
+    return PARSER.parse_message(MESSAGES.encode_message(Message(role, said_, **more)))
 
 
 def joined(messages: Sequence[Message]) -> Any:
@@ -60,7 +60,7 @@ def joined(messages: Sequence[Message]) -> Any:
 def test_a_message_that_stands_alone_keeps_its_bytes() -> None:
     raws = [b'{"role":"user" , "content":"\\u0068i", "x":1.0}', b'{"content":[], "role":"assistant"}']
 
-    assert MESSAGES.join_messages([parse_message(raw) for raw in raws]) == b",".join(raws)
+    assert MESSAGES.join_messages([PARSER.parse_message(raw) for raw in raws]) == b",".join(raws)
 
 
 def test_blocks_that_share_a_turn_keep_their_bytes_and_results_stand_first() -> None:
@@ -69,7 +69,7 @@ def test_blocks_that_share_a_turn_keep_their_bytes_and_results_stand_first() -> 
     call = b'{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"n","input":{}}]}'
     begin = b'{"role":"user","content":"go"}'
 
-    made = MESSAGES.join_messages([parse_message(raw) for raw in (begin, call, user, answer)])
+    made = MESSAGES.join_messages([PARSER.parse_message(raw) for raw in (begin, call, user, answer)])
 
     merged = (
         b'{"role":"user","content":[{"type":"tool_result" ,"tool_use_id":"a"},'

@@ -15,7 +15,7 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message, MessageToolCall, iter_units
 from compaction_proxy.core.repair import repair_messages
 from compaction_proxy.wires.body import RequestBody, parse_body, rewrite_messages
-from compaction_proxy.wires.chat.messages import parse_message as chat_message
+from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 from compaction_proxy.wires.responses.wire import RESPONSES
 
@@ -292,7 +292,7 @@ CHAT_SAYS: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
 def test_the_same_content_has_the_digest_that_it_has_in_chat(
     items: list[dict[str, Any]], chat: dict[str, Any]
 ) -> None:
-    assert record(*items).digest == chat_message(raw_of(chat)).digest
+    assert record(*items).digest == CHAT.parse_message(raw_of(chat)).digest
 
 
 LONG = "word " * 400

@@ -8,12 +8,12 @@ import pytest
 
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
-from compaction_proxy.wires.chat.summary_call import (
+from compaction_proxy.wires.responses.wire import RESPONSES
+from compaction_proxy.wires.summary_call import (
     CLIENT_EFFORT_ALLOWANCE_TOKENS,
     REASONING_ALLOWANCE_TOKENS,
     find_refused_member,
 )
-from compaction_proxy.wires.responses.wire import RESPONSES
 
 CALL = SummaryCall(
     url="http://x/v1/responses",

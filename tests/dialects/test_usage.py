@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.wires.chat.usage import open_usage_tap
-from compaction_proxy.wires.wire import TokenUsage
+from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.usage import TokenUsage
 
 STREAM = "text/event-stream; charset=utf-8"
 JSON = "application/json"
@@ -20,7 +20,7 @@ KEPT_BYTES = 65_536
 
 
 def watched(pieces: Sequence[bytes], content_type: str = STREAM, encoding: str = "") -> TokenUsage | None:
-    tap = open_usage_tap(content_type, encoding)
+    tap = CHAT.open_tap(content_type, encoding)
     for piece in pieces:
         tap.feed(piece)
     return tap.result()
@@ -241,7 +241,7 @@ def test_what_cannot_be_inflated_tells_nothing(encoding: str) -> None:
 
 
 def test_a_bomb_tells_nothing_and_is_not_kept() -> None:
-    tap = open_usage_tap(STREAM, "gzip")
+    tap = CHAT.open_tap(STREAM, "gzip")
     bomb = gzip.compress(b"\n" * 40_000_000 + event({"choices": [], "usage": usage(9)}))
     tap.feed(bomb)
 
@@ -252,7 +252,7 @@ def test_a_bomb_tells_nothing_and_is_not_kept() -> None:
 @pytest.mark.parametrize("content_type", [STREAM, JSON])
 @pytest.mark.parametrize("size", [1, 1000, KEPT_BYTES, 10 * KEPT_BYTES])
 def test_little_is_kept_of_a_long_response(content_type: str, size: int) -> None:
-    tap = open_usage_tap(content_type)
+    tap = CHAT.open_tap(content_type)
     piece = b"x" * size
     for _ in range(20 * KEPT_BYTES // size):
         tap.feed(piece)

@@ -10,7 +10,7 @@ from compaction_proxy.cli.demo.chat import (
     split_words,
 )
 from compaction_proxy.cli.demo.validation import OVERFLOW, Refusal
-from compaction_proxy.wires.json.shorten import encode_json
+from compaction_proxy.wires.json.values import encode_json
 from tests.doubles import messages_request as reading
 from tests.doubles import messages_validation
 from tests.doubles.provider_wire import Headers, ProviderWire, WireAnswer, WireRequest

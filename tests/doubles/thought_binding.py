@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterator
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.wires.json.shorten import encode_json
+from compaction_proxy.wires.json.values import encode_json
 from tests.doubles.messages_request import get_blocks, get_system_blocks
 
 

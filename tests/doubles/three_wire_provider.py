@@ -25,7 +25,7 @@ from compaction_proxy.cli.demo.provider import (
 )
 from compaction_proxy.cli.demo.validation import Refusal
 from compaction_proxy.replay.provider import ProviderPrompt, round_down_to_cache_blocks
-from compaction_proxy.wires.json.shorten import encode_json
+from compaction_proxy.wires.json.values import encode_json
 from tests.doubles.messages_wire import COUNT_TOKENS, MESSAGES, VERSION_HEADER
 from tests.doubles.provider_wire import ProviderWire, WireAnswer, WireReply, WireRequest, WireUsage
 from tests.doubles.response_store import ResponseStore

@@ -30,8 +30,7 @@ with atheris.instrument_imports(
     from compaction_proxy.gateway.paths import find_deployment, is_own_path, join_upstream_url
     from compaction_proxy.gateway.server.parser import RequestHead, RequestParser
     from compaction_proxy.wires.body import parse_body as read_body
-    from compaction_proxy.wires.chat.messages import parse_message
-    from compaction_proxy.wires.chat.usage import open_usage_tap
+    from compaction_proxy.wires.chat.messages import PARSER
     from compaction_proxy.wires.chat.wire import CHAT
     from compaction_proxy.wires.context_errors import parse_overflow
     from compaction_proxy.wires.incremental_reader import IncrementalReader
@@ -80,7 +79,7 @@ def read(data: bytes) -> None:
     assert READER.read(data, "t").messages == body.messages
     for raw in body.messages:
         with suppress(UnreadableBodyError):
-            parse_message(raw)
+            PARSER.parse_message(raw)
     grown = data[: body.messages_slice.stop - 1] + b"," + SAID + data[body.messages_slice.stop - 1 :]
     assert READER.read(grown, "t").messages == (*body.messages, SAID)
 
@@ -88,7 +87,7 @@ def read(data: bytes) -> None:
 def answer(data: bytes) -> None:
     """What an upstream says."""
     for kind in ("application/json", "text/event-stream"):
-        tap = open_usage_tap(kind, "gzip" if data[:2] == b"\x1f\x8b" else "")
+        tap = CHAT.open_tap(kind, "gzip" if data[:2] == b"\x1f\x8b" else "")
         tap.feed(data)
         tap.result()
     parse_overflow(400, data, "")

@@ -22,7 +22,7 @@ from compaction_proxy.cli.demo.provider import ClientDepartedError, DemoClient, 
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.gateway.server import serve_embedded
-from compaction_proxy.wires.chat.continuation import TOOL_JSON
+from compaction_proxy.wires.chat.search_tool import SEARCH_TOOL
 from compaction_proxy.wires.registry import WIRES as DIALECTS
 from tests.doubles.messages_wire import MESSAGES
 from tests.doubles.provider_wire import ProviderWire, WireAnswer, WireReply, WireRequest, WireUsage
@@ -302,7 +302,7 @@ class Script:
     JSON = JSON
     tools = TOOLS
     hello = HELLO
-    tool = json.loads(TOOL_JSON)
+    tool = json.loads(SEARCH_TOOL.definition_json)
     wires = WIRES
 
 

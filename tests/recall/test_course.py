@@ -19,10 +19,9 @@ from compaction_proxy.gateway.recall_relay import relay_with_recall
 from compaction_proxy.gateway.request_state import RequestState
 from compaction_proxy.gateway.upstream import UpstreamResponse
 from compaction_proxy.recall.tool import RecallContext
-from compaction_proxy.wires.chat.continuation import TOOL_JSON
-from compaction_proxy.wires.chat.intercept_calls import PartialToolCall
+from compaction_proxy.wires.chat.search_tool import SEARCH_TOOL
 from compaction_proxy.wires.chat.wire import CHAT
-from compaction_proxy.wires.wire import TokenUsage
+from compaction_proxy.wires.usage import TokenUsage
 
 BODY = b'{"messages":[{"role":"user","content":"?"}],"tools":[{}]}'
 MESSAGE: Any = {
@@ -30,7 +29,7 @@ MESSAGE: Any = {
     "content": None,
     "tool_calls": [{"id": "a", "type": "function", "function": {"name": "memory_search", "arguments": "{}"}}],
 }
-CALL = PartialToolCall({"id": "a", "function": {"name": "memory_search", "arguments": "{}"}}, 0, is_ours=True)
+CALL = "{}"
 ENVELOPE = chat.Envelope("chatcmpl-1", 1, "m")
 SEARCHING = chat.Reply("", (chat.ToolCall("a", "memory_search", "{}"),), "tool_calls")
 
@@ -264,4 +263,4 @@ def test_the_tool_is_part_of_what_was_sized() -> None:
     made.tool_offer = offer()
     fit = made.to_completed_request(None).fit_result
     assert fit is not None
-    assert fit.estimate == 1_000 + len(TOOL_JSON) // 4
+    assert fit.estimate == 1_000 + len(SEARCH_TOOL.definition_json) // 4

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from compaction_proxy.cli.demo import chat
 from compaction_proxy.wires import sse
-from compaction_proxy.wires.chat.intercept_stream import ChatStreamJoiner
+from compaction_proxy.wires.chat.search_tool import SEARCH_TOOL
+from compaction_proxy.wires.search_tool import StreamJoiner
 
 TOOL = "memory_search"
 FIRST = chat.Envelope("chatcmpl-1", 1, "m-1")
@@ -56,7 +57,7 @@ END = event(delta={}, finish_reason="tool_calls")
 DONE = chat.DONE
 
 
-def through(stream: ChatStreamJoiner, data: bytes, cuts: Sequence[int] = (), *, whole: bool = True) -> bytes:
+def through(stream: StreamJoiner, data: bytes, cuts: Sequence[int] = (), *, whole: bool = True) -> bytes:
     """What the client gets of an answer that comes in these pieces."""
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     pieces = [data[start:stop] for start, stop in itertools.pairwise(places)]
@@ -114,7 +115,7 @@ def reasons(data: bytes) -> list[str]:
 @settings(max_examples=40, deadline=None)
 @given(cuts=st.lists(st.integers(0, 10_000), max_size=8))
 def test_an_answer_without_calls_of_ours_passes_byte_for_byte(data: bytes, cuts: list[int]) -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     assert (through(stream, data, cuts), stream.calls) == (data, ())
 
 
@@ -130,7 +131,7 @@ def test_how_the_stream_was_sliced_makes_no_difference(
 ) -> None:
     outcomes = []
     for places in (cuts, []):
-        stream = ChatStreamJoiner(TOOL)
+        stream = SEARCH_TOOL.open_stream_joiner(TOOL)
         got = through(stream, streamed(text, *calls).replace(b"\n", ends), places)
         if stream.calls:
             stream.start_next_answer(may_answer_calls=True)
@@ -140,16 +141,16 @@ def test_how_the_stream_was_sliced_makes_no_difference(
 
 
 def test_each_event_passes_as_soon_as_it_is_whole() -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     for each in chat.encode_stream(FIRST, chat.Reply("One two three four five six seven."), USAGE):
         assert (stream.feed(each[:-1]), stream.feed(each[-1:])) == (b"", each)
 
 
 def test_an_answer_goes_on_as_if_it_had_never_ended() -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     got = through(stream, streamed("Let me see", ours()))
     [call] = stream.calls
-    assert (call.arguments, stream.is_done) == ('{"query":"budget"}', True)
+    assert (call, stream.is_done) == ('{"query":"budget"}', True)
     message = stream.start_next_answer(may_answer_calls=True)
     got += through(stream, streamed(", it was $5.", envelope=LATER))
     assert message == {
@@ -172,7 +173,7 @@ def test_an_answer_goes_on_as_if_it_had_never_ended() -> None:
 
 
 def test_a_call_at_the_very_start_leaves_no_trace_but_the_role() -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     got = through(stream, streamed("", ours()))
     assert list(deltas(got)) == [{"role": "assistant", "content": None, "refusal": None}]
     stream.start_next_answer(may_answer_calls=True)
@@ -182,7 +183,7 @@ def test_a_call_at_the_very_start_leaves_no_trace_but_the_role() -> None:
 def test_a_sentence_that_has_ended_is_parted_from_what_follows() -> None:
     texts = []
     for before, after in (("Let me see.", "Five."), ("It was ", "five."), ("So", "\n- five")):
-        stream = ChatStreamJoiner(TOOL)
+        stream = SEARCH_TOOL.open_stream_joiner(TOOL)
         got = through(stream, streamed(before, ours()))
         stream.start_next_answer(may_answer_calls=True)
         texts.append(text_of(got + through(stream, streamed(after))))
@@ -203,7 +204,7 @@ def test_a_sentence_that_has_ended_is_parted_from_what_follows() -> None:
 def test_beside_the_client_s_calls_ours_are_left_out_and_no_index_is_missing(
     calls: tuple[chat.ToolCall, ...], kept: list[tuple[int, str]]
 ) -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     got = through(stream, streamed("Both.", *calls))
     assert [(index, name) for index, name, _ in calls_of(got)] == kept
     assert all(arguments == f'{{"path":"{index + 1}.py"}}' for index, _, arguments in calls_of(got))
@@ -215,23 +216,23 @@ def test_calls_are_told_apart_whatever_their_index() -> None:
     """Gemini gives every call of an answer the index 0, and some servers give none."""
     for index, ids in ((0, ("a", "b")), (None, ("a", "b")), (0, ("", "")), (None, ("", "")), (0, ("a", "a"))):
         mine, other = head(index, ids[0], TOOL, "{}"), head(index, ids[1], "open", "{}")
-        got = through(ChatStreamJoiner(TOOL), calling(mine) + calling(other) + END)
+        got = through(SEARCH_TOOL.open_stream_joiner(TOOL), calling(mine) + calling(other) + END)
         pieces = [piece for delta in deltas(got) for piece in delta.get("tool_calls", ())]
         assert pieces == [other]
 
 
 def test_an_id_that_changes_with_every_piece_makes_no_new_call() -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     pieces = [
         {"index": 0, "id": f"x{at}", "function": {"arguments": part}}
         for at, part in enumerate('{"query":"a"}')
     ]
     through(stream, calling(head(0, "x", TOOL)) + b"".join(map(calling, pieces)) + END)
-    assert [call.arguments for call in stream.calls] == ['{"query":"a"}']
+    assert list(stream.calls) == ['{"query":"a"}']
 
 
 def test_a_name_in_pieces_is_waited_for() -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     mine = calling(head(0, "a", "memory_")) + calling({"index": 0, "function": {"name": "search"}})
     other = calling(head(1, "b", "memory_")) + calling(
         {"index": 1, "function": {"name": "game", "arguments": "{}"}}
@@ -245,7 +246,7 @@ def test_a_name_in_pieces_is_waited_for() -> None:
 
 def test_a_name_that_comes_behind_arguments_is_waited_for() -> None:
     for name in (TOOL, "open"):
-        stream = ChatStreamJoiner(TOOL)
+        stream = SEARCH_TOOL.open_stream_joiner(TOOL)
         pieces = [{"index": 0, "id": "a", "function": {"arguments": '{"query":'}}]
         pieces.append({"index": 0, "function": {"name": name, "arguments": '"a"}'}})
         got = through(stream, b"".join(map(calling, pieces)) + END)
@@ -255,48 +256,48 @@ def test_a_name_that_comes_behind_arguments_is_waited_for() -> None:
 
 def test_a_name_that_is_said_again_with_each_piece_makes_no_new_call() -> None:
     for call_id in ("a", ""):
-        stream = ChatStreamJoiner(TOOL)
+        stream = SEARCH_TOOL.open_stream_joiner(TOOL)
         pieces = [head(0, call_id, TOOL, part) for part in ('{"query":', '"{}"', "}", "")]
         through(stream, b"".join(map(calling, pieces)) + END)
-        assert [call.arguments for call in stream.calls] == ['{"query":"{}"}']
+        assert list(stream.calls) == ['{"query":"{}"}']
 
 
 def test_a_call_that_never_says_its_name_is_the_client_s_to_judge() -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     got = through(stream, calling({"index": 0, "id": "a"}) + END)
     assert [delta for delta in deltas(got) if delta] == [{"tool_calls": [{"index": 0, "id": "a"}]}]
 
 
 def test_custom_calls_are_the_client_s() -> None:
     data = calling({"index": 0, "id": "a", "type": "custom", "custom": {"name": TOOL, "input": ""}}) + END
-    assert through(ChatStreamJoiner(TOOL), data) == data
+    assert through(SEARCH_TOOL.open_stream_joiner(TOOL), data) == data
 
 
 def test_two_calls_of_ours_are_both_to_be_answered() -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     got = through(stream, streamed("", ours(1), ours(2, '{"id":"m_1"}')))
-    assert [call.arguments for call in stream.calls] == ['{"query":"budget"}', '{"id":"m_1"}']
+    assert list(stream.calls) == ['{"query":"budget"}', '{"id":"m_1"}']
     assert (reasons(got), DONE in got) == ([], False)
 
 
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", "null", '"x"', "\ud800"])
 def test_arguments_that_are_no_object_are_run_as_they_are_and_given_back_empty(arguments: str) -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     through(stream, streamed("", ours(1, arguments)))
-    assert [call.arguments for call in stream.calls] == [arguments]
+    assert list(stream.calls) == [arguments]
     [given_back] = stream.start_next_answer(may_answer_calls=True)["tool_calls"]
     assert given_back["function"] == {"name": TOOL, "arguments": "{}"}
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
 def test_a_call_that_was_cut_short_is_left_out_and_the_answer_ends_as_it_did(reason: str) -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     got = through(stream, streamed("Half", ours(1, '{"que'), reason=reason))
     assert (text_of(got), reasons(got), stream.calls, got.count(DONE)) == ("Half", [reason], (), 1)
 
 
 def test_the_last_answer_ends_where_it_calls_once_more() -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     got = through(stream, streamed("One", ours()))
     stream.start_next_answer(may_answer_calls=False)
     got += through(stream, streamed(" two", ours(), envelope=LATER))
@@ -304,7 +305,7 @@ def test_the_last_answer_ends_where_it_calls_once_more() -> None:
 
 
 def test_a_stream_that_ends_without_saying_so_is_not_gone_on_with() -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     got = through(stream, calling(head(0, "a", TOOL, "{}")))
     assert (got, stream.calls) == (b"", ())
 
@@ -313,12 +314,12 @@ def test_a_stream_that_ends_without_saying_so_is_not_gone_on_with() -> None:
     "data", [calling(head(0, "a", TOOL, "{}")) + DONE, calling(head(0, "a", TOOL, "{}")) + END]
 )
 def test_either_way_of_saying_so_is_enough(data: bytes) -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     assert [through(stream, data), len(stream.calls)] == [b"", 1]
 
 
 def test_comments_pass_at_every_stage_and_other_fields_stay() -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     alive = b": keep-alive\n\n"
     first = through(stream, alive + streamed("", ours()).replace(DONE, alive + DONE))
     stream.start_next_answer(may_answer_calls=True)
@@ -329,7 +330,7 @@ def test_comments_pass_at_every_stage_and_other_fields_stay() -> None:
 
 
 def test_what_was_thought_goes_back_and_is_numbered_on() -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     thought = [{"index": 0, "type": "reasoning.text", "text": "Hm"}, {"index": 1, "data": "sealed"}]
     data = event(delta={"role": "assistant", "reasoning_details": thought[:1], "reasoning_content": "Hm"})
     data += event(delta={"reasoning_details": [{"index": 0, "text": "m", "signature": "s"}, thought[1]]})
@@ -357,7 +358,7 @@ def test_usage_is_added_up_wherever_a_provider_tells_it() -> None:
         {"choices": [{"delta": {}, "usage": counts}]},
     ]
     for place in places:
-        stream = ChatStreamJoiner(TOOL)
+        stream = SEARCH_TOOL.open_stream_joiner(TOOL)
         choice = {"delta": {"tool_calls": [head(0, "a", TOOL, "{}")]}, "finish_reason": "tool_calls"}
         choice |= place.get("choices", [{}])[0] | {"delta": choice["delta"]}
         through(stream, b"data: %b\n\n" % json.dumps({**place, "choices": [choice]}).encode())
@@ -369,7 +370,7 @@ def test_usage_is_added_up_wherever_a_provider_tells_it() -> None:
 
 
 def test_an_error_after_a_call_reaches_the_client_and_ends_the_matter() -> None:
-    stream = ChatStreamJoiner(TOOL)
+    stream = SEARCH_TOOL.open_stream_joiner(TOOL)
     error = b'data: {"error":{"message":"overloaded"}}\n\n'
     got = through(stream, calling(head(0, "a", TOOL, "{}")) + END + error)
     assert (got, stream.calls) == (error, ())
@@ -378,4 +379,4 @@ def test_an_error_after_a_call_reaches_the_client_and_ends_the_matter() -> None:
 def test_an_event_too_large_to_be_looked_at_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1_000)
     data = event(delta={"content": "x" * 5_000}) + streamed("Small.")
-    assert through(ChatStreamJoiner(TOOL), data, range(0, 6_000, 100)) == data
+    assert through(SEARCH_TOOL.open_stream_joiner(TOOL), data, range(0, 6_000, 100)) == data

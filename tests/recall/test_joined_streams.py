@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compaction_proxy.cli.demo import chat
-from compaction_proxy.wires.messages.intercept_stream import MessagesStreamJoiner
-from compaction_proxy.wires.responses.intercept_stream import ResponsesStreamJoiner
+from compaction_proxy.wires.messages.search_tool import SEARCH_TOOL as MESSAGES_TOOL
+from compaction_proxy.wires.responses.search_tool import SEARCH_TOOL as RESPONSES_TOOL
+from compaction_proxy.wires.search_tool import StreamJoiner
 from compaction_proxy.wires.sse import EventSplitter, read_data
-from compaction_proxy.wires.wire import StreamJoiner
 from tests.doubles.messages_wire import MESSAGES
 from tests.doubles.provider_wire import WireAnswer, WireReply, WireRequest, WireUsage
 from tests.doubles.responses_wire import RESPONSES
@@ -24,8 +24,8 @@ OPEN = chat.ToolCall("call_o", "open", '{"path":"1.py"}')
 BODIES: dict[str, Any] = {"messages": {"messages": []}, "responses": {"input": []}}
 FORMATS = {"messages": MESSAGES, "responses": RESPONSES}
 JOINERS: dict[str, Callable[[str], StreamJoiner]] = {
-    "messages": MessagesStreamJoiner,
-    "responses": ResponsesStreamJoiner,
+    "messages": MESSAGES_TOOL.open_stream_joiner,
+    "responses": RESPONSES_TOOL.open_stream_joiner,
 }
 WIRES = pytest.mark.parametrize("name", FORMATS)
 
@@ -76,7 +76,7 @@ def test_how_a_stream_was_sliced_makes_no_difference(
     for places in (cuts, []):
         stream = JOINERS[name](TOOL)
         got = pass_through(stream, write(name, text, *calls).replace(b"\n", ends), places)
-        searches = [call.arguments for call in stream.calls]
+        searches = list(stream.calls)
         if searches:
             stream.start_next_answer(may_answer_calls=True)
             got += pass_through(stream, write(name, "Done.", number=2).replace(b"\n", ends), places)
@@ -146,9 +146,9 @@ def test_blocks_go_back_as_they_were_put_together() -> None:
         {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 1}},
         {"type": "message_stop"},
     ]
-    stream = MessagesStreamJoiner(TOOL)
+    stream = MESSAGES_TOOL.open_stream_joiner(TOOL)
     stream.feed(b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in events))
-    assert [call.arguments for call in stream.calls] == ['{"query":"b"}']
+    assert list(stream.calls) == ['{"query":"b"}']
     assert stream.start_next_answer(may_answer_calls=True) == {
         "role": "assistant",
         "content": [

@@ -8,17 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compaction_proxy.core.errors import UnreadableBodyError
-from compaction_proxy.wires.chat import continuation as chat_tools
-from compaction_proxy.wires.chat.continuation import (
-    add_tool,
-    continue_request,
-    forbid_calls,
-    inspect_tool_support,
-    is_prefill,
-)
+from compaction_proxy.wires.chat import search_tool as chat_tools
 from compaction_proxy.wires.messages import search_tool as messages_tool
+from compaction_proxy.wires.search_tool import add_tool, is_prefill
 
 NAME = "memory_search"
+CHAT_TOOL = chat_tools.SEARCH_TOOL
 TOOL = b'{"type":"function","function":{"name":"memory_search"}}'
 OPEN = b'{"function": {"name": "open"} }'
 VALUES = st.recursive(
@@ -29,7 +24,10 @@ VALUES = st.recursive(
 
 
 def test_each_wire_defines_the_same_tool_in_its_own_shape() -> None:
-    chat, messages = (json.loads(each) for each in (chat_tools.TOOL_JSON, messages_tool.TOOL_JSON))
+    chat, messages = (
+        json.loads(each)
+        for each in (chat_tools.SEARCH_TOOL.definition_json, messages_tool.SEARCH_TOOL.definition_json)
+    )
     told = chat["function"]
     assert (chat["type"], told["name"]) == ("function", NAME)
     assert messages == {
@@ -51,7 +49,7 @@ def test_each_wire_defines_the_same_tool_in_its_own_shape() -> None:
     ],
 )  # fmt: skip
 def test_the_tool_comes_last_and_every_other_byte_stays(raw: bytes, made: bytes) -> None:
-    found = inspect_tool_support(raw, NAME)
+    found = CHAT_TOOL.inspect_tool_support(raw, NAME)
     assert (found.can_add_tool, add_tool(found, TOOL)) == (True, made % TOOL)
 
 
@@ -74,13 +72,13 @@ def test_the_tool_comes_last_and_every_other_byte_stays(raw: bytes, made: bytes)
     ],
 )
 def test_where_a_tool_of_ours_has_no_place(raw: bytes) -> None:
-    assert not inspect_tool_support(raw, NAME).can_add_tool
+    assert not CHAT_TOOL.inspect_tool_support(raw, NAME).can_add_tool
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"a":1,"a":2}', b'{"n":1}x', b"[" * 100_000])
 def test_what_is_no_request_is_refused(raw: bytes) -> None:
     with pytest.raises(UnreadableBodyError):
-        inspect_tool_support(raw, NAME)
+        CHAT_TOOL.inspect_tool_support(raw, NAME)
 
 
 @settings(max_examples=40, deadline=None)
@@ -91,7 +89,7 @@ def test_what_is_no_request_is_refused(raw: bytes) -> None:
 )
 def test_a_body_means_the_same_but_for_the_tool(body: dict[str, Any], tools: Any, indent: int | None) -> None:
     given_body = {**body, "messages": [], "tools": tools}
-    found = inspect_tool_support(json.dumps(given_body, indent=indent).encode(), NAME)
+    found = CHAT_TOOL.inspect_tool_support(json.dumps(given_body, indent=indent).encode(), NAME)
     assert json.loads(add_tool(found, TOOL)) == {**given_body, "tools": [*(tools or ()), json.loads(TOOL)]}
 
 
@@ -99,7 +97,7 @@ def test_a_body_means_the_same_but_for_the_tool(body: dict[str, Any], tools: Any
 @given(messages=st.lists(VALUES, min_size=1, max_size=3), more=st.lists(VALUES, min_size=1, max_size=3))
 def test_a_request_goes_on_behind_its_own_messages(messages: list[Any], more: list[Any]) -> None:
     raw = json.dumps({"messages": messages, "stream": True}).encode()
-    made = continue_request(raw, more)
+    made = CHAT_TOOL.continue_request(raw, more)
     assert json.loads(made) == {"messages": [*messages, *more], "stream": True}
     stop = raw.rindex(b"]", 0, raw.rindex(b'"stream"'))
     assert (made[:stop], made.endswith(raw[stop:])) == (raw[:stop], True)
@@ -108,12 +106,12 @@ def test_a_request_goes_on_behind_its_own_messages(messages: list[Any], more: li
 def test_without_messages_nothing_goes_on() -> None:
     for raw in (b"{}", b'{"messages":7}'):
         with pytest.raises(UnreadableBodyError):
-            continue_request(raw, [{}])
+            CHAT_TOOL.continue_request(raw, [{}])
 
 
 def test_every_call_can_be_forbidden() -> None:
-    assert forbid_calls(b'{"tools":[]} ') == b'{"tools":[],"tool_choice":"none"} '
-    assert forbid_calls(b'{"tool_choice": null,"n":1}') == b'{"tool_choice": "none","n":1}'
+    assert CHAT_TOOL.forbid_calls(b'{"tools":[]} ') == b'{"tools":[],"tool_choice":"none"} '
+    assert CHAT_TOOL.forbid_calls(b'{"tool_choice": null,"n":1}') == b'{"tool_choice": "none","n":1}'
 
 
 def test_an_answer_that_the_client_has_begun_is_known_by_its_role() -> None:

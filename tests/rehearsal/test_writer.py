@@ -8,9 +8,13 @@ import pytest
 
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.strategies import SummaryShape
-from compaction_proxy.core.summary.answer import split_run_texts, validate_summary
+from compaction_proxy.core.summary.answer import (
+    PromptSection,
+    repair_sections,
+    split_run_texts,
+    validate_summary,
+)
 from compaction_proxy.core.summary.prompt import build_aligned_prompt, build_prompt
-from compaction_proxy.core.summary.sections import PromptSection, repair_sections
 from compaction_proxy.replay.writer import OPENING, write_summary
 
 SHAPE = SummaryShape(prompt_name="selective", tokens=2_000, max_tokens=2_000)

@@ -10,7 +10,7 @@ from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.gateway.control_headers import ControlHeaders
 from compaction_proxy.gateway.identity import Identity
 from compaction_proxy.gateway.request_state import RequestState, choose_request_id
-from compaction_proxy.wires.wire import TokenUsage
+from compaction_proxy.wires.usage import TokenUsage
 
 
 def passage() -> RequestState:

@@ -47,7 +47,7 @@ from compaction_proxy.config.sections import (
 )
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.wires.json.shorten import encode_json
+from compaction_proxy.wires.json.values import encode_json
 from tests.free_ports import find_free_port
 
 WINDOW_TOKENS = 8192

@@ -22,7 +22,7 @@ from compaction_proxy.providers.usage_baseline import UsageBaselineStore, build_
 from compaction_proxy.telemetry.event_bus import EventListener, generate_event_id, ignore_event
 from compaction_proxy.telemetry.event_history import EventHistory
 from compaction_proxy.wires.prescan import MentionedNumbers
-from compaction_proxy.wires.wire import TokenUsage
+from compaction_proxy.wires.usage import TokenUsage
 
 # A compaction is ineffective if it saves less than this share of the removable tokens, by the provider's
 # count.

@@ -25,6 +25,7 @@ from compaction_proxy.core.token_rules import (
 from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.support.lru import LruCache
 from compaction_proxy.wires.body import RequestBody
+from compaction_proxy.wires.content import UncountedMessage
 from compaction_proxy.wires.json.slices import split_elements
 from compaction_proxy.wires.project_instructions import (
     divide_messages,
@@ -32,7 +33,7 @@ from compaction_proxy.wires.project_instructions import (
     may_hold_form,
     unmark_pasted_instructions,
 )
-from compaction_proxy.wires.wire import UncountedMessage, Wire
+from compaction_proxy.wires.wire import Wire
 
 # Approximate size of a chunk, in bytes. The event loop may run other tasks between two chunks.
 CHUNK_BYTES = 128 * 1024

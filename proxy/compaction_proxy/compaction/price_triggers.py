@@ -19,7 +19,7 @@ from compaction_proxy.core.cost.savings import MIN_CACHED_TOKENS
 from compaction_proxy.core.strategies import Policy, ScaledLimit
 from compaction_proxy.core.trigger import UNKNOWN_PRICE_THRESHOLDS, PriceThresholds, TriggerRule
 from compaction_proxy.providers.pricing import PriceBook
-from compaction_proxy.wires.wire import TokenUsage
+from compaction_proxy.wires.usage import TokenUsage
 
 # The statistics of a conversation are used only after this many of its requests have continued the previous
 # one. Fewer requests give no reliable mean.

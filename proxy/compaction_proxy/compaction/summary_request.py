@@ -18,8 +18,8 @@ from compaction_proxy.core.summary.call import SummaryCall
 from compaction_proxy.core.summary.prompt import build_prompt
 from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.wires.body import RequestBody
-from compaction_proxy.wires.chat.summary_call import accepts_prompt_cache_key
 from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.summary_call import accepts_prompt_cache_key
 from compaction_proxy.wires.wire import Wire
 
 # A transcript shows at least this many characters of every message that is longer than that.

@@ -21,7 +21,8 @@ from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
 from compaction_proxy.telemetry.exchange_log import ExchangeLog
 from compaction_proxy.wires.body import build_probe_body
-from compaction_proxy.wires.wire import TokenUsage, Wire
+from compaction_proxy.wires.usage import TokenUsage
+from compaction_proxy.wires.wire import Wire
 
 # The most bytes that are read of the answer to a probe. A probe asks for only 16 tokens of output.
 MAX_PROBE_BYTES = 262_144

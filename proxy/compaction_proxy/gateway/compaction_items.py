@@ -26,7 +26,7 @@ from compaction_proxy.wires.incremental_reader import MAX_INLINE_BYTES
 from compaction_proxy.wires.json.slices import split_elements
 from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expand_tokens, may_have_token
 from compaction_proxy.wires.responses.items import read_type_and_role
-from compaction_proxy.wires.responses.messages import encode_message, parse_message
+from compaction_proxy.wires.responses.messages import PARSER, encode_message
 
 # The texts with which the replacements of all strategies begin, up to the round number in them. A user
 # message that begins with one of these texts was written by the proxy.
@@ -139,7 +139,7 @@ def _to_compactable_items(item: bytes) -> Iterator[bytes]:
     The reason is given at the parameter `for_compaction` of `CompactionItemCodec.decrypt_items_in_body`.
     """
     kind, role = read_type_and_role(item)
-    text = parse_message(item).text if kind in {"", "message"} and role == "user" else ""
+    text = PARSER.parse_message(item).text if kind in {"", "message"} and role == "user" else ""
     if text.startswith(LEDGER_OPENING):
         user_texts, observed = parse_ledger(text)
         yield from (encode_message(Message("user", each)) for each in user_texts)

@@ -64,7 +64,8 @@ from compaction_proxy.telemetry.logs import REQUEST_ID
 from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 from compaction_proxy.wires.project_instructions import find_client_by_headers
-from compaction_proxy.wires.wire import ResponseTap, Wire
+from compaction_proxy.wires.usage import UsageTap
+from compaction_proxy.wires.wire import Wire
 
 if TYPE_CHECKING:
     from compaction_proxy.telemetry.otel import OtelTracer
@@ -222,7 +223,7 @@ class RelayEndpoint:
             state.record_end(usage, self._origin, self._after_response.exchange_log)
         return None if tap is None else state.to_completed_request(usage)
 
-    async def _relay_request(self, state: RequestState, send: Send) -> ResponseTap | None:
+    async def _relay_request(self, state: RequestState, send: Send) -> UsageTap | None:
         """Makes the request fit, forwards it, and streams the answer to the client.
 
         Returns the tap that watched the answer, or None if nothing can be learned from it.
@@ -300,7 +301,7 @@ class RelayEndpoint:
 
     async def _relay_with_recall(
         self, state: RequestState, tool_offer: ToolOffer, answer: UpstreamResponse, send: Send
-    ) -> ResponseTap | None:
+    ) -> UsageTap | None:
         """Relays an answer that may call the offered search tool.
 
         Returns the tap that watched the answer, or None if nothing can be learned from it.

@@ -23,10 +23,10 @@ from compaction_proxy.recall.offer import should_offer_tool
 from compaction_proxy.recall.tool import RecallContext, RecallTool
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RECALL_FAILED
-from compaction_proxy.wires.chat.continuation import add_tool, is_prefill
 from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.incremental_reader import MAX_INLINE_BYTES
-from compaction_proxy.wires.wire import SearchCall, SearchTool, Wire
+from compaction_proxy.wires.search_tool import SearchTool, add_tool, is_prefill
+from compaction_proxy.wires.wire import Wire
 
 # The time limit for all searches of one answer together, in seconds. The client receives nothing meanwhile.
 SEARCH_S: Final = 5.0
@@ -193,9 +193,7 @@ class RecallLoop:
         """Returns whether the answer may be continued once more, after `further_hops` more continuations."""
         return self.hop_count + further_hops < self._offer.max_hops
 
-    async def run_calls_and_continue(
-        self, message: dict[str, Any], calls: Sequence[SearchCall]
-    ) -> UpstreamResponse:
+    async def run_calls_and_continue(self, message: dict[str, Any], calls: Sequence[str]) -> UpstreamResponse:
         """Runs calls of the tool, sends their results to the upstream, and returns its next answer.
 
         If the upstream refuses the results as too long, they are replaced by `NO_ROOM` and sent again.
@@ -203,7 +201,7 @@ class RecallLoop:
         Args:
             message: The assistant message that makes the calls (`StreamJoiner.start_next_answer` or
                 `AnswerJoiner.get_assistant_message`).
-            calls: The calls in the message.
+            calls: The arguments of the calls in the message.
 
         Raises:
             OverloadedError: See `send_request`.
@@ -229,9 +227,9 @@ class RecallLoop:
         raw = offer.raw_with_tool if self.can_continue() else last
         return await self._send_body(await asyncio.to_thread(self.tool.continue_request, raw, turns))
 
-    async def _run_calls(self, calls: Sequence[SearchCall]) -> list[str]:
+    async def _run_calls(self, calls: Sequence[str]) -> list[str]:
         until = asyncio.get_running_loop().time() + SEARCH_S
-        run = [await self._run_call(call.arguments, until) for call in calls[:MAX_CALLS]]
+        run = [await self._run_call(arguments, until) for arguments in calls[:MAX_CALLS]]
         return [*run, *[TOO_MANY for _ in calls[MAX_CALLS:]]]
 
     async def _run_call(self, arguments: str, deadline: float) -> str:

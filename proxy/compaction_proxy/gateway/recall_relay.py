@@ -25,9 +25,9 @@ from compaction_proxy.gateway.recall_loop import RecallLoop, run_in_worker_if_la
 from compaction_proxy.gateway.upstream import PEEK_BYTES, UpstreamResponse, relay_response, send_error
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RELAY_TAP_FAILED
-from compaction_proxy.wires.chat.continuation import encode_ascii_json
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
-from compaction_proxy.wires.wire import AnswerJoiner, StreamJoiner
+from compaction_proxy.wires.json.values import encode_ascii_json
+from compaction_proxy.wires.search_tool import AnswerJoiner, StreamJoiner
 
 # An answer that is no stream is searched for calls only if it has at most this many bytes, both before and
 # after decompression. A longer answer is relayed without a search.

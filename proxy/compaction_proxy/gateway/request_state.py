@@ -23,7 +23,7 @@ from compaction_proxy.gateway.identity import Identity
 from compaction_proxy.gateway.recall_loop import RecallLoop, ToolOffer
 from compaction_proxy.gateway.side_requests import SideRequestKind
 from compaction_proxy.telemetry.exchange_log import ExchangeLog
-from compaction_proxy.wires.wire import TokenUsage
+from compaction_proxy.wires.usage import TokenUsage
 
 if TYPE_CHECKING:
     from compaction_proxy.telemetry.otel import OtelTrace

@@ -6,11 +6,10 @@ import httpx
 
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
-from compaction_proxy.wires.chat.summary_call import find_refused_member
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.registry import WIRES
-from compaction_proxy.wires.wire import SummaryCallFormat
+from compaction_proxy.wires.summary_call import SummaryCallFormat, find_refused_member
 
 # Largest answer that is read, in bytes. A summary has a few thousand tokens, so a longer answer is not one.
 MAX_ANSWER_BYTES = 1_048_576

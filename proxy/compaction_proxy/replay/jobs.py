@@ -17,8 +17,8 @@ from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.replay.provider import JsonObject
 from compaction_proxy.replay.recordings import SHAPING_MEMBERS
 from compaction_proxy.replay.runner import ReplayOptions
-from compaction_proxy.wires.json.shorten import encode_json
 from compaction_proxy.wires.json.slices import find_members
+from compaction_proxy.wires.json.values import encode_json
 
 # At most this many rehearsals run at the same time.
 MAX_PARALLEL_JOBS = 2

@@ -8,7 +8,7 @@ from stat import S_ISREG
 from typing import Any
 
 from compaction_proxy.core.errors import RequestRefusedError
-from compaction_proxy.wires.json.shorten import encode_json
+from compaction_proxy.wires.json.values import encode_json
 
 # Limits in bytes for a file and for one request in a file. The proxy has the same limit for the requests of
 # its clients.

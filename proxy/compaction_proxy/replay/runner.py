@@ -31,7 +31,7 @@ from compaction_proxy.wires.body import RequestBody, parse_body
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
-from compaction_proxy.wires.wire import TokenUsage
+from compaction_proxy.wires.usage import TokenUsage
 
 # Time limit for the background work after an answer, in seconds. The work normally ends soon, because it does
 # not wait for any network.

@@ -12,9 +12,7 @@ from compaction_proxy.core.summary.extractive import build_extractive_summary
 from compaction_proxy.core.summary.prompt import ALIGNED_CLOSING
 from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider
 from compaction_proxy.wires.body import parse_body
-from compaction_proxy.wires.chat.messages import parse_message
-from compaction_proxy.wires.chat.summary_call import build_own_members, build_request_body
-from compaction_proxy.wires.chat.wire import CHAT
+from compaction_proxy.wires.chat.wire import CHAT, build_own_members, build_request_body
 
 TARGET_TOKENS = 700  # largest size of a summary
 CHARACTERS_PER_TOKEN = 4
@@ -93,7 +91,7 @@ def write_summary(raw_messages: Sequence[bytes], max_tokens: int, count: Callabl
         max_tokens: The requested limit of output tokens. A summary has at most `TARGET_TOKENS` tokens.
         count: Counts the tokens of a text.
     """
-    messages = [parse_message(raw) for raw in raw_messages]
+    messages = [CHAT.parse_message(raw) for raw in raw_messages]
     instructions = messages[-1].text if is_aligned_call(messages[-1].text) else messages[0].text
     headings = _HEADING.findall(instructions)
     groups = _list_groups(messages)

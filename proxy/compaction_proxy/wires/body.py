@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from compaction_proxy.core.budget import MIN_OUTPUT_TOKENS
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message
-from compaction_proxy.wires.json.slices import Slice, find_members
+from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
 from compaction_proxy.wires.wire import AdaptedMessages, Wire
 
 _get_first_byte = itemgetter(0)
@@ -117,6 +117,19 @@ def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, .
 def are_objects(values: Iterable[bytes]) -> bool:
     """Returns whether all of these JSON values are objects."""
     return set(map(_get_first_byte, values)) <= {ord("{")}
+
+
+def split_objects(value: memoryview) -> tuple[bytes, ...]:
+    """Splits an array of objects into its elements.
+
+    Raises:
+        UnreadableBodyError: `no-array` or `no-messages`: the value is not an array of objects. `too-many`:
+            see `json.slices.split_elements`.
+    """
+    elements = split_elements(value)
+    if not are_objects(elements):
+        raise UnreadableBodyError("no-messages")
+    return elements
 
 
 def pick_small_members(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> dict[str, bytes]:

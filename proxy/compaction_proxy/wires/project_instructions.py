@@ -14,9 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Instruction, Message, SourceMessage
-from compaction_proxy.wires.json import large
-from compaction_proxy.wires.json.shorten import encode_json
 from compaction_proxy.wires.json.slices import find_members, split_elements
+from compaction_proxy.wires.json.values import decode_value, encode_json
 
 INSTRUCTIONS: Final = "instructions"
 MEMORY: Final = "memory"
@@ -372,7 +371,7 @@ def drop_instructions(
 def _read_content(raw: bytes) -> str | list[Any]:
     """Returns the content of a message; empty if it is neither a string nor a list of parts."""
     try:
-        fields = large.decode_value(raw)
+        fields = decode_value(raw)
     except UnreadableBodyError:
         return ""
     content = fields.get("content") if isinstance(fields, dict) else ""
@@ -399,7 +398,7 @@ def _find_instruction(text: str, client: str, *, is_before_first_answer: bool) -
 def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tuple[bytes, Instruction | None]]:
     place = find_members(raw)["content"]
     parts = split_elements(raw[place.start : place.stop])
-    fields = large.decode_value(raw)
+    fields = decode_value(raw)
     if fields.pop("id", None) is not None:  # two messages may not have the same id
         raw = encode_json(fields | {"content": ""})
         place = find_members(raw)["content"]

@@ -2,18 +2,16 @@
 
 While bytes pass, they are only copied into a buffer of limited size. They are parsed when the response has
 ended. Usage is read only from the JSON member in which a provider reports it, never from text in which the
-model mentions usage. This member's place differs between wires, so each wire has its own `UsageParser`.
+model mentions usage. This member's place differs between wires, so each wire has its own `UsageFormat`.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, NamedTuple, TypeVar
-
-import msgspec
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
-from compaction_proxy.wires.wire import TokenUsage
+from compaction_proxy.wires.json.values import JsonObject, as_object, parse_json
 
 _MAX_KEPT_BYTES: Final = 65_536
 _MAX_INFLATED_BYTES: Final = 32 * 1024 * 1024
@@ -24,103 +22,118 @@ _MAX_CANDIDATES: Final = 8
 _LINE_ENDS: Final = re.compile(rb"\r\n|\n|\r")
 _USAGE: Final = re.compile(rb'"usage"\s*:')
 _DECODER: Final = json.JSONDecoder()
-_Answer = TypeVar("_Answer")
 
 
-class UsageParser(NamedTuple):
-    """Parses the usage in the answers of one wire.
+class TokenUsage(NamedTuple):
+    """The token counts of a response.
+
+    Attributes:
+        prompt_tokens: Tokens of the input, including cached tokens.
+        completion_tokens: Tokens of the output; 0 if the response does not say.
+        cached_tokens: Tokens of the input that came from the provider's cache; 0 if the response does not
+            say.
+        finish_reason: Why the answer ended, in the provider's words. Empty if the response does not say, or
+            if finding the reason would be costly.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reason: str = ""
+
+
+class UsageFormat(NamedTuple):
+    """Where the answers of one wire report their usage.
 
     Attributes:
         parse_counts: Parses a `usage` object. Returns None if its numbers are not credible.
-        parse_body: Parses a JSON answer, or an object that holds only the last members of an answer.
-        parse_stream: Parses a stream, given its first bytes, its last lines, and whether the first of these
-            lines is whole.
+        find_finish_reason: Returns the reason why an answer ended; empty if it does not say.
+        event_pattern: Matches the events of a stream that must be parsed.
+        event_member: The member of an event that has the form of an answer; empty for the event itself.
+        find_other_usage: Finds the usage in an answer that does not have it in the member `usage`.
+        parse_stream: Parses the first bytes of a stream, and its last lines. By default, the last event with
+            usage and the last one with a finish reason count.
         head_bytes: How many of a stream's first bytes `parse_stream` needs.
     """
 
     parse_counts: Callable[[object], TokenUsage | None]
-    parse_body: Callable[[bytes], TokenUsage | None]
-    parse_stream: Callable[[bytes, bytes, bool], TokenUsage | None]
+    find_finish_reason: Callable[[JsonObject], str]
+    event_pattern: re.Pattern[bytes]
+    event_member: str = ""
+    find_other_usage: Callable[[JsonObject], TokenUsage | None] | None = None
+    parse_stream: Callable[[bytes, bytes], TokenUsage | None] | None = None
     head_bytes: int = 0
 
+    def find_usage(self, answer: JsonObject) -> TokenUsage | None:
+        """Returns the usage in an answer without its finish reason; None if there is no credible usage."""
+        usage = self.parse_counts(answer.get("usage"))
+        return self.find_other_usage(answer) if usage is None and self.find_other_usage else usage
 
-def decode_shape(decoder: msgspec.json.Decoder[_Answer], body: bytes) -> _Answer | None:
-    """Decodes an answer. Returns None if the answer does not have the shape that the decoder expects."""
-    try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+    def parse_body(self, body: bytes) -> TokenUsage | None:
+        """Parses a JSON answer, or an object that holds only the last members of an answer."""
+        return self.parse_answer(as_object(parse_json(body)))
 
+    def parse_answer(self, answer: JsonObject) -> TokenUsage | None:
+        """Returns the usage in an answer, with its finish reason; None if there is no credible usage."""
+        usage = self.find_usage(answer)
+        return usage and usage._replace(finish_reason=self.find_finish_reason(answer))
 
-def parse_json(data: bytes) -> object:
-    """Parses JSON; None if it is invalid. Values that only Python accepts, such as NaN, count as valid."""
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
+    def parse_event(self, data: bytes) -> TokenUsage | None:
+        """Parses the data of an event like an answer."""
+        return self.parse_answer(self.get_answer(as_object(parse_json(data))))
 
-
-def as_mapping(value: object) -> Mapping[str, object]:
-    """Returns the value if it is a JSON object, else an empty mapping."""
-    return value if isinstance(value, dict) else {}
+    def get_answer(self, event: JsonObject) -> JsonObject:
+        """Returns the part of an event that has the form of an answer."""
+        return as_object(event.get(self.event_member)) if self.event_member else event
 
 
 def as_token_count(value: object) -> int | None:
     """Returns the value if it can be a number of tokens, else None."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if 0 <= value < _IMPLAUSIBLE_TOKENS else None
+    return value if type(value) is int and 0 <= value < _IMPLAUSIBLE_TOKENS else None
 
 
-def build_usage(prompt: object, completion: object, cached: object, reason: str = "") -> TokenUsage | None:
+def build_usage(prompt: object, completion: object, cached: object) -> TokenUsage | None:
     """Builds a `TokenUsage`, or returns None if `prompt` or `completion` cannot be a number of tokens.
 
     None as `completion` counts as 0, and so does anything as `cached` that cannot be a number of tokens.
     """
     asked, made = as_token_count(prompt), as_token_count(0 if completion is None else completion)
-    return (
-        None
-        if asked is None or made is None
-        else TokenUsage(asked, made, as_token_count(cached) or 0, reason)
-    )
+    return None if asked is None or made is None else TokenUsage(asked, made, as_token_count(cached) or 0)
 
 
-def add_finish_reason(usage: TokenUsage | None, reason: str) -> TokenUsage | None:
-    """Returns the usage with the reason why the answer ended; None if there is no usage."""
-    return usage and usage._replace(finish_reason=reason)
-
-
-def iter_lines_backwards(tail: bytes) -> Iterator[bytes]:
-    """Yields the lines at the end of a stream without their line ends, the last line first."""
+def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator[JsonObject]:
+    """Yields the data of the events at the end of a stream that match a pattern, the last event first."""
     stop = len(tail)
     while stop > 0:
         start = max(tail.rfind(b"\n", 0, stop), tail.rfind(b"\r", 0, stop)) + 1
-        yield tail[start:stop]
+        line = tail[start:stop]
+        if line.startswith(b"data:") and pattern.search(line):
+            yield as_object(parse_json(line[5:]))
         stop = start - 1
 
 
-def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator[Mapping[str, object]]:
-    """Yields the data of the events at the end of a stream that match a pattern, the last event first."""
-    for line in iter_lines_backwards(tail):
-        if line.startswith(b"data:") and pattern.search(line):
-            yield as_mapping(parse_json(line[5:]))
+def _parse_last_events(usage_format: UsageFormat, first: bytes, rest: bytes) -> TokenUsage | None:
+    """Returns the last usage in a stream, with the last finish reason; None if there is no usage.
 
-
-def split_first_line(tail: bytes) -> tuple[bytes, bytes]:
-    """Returns the first line and the bytes after it.
-
-    Callers ignore the first line if its beginning was not kept, because the rest of a line may look like
-    another line.
+    Args:
+        usage_format: The format of the wire.
+        first: The first line, if its beginning was not kept. It may be the end of a long event.
+        rest: The lines after it.
     """
-    first, *rest = _LINE_ENDS.split(tail, 1)
-    return first, rest[0] if rest else b""
+    usage, reason = None, ""
+    for payload in iter_payloads_backwards(rest, usage_format.event_pattern):
+        answer = usage_format.get_answer(payload)
+        usage = usage or usage_format.find_usage(answer)
+        reason = reason or usage_format.find_finish_reason(answer)
+        if usage and reason:
+            break
+    if usage is None and usage_format.event_member:
+        opening = b'{"%b":{' % usage_format.event_member.encode()
+        return _find_usage_in_tail(first, usage_format.parse_event, opening)
+    return usage and usage._replace(finish_reason=reason)
 
 
-def find_usage_in_tail(
+def _find_usage_in_tail(
     tail: bytes, parse_body: Callable[[bytes], TokenUsage | None], opening: bytes = b"{"
 ) -> TokenUsage | None:
     """Finds the usage among the last members of a body that is too large to keep.
@@ -162,18 +175,18 @@ class UsageTap:
     first and the last 64 KiB of any other body.
 
     Args:
-        parser: The usage parser of the wire.
+        usage_format: The format of the wire.
         content_type: The content type as sent. With `text/event-stream`, the body is a stream.
         content_encoding: The coding as sent. The result for a body that is not plain, gzip or deflate is
             None.
     """
 
-    __slots__ = ("_head", "_head_bytes", "_inflater", "_is_stream", "_parser", "_seen_bytes", "_tail")
+    __slots__ = ("_format", "_head", "_head_bytes", "_inflater", "_is_stream", "_seen_bytes", "_tail")
 
-    def __init__(self, parser: UsageParser, content_type: str, content_encoding: str = "") -> None:
-        self._parser = parser
+    def __init__(self, usage_format: UsageFormat, content_type: str, content_encoding: str = "") -> None:
+        self._format = usage_format
         self._is_stream = content_type.strip().lower().startswith("text/event-stream")
-        self._head_bytes = parser.head_bytes if self._is_stream else _MAX_KEPT_BYTES
+        self._head_bytes = usage_format.head_bytes if self._is_stream else _MAX_KEPT_BYTES
         plain = content_encoding.strip().lower() in IDENTITY
         self._inflater = None if plain else Inflater(content_encoding, _MAX_INFLATED_BYTES)
         self._head = bytearray()
@@ -211,10 +224,17 @@ class UsageTap:
         """
         if self._inflater is not None and self._inflater.has_failed:
             return None
-        parser, head, tail = self._parser, bytes(self._head), bytes(self._tail)
+        head, tail = bytes(self._head), bytes(self._tail)
         whole = self._seen_bytes == len(head) + len(tail)
-        if self._is_stream:
-            return parser.parse_stream(head, head + tail if whole else tail, whole)
-        if whole:
-            return parser.parse_body(head + tail)
-        return find_usage_in_tail(tail, parser.parse_body) or _find_usage_in_head(head, parser.parse_counts)
+        if not self._is_stream:
+            if whole:
+                return self._format.parse_body(head + tail)
+            return _find_usage_in_tail(tail, self._format.parse_body) or _find_usage_in_head(
+                head, self._format.parse_counts
+            )
+        # The rest of a line whose beginning was not kept may look like another line.
+        first, *lines = (b"", head + tail) if whole else _LINE_ENDS.split(tail, 1)
+        rest = lines[0] if lines else b""
+        if self._format.parse_stream:
+            return self._format.parse_stream(head, rest)
+        return _parse_last_events(self._format, first, rest)

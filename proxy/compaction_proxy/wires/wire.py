@@ -4,15 +4,17 @@ The compaction engine does not depend on a format. A `RequestBody` carries its w
 writes bytes calls the wire's functions.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from compaction_proxy.core.errors import ClientFacingError
 from compaction_proxy.core.message import Message
-from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
-from compaction_proxy.wires.json.slices import Slice
+from compaction_proxy.wires.content import UncountedMessage
+from compaction_proxy.wires.search_tool import SearchTool
+from compaction_proxy.wires.summary_call import SummaryCallFormat
+from compaction_proxy.wires.usage import UsageFormat, UsageTap
 
 
 class MemberNames(NamedTuple):
@@ -32,38 +34,6 @@ class MemberNames(NamedTuple):
     prompt_members: tuple[str, ...]
     skip_indicators: tuple[str, ...] = ()
     thinking_budgets: tuple[tuple[str, str], ...] = ()
-
-
-class UncountedMessage(NamedTuple):
-    """A message whose tokens are not counted yet.
-
-    Attributes:
-        record: The message's core record, in which the digest and the tokens are not set.
-        digest: The message's digest.
-        nontext_tokens: An estimate of the tokens of all parts that are not text. It is not calibrated.
-    """
-
-    record: Message
-    digest: bytes
-    nontext_tokens: int
-
-
-class TokenUsage(NamedTuple):
-    """The token counts of a response.
-
-    Attributes:
-        prompt_tokens: Tokens of the input, including cached tokens.
-        completion_tokens: Tokens of the output; 0 if the response does not say.
-        cached_tokens: Tokens of the input that came from the provider's cache; 0 if the response does not
-            say.
-        finish_reason: Why the answer ended, in the provider's words. Empty if the response does not say, or
-            if finding the reason would be costly.
-    """
-
-    prompt_tokens: int
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    finish_reason: str = ""
 
 
 class AdaptedMessages(NamedTuple):
@@ -86,183 +56,11 @@ def _keep_messages(_: bytes, messages: Sequence[Message]) -> AdaptedMessages:
     return AdaptedMessages(messages)
 
 
-class ResponseTap(Protocol):
-    """Reads the token usage in one response body as it passes, without delaying or changing a byte."""
-
-    def feed(self, chunk: bytes) -> None:
-        """Records the next bytes of the body, as the upstream sent them. Never fails."""
-        ...
-
-    def result(self) -> TokenUsage | None:
-        """Returns the usage; None if the response has no credible counts.
-
-        To be called when the response has ended or was cut off.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SummaryCallFormat:
-    """The format of the proxy's own summary calls on a wire.
-
-    Attributes:
-        path: The path to append to a provider's base URL, such as `/chat/completions`.
-        get_thinking_allowance: Returns how many tokens a model may use for thinking, in addition to the limit
-            of its answer, given its name and the conversation that the call continues, if any.
-        build_own_members: Builds the members of a call's body that some providers refuse. Omits those that
-            this provider has already refused, which are the second argument.
-        build_request: Builds the body of a call from the call and the result of `build_own_members`.
-        parse_answer: Parses the body of a successful response. Raises `SummaryError` (`garbage`) if the body
-            is not an answer.
-        headers: Headers that a call needs in addition to the credential. A header is not added if the
-            client's own request has it.
-    """
-
-    path: str
-    get_thinking_allowance: Callable[[str, ContinuedConversation | None], int]
-    build_own_members: Callable[[SummaryCall, frozenset[str]], dict[str, Any]]
-    build_request: Callable[[SummaryCall, Mapping[str, Any]], bytes]
-    parse_answer: Callable[[bytes], SummaryAnswer]
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-class ToolSupport(NamedTuple):
-    """A request body, and whether the proxy can add its search tool to it.
-
-    Attributes:
-        raw: The body.
-        member_slices: The positions of the body's members, by name.
-        has_tools: Whether the client's body already has tools.
-        can_add_tool: Whether the proxy can add its tool to the body, and answer the model's calls of the
-            tool.
-    """
-
-    raw: bytes
-    member_slices: Mapping[str, Slice]
-    has_tools: bool
-    can_add_tool: bool
-
-
-class SearchCall(Protocol):
-    """A call of the search tool."""
-
-    @property
-    def arguments(self) -> str:
-        """The arguments as the model wrote them."""
-        ...
-
-
-class StreamJoiner(Protocol):
-    """Joins one or more upstream streams into one stream for the client. Hides calls of the search tool.
-
-    Attributes:
-        is_done: Whether the upstream has signalled the end of the current answer.
-    """
-
-    is_done: bool
-
-    @property
-    def buffered_bytes(self) -> int:
-        """The number of bytes of the current answer that `start_next_answer` will read again."""
-        ...
-
-    @property
-    def calls(self) -> Sequence[SearchCall]:
-        """The calls that the proxy must answer before the answer continues; empty if it does not continue."""
-        ...
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Returns the bytes to send to the client when this chunk arrives."""
-        ...
-
-    def flush_rest(self) -> bytes:
-        """Returns the last bytes for the client. To be called when the upstream's answer ended normally."""
-        ...
-
-    def start_next_answer(self, *, may_answer_calls: bool) -> dict[str, Any]:
-        """Prepares for the next answer. Returns the current answer's message for `SearchTool.build_turn`.
-
-        Args:
-            may_answer_calls: Whether the proxy may answer calls of its tool in the next answer as well. If
-                False, that is the last answer, and these calls are removed from it.
-        """
-        ...
-
-    def encode_error_event(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client.
-
-        Args:
-            body: The body of the error in this wire's format.
-        """
-        ...
-
-
-class AnswerJoiner(Protocol):
-    """Joins one or more upstream answers that are not streams, and hides the calls of the search tool."""
-
-    @property
-    def calls(self) -> Sequence[SearchCall]:
-        """The calls that the proxy must answer after `join_answer` has returned None."""
-        ...
-
-    def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
-        """Returns the body for the client, or None if the proxy must answer calls of its tool first.
-
-        A first answer without calls of the tool is returned as the same object. The result is empty if a
-        later answer is not JSON.
-
-        Args:
-            body: The upstream's answer.
-            may_answer_calls: Whether the proxy may answer calls of its tool in this answer. If False, this is
-                the last answer, and these calls are removed from it.
-        """
-        ...
-
-    def get_assistant_message(self) -> dict[str, Any]:
-        """Returns the message of the answer for which `join_answer` returned None.
-
-        The message is an argument for `SearchTool.build_turn`.
-        """
-        ...
-
-
-def _never_requires_same_tools(_: Sequence[Mapping[str, Any]]) -> bool:
+def _never_regroups_previous(_: tuple[bytes, ...]) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SearchTool:
-    """The functions with which the proxy offers its search tool on one wire, and answers calls of the tool.
-
-    With this tool, a model searches the messages that compactions have removed.
-
-    Attributes:
-        definition_json: The tool's definition as JSON.
-        inspect_tool_support: Tells whether a tool of a given name can be added to a body. Raises
-            `UnreadableBodyError` if the body is not a request.
-        forbid_calls: Returns a body with a tool choice that forbids all calls. In the given body, the tool
-            choice is absent or null.
-        continue_request: Returns a body with more elements added at the end of its list of messages. Raises
-            `UnreadableBodyError` if the body has no messages.
-        build_turn: Builds the elements to add to the next request: the message that the joiner returned, and
-            the results of its calls, in order.
-        open_stream_joiner: Returns a new joiner for streams, given the tool's name.
-        open_answer_joiner: Returns a new joiner for answers that are not streams, given the tool's name.
-        requires_same_tools: Tells whether a provider accepts these elements only in a request that has the
-            same tools as the request that they answer.
-    """
-
-    definition_json: bytes
-    inspect_tool_support: Callable[[bytes, str], ToolSupport]
-    forbid_calls: Callable[[bytes], bytes]
-    continue_request: Callable[[bytes, Sequence[Mapping[str, Any]]], bytes]
-    build_turn: Callable[[dict[str, Any], Iterable[str]], list[dict[str, Any]]]
-    open_stream_joiner: Callable[[str], StreamJoiner]
-    open_answer_joiner: Callable[[str], AnswerJoiner]
-    requires_same_tools: Callable[[Sequence[Mapping[str, Any]]], bool] = _never_requires_same_tools
-
-
-def _never_regroups_previous(_: tuple[bytes, ...]) -> bool:
+def _never_continues_piece(_: bytes) -> bool:
     return False
 
 
@@ -300,8 +98,7 @@ class Wire:
             same record is returned if the result would not be shorter.
         join_messages: Encodes a list of records as the text between the brackets of the array.
         summary_call_format: The format of the proxy's own summary calls.
-        open_tap: Returns a new reader of the usage in one answer, given its content type and content
-            encoding.
+        usage_format: Where answers report their usage.
         may_hold_back_stream: Tells whether the first bytes of a stream may be held back, because they hold no
             part of the answer and an error may follow. Callers ask again with more bytes as long as the
             result is True.
@@ -325,7 +122,6 @@ class Wire:
     split_message_list: Callable[[memoryview], tuple[bytes, ...]]
     find_skip_reason: Callable[[Mapping[str, bytes]], str]
     group_into_pieces: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]
-    may_continue_piece: Callable[[bytes], bool]
     parse_uncounted: Callable[[bytes, str], UncountedMessage]
     estimate_nontext_tokens: Callable[[bytes, str], int]
     parse_message: Callable[[bytes], Message]
@@ -334,11 +130,16 @@ class Wire:
     shorten_message: Callable[[Message, float, str], Message]
     join_messages: Callable[[Sequence[Message]], bytes]
     summary_call_format: SummaryCallFormat
-    open_tap: Callable[[str, str], ResponseTap]
+    usage_format: UsageFormat
     may_hold_back_stream: Callable[[bytes], bool]
     encode_error: Callable[[ClientFacingError], bytes]
     api_key_header: bytes = b""
+    may_continue_piece: Callable[[bytes], bool] = _never_continues_piece
     regroups_previous: Callable[[tuple[bytes, ...]], bool] = _never_regroups_previous
     adapt_for_provider: Callable[[bytes, Sequence[Message]], AdaptedMessages] = _keep_messages
     drop_refused_content: Callable[[bytes, bytes], bytes | None] = _never_drop_content
     search_tool: SearchTool | None = None
+
+    def open_tap(self, content_type: str, content_encoding: str = "") -> UsageTap:
+        """Returns a new reader of the usage in one answer."""
+        return UsageTap(self.usage_format, content_type, content_encoding)

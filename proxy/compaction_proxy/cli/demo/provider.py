@@ -26,8 +26,8 @@ from compaction_proxy.providers.types import TokenCounter
 from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider, extract_text
 from compaction_proxy.replay.writer import TARGET_TOKENS, is_aligned_call, write_summary
 from compaction_proxy.telemetry import logs
-from compaction_proxy.wires.json.shorten import encode_json
 from compaction_proxy.wires.json.slices import DECODER
+from compaction_proxy.wires.json.values import encode_json
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -6,21 +6,34 @@ It also estimates the tokens of their parts that are not text.
 import json
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from compaction_proxy.core.digest import compute_message_digest
-from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.media import estimate_audio_tokens, estimate_file_tokens, estimate_image_url_tokens
 from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.core.render import build_excerpt
-from compaction_proxy.wires.chat.continuation import REASONING_FIELDS
-from compaction_proxy.wires.json import large
-from compaction_proxy.wires.json.shorten import TextCutter, cut_arguments, cut_long_argument, encode_json
-from compaction_proxy.wires.payload_digest import hash_address, hash_part, hash_text
-from compaction_proxy.wires.wire import UncountedMessage
+from compaction_proxy.wires.chat.search_tool import REASONING_FIELDS
+from compaction_proxy.wires.content import (
+    UNKNOWN_PART_TOKENS,
+    PieceParser,
+    count_base64_bytes,
+    decode_fields,
+    estimate_unknown_part,
+    get_kind,
+    hash_address,
+    hash_part,
+    hash_text,
+    read_content,
+)
+from compaction_proxy.wires.json.values import (
+    JsonObject,
+    TextCutter,
+    as_object,
+    as_string,
+    cut_arguments,
+    cut_long_argument,
+    encode_json,
+)
 
-# A message with more content parts than this is not parsed, because no model could read it.
-MAX_PARTS = 10_000
 # Messages with these roles make no tool calls, whatever fields they have.
 _ROLES_WITHOUT_CALLS = frozenset({"system", "developer", "user", "tool", "function"})
 # Content parts that hold a model's thinking. They are not part of the answer.
@@ -34,56 +47,21 @@ _SIGNED_FIELDS = frozenset(
 _CALL_FIELDS = frozenset({"tool_calls", "function_call"})
 
 
-def decode_fields(raw: bytes) -> dict[str, Any]:
-    """Decodes one message.
-
-    Raises:
-        UnreadableBodyError: `not-json`, `no-messages` (not an object), `too-many` or `too-deep`.
-    """
-    value = large.decode_value(raw)
-    if not isinstance(value, dict):
-        raise UnreadableBodyError("no-messages")
-    return value
-
-
-def parse_message(raw: bytes) -> Message:
-    """Parses one message into a core record with its digest. The `tokens` of the record are 0.
-
-    Raises:
-        UnreadableBodyError: The bytes are not a message.
-    """
-    record = build_record(raw, decode_fields(raw))
-    return record.with_digest_and_tokens(compute_message_digest(record), 0)
-
-
-def build_record(raw: bytes, fields: Mapping[str, Any]) -> Message:
-    """Builds the core record, without digest, of a message that `decode_fields` has decoded.
-
-    Raises:
-        UnreadableBodyError: The fields are not a message.
-    """
-    try:
-        return _convert_fields(raw, fields)
-    except RecursionError:  # encoding JSON can exceed the recursion limit even if decoding it did not
-        raise UnreadableBodyError("too-deep") from None
-
-
 def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
-    role = _as_string(fields.get("role"))
-    text, parts = _read_content(fields.get("content"))
-    calls = (
-        () if role in _ROLES_WITHOUT_CALLS or _CALL_FIELDS.isdisjoint(fields) else tuple(_iter_calls(fields))
-    )
-    answers = (_as_string(fields.get("tool_call_id")),) if role in {"tool", "function"} else ()
-    audio = fields.get("audio")
-    if audio and isinstance(audio, Mapping) and audio.get("id"):
-        parts = (*parts, ContentPart("audio", hash_text(_as_string(audio.get("id"))), len(text)))
+    role = as_string(fields.get("role"))
+    text, parts = read_content(fields.get("content"), _read_text, _build_part)
+    has_calls = role not in _ROLES_WITHOUT_CALLS and not _CALL_FIELDS.isdisjoint(fields)
+    calls = tuple(_iter_calls(fields)) if has_calls else ()
+    answers = (as_string(fields.get("tool_call_id")),) if role in {"tool", "function"} else ()
+    audio_id = as_object(fields.get("audio")).get("id")
+    if audio_id:
+        parts = (*parts, ContentPart("audio", hash_text(as_string(audio_id)), len(text)))
     return Message(
         role=role,
         text=text,
         parts=parts,
-        refusal=_as_string(fields.get("refusal")),
-        name=_as_string(fields.get("name")),
+        refusal=as_string(fields.get("refusal")),
+        name=as_string(fields.get("name")),
         calls=calls,
         answered_call_ids=answers,
         raw=raw,
@@ -102,17 +80,15 @@ def _has_signature(fields: Mapping[str, Any]) -> bool:
 
 
 def _is_thought(part: Any) -> bool:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    return isinstance(kind, str) and kind in _THINKING_KINDS
-
-
-def _as_string(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    return get_kind(part) in _THINKING_KINDS
 
 
 def _iter_calls(fields: Mapping[str, Any]) -> Iterator[MessageToolCall]:
     for call_id, content in _iter_call_contents(fields):
-        yield _build_call(_as_string(call_id), content)
+        arguments = content.get("arguments", content.get("input", ""))
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        yield MessageToolCall(as_string(call_id), as_string(content.get("name")), arguments)
 
 
 def _iter_call_contents(fields: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -120,39 +96,24 @@ def _iter_call_contents(fields: Mapping[str, Any]) -> Iterator[tuple[Any, dict[s
     calls = fields.get("tool_calls")
     for each in calls if isinstance(calls, list) else ():
         if isinstance(each, dict):
-            content = each.get("function") or each.get("custom")
-            yield each.get("id"), content if isinstance(content, dict) else {}
+            yield each.get("id"), as_object(each.get("function") or each.get("custom"))
     legacy = fields.get("function_call")
     if isinstance(legacy, dict):
         yield "", legacy
 
 
-def _build_call(call_id: str, content: Mapping[str, Any]) -> MessageToolCall:
-    arguments = content.get("arguments", content.get("input", ""))
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return MessageToolCall(call_id, _as_string(content.get("name")), arguments)
+def _read_text(part: Any) -> str | None:
+    """Returns the text or the refusal of a part; None for other parts."""
+    if isinstance(part, dict):
+        return next((part[key] for key in ("text", "refusal") if isinstance(part.get(key), str)), None)
+    return part if isinstance(part, str) else None
 
 
-def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...]]:
-    if not isinstance(content, list):
-        plain = content is None or isinstance(content, str)
-        return _as_string(content) if plain else json.dumps(content, sort_keys=True), ()
-    if len(content) > MAX_PARTS:
-        raise UnreadableBodyError("too-many")
-    text = ""
-    parts: list[ContentPart] = []
-    for each in content:
-        if isinstance(each, str):
-            text += each
-        elif isinstance(each, Mapping) and isinstance(each.get("text"), str):
-            text += each["text"]
-        elif isinstance(each, Mapping) and isinstance(each.get("refusal"), str):
-            text += each["refusal"]
-        elif not _is_thought(each):
-            kind = _as_string(each.get("type")) if isinstance(each, Mapping) else ""
-            parts.append(ContentPart(kind or "unknown", _hash_payload(kind, each), len(text)))
-    return text, tuple(parts)
+def _build_part(part: Any, text_offset: int) -> ContentPart | None:
+    if _is_thought(part):
+        return None
+    kind = get_kind(part)
+    return ContentPart(kind or "unknown", _hash_payload(kind, part), text_offset)
 
 
 def _hash_payload(kind: str, part: Any) -> bytes:
@@ -191,7 +152,7 @@ def attach_parts(record: Message, source: Message) -> Message:
         for each in (content if isinstance(content, list) else ())
         if not isinstance(each, str) and not (isinstance(each, dict) and isinstance(each.get("text"), str))
     ]
-    return parse_message(
+    return PARSER.parse_message(
         encode_json({"role": record.role, "content": [{"type": "text", "text": record.text}, *parts]})
     )
 
@@ -214,7 +175,7 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
         shortened = encode_json(fields)
     except (ValueError, RecursionError):
         return record
-    return parse_message(shortened) if len(shortened) < len(raw) else record
+    return PARSER.parse_message(shortened) if len(shortened) < len(raw) else record
 
 
 def _shorten_fields(fields: dict[str, Any], cut: TextCutter, handle: str) -> None:
@@ -253,36 +214,6 @@ def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
     return {"type": "text", "text": f"[{kind} of {handle} left out]"}
 
 
-# The largest estimate for a part of unknown kind, and the estimate for a video, in tokens.
-UNKNOWN_PART_TOKENS = 1_000
-# Bytes per character of base64, which encodes three bytes as four characters.
-_BASE64_RATIO = 0.75
-
-
-def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
-    """Parses one message, and estimates the tokens that its parts other than text take for `model`.
-
-    Raises:
-        UnreadableBodyError: The bytes are not a message.
-    """
-    fields = decode_fields(raw)
-    record = build_record(raw, fields)
-    return UncountedMessage(
-        record, compute_message_digest(record), _sum_part_tokens(fields, model) if record.parts else 0
-    )
-
-
-def estimate_nontext_tokens(raw: bytes, model: str) -> int:
-    """Estimates the tokens of a message's parts that are not text; 0 if the bytes are not a message.
-
-    The estimate is not calibrated.
-    """
-    try:
-        return _sum_part_tokens(decode_fields(raw), model)
-    except UnreadableBodyError:
-        return 0
-
-
 def _sum_part_tokens(fields: Mapping[str, Any], model: str) -> int:
     content = fields.get("content")
     return sum([_estimate_part(part, model) for part in content]) if isinstance(content, list) else 0
@@ -291,25 +222,25 @@ def _sum_part_tokens(fields: Mapping[str, Any], model: str) -> int:
 def _estimate_part(part: Any, model: str) -> int:
     if not isinstance(part, dict) or isinstance(part.get("text"), str) or part.get("type") == "refusal":
         return 0
-    inner = part.get(str(part.get("type")))
+    kind = str(part.get("type"))
+    inner = part.get(kind)
     if isinstance(inner, str):
         inner = {"url": inner}
     if not isinstance(inner, dict):
-        return _estimate_unknown(part)
-    if part.get("type") == "image_url":
+        return estimate_unknown_part(part)
+    if kind == "image_url":
         return estimate_image_url_tokens(model, str(inner.get("url", "")), str(inner.get("detail", "auto")))
-    if part.get("type") == "input_audio":
-        data = str(inner.get("data", ""))
-        return estimate_audio_tokens(model, int(len(data) * _BASE64_RATIO), str(inner.get("format", "")))
-    if part.get("type") == "file":
+    if kind == "input_audio":
+        size = count_base64_bytes(str(inner.get("data", "")))
+        return estimate_audio_tokens(model, size, str(inner.get("format", "")))
+    if kind == "file":
         data = str(inner.get("file_data", ""))
-        return estimate_file_tokens(int(len(data) * _BASE64_RATIO) if data else None)
-    return UNKNOWN_PART_TOKENS if part.get("type") == "video_url" else _estimate_unknown(part)
+        return estimate_file_tokens(count_base64_bytes(data) if data else None)
+    return UNKNOWN_PART_TOKENS if kind == "video_url" else estimate_unknown_part(part)
 
 
-def _estimate_unknown(part: dict[str, Any]) -> int:
-    """Estimates the tokens of a part of unknown kind.
+def _has_parts(record: Message) -> bool:
+    return bool(record.parts)
 
-    The estimate is never more tokens than the part has bytes of JSON, because the gate relies on that.
-    """
-    return min(UNKNOWN_PART_TOKENS, len(json.dumps(part)))
+
+PARSER: Final = PieceParser[JsonObject](decode_fields, _convert_fields, _has_parts, _sum_part_tokens)

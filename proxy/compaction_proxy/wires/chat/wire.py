@@ -1,45 +1,148 @@
-"""The Chat Completions format as a `Wire`."""
+"""The Chat Completions format as a `Wire`, with its usage and its summary calls."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from compaction_proxy.core.digest import DIGEST_VERSION
-from compaction_proxy.core.errors import UnreadableBodyError, format_openai_error
+from compaction_proxy.core.errors import SummaryError, format_openai_error
 from compaction_proxy.core.message import Message
-from compaction_proxy.wires.body import are_objects
-from compaction_proxy.wires.chat.continuation import (
-    TOOL_JSON,
-    build_turn,
-    continue_request,
-    forbid_calls,
-    inspect_tool_support,
-)
-from compaction_proxy.wires.chat.intercept_response import ChatAnswerJoiner
-from compaction_proxy.wires.chat.intercept_stream import ChatStreamJoiner
-from compaction_proxy.wires.chat.messages import (
-    attach_parts,
-    encode_message,
-    estimate_nontext_tokens,
-    parse_message,
-    parse_uncounted,
-    shorten_message,
-)
-from compaction_proxy.wires.chat.summary_call import (
-    build_own_members,
-    build_request_body,
-    get_thinking_allowance,
-    parse_answer,
-)
-from compaction_proxy.wires.chat.usage import open_usage_tap
-from compaction_proxy.wires.json.slices import split_elements
+from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
+from compaction_proxy.wires.body import split_objects
+from compaction_proxy.wires.chat.messages import PARSER, attach_parts, encode_message, shorten_message
+from compaction_proxy.wires.chat.search_tool import SEARCH_TOOL
+from compaction_proxy.wires.json.values import JsonObject, as_object, as_string, parse_json
 from compaction_proxy.wires.project_instructions import rejoin_divided_messages
-from compaction_proxy.wires.wire import MemberNames, SearchTool, SummaryCallFormat, Wire
+from compaction_proxy.wires.summary_call import (
+    SummaryCallFormat,
+    append_prompt,
+    build_summary_answer,
+    continue_client_body,
+    get_thinking_allowance,
+    has_tools,
+    is_reasoning_model,
+    read_client_members,
+)
+from compaction_proxy.wires.usage import TokenUsage, UsageFormat, as_token_count, build_usage
+from compaction_proxy.wires.wire import MemberNames, Wire
+
+# The reasoning efforts to try, in this order. No model accepts both `minimal` and `none`.
+REASONING_EFFORTS: Final = ("minimal", "none", "low")
+# Members of a client's request that affect only its answer, and the messages. A summary call that continues
+# the client's conversation does not copy them.
+_ANSWER_MEMBERS: Final = frozenset(
+    {"stream", "stream_options", "n", "stop", "response_format", "max_tokens", "max_completion_tokens"}
+    | {"logprobs", "top_logprobs", "logit_bias", "audio", "modalities", "prediction", "metadata", "store"}
+    | {"tool_choice", "function_call", "temperature", "top_p", "frequency_penalty", "presence_penalty"}
+    | {"web_search_options", "messages"}
+)
 
 
-def _parse_items(value: memoryview) -> tuple[bytes, ...]:
-    elements = split_elements(value)
-    if not are_objects(elements):
-        raise UnreadableBodyError("no-messages")
-    return elements
+def _get_choice(payload: JsonObject) -> JsonObject:
+    choices = payload.get("choices")
+    return as_object(choices[0]) if isinstance(choices, list) and choices else {}
+
+
+def _parse_counts(value: object) -> TokenUsage | None:
+    usage = as_object(value)
+    counts = (
+        as_object(usage.get("prompt_tokens_details")).get("cached_tokens"),
+        usage.get("prompt_cache_hit_tokens"),  # DeepSeek
+        usage.get("cached_tokens"),  # Kimi
+    )
+    cached = next((count for count in map(as_token_count, counts) if count is not None), 0)
+    return build_usage(usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
+
+
+def _find_other_usage(payload: JsonObject) -> TokenUsage | None:
+    """Returns the usage where Kimi, in streams, and Groq report it."""
+    holders = (_get_choice(payload), as_object(payload.get("x_groq")))
+    return next(filter(None, (_parse_counts(each.get("usage")) for each in holders)), None)
+
+
+def _find_finish_reason(payload: JsonObject) -> str:
+    return as_string(_get_choice(payload).get("finish_reason"))
+
+
+_USAGE_FORMAT: Final = UsageFormat(
+    _parse_counts,
+    _find_finish_reason,
+    re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"'),
+    find_other_usage=_find_other_usage,
+)
+
+
+def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Builds the members of a summary call that some providers refuse.
+
+    Args:
+        call: The summary call.
+        refused: The results of `find_refused_member` for earlier calls to this provider. These members are
+            left out.
+    """
+    client, reasoning = read_client_members(call.conversation), is_reasoning_model(call.model)
+    limit = call.max_tokens + get_thinking_allowance(call.model, call.conversation)
+    names = ["max_tokens", "max_completion_tokens"]
+    if reasoning or "max_completion_tokens" in client:
+        names.reverse()
+    fields: dict[str, Any] = dict.fromkeys([name for name in names if name not in refused][:1], limit)
+    if not reasoning and call.temperature is not None:
+        fields["temperature"] = call.temperature
+    if reasoning and call.conversation is None:
+        efforts = [each for each in REASONING_EFFORTS if f"reasoning_effort={each}" not in refused]
+        fields |= {"reasoning_effort": efforts[0]} if efforts else {}
+    if call.cache_key:
+        fields["prompt_cache_key"] = call.cache_key
+    for offered, choice in (("tools", "tool_choice"), ("functions", "function_call")):
+        if has_tools(client, offered):
+            fields[choice] = "none"
+    return {name: value for name, value in fields.items() if name not in refused}
+
+
+def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> bytes:
+    """Builds the body of a summary call.
+
+    Args:
+        call: The summary call.
+        own_members: The result of `build_own_members`.
+    """
+    if call.conversation is not None:
+        pieces = [each.raw or encode_message(each) for each in append_prompt(call.conversation, call.prompt)]
+        messages_json = b"[" + b",".join(pieces) + b"]"
+        return continue_client_body(
+            call.conversation, _ANSWER_MEMBERS, {"messages": messages_json}, own_members
+        )
+    messages = [{"role": "system", "content": call.system}, {"role": "user", "content": call.prompt}]
+    return json.dumps({"model": call.model, "messages": messages, **own_members}).encode()
+
+
+def parse_answer(body: bytes) -> SummaryAnswer:
+    """Parses a chat completion.
+
+    Raises:
+        SummaryError: `garbage`: the body is not a chat completion.
+    """
+    completion = as_object(parse_json(body))
+    message = _get_choice(completion).get("message")
+    if not isinstance(message, dict):
+        raise SummaryError("garbage")
+    return build_summary_answer(
+        _USAGE_FORMAT,
+        completion,
+        _join_text(message.get("content")),
+        _find_finish_reason(completion),
+        called_tools=bool(message.get("tool_calls") or message.get("function_call")),
+        refused=bool(message.get("refusal")),
+    )
+
+
+def _join_text(content: object) -> str:
+    """Returns the text of a message's content, without the thinking that some models put into the content."""
+    if not isinstance(content, list):
+        return as_string(content)
+    parts = [part for part in map(as_object, content) if part.get("type") in {None, "text", "output_text"}]
+    return "".join(as_string(part.get("text")) for part in parts)
 
 
 def _never_skip(_: Mapping[str, bytes]) -> str:
@@ -49,10 +152,6 @@ def _never_skip(_: Mapping[str, bytes]) -> str:
 def _keep_elements_as_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Returns the elements unchanged, because every element is one message."""
     return elements
-
-
-def _may_continue_piece(_: bytes) -> bool:
-    return False
 
 
 def _join_messages(messages: Sequence[Message]) -> bytes:
@@ -74,13 +173,12 @@ CHAT = Wire(
         prompt_members=("tools", "functions", "response_format"),
         thinking_budgets=(("thinking", "budget_tokens"), ("reasoning", "max_tokens")),
     ),
-    split_message_list=_parse_items,
+    split_message_list=split_objects,
     find_skip_reason=_never_skip,
     group_into_pieces=_keep_elements_as_pieces,
-    may_continue_piece=_may_continue_piece,
-    parse_uncounted=parse_uncounted,
-    estimate_nontext_tokens=estimate_nontext_tokens,
-    parse_message=parse_message,
+    parse_uncounted=PARSER.parse_uncounted,
+    estimate_nontext_tokens=PARSER.estimate_nontext_tokens,
+    parse_message=PARSER.parse_message,
     encode_message=encode_message,
     attach_parts=attach_parts,
     shorten_message=shorten_message,
@@ -88,16 +186,8 @@ CHAT = Wire(
     summary_call_format=SummaryCallFormat(
         "/chat/completions", get_thinking_allowance, build_own_members, build_request_body, parse_answer
     ),
-    open_tap=open_usage_tap,
+    usage_format=_USAGE_FORMAT,
     may_hold_back_stream=_may_hold_back_stream,
     encode_error=format_openai_error,
-    search_tool=SearchTool(
-        TOOL_JSON,
-        inspect_tool_support,
-        forbid_calls,
-        continue_request,
-        build_turn,
-        ChatStreamJoiner,
-        ChatAnswerJoiner,
-    ),
+    search_tool=SEARCH_TOOL,
 )

@@ -1,34 +1,64 @@
-"""Converts pieces of the list `messages` to core records, and encodes messages that the proxy writes.
+"""Converts pieces of the list `messages` to core records and back, and shortens them.
 
 A piece is the JSON of one core message (see `Wire`). The same content gives the same record and digest as on
 the Chat Completions wire. For example, the record of a tool result has the role `tool`, and the input of a
 call becomes its arguments as text.
+
+A list of records becomes an array in which user and assistant must alternate. Here, a turn is a run of
+consecutive messages of one role, which is written as one element of the array. A message that is the only one
+of its turn keeps its bytes. If a turn has several messages, their blocks keep their bytes but may change
+places: tool results come first in a user's turn, because they must directly follow their calls, and thinking
+comes first in an assistant's turn.
+
+A message is shortened block by block. Blocks that need no change keep their bytes. Thinking is signed by its
+provider, so it stays unchanged. The client's cache marks (`cache_control`) are removed: the client moves them
+with each request, but a shortened message must keep its bytes in all later requests.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from compaction_proxy.core.digest import compute_message_digest
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.media import estimate_file_tokens, estimate_image_url_tokens
 from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
-from compaction_proxy.wires.json import large
-from compaction_proxy.wires.json.shorten import encode_json
+from compaction_proxy.core.render import build_excerpt
+from compaction_proxy.core.repair import CONTINUE_TEXT
+from compaction_proxy.wires.content import (
+    PieceParser,
+    count_base64_bytes,
+    decode_fields,
+    get_kind,
+    hash_address,
+    hash_part,
+    hash_text,
+    read_content,
+)
+from compaction_proxy.wires.json.values import (
+    JsonObject,
+    TextCutter,
+    as_string,
+    cut_long_texts,
+    decode_value,
+    encode_json,
+)
 from compaction_proxy.wires.messages.blocks import (
     CACHE_MARK,
     CALL,
     RESULT,
     TEXT,
     THINKING,
+    find_message_members,
+    has_thoughts,
+    is_blank,
     is_decoded_reminder,
+    read_kind,
+    split_blocks,
+    split_content_blocks,
 )
-from compaction_proxy.wires.messages.thinking import has_thoughts
-from compaction_proxy.wires.payload_digest import hash_address, hash_part, hash_text
-from compaction_proxy.wires.wire import UncountedMessage
+from compaction_proxy.wires.project_instructions import rejoin_divided_messages
 
-# A message with more blocks than this is not parsed, because no model could read it.
-MAX_BLOCKS: Final = 10_000
 # The `name` in the record of a failed tool result. A mask that replaces the text keeps the name, so the
 # result still counts as failed.
 FAILED_RESULT_NAME: Final = "error"
@@ -39,41 +69,7 @@ _NONCONTENT_KINDS: Final = THINKING | {CALL}
 _CHAT_KINDS: Final = {"image": "image_url", "document": "file"}
 
 
-def decode_fields(raw: bytes) -> dict[str, Any]:
-    """Decodes the JSON of one piece.
-
-    Raises:
-        UnreadableBodyError: `not-json`, `no-messages` (not an object), `too-many` or `too-deep`.
-    """
-    value = large.decode_value(raw)
-    if not isinstance(value, dict):
-        raise UnreadableBodyError("no-messages")
-    return value
-
-
-def parse_message(raw: bytes) -> Message:
-    """Parses one piece into a core record with its digest. The `tokens` of the record are 0.
-
-    Raises:
-        UnreadableBodyError: The bytes are not a message.
-    """
-    record = build_record(raw, decode_fields(raw))
-    return record.with_digest_and_tokens(compute_message_digest(record), 0)
-
-
-def build_record(raw: bytes, fields: Mapping[str, Any]) -> Message:
-    """Builds the core record, without digest, of a piece that `decode_fields` has decoded.
-
-    Raises:
-        UnreadableBodyError: The fields are not a message.
-    """
-    try:
-        return _convert_fields(raw, fields)
-    except RecursionError:  # encoding JSON can exceed the recursion limit even if decoding it did not
-        raise UnreadableBodyError("too-deep") from None
-
-
-def find_result(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+def _find_result(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the tool result block of a piece; None if the piece is not a tool result.
 
     Only reminders may follow the block (see `blocks.is_reminder`).
@@ -91,60 +87,42 @@ def find_result(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
-    result = find_result(fields)
+    result = _find_result(fields)
     if result is not None:
-        text, parts = _read_content(result.get("content"))
+        text, parts = read_content(result.get("content"), _read_text, _build_part)
         failure_name = FAILED_RESULT_NAME if result.get("is_error") is True else ""
-        answers = (_as_string(result.get("tool_use_id")),)
+        answers = (as_string(result.get("tool_use_id")),)
         return Message("tool", text, parts, name=failure_name, answered_call_ids=answers, raw=raw)
-    role = _as_string(fields.get("role"))
+    role = as_string(fields.get("role"))
     content = fields.get("content")
     if role != "assistant" or not isinstance(content, list):
-        text, parts = _read_content(content)
+        text, parts = read_content(content, _read_text, _build_part)
         return Message(role, text, parts, raw=raw)
     plain = [each for each in content if get_kind(each) not in _NONCONTENT_KINDS]
-    text, parts = _read_content(plain)
+    text, parts = read_content(plain, _read_text, _build_part)
     calls = tuple(_build_call(each) for each in content if get_kind(each) == CALL)
     return Message(role, text, parts, calls=calls, raw=raw)
-
-
-def _as_string(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def get_kind(block: object) -> str:
-    """Returns the kind of a decoded block; empty if it has none."""
-    return _as_string(block.get("type")) if isinstance(block, Mapping) else ""
 
 
 def _build_call(block: Mapping[str, Any]) -> MessageToolCall:
     block_input = block.get("input", {})
     arguments = block_input if isinstance(block_input, str) else _dump_compact(block_input)
-    return MessageToolCall(_as_string(block.get("id")), _as_string(block.get("name")), arguments)
+    return MessageToolCall(as_string(block.get("id")), as_string(block.get("name")), arguments)
 
 
 def _dump_compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...]]:
-    """Returns the text and the other parts of the content of a message or a tool result."""
-    if not isinstance(content, list):
-        plain = content is None or isinstance(content, str)
-        return _as_string(content) if plain else json.dumps(content, sort_keys=True), ()
-    if len(content) > MAX_BLOCKS:
-        raise UnreadableBodyError("too-many")
-    text = ""
-    parts: list[ContentPart] = []
-    for each in content:
-        if is_text(each):
-            text += each if isinstance(each, str) else each["text"]
-        else:
-            kind = get_kind(each)
-            parts.append(
-                ContentPart(_CHAT_KINDS.get(kind, kind) or "unknown", _hash_payload(kind, each), len(text))
-            )
-    return text, tuple(parts)
+def _read_text(block: Any) -> str | None:
+    if isinstance(block, str):
+        return block
+    return block["text"] if is_text(block) else None
+
+
+def _build_part(block: Any, text_offset: int) -> ContentPart:
+    kind = get_kind(block)
+    return ContentPart(_CHAT_KINDS.get(kind, kind) or "unknown", _hash_payload(kind, block), text_offset)
 
 
 def is_text(block: object) -> bool:
@@ -196,7 +174,7 @@ def attach_parts(record: Message, source: Message) -> Message:
     ]
     text = [{"type": TEXT, "text": record.text}] if record.text.strip() or not parts else []
     role = _choose_role(source if parts else record)
-    return parse_message(encode_json({"role": role, "content": [*text, *parts]}))
+    return PARSER.parse_message(encode_json({"role": role, "content": [*text, *parts]}))
 
 
 def drop_cache_marks(value: Any) -> Any:
@@ -211,38 +189,10 @@ def drop_cache_marks(value: Any) -> Any:
     return plain
 
 
-# Bytes per character of base64, which encodes three bytes as four characters.
-_BASE64_RATIO: Final = 0.75
 # Characters per token, for text whose tokens are only estimated.
 _TOKEN_CHARACTERS: Final = 4
 # How many characters of an image's base64 data are searched for its header, which holds its size.
 _HEADER_CHARACTERS: Final = 128 * 1024
-
-
-def parse_uncounted(raw: bytes, model: str) -> UncountedMessage:
-    """Parses one piece, and estimates the tokens that its blocks other than text take for `model`.
-
-    Raises:
-        UnreadableBodyError: The bytes are not a message.
-    """
-    fields = decode_fields(raw)
-    record = build_record(raw, fields)
-    return UncountedMessage(
-        record,
-        compute_message_digest(record),
-        _sum_block_tokens(fields, model) if _has_nontext(record) else 0,
-    )
-
-
-def estimate_nontext_tokens(raw: bytes, model: str) -> int:
-    """Estimates the tokens of a piece's blocks that are not text; 0 if the bytes are not a piece.
-
-    The estimate is not calibrated.
-    """
-    try:
-        return _sum_block_tokens(decode_fields(raw), model)
-    except UnreadableBodyError:
-        return 0
 
 
 def _has_nontext(record: Message) -> bool:
@@ -281,9 +231,7 @@ def _estimate_document(source: Mapping[str, Any], model: str) -> int:
     data = source.get("data")
     if isinstance(data, str):
         plain = source.get("type") == "text"
-        return (
-            len(data) // _TOKEN_CHARACTERS if plain else estimate_file_tokens(int(len(data) * _BASE64_RATIO))
-        )
+        return len(data) // _TOKEN_CHARACTERS if plain else estimate_file_tokens(count_base64_bytes(data))
     content = source.get("content")
     if isinstance(content, list):
         return _estimate_unknown([each for each in content if is_text(each)]) + _sum_block_tokens(
@@ -295,7 +243,7 @@ def _estimate_document(source: Mapping[str, Any], model: str) -> int:
 def _estimate_thought(block: Mapping[str, Any]) -> int:
     """Estimates the tokens of a thinking block by the longer of its text and its encrypted copy."""
     text_length = max(len(str(block.get(key, ""))) for key in ("thinking", "data"))
-    sealed_length = int(len(str(block.get("signature", ""))) * _BASE64_RATIO)
+    sealed_length = count_base64_bytes(str(block.get("signature", "")))
     return max(text_length, sealed_length) // _TOKEN_CHARACTERS
 
 
@@ -305,3 +253,185 @@ def _estimate_unknown(block: Any) -> int:
     The estimate never exceeds the number of the block's bytes.
     """
     return len(json.dumps(block, ensure_ascii=False)) // _TOKEN_CHARACTERS
+
+
+PARSER: Final = PieceParser[JsonObject](decode_fields, _convert_fields, _has_nontext, _sum_block_tokens)
+
+
+_MARKED: Final = b'"%b"' % CACHE_MARK.encode()
+
+
+def shorten_message(record: Message, share: float, handle: str) -> Message:
+    """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
+
+    Long texts in the input of calls are shortened as well. Blocks such as images are replaced by a note with
+    the `handle`. Cache marks are removed. If the result would not be shorter, only the marks are removed; if
+    there are none, the same record is returned.
+    """
+    raw = record.raw or encode_message(record)
+    cut = partial(build_excerpt, share=share, source_name=handle)
+    try:
+        shortened = _change_content(raw, partial(_shorten_block, cut=cut, handle=handle))
+        if len(shortened) >= len(raw) and _MARKED in raw:
+            shortened = _change_content(raw, drop_cache_marks)
+    except (UnreadableBodyError, ValueError, RecursionError):
+        return record
+    return PARSER.parse_message(shortened) if len(shortened) < len(raw) else record
+
+
+def _change_content(raw: bytes, change: Callable[[Any], Any]) -> bytes:
+    """Returns the message with `change` applied to each block of its content. All other bytes stay the same.
+
+    Thinking stays unchanged. Blocks whose other half is in another message lose only their cache marks (see
+    `_find_unpaired_ids`).
+    """
+    place = find_message_members(raw).get("content")
+    if place is None:
+        return raw
+    content = raw[place.start : place.stop]
+    if content.startswith(b"["):
+        values = [(block, decode_value(block)) for block in split_blocks(content)]
+        unpaired_ids = _find_unpaired_ids([value for _, value in values])
+        changed = b"[%b]" % b",".join(
+            [_change_block(block, value, change, unpaired_ids) for block, value in values]
+        )
+    else:
+        changed = encode_json(change(decode_value(content)))
+    return b"".join((raw[: place.start], changed, raw[place.stop :]))
+
+
+def _change_block(
+    raw: bytes, value: Any, change: Callable[[Any], Any], unpaired_ids: frozenset[str]
+) -> bytes:
+    if get_kind(value) in THINKING:
+        return raw
+    is_unpaired = isinstance(value, Mapping) and _get_pair_id(value) in unpaired_ids
+    changed = drop_cache_marks(value) if is_unpaired else change(value)
+    return raw if changed == value else encode_json(changed)
+
+
+def _get_pair_id(block: Mapping[str, Any]) -> str:
+    """Returns the id that links a call of a provider's own tool to its result; empty for other blocks."""
+    if get_kind(block) in {CALL, RESULT}:
+        return ""
+    pair_id = block.get("tool_use_id", block.get("id"))
+    return pair_id if isinstance(pair_id, str) else ""
+
+
+def _find_unpaired_ids(values: list[Any]) -> frozenset[str]:
+    """Returns the ids of calls and results of a provider's own tools whose other half is in another message.
+
+    Such a block is not replaced by a note, because providers refuse one half of a pair without the other.
+    """
+    ids = [_get_pair_id(each) for each in values if isinstance(each, Mapping)]
+    return frozenset(each for each in ids if each and ids.count(each) == 1)
+
+
+def _shorten_block(value: Any, cut: TextCutter, handle: str) -> Any:
+    """Returns a block with less text and without its cache marks."""
+    if isinstance(value, str):
+        return cut(value)
+    block = drop_cache_marks(value)
+    if is_text(block):
+        text = cut(block["text"])
+        uncited = {key: each for key, each in block.items() if key != "citations"}
+        return block if text == block["text"] else {**uncited, "text": text}
+    kind = block.get("type", "part") if isinstance(block, dict) else "part"
+    if kind == CALL:
+        return {**block, "input": cut_long_texts(block.get("input", {}), cut)}
+    if kind == RESULT:
+        return _shorten_result(block, cut, handle)
+    return {"type": TEXT, "text": f"[{kind} of {handle} left out]"}
+
+
+def _shorten_result(block: dict[str, Any], cut: TextCutter, handle: str) -> dict[str, Any]:
+    content = block.get("content")
+    if isinstance(content, str):
+        return {**block, "content": cut(content)}
+    if isinstance(content, list):
+        return {**block, "content": [_shorten_block(each, cut, handle) for each in content]}
+    return block
+
+
+_ASSISTANT: Final = "assistant"
+_USER: Final = "user"
+_TURNS: Final = frozenset({_ASSISTANT, _USER})
+
+
+def join_messages(messages: Sequence[Message]) -> bytes:
+    """Encodes messages as the bytes between the brackets of the array `messages`."""
+    return b",".join(
+        [_write_turn(role, run) for role, run in _group_turns(rejoin_divided_messages(messages))]
+    )
+
+
+def _choose_turn_role(record: Message) -> str:
+    """Returns the role with which a record is written: `user`, `assistant`, or a client's privileged role."""
+    return record.role if record.is_privileged and record.raw else _choose_role(record)
+
+
+def _group_turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[Message]]]:
+    """Yields each turn with its role, in order.
+
+    The first turn is a user's turn; if the list begins with another role, one is added. A privileged message
+    is allowed only after a user's turn. If a compaction has removed the user's turn before it, the privileged
+    message is written after the next user's turn.
+    """
+    waiting: list[Message] = []
+    role, run = "", list[Message]()
+    for each in messages:
+        own_role = _choose_turn_role(each)
+        if own_role not in _TURNS:
+            waiting.append(each)
+            if role == _USER:
+                yield from _end_turn(role, run, waiting)
+                role, run = own_role, []
+        elif own_role == role:
+            run.append(each)
+        else:
+            if own_role == _ASSISTANT and not role:
+                yield from _end_turn(_USER, [Message(role=_USER, text=CONTINUE_TEXT)], waiting)
+            yield from _end_turn(role, run, waiting)
+            role, run = own_role, [each]
+    yield from _end_turn(role, run, waiting)
+    yield from ((each.role, [each]) for each in waiting)
+
+
+def _end_turn(role: str, run: list[Message], waiting: list[Message]) -> Iterator[tuple[str, list[Message]]]:
+    """Yields a finished turn, and after a user's turn the privileged messages that have waited for it."""
+    if run:
+        yield role, run
+    if run and role == _USER:
+        yield from ((each.role, [each]) for each in waiting)
+        waiting.clear()
+
+
+def _write_turn(role: str, run: Sequence[Message]) -> bytes:
+    if len(run) == 1:
+        return run[0].raw or encode_message(run[0])
+    ordered = sorted(run, key=lambda each: not each.answered_call_ids)
+    parts = [split_content_blocks(each.raw or encode_message(each)) for each in ordered]
+    if role == _ASSISTANT:
+        parts = _put_thoughts_first(ordered, parts)
+    blocks = [block for part in parts for block in part]
+    content_blocks = [block for block in blocks if not is_blank(block)] or blocks[:1]
+    if role == _USER:
+        content_blocks.sort(key=lambda block: read_kind(block) != RESULT)
+    return b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(content_blocks))
+
+
+def _put_thoughts_first(
+    run: Sequence[Message], parts: Sequence[tuple[bytes, ...]]
+) -> list[tuple[bytes, ...]]:
+    """Returns the blocks of each message of an assistant's turn, with the turn's first thinking moved ahead.
+
+    The moved blocks are the thinking at the beginning of the first message that has thinking.
+    """
+    first = next((k for k, each in enumerate(run) if has_thoughts(each)), 0)
+    if not first:
+        return list(parts)
+    opening_blocks = parts[first]
+    stop = next(
+        (k for k, block in enumerate(opening_blocks) if read_kind(block) not in THINKING), len(opening_blocks)
+    )
+    return [opening_blocks[:stop], *parts[:first], opening_blocks[stop:], *parts[first + 1 :]]

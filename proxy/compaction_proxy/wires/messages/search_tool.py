@@ -1,26 +1,38 @@
-"""The search tool on the Messages wire: its definition, the blocks that call it, and the results of calls.
+"""The search tool on the Messages wire: its definition, its calls, and the answers around them.
 
 Sources: Anthropic's documentation of tool use and of extended thinking with tools, 2026-11.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.search_tool import TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS
-from compaction_proxy.wires.chat.intercept_calls import JsonObject, is_json_object
-from compaction_proxy.wires.json.slices import DECODER, find_members, read_member
+from compaction_proxy.wires.json.slices import DECODER
+from compaction_proxy.wires.json.values import (
+    JsonObject,
+    as_object,
+    as_string,
+    encode_ascii_json,
+    encode_json,
+    is_json_object,
+    parse_json,
+)
 from compaction_proxy.wires.messages.blocks import CALL, RESULT, TEXT, THINKING
-from compaction_proxy.wires.usage import as_mapping, parse_json
-from compaction_proxy.wires.wire import ToolSupport
+from compaction_proxy.wires.search_tool import (
+    ItemAnswerFilter,
+    ItemFormat,
+    MemberReader,
+    SearchTool,
+    StreamState,
+    add_usage,
+    decode_event,
+    is_call,
+)
+from compaction_proxy.wires.sse import DONE_DATA, read_data, replace_data
 
-TOOL_JSON: Final[bytes] = json.dumps(
-    {"name": TOOL_NAME, "description": TOOL_DESCRIPTION, "input_schema": dict(TOOL_PARAMETERS)},
-    separators=(",", ":"),
-    ensure_ascii=False,
-).encode()
 # Stop reasons after which the proxy does not answer calls: the answer was cut off or refused, or the provider
 # itself will continue it (`pause_turn`).
 CUT_OFF_REASONS: Final = frozenset(
@@ -28,65 +40,6 @@ CUT_OFF_REASONS: Final = frozenset(
 )
 TOOL_USE_REASON: Final = "tool_use"
 END_TURN_REASON: Final = "end_turn"
-
-_CHOICE_NONE: Final = b'{"type":"none"}'
-
-
-def inspect_tool_support(raw: bytes, name: str) -> ToolSupport:
-    """Tells whether a tool of this name can be added to a body.
-
-    It cannot be added in these cases:
-    - The client has a tool of that name.
-    - The client sets a `tool_choice` other than `auto`. With `any` or `tool`, each answer of the upstream
-      must call a tool, and with `none`, no answer may call one.
-    - The answer must have a format, such as JSON. The text before a call and the text after it cannot be
-      joined into JSON.
-
-    Raises:
-        UnreadableBodyError: The body is not a request (see `json.slices.find_members`).
-    """
-    try:
-        places = find_members(raw)
-    except RecursionError:
-        raise UnreadableBodyError("too-deep") from None
-    tools = read_member(raw, places, "tools")
-    choice = read_member(raw, places, "tool_choice")
-    is_list = not tools or tools.startswith(b"[")
-    is_taken = b'"%b"' % name.encode() in tools
-    is_free = not choice or (bool(tools) and as_mapping(parse_json(choice)).get("type") == "auto")
-    output = read_member(raw, places, "output_config")
-    has_format = read_member(raw, places, "output_format") or as_mapping(parse_json(output or b"{}")).get(
-        "format"
-    )
-    return ToolSupport(raw, places, bool(tools), is_list and is_free and not is_taken and not has_format)
-
-
-def forbid_calls(raw: bytes) -> bytes:
-    """Returns the body with a tool choice that forbids all calls.
-
-    In the given body, the tool choice is absent or null.
-    """
-    place = find_members(raw).get("tool_choice")
-    if place is not None:
-        return b"".join((raw[: place.start], _CHOICE_NONE, raw[place.stop :]))
-    stop = raw.rindex(b"}")
-    return b'%b,"tool_choice":%b%b' % (raw[:stop], _CHOICE_NONE, raw[stop:])
-
-
-@dataclass(slots=True)
-class SearchToolCall:
-    """A call of the search tool: a `tool_use` block, or its equivalent on the Responses wire.
-
-    Attributes:
-        arguments: The part of the call's input that has arrived, as JSON text.
-    """
-
-    arguments: str = ""
-
-
-def is_call(block: Mapping[str, Any], name: str) -> bool:
-    """Returns whether a block calls the tool of this name."""
-    return block.get("type") == CALL and block.get("name") == name
 
 
 def encode_input(block: Mapping[str, Any]) -> str:
@@ -132,3 +85,218 @@ def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
         for call, text in zip(calls, texts, strict=True)
     ]
     return [message, {"role": "user", "content": results}]
+
+
+# Matches the events of a first answer that must be parsed. Texts in other events cannot match, because quotes
+# in JSON strings are escaped.
+_EVENT_PATTERN: Final = re.compile(
+    rb'"(?:message_start|content_block_start|message_delta|message_stop|error)"|\[DONE\]'
+)
+# The token counts that the end of a joined answer always reports, because clients use the last value that
+# they receive for each count.
+_COUNTS: Final = (
+    "input_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    "output_tokens",
+)
+
+
+class MessagesStreamFilter:
+    """Hides calls of the search tool in streams on the Messages wire.
+
+    In the first answer, an event before the first call of the search tool is forwarded unchanged. A block
+    that calls the search tool is left out, and later blocks get lower indices, so that no index is missing.
+    The end of the joined answer reports the usage of all answers together.
+    """
+
+    def __init__(self, state: StreamState) -> None:
+        self._state = state
+        self._next_index = 0  # index of the next block that the client sees
+        self._reset_answer()
+
+    def _reset_answer(self) -> None:
+        self._own_calls: dict[int, str] = {}  # arguments of calls, by the upstream's index of the block
+        self._client_indices: dict[int, int] = {}  # the client's index of a block, by the upstream's
+        self._client_call_count = 0
+
+    def list_own_calls(self) -> Iterable[str]:
+        """Returns the arguments of each call of the search tool in the current answer."""
+        return self._own_calls.values()
+
+    def end_answer(self) -> JsonObject:
+        """Returns the message of the current answer, and forgets what belongs to this answer alone."""
+        message = build_message(
+            _join_events(decode_event(read_data(event)) for event in self._state.buffered_events)
+        )
+        self._reset_answer()
+        return message
+
+    def encode_error_event(self, body: bytes) -> bytes:
+        """Returns the event that reports an error to the client."""
+        payload = {"type": "error", **decode_event(body)}
+        return b"event: error\ndata: %b\n\n" % encode_ascii_json(payload)
+
+    def filter_event(self, event: bytes) -> bytes:
+        """Returns the bytes to send to the client for an event of the upstream."""
+        if self._state.is_first_answer and not self._own_calls and not _EVENT_PATTERN.search(event):
+            self._state.buffered_events.add(event)
+            return event
+        data = read_data(event)
+        payload = decode_event(data)
+        kind = payload.get("type")
+        if not data or kind == "ping":
+            return event  # a comment or a ping keeps the connection alive
+        if kind == "error":
+            self._state.is_continuing = False
+            return event
+        self._state.is_done = self._state.is_done or kind == "message_stop" or data == DONE_DATA
+        if self._state.is_continuing:
+            return b""
+        self._state.buffered_events.add(event)
+        return self._filter_payload(event, kind, payload)
+
+    def _filter_payload(self, event: bytes, kind: Any, payload: JsonObject) -> bytes:
+        if kind == "message_start":
+            self._record_usage(as_object(payload.get("message")).get("usage"))
+            return event if self._state.is_first_answer else b""
+        if kind == "message_delta":
+            return self._filter_end(event, payload)
+        index = payload.get("index")
+        if type(index) is not int:
+            return event
+        if kind == "content_block_start":
+            self._open_block(index, as_object(payload.get("content_block")))
+        if index in self._own_calls:
+            self._own_calls[index] += as_string(as_object(payload.get("delta")).get("partial_json"))
+            return b""
+        number = self._client_indices.get(index, index)
+        return (
+            event if number == index else replace_data(event, encode_ascii_json({**payload, "index": number}))
+        )
+
+    def _open_block(self, index: int, block: JsonObject) -> None:
+        if is_call(block, CALL, self._state.tool_name):
+            self._own_calls[index] = encode_input(block)
+            return
+        self._client_call_count += block.get("type") == CALL
+        self._client_indices[index] = self._next_index
+        self._next_index += 1
+
+    def _record_usage(self, usage: Any) -> None:
+        """Merges counts into the answer's usage. A zero does not replace an earlier count."""
+        counts = as_object(usage)
+        self._state.usage |= {
+            name: count for name, count in counts.items() if count or name not in self._state.usage
+        }
+
+    def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
+        """Returns the event to send for the `message_delta` that ends an answer; empty if it continues."""
+        self._record_usage(payload.get("usage"))
+        delta = as_object(payload.get("delta"))
+        reason = delta.get("stop_reason")
+        only_own_calls = bool(self._own_calls) and not self._client_call_count
+        if (
+            reason
+            and only_own_calls
+            and self._state.may_answer_calls
+            and self._state.buffered_events.is_complete
+            and reason not in CUT_OFF_REASONS
+        ):
+            self._state.is_continuing = True
+            return b""
+        changed = only_own_calls and reason == TOOL_USE_REASON
+        if changed:
+            delta["stop_reason"] = END_TURN_REASON  # the client has nothing left to call
+        if not self._state.is_first_answer:
+            total = add_usage(self._state.previous_usage, self._state.usage)
+            reported = {*_COUNTS, *as_object(payload.get("usage"))}
+            payload["usage"] = {name: value for name, value in total.items() if name in reported}
+        return (
+            event
+            if self._state.is_first_answer and not changed
+            else replace_data(event, encode_ascii_json(payload))
+        )
+
+
+def _join_events(payloads: Iterable[JsonObject]) -> list[JsonObject]:
+    """Builds the blocks of an answer from its events, and returns them in order."""
+    blocks: dict[Any, JsonObject] = {}
+    pieces: dict[tuple[Any, str], list[str]] = {}
+    for payload in payloads:
+        index, block, delta = (payload.get(name) for name in ("index", "content_block", "delta"))
+        if isinstance(block, dict):
+            blocks[index] = dict(block)
+        if index in blocks and isinstance(delta, dict):
+            _apply_delta(blocks[index], index, delta, pieces)
+    for (index, name), texts in pieces.items():
+        _join_text(blocks[index], name, "".join(texts))
+    return list(blocks.values())
+
+
+def _apply_delta(
+    block: JsonObject, index: Any, delta: JsonObject, pieces: dict[tuple[Any, str], list[str]]
+) -> None:
+    """Adds a delta to its block. Texts are only collected in `pieces`, to be joined all at once later."""
+    for name, value in delta.items():
+        if name == "citation":
+            block["citations"] = [*(block.get("citations") or ()), value]
+        elif isinstance(value, str) and name != "type":
+            pieces.setdefault((index, name), []).append(value)
+        elif name != "type":
+            block[name] = value
+
+
+def _join_text(block: JsonObject, name: str, text: str) -> None:
+    if name != "partial_json":
+        block[name] = as_string(block.get(name)) + text
+    elif text:  # a call's input stays text: `build_message` parses it
+        parsed = None if block.get("type") == CALL else parse_json(text.encode("utf-8", "surrogatepass"))
+        block["input"] = text if parsed is None else parsed
+
+
+def _is_call_block(block: JsonObject) -> bool:
+    return block.get("type") == CALL
+
+
+def _is_complete(answer: JsonObject) -> bool:
+    return answer.get("stop_reason") not in CUT_OFF_REASONS
+
+
+def _mend_end(answer: JsonObject, only_own_calls: bool) -> None:  # noqa: FBT001 - set by `ItemAnswerFilter`
+    if only_own_calls and answer.get("stop_reason") == TOOL_USE_REASON:
+        answer["stop_reason"] = END_TURN_REASON  # the client has nothing left to call
+    answer["usage"] = as_object(answer.get("usage"))
+
+
+_ITEM_FORMAT: Final = ItemFormat(
+    "content", CALL, ("id", "model"), encode_input, _is_call_block, _is_complete, build_message, _mend_end
+)
+
+
+def _allows_tool(read: MemberReader) -> bool:
+    """Returns whether a request allows one more tool. It does not in these cases.
+
+    - The client sets a `tool_choice` other than `auto`. With `any` or `tool`, each answer of the upstream
+      must call a tool, and with `none`, no answer may call one.
+    - The answer must have a format, such as JSON. The text before a call and the text after it cannot be
+      joined into JSON.
+    """
+    choice, output = read("tool_choice"), read("output_config")
+    is_free = not choice or (bool(read("tools")) and as_object(parse_json(choice)).get("type") == "auto")
+    has_format = read("output_format") or as_object(parse_json(output or b"{}")).get("format")
+    return is_free and not has_format
+
+
+SEARCH_TOOL: Final = SearchTool(
+    definition_json=encode_json(
+        {"name": TOOL_NAME, "description": TOOL_DESCRIPTION, "input_schema": dict(TOOL_PARAMETERS)}
+    ),
+    messages_member="messages",
+    forbidding_choice=b'{"type":"none"}',
+    allows_tool=_allows_tool,
+    build_turn=build_turn,
+    open_stream_filter=MessagesStreamFilter,
+    open_answer_filter=partial(ItemAnswerFilter, _ITEM_FORMAT),
+    requires_same_tools=requires_same_tools,
+)

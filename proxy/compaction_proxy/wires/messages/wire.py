@@ -1,44 +1,55 @@
-"""The Messages format as a `Wire`."""
+"""The Messages format as a `Wire`, with its usage and its summary calls.
+
+A stream reports its input tokens at the beginning and its output tokens at the end; some providers report
+both at the end. `input_tokens` does not include tokens that were written to the provider's cache or read from
+it.
+"""
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from compaction_proxy.core.digest import DIGEST_VERSION
-from compaction_proxy.core.errors import ClientFacingError, UnreadableBodyError
-from compaction_proxy.wires.body import are_objects, decode_small_json, parse_body, splice_messages
-from compaction_proxy.wires.chat.continuation import continue_request
+from compaction_proxy.core.errors import ClientFacingError, SummaryError, UnreadableBodyError
+from compaction_proxy.core.message import Message
+from compaction_proxy.core.model_names import is_new_claude, normalize_model_name
+from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
+from compaction_proxy.wires.body import decode_small_json, parse_body, splice_messages, split_objects
 from compaction_proxy.wires.json.slices import split_elements
-from compaction_proxy.wires.messages.alternation import join_messages
-from compaction_proxy.wires.messages.blocks import PROVIDER_COMPACTS, group_into_pieces, read_kind
-from compaction_proxy.wires.messages.intercept_response import MessagesAnswerJoiner
-from compaction_proxy.wires.messages.intercept_stream import MessagesStreamJoiner
+from compaction_proxy.wires.json.values import JsonObject, as_object, as_string, parse_json
+from compaction_proxy.wires.messages.blocks import (
+    PROVIDER_COMPACTS,
+    adapt_for_provider,
+    drop_thoughts,
+    group_into_pieces,
+    read_kind,
+)
 from compaction_proxy.wires.messages.messages import (
+    PARSER,
     attach_parts,
     encode_message,
-    estimate_nontext_tokens,
-    parse_message,
-    parse_uncounted,
+    join_messages,
+    shorten_message,
 )
-from compaction_proxy.wires.messages.search_tool import (
-    TOOL_JSON,
-    build_turn,
-    forbid_calls,
-    inspect_tool_support,
-    requires_same_tools,
-)
-from compaction_proxy.wires.messages.shorten import shorten_message
-from compaction_proxy.wires.messages.summary_call import (
-    build_own_members,
-    build_request_body,
-    get_thinking_allowance,
-    parse_answer,
-)
-from compaction_proxy.wires.messages.thinking import adapt_for_provider, drop_thoughts
-from compaction_proxy.wires.messages.usage import open_usage_tap
+from compaction_proxy.wires.messages.search_tool import SEARCH_TOOL
 from compaction_proxy.wires.sse import EventSplitter, read_data
-from compaction_proxy.wires.wire import MemberNames, SearchTool, SummaryCallFormat, Wire
+from compaction_proxy.wires.summary_call import (
+    SummaryCallFormat,
+    build_summary_answer,
+    continue_client_body,
+    has_tools,
+    read_client_members,
+    read_client_object,
+)
+from compaction_proxy.wires.usage import (
+    TokenUsage,
+    UsageFormat,
+    as_token_count,
+    build_usage,
+    iter_payloads_backwards,
+)
+from compaction_proxy.wires.wire import MemberNames, Wire
 
 # Types of events that come before the content of an answer.
 _OPENING_EVENTS: Final = frozenset({"message_start", "ping"})
@@ -59,13 +70,146 @@ _THINKING_REFUSAL: Final = re.compile(
     rb"|must start with a thinking block|`redacted_thinking` blocks in the latest assistant message"
 )
 _FIRST_SERVER_ERROR_STATUS: Final = 500
+# Tokens added to the output limit for thinking, if the client has set no thinking budget.
+# `CLIENT_ALLOWANCE_TOKENS` applies if the call continues a client's request that has the member `thinking`,
+# and `DEFAULT_ALLOWANCE_TOKENS` in other cases. A call keeps the client's `thinking`, because the prompt
+# cache depends on it.
+DEFAULT_ALLOWANCE_TOKENS: Final = 2_000
+CLIENT_ALLOWANCE_TOKENS: Final = 8_000
+
+# Members of a client's request that affect only its answer, and the messages. A summary call that continues
+# the client's conversation does not copy them.
+_ANSWER_MEMBERS: Final = frozenset(
+    {"stream", "stop_sequences", "max_tokens", "temperature", "top_p", "top_k", "tool_choice", "metadata"}
+    | {"output_config", "output_format", "diagnostics", "messages"}
+)
+# Values of `thinking.type` that mean that thinking is off. `None` means that the request has no such member.
+_NO_THINKING_TYPES: Final = frozenset({"None", "disabled"})
+# Translates stop reasons of this wire into the finish reasons of the Chat Completions wire.
+_FINISH_REASONS: Final = {"model_context_window_exceeded": "length"}
+
+# How many of a stream's first bytes are kept. They hold the first event, which is short.
+_HEAD_BYTES: Final = 2_048
+_USAGE_PATTERN: Final = re.compile(rb'"usage"\s*:\s*\{')
 
 
-def _parse_items(value: memoryview) -> tuple[bytes, ...]:
-    elements = split_elements(value)
-    if not are_objects(elements):
-        raise UnreadableBodyError("no-messages")
-    return elements
+def _parse_counts(value: object) -> TokenUsage | None:
+    usage = as_object(value)
+    uncached = as_token_count(usage.get("input_tokens"))
+    written = as_token_count(usage.get("cache_creation_input_tokens")) or 0
+    cached = as_token_count(usage.get("cache_read_input_tokens")) or 0
+    total = None if uncached is None else uncached + written + cached
+    return build_usage(total, usage.get("output_tokens"), cached)
+
+
+def _get_stop_reason(answer: JsonObject) -> str:
+    return as_string(answer.get("stop_reason"))
+
+
+def _parse_stream(head: bytes, rest: bytes) -> TokenUsage | None:
+    """Returns the usage of the first event, updated by the counts of the last event that has usage."""
+    first_event = next(
+        (each for each in iter_payloads_backwards(head, _USAGE_PATTERN) if "message" in each), {}
+    )
+    last_event = next(iter_payloads_backwards(rest, _USAGE_PATTERN), {})
+    first = as_object(as_object(first_event.get("message")).get("usage"))
+    last = {name: count for name, count in as_object(last_event.get("usage")).items() if count}
+    usage = _parse_counts({**first, **last})
+    return usage and usage._replace(finish_reason=_get_stop_reason(as_object(last_event.get("delta"))))
+
+
+_USAGE_FORMAT: Final = UsageFormat(
+    _parse_counts, _get_stop_reason, _USAGE_PATTERN, parse_stream=_parse_stream, head_bytes=_HEAD_BYTES
+)
+
+
+def get_thinking_allowance(model: str, conversation: ContinuedConversation | None = None) -> int:
+    """Returns how many tokens a model may use for thinking, in addition to the limit of its answer.
+
+    Args:
+        model: The summary model.
+        conversation: The client's conversation, if the summary call continues it.
+    """
+    thinking = read_client_object(conversation, "thinking")
+    if thinking.get("type") == "disabled":
+        return 0
+    budget = thinking.get("budget_tokens")
+    if type(budget) is int and budget > 0:
+        return budget
+    if thinking:
+        return CLIENT_ALLOWANCE_TOKENS
+    return DEFAULT_ALLOWANCE_TOKENS if is_new_claude(normalize_model_name(model)) else 0
+
+
+def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Builds the members of a summary call that some providers refuse.
+
+    Args:
+        call: The summary call.
+        refused: The names of members that this provider has already refused. They are left out.
+    """
+    fields: dict[str, Any] = {}
+    thinking_type = str(read_client_object(call.conversation, "thinking").get("type"))
+    if call.temperature is not None and thinking_type in _NO_THINKING_TYPES:
+        fields["temperature"] = call.temperature
+    if has_tools(read_client_members(call.conversation)):
+        fields["tool_choice"] = {"type": "none"}
+    return {name: value for name, value in fields.items() if name not in refused}
+
+
+def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> bytes:
+    """Builds the body of a summary call.
+
+    Args:
+        call: The summary call.
+        own_members: The result of `build_own_members`.
+    """
+    limit = {"max_tokens": call.max_tokens + get_thinking_allowance(call.model, call.conversation)}
+    if call.conversation is not None:
+        return _continue_conversation(call.conversation, call.prompt, limit | dict(own_members))
+    messages = [{"role": "user", "content": call.prompt}]
+    fields = {"model": call.model, "system": call.system, "messages": messages}
+    return json.dumps({**fields, **limit, **own_members}).encode()
+
+
+def _continue_conversation(
+    conversation: ContinuedConversation, prompt: str, own_members: Mapping[str, Any]
+) -> bytes:
+    """Returns the client's body with the prompt after its messages.
+
+    The members in `_ANSWER_MEMBERS` are left out, except for the effort, and `own_members` are added.
+    """
+    own_list = group_into_pieces(split_elements(memoryview(read_client_members(conversation)["messages"])))
+    messages: Sequence[Message] = conversation.messages
+    if [each.raw for each in messages] != list(own_list):
+        messages, members = adapt_for_provider(conversation.raw_body, messages)
+        own_members = {**own_members, **{name: json.loads(raw) for name, raw in members.items()}}
+    replaced = {"messages": b"[" + join_messages((*messages, Message(role="user", text=prompt))) + b"]"}
+    effort = read_client_object(conversation, "output_config").get("effort")
+    if isinstance(effort, str):
+        replaced = {"output_config": json.dumps({"effort": effort}).encode(), **replaced}
+    return continue_client_body(conversation, _ANSWER_MEMBERS, replaced, own_members)
+
+
+def parse_answer(body: bytes) -> SummaryAnswer:
+    """Parses an answer of the Messages API.
+
+    Raises:
+        SummaryError: `garbage`: the body is not an answer of the Messages API.
+    """
+    payload = as_object(parse_json(body))
+    content = payload.get("content")
+    if not isinstance(content, list):
+        raise SummaryError("garbage")
+    blocks, reason = [as_object(each) for each in content], _get_stop_reason(payload)
+    return build_summary_answer(
+        _USAGE_FORMAT,
+        payload,
+        "".join(as_string(each.get("text")) for each in blocks if each.get("type") == "text"),
+        _FINISH_REASONS.get(reason, reason),
+        called_tools=any(str(each.get("type")).endswith("tool_use") for each in blocks),
+        refused=reason == "refusal",
+    )
 
 
 def _find_skip_reason(indicators: Mapping[str, bytes]) -> str:
@@ -76,16 +220,10 @@ def _find_skip_reason(indicators: Mapping[str, bytes]) -> str:
     values = {name: decode_small_json(raw) for name, raw in indicators.items()}
     if values.get("thread"):
         return "stateful"
-    context_management = values.get("context_management")
-    edits = context_management.get("edits") if isinstance(context_management, dict) else None
-    edit_list = edits if isinstance(edits, list) else ()
-    kinds = [str(each.get("type")) for each in edit_list if isinstance(each, dict)]
+    edits = as_object(values.get("context_management")).get("edits")
+    kinds = [str(as_object(each).get("type")) for each in (edits if isinstance(edits, list) else ())]
     compacts = values.get("compaction") or any(kind.startswith("compact") for kind in kinds)
     return PROVIDER_COMPACTS if compacts else ""
-
-
-def _may_continue_piece(_: bytes) -> bool:
-    return False
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
@@ -121,7 +259,7 @@ def _drop_refused_content(raw: bytes, refusal: bytes) -> bytes | None:
         return None
     try:
         body = parse_body(raw, MESSAGES)
-        records = [parse_message(each) for each in body.messages]
+        records = [PARSER.parse_message(each) for each in body.messages]
         adapted = drop_thoughts(raw, records)
         if adapted.messages is records:  # the list holds nothing but thinking
             return None
@@ -142,13 +280,12 @@ MESSAGES = Wire(
         skip_indicators=("context_management", "compaction", "thread"),
         thinking_budgets=(("thinking", "budget_tokens"),),
     ),
-    split_message_list=_parse_items,
+    split_message_list=split_objects,
     find_skip_reason=_find_skip_reason,
     group_into_pieces=group_into_pieces,
-    may_continue_piece=_may_continue_piece,
-    parse_uncounted=parse_uncounted,
-    estimate_nontext_tokens=estimate_nontext_tokens,
-    parse_message=parse_message,
+    parse_uncounted=PARSER.parse_uncounted,
+    estimate_nontext_tokens=PARSER.estimate_nontext_tokens,
+    parse_message=PARSER.parse_message,
     encode_message=encode_message,
     attach_parts=attach_parts,
     shorten_message=shorten_message,
@@ -161,20 +298,11 @@ MESSAGES = Wire(
         parse_answer,
         _VERSION_HEADER,
     ),
-    open_tap=open_usage_tap,
+    usage_format=_USAGE_FORMAT,
     may_hold_back_stream=_may_hold_back_stream,
     encode_error=_encode_error,
     api_key_header=b"x-api-key",
     adapt_for_provider=adapt_for_provider,
     drop_refused_content=_drop_refused_content,
-    search_tool=SearchTool(
-        TOOL_JSON,
-        inspect_tool_support,
-        forbid_calls,
-        continue_request,
-        build_turn,
-        MessagesStreamJoiner,
-        MessagesAnswerJoiner,
-        requires_same_tools,
-    ),
+    search_tool=SEARCH_TOOL,
 )

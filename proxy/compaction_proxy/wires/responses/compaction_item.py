@@ -17,7 +17,7 @@ from compaction_proxy.wires.body import decode_small_json
 from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
 from compaction_proxy.wires.project_instructions import starts_like_instructions
 from compaction_proxy.wires.responses.items import COMPACTION_TYPES, TRIGGER_TYPE, read_type_and_role
-from compaction_proxy.wires.responses.messages import encode_message, parse_message
+from compaction_proxy.wires.responses.messages import PARSER, encode_message
 
 # Every token of the proxy begins like this. The encrypted content of a provider's item never does.
 TOKEN_PREFIX: Final = "compaction-proxy:1:"  # noqa: S105 - a prefix, not a secret
@@ -143,7 +143,7 @@ def _select_items(
 def _read_message(item: bytes) -> Message | None:
     """Returns the record of a message; None for assistant messages and for other items."""
     kind, role = read_type_and_role(item)
-    return parse_message(item) if kind in {"", "message"} and role not in {"", "assistant"} else None
+    return PARSER.parse_message(item) if kind in {"", "message"} and role not in {"", "assistant"} else None
 
 
 def _is_instruction(item: bytes) -> bool:

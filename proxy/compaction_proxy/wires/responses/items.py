@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 
 from compaction_proxy.core.errors import UnreadableBodyError
-from compaction_proxy.wires.body import are_objects
-from compaction_proxy.wires.json import large
+from compaction_proxy.wires.body import are_objects, split_objects
 from compaction_proxy.wires.json.slices import find_members, split_elements
+from compaction_proxy.wires.json.values import LONG_BYTES, decode_plain, decode_value
 
 # For each type of item with which a client answers a call: the type of the call.
 CALL_TYPES_BY_OUTPUT: Final[Mapping[str, str]] = {
@@ -35,7 +35,7 @@ TRIGGER_TYPE: Final = "compaction_trigger"
 SETTING_TYPES: Final = frozenset({"additional_tools", "configuration_update"})
 
 # An item with more bytes is decoded in pieces (see `json.large`).
-_LONG_BYTES: Final = large.LONG_BYTES
+_LONG_BYTES: Final = LONG_BYTES
 _EMPTY_VALUES: Final = frozenset({b"", b"null", b'""', b"[]"})
 
 
@@ -102,7 +102,7 @@ def _read_long_type_and_role(raw: bytes) -> tuple[str, str]:
     except RecursionError:
         raise UnreadableBodyError("too-deep") from None
     values = {key: raw[members[key].start : members[key].stop] for key in ("type", "role") if key in members}
-    strings = {key: large.decode_plain(value) for key, value in values.items() if value.startswith(b'"')}
+    strings = {key: decode_plain(value) for key, value in values.items() if value.startswith(b'"')}
     return strings.get("type", ""), strings.get("role", "")
 
 
@@ -114,10 +114,7 @@ def split_message_list(value: memoryview) -> tuple[bytes, ...]:
     """
     if bytes(value[:1]) == b'"':
         return (b'{"role":"user","content":%b}' % bytes(value),)
-    items = split_elements(value)
-    if not are_objects(items):
-        raise UnreadableBodyError("no-messages")
-    return items
+    return split_objects(value)
 
 
 def group_into_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -182,7 +179,7 @@ def decode_items(piece: bytes) -> list[dict[str, Any]]:
     Raises:
         UnreadableBodyError: The bytes are not a piece: `not-json`, `no-messages`, `too-many` or `too-deep`.
     """
-    value = large.decode_value(b"[%b]" % piece)
+    value = decode_value(b"[%b]" % piece)
     if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
         raise UnreadableBodyError("no-messages")
     return value

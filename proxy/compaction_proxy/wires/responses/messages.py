@@ -1,27 +1,54 @@
-"""Converts pieces of a Responses input to core records, and encodes messages that the proxy writes.
+"""Converts pieces of a Responses input to core records and back, and shortens them.
 
-A piece is the JSON of one core message (see `Wire`): one item, or several items that belong together.
+It also estimates the tokens of everything in a piece that is not text: images and other parts, reasoning, and
+items that the provider has made. A piece is the JSON of one core message (see `Wire`): one item, or several
+items that belong together.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
-from compaction_proxy.core.digest import compute_message_digest
-from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.core.media import (
+    estimate_audio_tokens,
+    estimate_file_tokens,
+    estimate_image_tokens,
+    estimate_image_url_tokens,
+)
 from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
-from compaction_proxy.wires.chat.messages import MAX_PARTS
-from compaction_proxy.wires.json.shorten import encode_json
-from compaction_proxy.wires.payload_digest import hash_address, hash_part
+from compaction_proxy.core.render import build_excerpt
+from compaction_proxy.wires.content import (
+    PieceParser,
+    count_base64_bytes,
+    estimate_unknown_part,
+    get_kind,
+    hash_address,
+    hash_part,
+    read_content,
+)
+from compaction_proxy.wires.json.values import (
+    JsonObject,
+    TextCutter,
+    as_object,
+    as_string,
+    cut_arguments,
+    cut_long_argument,
+    cut_long_texts,
+    decode_value,
+    encode_json,
+)
 from compaction_proxy.wires.project_instructions import rejoin_divided_messages
 from compaction_proxy.wires.responses.items import (
     CALL_TYPES_BY_OUTPUT,
+    COMPACTION_TYPES,
     OUTPUT_TYPES_BY_CALL,
     SETTING_TYPES,
     ItemGrouping,
     classify_item,
     decode_items,
+    split_items,
 )
 
 # Separates the texts of several messages in one answer.
@@ -35,33 +62,9 @@ _UNNAMED_CALLS = {
     "apply_patch_call": ("apply_patch", "operation"),
 }
 
-JsonObject = dict[str, Any]
-
-
-def parse_message(raw: bytes) -> Message:
-    """Parses a piece into a core record with its digest. The `tokens` of the record are 0.
-
-    Raises:
-        UnreadableBodyError: The bytes are not a piece.
-    """
-    record = build_record(raw, decode_items(raw))
-    return record.with_digest_and_tokens(compute_message_digest(record), 0)
-
-
-def build_record(raw: bytes, items: Sequence[JsonObject]) -> Message:
-    """Builds the core record, without digest, of a piece that `decode_items` has decoded.
-
-    Raises:
-        UnreadableBodyError: The items are not a piece.
-    """
-    try:
-        return _convert_items(raw, items)
-    except RecursionError:  # encoding JSON can exceed the recursion limit even if decoding it did not
-        raise UnreadableBodyError("too-deep") from None
-
 
 def _convert_items(raw: bytes, items: Sequence[JsonObject]) -> Message:
-    groupings = [classify_item(as_string(each.get("type")), as_string(each.get("role"))) for each in items]
+    groupings = [classify_item(get_kind(each), as_string(each.get("role"))) for each in items]
     if ItemGrouping.COMPACTED in groupings:
         return Message(
             "developer", parts=(ContentPart("compaction", hashlib.sha256(raw).digest(), 0),), raw=raw
@@ -74,16 +77,11 @@ def _convert_items(raw: bytes, items: Sequence[JsonObject]) -> Message:
         return _convert_output(raw, item, kind)
     if kind in SETTING_TYPES:
         return Message("developer", parts=(ContentPart(kind, hash_part(_drop_identity(item)), 0),), raw=raw)
-    text, parts, refusal = read_content(item.get("content"))
+    text, parts, refusal = _read_content(item.get("content"))
     return Message(as_string(item.get("role")), text, parts, refusal, as_string(item.get("name")), raw=raw)
 
 
-def as_string(value: object) -> str:
-    """Returns the value if it is a string, else an empty string."""
-    return value if isinstance(value, str) else ""
-
-
-def get_kind(item: Mapping[str, Any]) -> str:
+def get_item_kind(item: Mapping[str, Any]) -> str:
     """Returns the type of an item. An item without a type is a message."""
     return as_string(item.get("type")) or "message"
 
@@ -94,13 +92,13 @@ def _convert_run(raw: bytes, items: Sequence[JsonObject]) -> Message:
     parts: list[ContentPart] = []
     calls: list[MessageToolCall] = []
     for item in items:
-        kind = get_kind(item)
+        kind = get_item_kind(item)
         if kind == "reasoning":
             signed = True
         elif kind in OUTPUT_TYPES_BY_CALL:
-            calls.append(build_call(item))
+            calls.append(_build_call(item))
         elif kind == "message":
-            message_text, message_parts, message_refusal = read_content(item.get("content"))
+            message_text, message_parts, message_refusal = _read_content(item.get("content"))
             text += _MESSAGE_SEPARATOR if text and message_text else ""
             parts += [
                 ContentPart(each.kind, each.payload_digest, each.text_offset + len(text))
@@ -118,9 +116,9 @@ def _drop_identity(item: Mapping[str, Any]) -> JsonObject:
     return {key: value for key, value in item.items() if key not in _IDENTITY_MEMBERS}
 
 
-def build_call(item: Mapping[str, Any]) -> MessageToolCall:
+def _build_call(item: Mapping[str, Any]) -> MessageToolCall:
     """Converts an item that is a tool call to the core's form of a call."""
-    kind = get_kind(item)
+    kind = get_item_kind(item)
     name, arguments_key = _UNNAMED_CALLS.get(
         kind, ("", "input" if kind == "custom_tool_call" else "arguments")
     )
@@ -133,7 +131,7 @@ def build_call(item: Mapping[str, Any]) -> MessageToolCall:
 def _get_call_id(item: Mapping[str, Any]) -> str:
     """Returns the id that links a call to its answer. Items of a local shell may have it as `id`."""
     return as_string(item.get("call_id")) or (
-        as_string(item.get("id")) if get_kind(item).startswith("local_shell") else ""
+        as_string(item.get("id")) if get_item_kind(item).startswith("local_shell") else ""
     )
 
 
@@ -142,7 +140,7 @@ def _convert_output(raw: bytes, item: Mapping[str, Any], kind: str) -> Message:
     if kind == "shell_call_output":
         name, text = f"{kind}:{_read_outcome(output)}", "\n".join(_iter_shell_texts(output))
         return Message("tool", text, name=name, answered_call_ids=answers, raw=raw)
-    text, parts, _ = read_content(output)
+    text, parts, _ = _read_content(output)
     name = "" if kind == "function_call_output" else kind
     if kind == "apply_patch_call_output":
         name = f"{kind}:{as_string(item.get('status'))}"
@@ -151,72 +149,65 @@ def _convert_output(raw: bytes, item: Mapping[str, Any], kind: str) -> Message:
 
 def _iter_shell_texts(output: object) -> Iterator[str]:
     """Yields the texts that shell commands have written to stdout and stderr."""
-    for each in output if isinstance(output, list) else ():
-        if isinstance(each, Mapping):
-            yield from filter(None, (as_string(each.get("stdout")), as_string(each.get("stderr"))))
+    for each in map(as_object, output if isinstance(output, list) else ()):
+        yield from filter(None, (as_string(each.get("stdout")), as_string(each.get("stderr"))))
 
 
 def _read_outcome(output: object) -> str:
     """Returns how the last shell command ended: its exit code, or `timeout`."""
     last = output[-1] if isinstance(output, list) and output else None
-    outcome = last.get("outcome") if isinstance(last, Mapping) else None
-    fields = outcome if isinstance(outcome, Mapping) else {}
+    fields = as_object(as_object(last).get("outcome"))
     return "timeout" if fields.get("type") == "timeout" else str(fields.get("exit_code", 0))
 
 
-def read_content(content: object) -> tuple[str, tuple[ContentPart, ...], str]:
+def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...], str]:
     """Returns the text, the other parts and the refusal of a message's content or a call's output.
 
     Raises:
-        UnreadableBodyError: `too-many`: the content has more than `MAX_PARTS` parts.
+        UnreadableBodyError: `too-many`: see `content.read_content`.
     """
-    if not isinstance(content, list):
-        plain = content is None or isinstance(content, str)
-        return as_string(content) if plain else json.dumps(content, sort_keys=True), (), ""
-    if len(content) > MAX_PARTS:
-        raise UnreadableBodyError("too-many")
-    text, refusal = "", ""
-    parts: list[ContentPart] = []
-    for each in content:
-        if isinstance(each, str):
-            text += each
-        elif is_text(each):
-            text += each["text"]
-        elif isinstance(each, Mapping) and isinstance(each.get("refusal"), str):
-            refusal += each["refusal"]
-        else:
-            parts.append(_build_part(each, len(text)))
-    return text, tuple(parts), refusal
+    text, parts = read_content(content, _read_text, _build_part)
+    refusals = (
+        [_read_refusal(part) for part in content if _read_text(part) is None]
+        if isinstance(content, list)
+        else []
+    )
+    return text, parts, "".join(refusals)
+
+
+def _read_text(part: Any) -> str | None:
+    if isinstance(part, str):
+        return part
+    return part["text"] if is_text(part) else None
+
+
+def _read_refusal(part: Any) -> str:
+    return as_string(part.get("refusal")) if isinstance(part, dict) else ""
 
 
 def is_text(part: Any) -> bool:
-    """Returns whether a part of a message's content is text."""
-    return isinstance(part, Mapping) and isinstance(part.get("text"), str)
+    """Returns whether a part of a message's content is an object with text."""
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
-def _build_part(part: Any, text_offset: int) -> ContentPart:
+def _build_part(part: Any, text_offset: int) -> ContentPart | None:
     """Builds the record of a part that is not text, with the same kind and digest as on the other wires."""
-    kind = as_string(part.get("type")) if isinstance(part, Mapping) else ""
+    if isinstance(part, dict) and isinstance(part.get("refusal"), str):
+        return None
+    kind = get_kind(part)
     if kind == "input_image" and isinstance(part.get("image_url"), str):
         return ContentPart("image_url", hash_address(part["image_url"]), text_offset)
     if kind == "input_file":
-        file_source = next(
-            (part[key] for key in ("file_data", "file_url") if isinstance(part.get(key), str)), None
-        )
+        source = next((part[key] for key in ("file_data", "file_url") if isinstance(part.get(key), str)), "")
         inner = {key: part[key] for key in ("file_id", "filename") if part.get(key)}
-        return ContentPart(
-            "file",
-            hash_address(file_source) if file_source else hash_part({"type": "file", "file": inner}),
-            text_offset,
-        )
-    audio = part.get(kind) if kind == "input_audio" else None
-    if isinstance(audio, Mapping) and isinstance(audio.get("data"), str):
-        return ContentPart(kind, hash_address(audio["data"]), text_offset)
-    is_marked = isinstance(part, Mapping) and "prompt_cache_breakpoint" in part
-    plain = (
-        {key: each for key, each in part.items() if key != "prompt_cache_breakpoint"} if is_marked else part
-    )
-    return ContentPart(kind or "unknown", hash_part(plain), text_offset)
+        digest = hash_address(source) if source else hash_part({"type": "file", "file": inner})
+        return ContentPart("file", digest, text_offset)
+    audio = as_object(part.get(kind)).get("data") if kind == "input_audio" else None
+    if isinstance(audio, str):
+        return ContentPart(kind, hash_address(audio), text_offset)
+    if isinstance(part, dict):
+        part = {key: each for key, each in part.items() if key != "prompt_cache_breakpoint"}
+    return ContentPart(kind or "unknown", hash_part(part), text_offset)
 
 
 def encode_message(record: Message) -> bytes:
@@ -286,17 +277,242 @@ def _find_output_kind(call_id: str, before: Sequence[Message]) -> str:
     """
     for message in reversed(before):
         if any(call.id == call_id for call in message.calls):
-            call_items = (
-                (each for each in decode_items(message.raw) if get_kind(each) in OUTPUT_TYPES_BY_CALL)
-                if message.raw
-                else ()
-            )
-            return next(
-                (
-                    OUTPUT_TYPES_BY_CALL[get_kind(each)]
-                    for each in call_items
-                    if _get_call_id(each) == call_id
-                ),
-                "function_call_output",
-            )
+            for item in decode_items(message.raw) if message.raw else ():
+                if _get_call_id(item) == call_id and get_item_kind(item) in OUTPUT_TYPES_BY_CALL:
+                    return OUTPUT_TYPES_BY_CALL[get_item_kind(item)]
+            break
     return "function_call_output"
+
+
+# For English, for JSON, and for the text that was encrypted in reasoning.
+_BYTES_PER_TOKEN: Final = 4
+
+
+def _sum_item_tokens(items: Sequence[JsonObject], model: str) -> int:
+    if not any(get_item_kind(each) in COMPACTION_TYPES for each in items):
+        return sum([_estimate_item(each, model) for each in items])
+    return sum([_estimate_item(each, model) + _estimate_text(each) for each in _select_read_items(items)])
+
+
+def _select_read_items(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
+    """Returns the items that the model reads from a piece with a provider's compaction.
+
+    Providers return a compaction item together with some messages, and the model reads both. But if the piece
+    also has calls or their answers, the client sends its whole input together with the compaction item. Then
+    the provider skips all items except the compaction items.
+    """
+    is_uncut = any(get_item_kind(each) in {*OUTPUT_TYPES_BY_CALL, *CALL_TYPES_BY_OUTPUT} for each in items)
+    return [each for each in items if not is_uncut or get_item_kind(each) in COMPACTION_TYPES]
+
+
+def _estimate_text(item: JsonObject) -> int:
+    """Estimates the tokens of a message's text."""
+    content = item.get("content")
+    parts = content if isinstance(content, list) else [{"text": as_string(content)}]
+    return sum([len(each["text"]) for each in parts if is_text(each)]) // _BYTES_PER_TOKEN
+
+
+def _estimate_item(item: JsonObject, model: str) -> int:
+    kind = get_item_kind(item)
+    if kind in OUTPUT_TYPES_BY_CALL or kind == "shell_call_output":  # these items hold only text
+        return 0
+    if kind == "reasoning":
+        return _estimate_reasoning(item)
+    if kind == "image_generation_call":
+        return estimate_image_url_tokens(model, "data:image/png;base64," + as_string(item.get("result")))
+    if kind == "message" or kind in CALL_TYPES_BY_OUTPUT or kind == "computer_call_output":
+        content = item.get("content" if kind == "message" else "output")
+        return _estimate_content([content] if isinstance(content, Mapping) else content, model)
+    other_members = {key: value for key, value in item.items() if key != "encrypted_content"}
+    return _estimate_sealed(item) + len(json.dumps(other_members)) // _BYTES_PER_TOKEN
+
+
+def _estimate_sealed(item: JsonObject) -> int:
+    """Estimates the tokens of encrypted content by the number of its bytes."""
+    return count_base64_bytes(as_string(item.get("encrypted_content"))) // _BYTES_PER_TOKEN
+
+
+def _estimate_reasoning(item: JsonObject) -> int:
+    """Estimates the tokens of a reasoning item.
+
+    Providers include only the reasoning of the current turn in the prompt, and bill only this. But a piece is
+    estimated only once, while it belongs to the current turn, so all reasoning counts. For earlier turns, the
+    estimate is too high; this is on the safe side, and calibration corrects it. If an item has encrypted
+    reasoning, its readable reasoning does not count, because the model does not get both.
+    """
+    readable = [*_as_list(item.get("content")), *_as_list(item.get("summary"))]
+    counted = _as_list(item.get("content")) or readable
+    return (
+        _estimate_sealed(item)
+        or sum([len(each["text"]) for each in counted if is_text(each)]) // _BYTES_PER_TOKEN
+    )
+
+
+def _as_list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _estimate_content(content: object, model: str) -> int:
+    return sum([_estimate_part(part, model) for part in content]) if isinstance(content, list) else 0
+
+
+def _estimate_part(part: Any, model: str) -> int:
+    if not isinstance(part, Mapping) or is_text(part) or part.get("type") == "refusal":
+        return 0
+    if get_kind(part) in {"input_image", "computer_screenshot"}:
+        url, detail = part.get("image_url"), as_string(part.get("detail")) or "auto"
+        return (
+            estimate_image_url_tokens(model, url, detail)
+            if isinstance(url, str)
+            else estimate_image_tokens(model, None, detail)
+        )
+    if part.get("type") == "input_file":
+        data = as_string(part.get("file_data"))
+        return estimate_file_tokens(count_base64_bytes(data) if data else None)
+    inner = part.get("input_audio")
+    if part.get("type") == "input_audio" and isinstance(inner, Mapping):
+        size = count_base64_bytes(as_string(inner.get("data")))
+        return estimate_audio_tokens(model, size, as_string(inner.get("format")))
+    return estimate_unknown_part(part)
+
+
+def _has_nontext(record: Message) -> bool:
+    return bool(record.parts) or record.has_signed_reasoning
+
+
+PARSER: Final = PieceParser[Sequence[JsonObject]](
+    decode_items, _convert_items, _has_nontext, _sum_item_tokens
+)
+
+_ItemShortener = Callable[[JsonObject, TextCutter, str], JsonObject]
+
+
+def shorten_message(record: Message, share: float, handle: str) -> Message:
+    """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
+
+    Unknown fields stay. Text in the arguments of calls is shortened if it is long. In a user's message or a
+    tool's result, each part that is not text is replaced by a note with the `handle`. A privileged message is
+    not shortened. If the result would not be shorter, the same record is returned.
+    """
+    raw = record.raw or encode_message(record)
+    if record.is_privileged:
+        return record
+    cut = partial(build_excerpt, share=share, source_name=handle)
+    shortened = b",".join([_shorten_item(each, cut, handle) for each in split_items(raw)])
+    return PARSER.parse_message(shortened) if len(shortened) < len(raw) else record
+
+
+def _shorten_item(raw: bytes, cut: TextCutter, handle: str) -> bytes:
+    """Returns a shorter item, or its own bytes if nothing can be saved."""
+    item = decode_value(raw)
+    shortener = _SHORTENERS.get(get_item_kind(item))
+    if shortener is None:
+        return raw
+    try:
+        return min(raw, encode_json(shortener(item, cut, handle)), key=len)
+    except (ValueError, RecursionError):
+        return raw
+
+
+def _shorten_message_item(item: JsonObject, cut: TextCutter, handle: str) -> JsonObject:
+    is_answer = item.get("role") == "assistant"
+    return _shorten_content(item, "content", cut, "" if is_answer else handle)
+
+
+def _shorten_output(item: JsonObject, cut: TextCutter, handle: str) -> JsonObject:
+    return _shorten_content(item, "output", cut, handle)
+
+
+def _shorten_content(item: JsonObject, key: str, cut: TextCutter, handle: str) -> JsonObject:
+    """Returns the item with shorter content in the member `key`.
+
+    A note with the `handle` replaces each part that is not text. If `handle` is empty, such parts stay.
+    """
+    content = item.get(key)
+    if isinstance(content, str):
+        return {**item, key: cut(content)}
+    if isinstance(content, list):
+        return {**item, key: [_shorten_part(each, cut, handle) for each in content]}
+    return item
+
+
+def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
+    if isinstance(part, str):
+        return cut(part)
+    if is_text(part):
+        text = cut(part["text"])
+        return part if text == part["text"] else _replace_text(part, text)
+    if isinstance(part, Mapping) and isinstance(part.get("refusal"), str):
+        return {**part, "refusal": cut(part["refusal"])}
+    if not handle:
+        return part
+    kind = part.get("type", "part") if isinstance(part, Mapping) else "part"
+    return {"type": "input_text", "text": f"[{kind} of {handle} left out]"}
+
+
+def _replace_text(part: Mapping[str, Any], text: str) -> JsonObject:
+    """Returns a part with another text, and without members that refer to positions in the old text."""
+    remaining = {key: each for key, each in part.items() if key != "logprobs"}
+    return {**remaining, "text": text, **({"annotations": []} if "annotations" in remaining else {})}
+
+
+def _shorten_shell_output(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
+    output = item.get("output")
+    results = output if isinstance(output, list) else []
+    return {**item, "output": [_shorten_streams(each, cut) for each in results]}
+
+
+def _shorten_streams(shown: Any, cut: TextCutter) -> Any:
+    if not isinstance(shown, dict):
+        return shown
+    texts = {key: shown[key] for key in ("stdout", "stderr") if isinstance(shown.get(key), str)}
+    return {**shown, **{key: cut(text) for key, text in texts.items()}}
+
+
+def _shorten_function_call(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
+    arguments = item.get("arguments")
+    return {**item, "arguments": cut_arguments(arguments, cut)} if isinstance(arguments, str) else item
+
+
+def _shorten_custom_call(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
+    call_input = item.get("input")
+    return {**item, "input": cut_long_argument(call_input, cut)} if isinstance(call_input, str) else item
+
+
+def _shorten_action_call(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
+    values = {key: item[key] for key in ("action", "operation") if key in item}
+    return {**item, **{key: cut_long_texts(each, cut) for key, each in values.items()}}
+
+
+_SHORTENERS: Final[Mapping[str, _ItemShortener]] = {
+    "message": _shorten_message_item,
+    "function_call": _shorten_function_call,
+    "custom_tool_call": _shorten_custom_call,
+    "local_shell_call": _shorten_action_call,
+    "shell_call": _shorten_action_call,
+    "apply_patch_call": _shorten_action_call,
+    "function_call_output": _shorten_output,
+    "custom_tool_call_output": _shorten_output,
+    "local_shell_call_output": _shorten_output,
+    "shell_call_output": _shorten_shell_output,
+    "apply_patch_call_output": _shorten_output,
+}
+
+
+def attach_parts(record: Message, source: Message) -> Message:
+    """Returns a message with the text of `record` and all parts of `source` that are not text.
+
+    Only user messages may hold images and files, so a message with such parts gets the role `user`.
+
+    Args:
+        record: A message that the proxy has written itself.
+        source: A message of the client. Its parts are copied unchanged.
+    """
+    [item, *_] = decode_items(source.raw) if source.raw else [{}]
+    content = item.get("content")
+    content_list = content if isinstance(content, list) else []
+    parts = [each for each in content_list if not isinstance(each, str) and not is_text(each)]
+    if not parts:
+        return PARSER.parse_message(encode_message(record))
+    content_parts = [{"type": "input_text", "text": record.text}, *parts]
+    return PARSER.parse_message(encode_json({"role": "user", "content": content_parts}))

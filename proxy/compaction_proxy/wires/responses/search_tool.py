@@ -1,33 +1,34 @@
-"""The search tool on the Responses wire: its definition, the items that call it, and the results of calls.
+"""The search tool on the Responses wire: its definition, its calls, and the answers around them.
 
 Sources: OpenAI's documentation of function calling and of encrypted reasoning (`store: false`), 2026-11.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
-from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.search_tool import TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS
-from compaction_proxy.wires.chat.continuation import encode_ascii_json
-from compaction_proxy.wires.chat.intercept_calls import JsonObject, is_json_object
-from compaction_proxy.wires.json.slices import find_members, read_member, split_elements
-from compaction_proxy.wires.usage import as_mapping, parse_json
-from compaction_proxy.wires.wire import ToolSupport
-
-# On this wire, `strict` is on by default. It is off here because it does not allow optional arguments, and
-# all arguments of the tool are optional.
-TOOL_JSON: Final[bytes] = json.dumps(
-    {
-        "type": "function",
-        "name": TOOL_NAME,
-        "description": TOOL_DESCRIPTION,
-        "parameters": dict(TOOL_PARAMETERS),
-        "strict": False,
-    },
-    separators=(",", ":"),
-    ensure_ascii=False,
-).encode()
+from compaction_proxy.wires.json.values import (
+    JsonObject,
+    as_object,
+    encode_ascii_json,
+    encode_json,
+    is_json_object,
+    parse_json,
+)
+from compaction_proxy.wires.search_tool import (
+    ItemAnswerFilter,
+    ItemFormat,
+    MemberReader,
+    SearchTool,
+    StreamState,
+    add_usage,
+    decode_event,
+    is_call,
+)
+from compaction_proxy.wires.sse import DONE_DATA, read_data, replace_data
 
 CALL: Final = "function_call"
 RESULT: Final = "function_call_output"
@@ -41,58 +42,8 @@ _SELF_CONTAINED_TYPES: Final = frozenset(
 # If a request has one of these members, the provider stores the answer, or uses stored tools, which the
 # request's own tools would replace.
 _STATEFUL_MEMBERS: Final = ("previous_response_id", "conversation", "prompt")
-
-
-def inspect_tool_support(raw: bytes, name: str) -> ToolSupport:
-    """Tells whether a tool of this name can be added to a body.
-
-    It cannot be added in these cases:
-    - The provider stores the answers, for example because `store` is not false. The client could then
-      continue a stored answer by its id, although that answer ends in a call of the proxy's tool.
-    - The client has a tool of that name.
-    - The client sets a `tool_choice` other than `auto`.
-    - The answer must be JSON. The text before a call and the text after it cannot be joined into JSON.
-
-    Raises:
-        UnreadableBodyError: The body is not a request (see `json.slices.find_members`).
-    """
-    try:
-        places = find_members(raw)
-    except RecursionError:
-        raise UnreadableBodyError("too-deep") from None
-    tools = read_member(raw, places, "tools")
-    choice = read_member(raw, places, "tool_choice")
-    is_list = not tools or tools.startswith(b"[")
-    is_taken = b'"%b"' % name.encode() in tools
-    is_free = not choice or (bool(tools) and choice == b'"auto"')
-    is_stored = read_member(raw, places, "store") != b"false"
-    is_stored = is_stored or read_member(raw, places, "background") == b"true"
-    is_stored = is_stored or any(read_member(raw, places, each) for each in _STATEFUL_MEMBERS)
-    text = as_mapping(parse_json(read_member(raw, places, "text") or b"{}"))
-    has_format = as_mapping(text.get("format")).get("type") not in {None, "text"}
-    can_add_tool = is_list and is_free and not (is_taken or is_stored or has_format)
-    return ToolSupport(raw, places, bool(tools), can_add_tool)
-
-
-def continue_request(raw: bytes, items: Sequence[Mapping[str, Any]]) -> bytes:
-    """Returns the body with more items at the end of its `input`. A string becomes a list of one message.
-
-    Raises:
-        UnreadableBodyError: The body has no input.
-    """
-    place = find_members(raw).get("input")
-    value = raw[place.start : place.stop] if place else b""
-    more = b",".join(encode_ascii_json(each) for each in items)
-    if value.startswith(b'"'):
-        value = b'[{"role":"user","content":%b}]' % value
-    if place is None or not value.startswith(b"[") or not split_elements(value):
-        raise UnreadableBodyError("no-messages")
-    return b"%b%b,%b]%b" % (raw[: place.start], value[:-1], more, raw[place.stop :])
-
-
-def is_call(item: Mapping[str, Any], name: str) -> bool:
-    """Returns whether an item calls the tool of this name."""
-    return item.get("type") == CALL and item.get("name") == name
+# Members that identify an answer. A joined answer has those of the first answer.
+_ENVELOPE: Final = ("id", "created_at", "model")
 
 
 def must_client_answer(item: Mapping[str, Any]) -> bool:
@@ -141,3 +92,215 @@ def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
         for call, text in zip(calls, texts, strict=True)
     ]
     return [*message["output"], *results]
+
+
+_OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
+_COMPLETED_EVENT: Final = "response.completed"
+_END_EVENTS: Final = frozenset({_COMPLETED_EVENT, "response.incomplete", "response.failed"})
+_ITEM_DONE_EVENT: Final = "response.output_item.done"
+# Matches the events of a first answer that must be parsed. Texts in other events cannot match, because quotes
+# in JSON strings are escaped.
+_EVENT_PATTERN: Final = re.compile(
+    rb'"(?:response\.(?:created|queued|in_progress|output_item\.(?:added|done)|completed|incomplete|failed)'
+    rb'|error)"|\[DONE\]'
+)
+_SEQUENCE_MARKER: Final = b'"sequence_number"'
+
+
+class ResponsesStreamFilter:
+    """Hides calls of the search tool in streams on the Responses wire.
+
+    In the first answer, an event before the first call of the search tool is forwarded unchanged. An item
+    that calls the search tool is left out, and later items and events get lower numbers, so that no number is
+    missing. The end of the joined answer lists the items of all answers.
+    """
+
+    def __init__(self, state: StreamState) -> None:
+        self._state = state
+        self._next_index = 0  # output index of the next item that the client sees
+        self._next_sequence_number = 0  # sequence number of the next event that the client sees
+        self._envelope: JsonObject = {}
+        self._previous_items: list[JsonObject] = []  # items of earlier answers that the client has received
+        self._reset_answer()
+
+    def _reset_answer(self) -> None:
+        self._own_call_keys: set[int | str] = set()
+        # The output index that the client sees, by the upstream's key of the item (`_get_item_key`).
+        self._client_indices: dict[int | str, int] = {}
+        self._answer_items: list[JsonObject] = []  # items of the current answer, if the next one continues it
+
+    def list_own_calls(self) -> list[str]:
+        """Returns the arguments of each call of the search tool in the current answer."""
+        return [
+            read_arguments(item) for item in self._answer_items if is_call(item, CALL, self._state.tool_name)
+        ]
+
+    def end_answer(self) -> JsonObject:
+        """Returns the message of the current answer, and forgets what belongs to this answer alone."""
+        self._previous_items += self._drop_calls(self._answer_items)
+        message = build_message(self._answer_items)
+        self._reset_answer()
+        return message
+
+    def encode_error_event(self, body: bytes) -> bytes:
+        """Returns the event that reports an error to the client.
+
+        The event has the documented fields, and also the field `error`, which SDKs read.
+        """
+        details = decode_event(body).get("error")
+        error = details if isinstance(details, dict) else {"message": str(details)}
+        flat = {name: error.get(name) for name in ("code", "message", "param")}
+        event = {"type": "error", "sequence_number": self._next_sequence_number, **flat, "error": error}
+        return b"event: error\ndata: %b\n\n" % encode_ascii_json(event)
+
+    def filter_event(self, event: bytes) -> bytes:
+        """Returns the bytes to send to the client for an event of the upstream."""
+        if self._state.is_first_answer and not self._own_call_keys and not _EVENT_PATTERN.search(event):
+            self._next_sequence_number += _SEQUENCE_MARKER in event
+            return event
+        data = read_data(event)
+        if not data:
+            return event  # only a comment, which keeps the connection alive
+        payload = decode_event(data)
+        kind = payload.get("type")
+        if kind == "error":
+            self._state.is_continuing = False
+            return self._renumber_event(event, payload)
+        self._state.is_done = self._state.is_done or kind in _END_EVENTS or data == DONE_DATA
+        if self._state.is_continuing or (kind in _OPENING_EVENTS and not self._state.is_first_answer):
+            return b""
+        if kind in _END_EVENTS:
+            return self._filter_end(event, payload)
+        return b"" if self._is_hidden(event, payload) else self._renumber_event(event, payload)
+
+    def _is_hidden(self, event: bytes, payload: JsonObject) -> bool:
+        """Returns whether an event belongs to a call of the search tool, and records the event's item.
+
+        Also records the envelope and the first sequence number of a `response.created` event.
+        """
+        if payload.get("type") == "response.created":
+            self._envelope = {
+                key: payload["response"][key]
+                for key in _ENVELOPE
+                if key in as_object(payload.get("response"))
+            }
+            sequence = payload.get("sequence_number")
+            self._next_sequence_number = sequence if type(sequence) is int else 0
+        item, key = payload.get("item"), _get_item_key(payload)
+        if not isinstance(item, dict):
+            return key in self._own_call_keys
+        if payload.get("type") == _ITEM_DONE_EVENT:
+            self._state.buffered_events.add(event)
+        if is_call(item, CALL, self._state.tool_name):
+            self._own_call_keys.add(key)
+        elif key not in self._client_indices:
+            self._client_indices[key] = self._next_index
+            self._next_index += 1
+        return key in self._own_call_keys
+
+    def _renumber_event(self, event: bytes, payload: JsonObject) -> bytes:
+        """Returns the event with the output index and the sequence number that the client expects.
+
+        The same bytes are returned if both stay the same.
+        """
+        numbers: JsonObject = {}
+        index = payload.get("output_index")
+        if type(index) is int:
+            numbers["output_index"] = self._client_indices.get(index, index)
+        if "sequence_number" in payload:
+            numbers["sequence_number"] = self._next_sequence_number
+            self._next_sequence_number += 1
+        is_unchanged = all(payload[name] == value for name, value in numbers.items())
+        return event if is_unchanged else replace_data(event, encode_ascii_json({**payload, **numbers}))
+
+    def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
+        """Returns the event to send for the last event of an answer; empty if the answer continues."""
+        response = as_object(payload.get("response"))
+        output = response.get("output")
+        items = (
+            [decode_event(read_data(each))["item"] for each in self._state.buffered_events]
+            if self._state.buffered_events.is_complete
+            else []
+        )
+        items = items or [
+            item for item in (output if isinstance(output, list) else ()) if isinstance(item, dict)
+        ]
+        shown = self._drop_calls(items)
+        has_calls = len(shown) < len(items)
+        self._state.usage = as_object(response.get("usage"))
+        if (
+            has_calls
+            and self._state.may_answer_calls
+            and payload["type"] == _COMPLETED_EVENT
+            and not any(map(must_client_answer, shown))
+        ):
+            self._state.is_continuing, self._answer_items = True, items
+            return b""
+        if self._state.is_first_answer and not has_calls:
+            return self._renumber_event(event, payload)
+        response |= {**self._envelope, "output": [*self._previous_items, *shown]}
+        if self._state.usage:
+            response["usage"] = add_usage(self._state.previous_usage, self._state.usage)
+        sequence = {"sequence_number": self._next_sequence_number} if "sequence_number" in payload else {}
+        return replace_data(event, encode_ascii_json({**payload, **sequence, "response": response}))
+
+    def _drop_calls(self, items: list[JsonObject]) -> list[JsonObject]:
+        return [item for item in items if not is_call(item, CALL, self._state.tool_name)]
+
+
+def _get_item_key(payload: JsonObject) -> int | str:
+    """Returns the key of an event's item: its output index, or else its id; empty if it has neither."""
+    index, item = payload.get("output_index"), payload.get("item")
+    if type(index) is int:
+        return index
+    item_id = item.get("id") if isinstance(item, dict) else payload.get("item_id")
+    return item_id if isinstance(item_id, str) else ""
+
+
+def _is_complete(answer: JsonObject) -> bool:
+    return bool(answer.get("status", "completed") == "completed")
+
+
+_ITEM_FORMAT: Final = ItemFormat(
+    "output", CALL, _ENVELOPE, read_arguments, must_client_answer, _is_complete, build_message
+)
+
+
+def _allows_tool(read: MemberReader) -> bool:
+    """Returns whether a request allows one more tool. It does not in these cases.
+
+    - The provider stores the answers, for example because `store` is not false. The client could then
+      continue a stored answer by its id, although that answer ends in a call of the proxy's tool.
+    - The client sets a `tool_choice` other than `auto`.
+    - The answer must be JSON. The text before a call and the text after it cannot be joined into JSON.
+    """
+    choice = read("tool_choice")
+    text_format = as_object(as_object(parse_json(read("text") or b"{}")).get("format"))
+    return (
+        (not choice or (bool(read("tools")) and choice == b'"auto"'))
+        and read("store") == b"false"
+        and read("background") != b"true"
+        and not any(map(read, _STATEFUL_MEMBERS))
+        and text_format.get("type") in {None, "text"}
+    )
+
+
+# On this wire, `strict` is on by default. It is off here because it does not allow optional arguments, and
+# all arguments of the tool are optional.
+SEARCH_TOOL: Final = SearchTool(
+    definition_json=encode_json(
+        {
+            "type": "function",
+            "name": TOOL_NAME,
+            "description": TOOL_DESCRIPTION,
+            "parameters": dict(TOOL_PARAMETERS),
+            "strict": False,
+        }
+    ),
+    messages_member="input",
+    forbidding_choice=b'"none"',
+    allows_tool=_allows_tool,
+    build_turn=build_turn,
+    open_stream_filter=ResponsesStreamFilter,
+    open_answer_filter=partial(ItemAnswerFilter, _ITEM_FORMAT),
+)

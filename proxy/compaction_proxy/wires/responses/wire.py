@@ -1,34 +1,144 @@
-"""The Responses format as a `Wire`."""
+"""The Responses format as a `Wire`, with its usage and its summary calls."""
 
-from typing import Final
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
-from compaction_proxy.core.errors import format_openai_error
-from compaction_proxy.wires.chat.continuation import forbid_calls
-from compaction_proxy.wires.chat.summary_call import get_thinking_allowance
-from compaction_proxy.wires.responses.intercept_response import ResponsesAnswerJoiner
-from compaction_proxy.wires.responses.intercept_stream import ResponsesStreamJoiner
+from compaction_proxy.core.errors import SummaryError, format_openai_error
+from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
+from compaction_proxy.wires.json.values import JsonObject, as_object, as_string, parse_json
 from compaction_proxy.wires.responses.items import (
+    OUTPUT_TYPES_BY_CALL,
     find_skip_reason,
     group_into_pieces,
     may_continue_piece,
     regroups_previous,
     split_message_list,
 )
-from compaction_proxy.wires.responses.messages import encode_message, join_messages, parse_message
-from compaction_proxy.wires.responses.search_tool import (
-    TOOL_JSON,
-    build_turn,
-    continue_request,
-    inspect_tool_support,
+from compaction_proxy.wires.responses.messages import (
+    PARSER,
+    attach_parts,
+    encode_message,
+    get_item_kind,
+    join_messages,
+    shorten_message,
 )
-from compaction_proxy.wires.responses.shorten import attach_parts, shorten_message
-from compaction_proxy.wires.responses.summary_call import build_own_members, build_request_body, parse_answer
-from compaction_proxy.wires.responses.usage import open_usage_tap
-from compaction_proxy.wires.responses.weights import estimate_nontext_tokens, parse_uncounted
+from compaction_proxy.wires.responses.search_tool import SEARCH_TOOL
 from compaction_proxy.wires.sse import EventSplitter, read_data
-from compaction_proxy.wires.wire import MemberNames, SearchTool, SummaryCallFormat, Wire
+from compaction_proxy.wires.summary_call import (
+    SummaryCallFormat,
+    append_prompt,
+    build_summary_answer,
+    continue_client_body,
+    get_thinking_allowance,
+    has_tools,
+    is_reasoning_model,
+    read_client_members,
+)
+from compaction_proxy.wires.usage import TokenUsage, UsageFormat, build_usage
+from compaction_proxy.wires.wire import MemberNames, Wire
+
+# The lowest effort that all reasoning models accept: newer ones refuse `minimal`, and older ones `none`.
+REASONING_EFFORT: Final = "low"
+
+# Members of a client's request that affect only its answer or its stored state, and the input. A summary call
+# that continues the client's conversation does not copy them.
+_ANSWER_MEMBERS: Final = frozenset(
+    {"stream", "stream_options", "max_output_tokens", "max_tool_calls", "text", "top_logprobs", "include"}
+    | {"temperature", "top_p", "tool_choice", "metadata", "store", "background", "background_options"}
+    | {"truncation", "input", "previous_response_id", "conversation", "context_management", "moderation"}
+)
+# Translates the reasons why an answer was cut off into the finish reasons that the proxy uses for all wires.
+_FINISH_REASONS: Final[Mapping[str, str]] = {
+    "max_output_tokens": "length",
+    "content_filter": "content_filter",
+}
+
+
+def _parse_counts(value: object) -> TokenUsage | None:
+    usage = as_object(value)
+    cached = as_object(usage.get("input_tokens_details")).get("cached_tokens")
+    return build_usage(usage.get("input_tokens"), usage.get("output_tokens"), cached)
+
+
+def _get_status(answer: JsonObject) -> str:
+    return as_string(answer.get("status"))
+
+
+# A stream ends with an event that repeats the whole answer, including the request's tools and instructions.
+_USAGE_FORMAT: Final = UsageFormat(
+    _parse_counts, _get_status, re.compile(rb'"usage"\s*:\s*\{'), event_member="response"
+)
+
+
+def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Builds the members of a summary call that some providers refuse.
+
+    Args:
+        call: The summary call.
+        refused: The names of members that this provider has already refused. They are left out.
+    """
+    reasoning = is_reasoning_model(call.model)
+    limit = call.max_tokens + get_thinking_allowance(call.model, call.conversation)
+    fields: dict[str, Any] = {"max_output_tokens": limit, "store": False}
+    if not reasoning and call.temperature is not None:
+        fields["temperature"] = call.temperature
+    if reasoning and call.conversation is None:
+        fields["reasoning"] = {"effort": REASONING_EFFORT}
+    if call.cache_key:
+        fields["prompt_cache_key"] = call.cache_key
+    if has_tools(read_client_members(call.conversation)):
+        fields["tool_choice"] = "none"
+    return {name: value for name, value in fields.items() if name not in refused}
+
+
+def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> bytes:
+    """Builds the body of a summary call.
+
+    Args:
+        call: The summary call.
+        own_members: The result of `build_own_members`.
+    """
+    if call.conversation is not None:
+        input_json = b"[%b]" % join_messages(append_prompt(call.conversation, call.prompt))
+        return continue_client_body(call.conversation, _ANSWER_MEMBERS, {"input": input_json}, own_members)
+    fields = {"model": call.model, "instructions": call.system, "input": call.prompt}
+    return json.dumps({**fields, **own_members}).encode()
+
+
+def parse_answer(body: bytes) -> SummaryAnswer:
+    """Parses an answer of the Responses API.
+
+    Raises:
+        SummaryError: `garbage`: the body is not an answer of the Responses API, or has the status `failed`.
+    """
+    payload = as_object(parse_json(body))
+    output = payload.get("output")
+    if not isinstance(output, list) or payload.get("status") == "failed":
+        raise SummaryError("garbage")
+    items = [as_object(each) for each in output]
+    contents = [item.get("content") for item in items if item.get("type") == "message"]
+    parts = [as_object(part) for content in contents if isinstance(content, list) for part in content]
+    return build_summary_answer(
+        _USAGE_FORMAT,
+        payload,
+        "".join(as_string(part.get("text")) for part in parts if part.get("type") == "output_text"),
+        _get_finish_reason(payload),
+        called_tools=any(get_item_kind(item) in OUTPUT_TYPES_BY_CALL for item in items),
+        refused=any(part.get("type") == "refusal" for part in parts),
+    )
+
+
+def _get_finish_reason(payload: Mapping[str, object]) -> str:
+    reason = as_object(payload.get("incomplete_details")).get("reason")
+    status = payload.get("status")
+    if isinstance(reason, str):
+        return _FINISH_REASONS.get(reason, reason)
+    return "stop" if status == "completed" else status if isinstance(status, str) else ""
+
 
 # Types of events that come before any content of the answer.
 _OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
@@ -69,9 +179,9 @@ RESPONSES = Wire(
     group_into_pieces=group_into_pieces,
     may_continue_piece=may_continue_piece,
     regroups_previous=regroups_previous,
-    parse_uncounted=parse_uncounted,
-    estimate_nontext_tokens=estimate_nontext_tokens,
-    parse_message=parse_message,
+    parse_uncounted=PARSER.parse_uncounted,
+    estimate_nontext_tokens=PARSER.estimate_nontext_tokens,
+    parse_message=PARSER.parse_message,
     encode_message=encode_message,
     attach_parts=attach_parts,
     shorten_message=shorten_message,
@@ -79,16 +189,8 @@ RESPONSES = Wire(
     summary_call_format=SummaryCallFormat(
         "/responses", get_thinking_allowance, build_own_members, build_request_body, parse_answer
     ),
-    open_tap=open_usage_tap,
+    usage_format=_USAGE_FORMAT,
     may_hold_back_stream=_may_hold_back_stream,
     encode_error=format_openai_error,
-    search_tool=SearchTool(
-        TOOL_JSON,
-        inspect_tool_support,
-        forbid_calls,
-        continue_request,
-        build_turn,
-        ResponsesStreamJoiner,
-        ResponsesAnswerJoiner,
-    ),
+    search_tool=SEARCH_TOOL,
 )

@@ -1,19 +1,31 @@
-"""Decodes megabytes of JSON in pieces, because a call of a decoder holds the interpreter lock until it ends.
+"""Decodes JSON to Python values, encodes and shortens them.
 
-Most of a large message is usually one long string: a text or an image. So the objects and arrays around it
-are split without decoding their values. Long strings are decoded piece by piece, all other values in one call
+A call of a decoder holds the interpreter lock until it ends, so megabytes of JSON are decoded in pieces. Most
+of a large message is usually one long string: a text or an image. So the objects and arrays around it are
+split without decoding their values. Long strings are decoded piece by piece, all other values in one call
 each. The result and the errors are the same as if one call decoded the whole message.
 """
 
 import base64
 import hashlib
+import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from compaction_proxy.core.errors import UnreadableBodyError
-from compaction_proxy.wires.json.pieces import PIECE_BYTES, has_excess_structure, iter_pieces
-from compaction_proxy.wires.json.slices import DECODER, find_members, split_elements
+from compaction_proxy.core.json_bounds import has_too_many_brackets
+from compaction_proxy.wires.json.slices import (
+    DECODER,
+    PIECE_BYTES,
+    find_members,
+    has_excess_structure,
+    iter_pieces,
+    split_elements,
+)
+
+JsonObject = dict[str, Any]
 
 # JSON of at most this many bytes is decoded in one call.
 LONG_BYTES = 128 * 1024
@@ -113,3 +125,94 @@ def hash_base64(text: str) -> bytes:
         hasher.update(base64.b64decode(text[start : min(start + PIECE_BYTES, whole)], validate=True))
     hasher.update(base64.b64decode(text[whole:], validate=True))
     return hasher.digest()
+
+
+def as_object(value: object) -> JsonObject:
+    """Returns the value if it is a JSON object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_string(value: object) -> str:
+    """Returns the value if it is a string, else an empty string."""
+    return value if isinstance(value, str) else ""
+
+
+def parse_json(data: bytes) -> object:
+    """Parses JSON; None if it is invalid. Values that only Python accepts, such as NaN, count as valid."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def is_json_object(text: str) -> bool:
+    """Returns whether a text is a complete JSON object. One with too many brackets does not count."""
+    if has_too_many_brackets(text):
+        return False
+    try:
+        return isinstance(DECODER.decode(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def encode_ascii_json(value: object) -> bytes:
+    """Returns compact JSON in ASCII, because UTF-8 cannot encode a lone surrogate that a provider sent."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+# A text in the arguments of a tool call is shortened only if it has at least this many characters.
+LONG_ARGUMENT = 200
+
+TextCutter = Callable[[str], str]
+
+
+def dump_json(value: Any) -> str:
+    """Returns compact JSON. Raises ValueError for numbers that Python would write as Infinity or NaN."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def encode_json(value: Any) -> bytes:
+    """Returns compact JSON as bytes. Lone surrogates, which UTF-8 cannot encode, are written as escapes."""
+    text = dump_json(value)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return encode_ascii_json(value)
+
+
+def cut_long_argument(text: str, cut: TextCutter) -> str:
+    """Returns a text from the arguments of a tool call, cut if it has at least `LONG_ARGUMENT` characters."""
+    return cut(text) if len(text) >= LONG_ARGUMENT else text
+
+
+def cut_long_texts(value: Any, cut: TextCutter) -> Any:
+    """Returns a JSON value in which texts of at least `LONG_ARGUMENT` characters are cut. Keys stay."""
+    if isinstance(value, str):
+        return cut_long_argument(value, cut)
+    if isinstance(value, list):
+        return [cut_long_texts(each, cut) for each in value]
+    if isinstance(value, dict):
+        return {key: cut_long_texts(each, cut) for key, each in value.items()}
+    return value
+
+
+def cut_arguments(arguments: str, cut: TextCutter) -> str:
+    """Returns the arguments of a tool call with long texts cut.
+
+    Valid JSON stays valid JSON with the same keys. Arguments that are not valid JSON, or have too many
+    brackets to be parsed, are cut like plain text.
+    """
+    if has_too_many_brackets(arguments):
+        return cut_long_argument(arguments, cut)
+    try:
+        value = DECODER.decode(arguments)
+    except (ValueError, RecursionError):
+        return cut_long_argument(arguments, cut)
+    try:
+        return min(arguments, dump_json(cut_long_texts(value, cut)), key=len)
+    except (ValueError, RecursionError):
+        return arguments

@@ -1,0 +1,658 @@
+"""The search tool on the Chat Completions wire: its definition, its calls, and the answers around them.
+
+A piece is an element of `delta.tool_calls`. The client sees the texts of all answers as one answer. The
+request after a call ends with the model's assistant message, including its calls and its thinking, and a
+result for each call.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from compaction_proxy.core.search_tool import TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS
+from compaction_proxy.wires.json.values import (
+    JsonObject,
+    as_object,
+    as_string,
+    encode_ascii_json,
+    encode_json,
+    is_json_object,
+)
+from compaction_proxy.wires.search_tool import (
+    MemberReader,
+    SearchTool,
+    StreamState,
+    add_usage,
+    decode_event,
+)
+from compaction_proxy.wires.sse import DONE_DATA, read_data, replace_data
+
+TOOL_CALLS: Final = "tool_calls"
+STOP: Final = "stop"
+# If an answer has one of these finish reasons, the proxy does not answer its calls: arguments may be cut off.
+CUT_OFF_REASONS: Final = frozenset({"length", "content_filter"})
+
+# Text fields whose value arrives in several pieces, which must be joined.
+_STREAMED_FIELDS: Final = frozenset(
+    {"arguments", "input", "text", "summary", "data", "thinking", "signature"}
+)
+
+
+@dataclass(slots=True)
+class PartialToolCall:
+    """The part of one tool call that has arrived.
+
+    Attributes:
+        fields: The fields of the call that have arrived, without the index.
+        index: The index that the provider gave the call, if any.
+        is_ours: Whether the call is for the proxy's tool. None as long as its name may be incomplete.
+        client_index: The call's index among the calls that the client sees.
+    """
+
+    fields: JsonObject = field(default_factory=dict)
+    index: int | None = None
+    is_ours: bool | None = None
+    client_index: int = 0
+
+    @property
+    def id(self) -> str:
+        """The id of the call; empty if it has none."""
+        return as_string(self.fields.get("id"))
+
+    @property
+    def name(self) -> str:
+        """The part of the function's name that has arrived."""
+        return as_string(get_function(self.fields).get("name"))
+
+    @property
+    def arguments(self) -> str:
+        """The arguments as the model wrote them, or as JSON if the provider has parsed them already."""
+        value = get_function(self.fields).get("arguments")
+        return json.dumps(value) if isinstance(value, dict) else as_string(value)
+
+
+def get_function(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the `function` of a call, or of a piece of a call; empty if there is none."""
+    return as_object(fields.get("function"))
+
+
+class ToolCallFilter:
+    """Hides the calls of the proxy's tool in one answer from the client.
+
+    Args:
+        name: The name of the proxy's tool.
+
+    Attributes:
+        client_call_count: How many calls the client has been shown.
+    """
+
+    __slots__ = ("_calls", "_has_own_calls", "_latest_by_index", "_name", "client_call_count")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: list[PartialToolCall] = []
+        self._latest_by_index: dict[int | None, PartialToolCall] = {}
+        self._has_own_calls = False
+        self.client_call_count = 0
+
+    @property
+    def own_calls(self) -> list[PartialToolCall]:
+        """The calls of the proxy's tool, in order."""
+        return [call for call in self._calls if call.is_ours]
+
+    def filter_pieces(self, pieces: list[Any]) -> list[Any]:
+        """Returns the pieces to send to the client. Until the proxy's tool is called, none are changed.
+
+        The pieces of a call are held back until the name of the call has arrived.
+        """
+        return [shown for piece in pieces for shown in self._filter_piece(piece)]
+
+    def release_unnamed(self) -> list[Any]:
+        """Returns the held-back calls whose name never became complete, to be sent to the client.
+
+        To be called when the answer ends.
+        """
+        return [self._release_call_to_client(call) for call in self._calls if call.is_ours is None]
+
+    def _filter_piece(self, piece: Any) -> Iterable[Any]:
+        if not isinstance(piece, dict):
+            return (piece,)
+        call = self._find_call(piece)
+        was_ours, is_first = call.is_ours, not call.fields
+        merge_piece(call.fields, piece)
+        if was_ours is None:
+            call.is_ours = self._is_ours(call)
+            self._has_own_calls = self._has_own_calls or bool(call.is_ours)
+        if call.is_ours is not False:
+            return ()
+        if was_ours is None:
+            shown = self._release_call_to_client(call)
+            return (self._renumber_piece(call, piece) if is_first else shown,)
+        return (self._renumber_piece(call, piece),)
+
+    def _find_call(self, piece: JsonObject) -> PartialToolCall:
+        """Returns the call to which a piece belongs.
+
+        The index does not suffice to find the call: some providers give calls no index, or all the same.
+        """
+        raw_index = piece.get("index")
+        index = raw_index if type(raw_index) is int else None
+        latest = self._latest_by_index.get(index)
+        if latest is not None and not self._is_new_call(piece, latest):
+            return latest
+        call = self._latest_by_index[index] = PartialToolCall(index=index)
+        self._calls.append(call)
+        return call
+
+    @staticmethod
+    def _is_new_call(piece: JsonObject, last: PartialToolCall) -> bool:
+        """Returns whether a piece begins a new call. Otherwise, it belongs to the call `last`.
+
+        Only a piece with a function name can begin a call, and usually it has a new id. Some servers give all
+        calls the same id, or none. Then a piece with a name begins a new call if its arguments begin an
+        object and those of `last` are complete. If there is neither id nor index, every piece with a name
+        begins a call.
+        """
+        function = get_function(piece)
+        if not function.get("name") or not last.name:
+            return False
+        call_id = as_string(piece.get("id"))
+        if call_id and call_id != last.id:
+            return True
+        if not call_id and last.index is None:
+            return True
+        begins_object = as_string(function.get("arguments")).lstrip().startswith("{")
+        return begins_object and last.arguments.rstrip().endswith("}") and is_json_object(last.arguments)
+
+    def _is_ours(self, call: PartialToolCall) -> bool | None:
+        name = call.name
+        if name == self._name:
+            return True
+        is_incomplete = not name or (self._name.startswith(name) and not call.arguments)
+        is_undecided = is_incomplete and "custom" not in call.fields
+        return None if is_undecided else False
+
+    def _release_call_to_client(self, call: PartialToolCall) -> JsonObject:
+        call.is_ours = False
+        call.client_index = self.client_call_count
+        self.client_call_count += 1
+        index = {} if call.index is None else {"index": call.index}
+        return self._renumber_piece(call, {**index, **call.fields})
+
+    def _renumber_piece(self, call: PartialToolCall, piece: JsonObject) -> JsonObject:
+        """Returns the piece with an index that leaves no gap where calls of the proxy's tool were removed."""
+        is_moved = call.index is not None and self._has_own_calls
+        return {**piece, "index": call.client_index} if is_moved else piece
+
+
+def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
+    """Merges a piece into `fields`, which hold the earlier pieces of the same object."""
+    for key, value in piece.items():
+        previous = fields.get(key)
+        if key == "index":
+            continue
+        if isinstance(previous, dict) and isinstance(value, dict):
+            merge_piece(previous, value)
+        elif isinstance(previous, str) and isinstance(value, str) and key in _STREAMED_FIELDS:
+            fields[key] = previous + value
+        elif key == "name" and isinstance(previous, str) and isinstance(value, str):
+            # Some providers repeat the whole name in each piece.
+            fields[key] = previous if value == previous else previous + value
+        elif key not in fields or value not in (None, ""):
+            fields[key] = dict(value) if isinstance(value, dict) else value
+
+
+# Fields that hold the model's thinking before a tool call. Providers (DeepSeek, Kimi, vLLM, OpenRouter,
+# LiteLLM, Gemini) want them back in the assistant message that made the call. They may hold signatures, so
+# they stay unchanged.
+REASONING_FIELDS: Final = (
+    "reasoning_content",
+    "reasoning",
+    "reasoning_details",
+    "thinking_blocks",
+    "extra_content",
+)
+# The member of `REASONING_FIELDS` that is a list. Clients join its elements that have the same `index`.
+REASONING_DETAILS: Final = "reasoning_details"
+
+# Matches the end of a sentence or of a heading. If the text before a call ends like this, the text after the
+# call begins a new paragraph.
+_SENTENCE_END: Final = re.compile(r"""[.!?:\u2026\u3002\uff01\uff1f\uff1a]["'`*_)\]\u201d\u00bb]{0,8}\Z""")
+PARAGRAPH_BREAK: Final = "\n\n"
+
+
+@dataclass(slots=True)
+class AnswerContent:
+    """The text and the thinking of one answer, without its calls.
+
+    Attributes:
+        texts: The answer's text, in pieces.
+        parts: The parts of the answer's content, if the provider sent the content as an array.
+        thinking: Thinking that is plain text: a list of pieces for each field name.
+        reasoning: Thinking in other forms, by field name.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    parts: list[Any] = field(default_factory=list)
+    thinking: dict[str, list[str]] = field(default_factory=dict)
+    reasoning: JsonObject = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The answer's whole text, without the text in `parts`."""
+        return "".join(self.texts)
+
+    @property
+    def reasoning_index_count(self) -> int:
+        """The highest index in the answer's `reasoning_details` plus one; 0 if there is none."""
+        return 1 + max((_get_index(each) for each in self.reasoning.get(REASONING_DETAILS) or ()), default=-1)
+
+    def add_delta(self, delta: Mapping[str, Any]) -> None:
+        """Adds the content and the thinking of one `delta` of a stream, or of a whole message."""
+        content = delta.get("content")
+        if isinstance(content, str):
+            self.texts.append(content)
+        elif isinstance(content, list):
+            self.parts += content
+        for key in REASONING_FIELDS:
+            value = delta.get(key)
+            if value not in (None, "", [], {}):
+                self._add_reasoning(key, value)
+
+    def _add_reasoning(self, key: str, value: Any) -> None:
+        previous = self.reasoning.get(key)
+        if isinstance(value, str):
+            self.thinking.setdefault(key, []).append(value)
+        elif isinstance(previous, list) and isinstance(value, list):
+            for each in value:
+                _join_reasoning(previous, each)
+        elif isinstance(previous, dict) and isinstance(value, dict):
+            merge_piece(previous, value)
+        else:
+            self.reasoning[key] = list(value) if isinstance(value, list) else value
+
+    def build_message(self, calls: Iterable[PartialToolCall]) -> JsonObject:
+        """Builds the assistant message of the next request from this content and the proxy's tool calls."""
+        text = self.text
+        content: Any = text or None
+        if self.parts:
+            content = [*([{"type": "text", "text": text}] if text else ()), *self.parts]
+        return {
+            "role": "assistant",
+            "content": content,
+            **{key: "".join(pieces) for key, pieces in self.thinking.items()},
+            **self.reasoning,
+            TOOL_CALLS: [_build_returned_call(call, number) for number, call in enumerate(calls)],
+        }
+
+
+def _build_returned_call(call: PartialToolCall, index: int) -> JsonObject:
+    """Builds a tool call for the assistant message of the next request.
+
+    Arguments that are not a JSON object are replaced by an empty object, because servers that put arguments
+    into a template would refuse them. The result of the call tells the model what was wrong.
+
+    Args:
+        call: The call as the model made it.
+        index: The call's position in its message. A call without an id gets an id that contains it.
+    """
+    fields, function = call.fields, get_function(call.fields)
+    arguments = call.arguments if is_json_object(call.arguments) else "{}"
+    identity = {"id": call.id or f"call_{index}", "type": "function"}
+    return {**fields, **identity, "function": {**function, "arguments": arguments}}
+
+
+def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
+    """Returns the assistant message, followed by one tool message with the result of each call.
+
+    Args:
+        message: The assistant message with the calls.
+        texts: The texts of the results, in the order of the calls.
+    """
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": text}
+        for call, text in zip(message[TOOL_CALLS], texts, strict=True)
+    ]
+    return [message, *results]
+
+
+def _join_reasoning(pieces: list[Any], piece: Any) -> None:
+    """Merges a piece of reasoning into the earlier piece with the same index, or appends it."""
+    index = _get_index(piece)
+    for each in pieces:
+        if index >= 0 and _get_index(each) == index:
+            merge_piece(each, piece)
+            return
+    pieces.append(piece)
+
+
+def _get_index(piece: object) -> int:
+    """Returns the `index` of a piece of reasoning; -1 if it has none."""
+    index = piece.get("index") if isinstance(piece, dict) else None
+    return index if type(index) is int else -1
+
+
+def shift_indices(pieces: object, offset: int) -> None:
+    """Adds `offset` to the `index` of each piece of reasoning, in place.
+
+    The client joins pieces with the same index, so an answer must not use the indices of earlier answers.
+    """
+    for piece in pieces if isinstance(pieces, list) else ():
+        if _get_index(piece) >= 0:
+            piece["index"] += offset
+
+
+def choose_text_separator(before: str, after: str) -> str:
+    """Returns the separator between the text before a call and the text after it.
+
+    The separator is a paragraph break if the first text ends with a complete sentence or a heading. It is
+    empty if the sentence goes on, if the second text begins with white space, or if one of the texts is
+    empty.
+    """
+    is_joined = not before or not after or after[0].isspace()
+    return "" if is_joined or not _SENTENCE_END.search(before) else PARAGRAPH_BREAK
+
+
+# Members of an event or an answer that identify the answer. The client sees those of the first answer.
+ENVELOPE: Final = ("id", "created", "model", "system_fingerprint", "service_tier")
+# Matches events that must be parsed because they hold calls, a finish reason or usage. The end marker of the
+# stream is tested separately: without it, all alternatives begin with a quote, which is five times as fast.
+_EVENT_PATTERN: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usage"\s*:\s*\{)')
+
+
+class ChatStreamFilter:
+    """Hides calls of the search tool in streams on the Chat Completions wire.
+
+    In the first answer, an event without calls is forwarded unparsed. Later answers are forwarded with the id
+    of the first one, without a second role, and with the usage of all answers together.
+    """
+
+    def __init__(self, state: StreamState) -> None:
+        self._state = state
+        self._envelope: JsonObject = {}
+        self._has_sent_role = False
+        self._previous_text = ""  # text of the previous answer, until the separator after it is chosen
+        self._reasoning_offset = 0  # added to the index of `reasoning_details`; see `shift_indices`
+        self._reset_answer()
+
+    def _reset_answer(self) -> None:
+        self._calls = ToolCallFilter(self._state.tool_name)
+        self._has_finish_reason = False  # the provider has given a finish reason
+
+    def list_own_calls(self) -> list[str]:
+        """Returns the arguments of each call of the search tool in the current answer."""
+        return [call.arguments for call in self._calls.own_calls]
+
+    def end_answer(self) -> JsonObject:
+        """Returns the message of the current answer, and forgets what belongs to this answer alone."""
+        content = AnswerContent()
+        for event in self._state.buffered_events:
+            payload = decode_event(read_data(event))
+            choice = _get_choice(payload)
+            delta = as_object(choice.get("delta"))
+            content.add_delta(delta)
+            self._has_sent_role = self._has_sent_role or "role" in delta
+            if self._state.is_first_answer and not self._envelope and choice:
+                self._envelope = {key: payload[key] for key in ENVELOPE if key in payload}
+        self._previous_text = content.text or self._previous_text
+        self._reasoning_offset += content.reasoning_index_count
+        message = content.build_message(self._calls.own_calls)
+        self._reset_answer()
+        return message
+
+    def encode_error_event(self, body: bytes) -> bytes:
+        """Returns the event that reports an error to the client."""
+        return b"data: %b\n\n" % body
+
+    def filter_event(self, event: bytes) -> bytes:
+        """Returns the bytes to send to the client for an event of the upstream."""
+        if (
+            self._state.is_first_answer
+            and not self._state.is_continuing
+            and DONE_DATA not in event
+            and not _EVENT_PATTERN.search(event)
+        ):
+            self._state.buffered_events.add(event)
+            return event
+        data = read_data(event)
+        if not data:
+            return event  # only a comment, which keeps the connection alive
+        if data == DONE_DATA:
+            return self._receive_done(event)
+        payload = decode_event(data)
+        if payload.get("error"):
+            self._state.is_continuing = False
+            return event
+        return self._filter_payload(event, payload)
+
+    def _receive_done(self, event: bytes) -> bytes:
+        self._state.is_done = True
+        self._state.is_continuing = self._state.is_continuing or (
+            not self._has_finish_reason and self._may_continue("")
+        )
+        return b"" if self._state.is_continuing else event
+
+    def _may_continue(self, reason: str) -> bool:
+        """Returns whether the proxy answers its tool's calls and continues an answer that ended for `reason`.
+
+        It does not if the client must answer calls too, or if the answer was cut off or is too large to keep.
+        """
+        only_own_calls = bool(self._calls.own_calls) and not self._calls.client_call_count
+        return (
+            self._state.may_answer_calls
+            and self._state.buffered_events.is_complete
+            and only_own_calls
+            and reason not in CUT_OFF_REASONS
+        )
+
+    def _filter_payload(self, event: bytes, payload: JsonObject) -> bytes:
+        usage_holders = _find_usage_holders(payload)
+        for holder in usage_holders:
+            self._state.usage = holder["usage"]
+        choice = _get_choice(payload)
+        if self._state.is_continuing:
+            return b""
+        if not payload:
+            return event
+        self._state.buffered_events.add(event)
+        changed = bool(choice) and self._filter_choice(choice)
+        if self._state.is_continuing:
+            for holder in usage_holders:
+                holder["usage"] = None
+            usage_holders = []
+        if self._state.is_first_answer and not changed:
+            return event
+        if not self._state.is_first_answer:
+            self._rewrite_as_continuation(payload, choice, usage_holders)
+        return (
+            replace_data(event, encode_ascii_json(payload))
+            if _has_content(payload, choice, usage_holders)
+            else b""
+        )
+
+    def _filter_choice(self, choice: JsonObject) -> bool:
+        """Removes calls of the proxy's tool from a choice, and adapts the finish reason of this choice.
+
+        Returns whether the choice has changed.
+        """
+        delta = as_object(choice.get("delta"))
+        pieces = delta.get(TOOL_CALLS)
+        before = pieces if isinstance(pieces, list) else []
+        shown = self._calls.filter_pieces(before)
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str) and reason:
+            shown += self._calls.release_unnamed()
+        changed = shown != before
+        if changed:
+            choice["delta"] = delta
+            delta[TOOL_CALLS] = shown
+            if not shown:
+                del delta[TOOL_CALLS]
+        return self._filter_end(choice, reason) or changed
+
+    def _filter_end(self, choice: JsonObject, reason: object) -> bool:
+        """Adapts the finish reason of a choice, and returns whether the choice changed.
+
+        The finish reason is removed if the answer continues. It becomes `stop` if the answer cannot continue
+        and all its calls were removed.
+        """
+        if not isinstance(reason, str) or not reason:
+            return False
+        self._has_finish_reason = True
+        if not self._calls.own_calls:
+            return False
+        if self._may_continue(reason):
+            self._state.is_continuing = True
+            choice["finish_reason"] = None
+            return True
+        if self._calls.client_call_count or reason != TOOL_CALLS:
+            return False
+        choice["finish_reason"] = STOP  # the client has nothing left to call
+        return True
+
+    def _rewrite_as_continuation(
+        self, payload: JsonObject, choice: JsonObject, usage_holders: list[JsonObject]
+    ) -> None:
+        """Changes an event of a later answer so that, for the client, it continues the first answer."""
+        payload.update(self._envelope)
+        for holder in usage_holders:
+            holder["usage"] = add_usage(self._state.previous_usage, holder["usage"])
+        delta = as_object(choice.get("delta"))
+        if self._has_sent_role:
+            delta.pop("role", None)
+        shift_indices(delta.get(REASONING_DETAILS), self._reasoning_offset)
+        content = delta.get("content")
+        if isinstance(content, str) and content and self._previous_text:
+            delta["content"] = choose_text_separator(self._previous_text, content) + content
+            self._previous_text = ""
+
+
+def _get_choice(payload: Mapping[str, Any]) -> JsonObject:
+    """Returns the first choice of an answer or an event; empty if there is none."""
+    choices = payload.get("choices")
+    return as_object(choices[0]) if isinstance(choices, list) and choices else {}
+
+
+def _find_usage_holders(payload: JsonObject) -> list[JsonObject]:
+    """Returns the objects that hold usage: the event itself, its choice (Kimi), or `x_groq` (Groq)."""
+    holders = (payload, _get_choice(payload), as_object(payload.get("x_groq")))
+    return [holder for holder in holders if isinstance(holder.get("usage"), dict)]
+
+
+def _has_content(payload: JsonObject, choice: JsonObject, usage_holders: list[JsonObject]) -> bool:
+    """Returns whether a changed event still holds anything for the client."""
+    if not choice or usage_holders or choice.get("finish_reason"):
+        return bool(payload)
+    return any(as_object(choice.get("delta")).values())
+
+
+class ChatAnswerFilter:
+    """Hides calls of the search tool in answers on the Chat Completions wire; see `AnswerFilter`.
+
+    Args:
+        name: The name of the search tool.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.call_marker = b'"tool_calls"'
+        self.envelope: tuple[str, ...] = ENVELOPE
+        self.calls: tuple[str, ...] = ()
+        self._name = name
+        self._previous_text = ""
+        self._previous_logprobs: list[Any] = []
+        self._call_filter = ToolCallFilter(name)
+        self._choice: JsonObject = {}
+        self._message: JsonObject = {}
+        self._shown: list[Any] = []  # the calls that the client gets
+
+    def read_answer(self, payload: JsonObject) -> bool:
+        """Reads the next answer, and returns whether it has a message."""
+        self._call_filter = ToolCallFilter(self._name)
+        self._choice = _get_choice(payload)
+        self._message = as_object(self._choice.get("message"))
+        pieces = self._message.get(TOOL_CALLS)
+        self._shown = self._call_filter.filter_pieces(pieces if isinstance(pieces, list) else [])
+        self._shown += self._call_filter.release_unnamed()
+        self.calls = tuple(call.arguments for call in self._call_filter.own_calls)
+        return bool(self._message)
+
+    def may_continue(self) -> bool:
+        """Returns whether the answer is complete and calls no tool of the client."""
+        return not self._shown and self._choice.get("finish_reason") not in CUT_OFF_REASONS
+
+    def keep_answer(self) -> JsonObject:
+        """Keeps the text that the client gets, and returns the message of the answer."""
+        content = AnswerContent()
+        content.add_delta(self._message)
+        self._previous_text += choose_text_separator(self._previous_text, content.text) + content.text
+        self._previous_logprobs += _get_logprobs(self._choice)
+        return content.build_message(self._call_filter.own_calls)
+
+    def complete_answer(self) -> None:
+        """Removes the calls of the tool from the last answer, and adds the text of earlier answers."""
+        choice, message, previous = self._choice, self._message, self._previous_text
+        if self.calls:
+            message[TOOL_CALLS] = self._shown
+            if not self._shown:
+                del message[TOOL_CALLS]
+                if choice.get("finish_reason") == TOOL_CALLS:
+                    choice["finish_reason"] = STOP  # the client has nothing left to call
+        content = message.get("content")
+        if isinstance(content, list) and previous:
+            message["content"] = [{"type": "text", "text": previous}, *content]
+        elif previous:
+            text = as_string(content)
+            message["content"] = previous + choose_text_separator(previous, text) + text
+        if self._previous_logprobs and _get_logprobs(choice):
+            choice["logprobs"]["content"] = [*self._previous_logprobs, *_get_logprobs(choice)]
+
+
+def _get_logprobs(choice: Mapping[str, Any]) -> list[Any]:
+    """Returns the log probabilities of the tokens; empty if the client has not asked for them."""
+    content = as_object(choice.get("logprobs")).get("content")
+    return content if isinstance(content, list) else []
+
+
+# The proxy does not add its tool to a body with one of these members: the legacy form of tools, which cannot
+# be mixed with the current form, or audio answers, which cannot be joined.
+_EXCLUDING_MEMBERS: Final = ("functions", "function_call", "audio")
+
+
+def _allows_tool(read: MemberReader) -> bool:
+    """Returns whether a request allows one more tool. It does not in these cases.
+
+    - The body has a tool choice but no tools. Providers refuse such a body, and the client should see this
+      error. With the tool added, they would accept the body.
+    - The client asks for several answers (`n`). Each of them could call the tool, but one answer cannot be
+      continued without the others.
+    - The answer must be JSON. The text before a call and the text after it cannot be joined into JSON.
+    - The body uses the legacy form of tools or asks for audio (`_EXCLUDING_MEMBERS`).
+    """
+    return (
+        not any(map(read, _EXCLUDING_MEMBERS))
+        and bool(read("tools") or not read("tool_choice"))
+        and read("n") in {b"", b"1"}
+        and b'"json' not in read("response_format")
+    )
+
+
+SEARCH_TOOL: Final = SearchTool(
+    definition_json=encode_json(
+        {
+            "type": "function",
+            "function": {
+                "name": TOOL_NAME,
+                "description": TOOL_DESCRIPTION,
+                "parameters": dict(TOOL_PARAMETERS),
+            },
+        }
+    ),
+    messages_member="messages",
+    forbidding_choice=b'"none"',
+    allows_tool=_allows_tool,
+    build_turn=build_turn,
+    open_stream_filter=ChatStreamFilter,
+    open_answer_filter=ChatAnswerFilter,
+)

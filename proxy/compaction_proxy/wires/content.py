@@ -1,0 +1,174 @@
+"""Converts JSON messages of any wire to core records. The same content has the same digest on every wire."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from compaction_proxy.core.digest import compute_message_digest
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.core.message import ContentPart, Message
+from compaction_proxy.wires.json.values import JsonObject, as_string, decode_value, hash_base64
+
+# A message with more content parts than this is not parsed, because no model could read it.
+MAX_PARTS: Final = 10_000
+# The largest estimate for a part of unknown kind, in tokens.
+UNKNOWN_PART_TOKENS: Final = 1_000
+# Bytes per character of base64, which encodes three bytes as four characters.
+_BASE64_RATIO: Final = 0.75
+
+_Decoded = TypeVar("_Decoded")
+
+
+class UncountedMessage(NamedTuple):
+    """A message whose tokens are not counted yet.
+
+    Attributes:
+        record: The message's core record, in which the digest and the tokens are not set.
+        digest: The message's digest.
+        nontext_tokens: An estimate of the tokens of all parts that are not text. It is not calibrated.
+    """
+
+    record: Message
+    digest: bytes
+    nontext_tokens: int
+
+
+class PieceParser(NamedTuple, Generic[_Decoded]):
+    """Parses the pieces of one wire. A piece is the JSON of one core message (see `Wire`).
+
+    Attributes:
+        decode: Decodes a piece. Raises `UnreadableBodyError`.
+        convert: Builds the record, without digest, of a piece and its decoded form. Raises
+            `UnreadableBodyError`.
+        has_nontext: Tells whether a record has content other than text.
+        estimate: Estimates the tokens of this content for a given model. It is not calibrated.
+    """
+
+    decode: Callable[[bytes], _Decoded]
+    convert: Callable[[bytes, _Decoded], Message]
+    has_nontext: Callable[[Message], bool]
+    estimate: Callable[[_Decoded, str], int]
+
+    def parse_message(self, raw: bytes) -> Message:
+        """Parses a piece into a record with its digest. The `tokens` of the record are 0.
+
+        Raises:
+            UnreadableBodyError: The bytes are not a piece.
+        """
+        record = self._build_record(raw, self.decode(raw))
+        return record.with_digest_and_tokens(compute_message_digest(record), 0)
+
+    def parse_uncounted(self, raw: bytes, model: str) -> UncountedMessage:
+        """Parses a piece, and estimates the tokens that everything in it except text takes for `model`.
+
+        Raises:
+            UnreadableBodyError: The bytes are not a piece.
+        """
+        decoded = self.decode(raw)
+        record = self._build_record(raw, decoded)
+        tokens = self.estimate(decoded, model) if self.has_nontext(record) else 0
+        return UncountedMessage(record, compute_message_digest(record), tokens)
+
+    def estimate_nontext_tokens(self, raw: bytes, model: str) -> int:
+        """Estimates the tokens of everything in a piece that is not text; 0 if the bytes are not a piece."""
+        try:
+            return self.estimate(self.decode(raw), model)
+        except UnreadableBodyError:
+            return 0
+
+    def _build_record(self, raw: bytes, decoded: _Decoded) -> Message:
+        try:
+            return self.convert(raw, decoded)
+        except RecursionError:  # encoding JSON can exceed the recursion limit even if decoding it did not
+            raise UnreadableBodyError("too-deep") from None
+
+
+def decode_fields(raw: bytes) -> JsonObject:
+    """Decodes a piece that is one object.
+
+    Raises:
+        UnreadableBodyError: `not-json`, `no-messages` (not an object), `too-many` or `too-deep`.
+    """
+    value = decode_value(raw)
+    if not isinstance(value, dict):
+        raise UnreadableBodyError("no-messages")
+    return value
+
+
+def read_content(
+    content: object,
+    read_text: Callable[[Any], str | None],
+    build_part: Callable[[Any, int], ContentPart | None],
+) -> tuple[str, tuple[ContentPart, ...]]:
+    """Returns the text and the other parts of a message's content or of a tool's result.
+
+    Args:
+        content: The content: a string or a list of parts.
+        read_text: Returns the text of a part; None if the part is not text.
+        build_part: Builds the record of any other part, given its position in the text; None if the part is
+            left out.
+
+    Raises:
+        UnreadableBodyError: `too-many`: the content has more than `MAX_PARTS` parts.
+    """
+    if not isinstance(content, list):
+        plain = content is None or isinstance(content, str)
+        return as_string(content) if plain else json.dumps(content, sort_keys=True), ()
+    if len(content) > MAX_PARTS:
+        raise UnreadableBodyError("too-many")
+    text = ""
+    parts: list[ContentPart] = []
+    for each in content:
+        part_text = read_text(each)
+        if part_text is not None:
+            text += part_text
+        elif part := build_part(each, len(text)):
+            parts.append(part)
+    return text, tuple(parts)
+
+
+def get_kind(part: object) -> str:
+    """Returns the type of a part or a block; empty if it has none."""
+    return as_string(part.get("type")) if isinstance(part, Mapping) else ""
+
+
+def hash_text(text: str) -> bytes:
+    """Returns the SHA-256 of a text, which may hold lone surrogates."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def hash_address(url: str) -> bytes:
+    """Returns the SHA-256 that identifies the content of a URL.
+
+    It is computed from the decoded bytes of base64 data, from an HTTP URL without its query, and from the
+    text of any other URL.
+    """
+    if url.startswith(("http://", "https://")):
+        return hash_text(url.partition("?")[0])
+    head, comma, data = url.rpartition(",")
+    if comma and not head.endswith(";base64"):
+        return hash_text(url)
+    try:
+        return hash_base64(data)
+    except ValueError:
+        return hash_text(url)
+
+
+def hash_part(part: Any) -> bytes:
+    """Returns the SHA-256 of the JSON of a message part of unknown kind, without its `cache_control`."""
+    plain = {k: v for k, v in part.items() if k != "cache_control"} if isinstance(part, Mapping) else part
+    return hash_text(json.dumps(plain, sort_keys=True, default=str))
+
+
+def count_base64_bytes(data: str) -> int:
+    """Returns the number of bytes that base64 text encodes."""
+    return int(len(data) * _BASE64_RATIO)
+
+
+def estimate_unknown_part(part: Any) -> int:
+    """Estimates the tokens of a part of unknown kind.
+
+    The estimate is never more tokens than the part has bytes of JSON, because the gate relies on that.
+    """
+    return min(UNKNOWN_PART_TOKENS, len(json.dumps(part)))

@@ -1,0 +1,503 @@
+"""Offers the search tool in a request on any wire, and joins the answers before and after calls of the tool.
+
+With this tool, a model searches the messages that compactions have removed. What differs between wires is in
+their `SearchTool` and its filters.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.wires.json.slices import DECODER, Slice, find_members, read_member
+from compaction_proxy.wires.json.values import (
+    JsonObject,
+    as_object,
+    decode_value,
+    encode_ascii_json,
+)
+from compaction_proxy.wires.sse import EventSplitter
+
+# If an answer has more bytes than this, its events are no longer kept, and the proxy cannot continue it.
+MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
+# Kept events are compressed once they exceed this many bytes in total. It takes a third of a millisecond.
+BLOCK_BYTES: Final = 64 * 1024
+# The fastest level of compression.
+_FAST_LEVEL: Final = 1
+# Separates the events of a block. JSON cannot contain this byte, so no event that can be parsed contains it.
+_EVENT_SEPARATOR: Final = b"\0"
+
+
+class EventBuffer:
+    """Keeps events in order, compressed in blocks.
+
+    Attributes:
+        size_bytes: The size of all events that were added, before compression.
+    """
+
+    __slots__ = ("_blocks", "_unpacked_bytes", "_unpacked_events", "size_bytes")
+
+    def __init__(self) -> None:
+        self._blocks: list[bytes] = []
+        self._unpacked_events: list[bytes] = []
+        self._unpacked_bytes = 0
+        self.size_bytes = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the buffer still holds all events that were added."""
+        return self.size_bytes <= MAX_KEPT_BYTES
+
+    def add(self, event: bytes) -> None:
+        """Adds an event."""
+        self.size_bytes += len(event)
+        self._unpacked_events.append(event)
+        self._unpacked_bytes += len(event)
+        if self._unpacked_bytes > BLOCK_BYTES:
+            self._pack_block()
+
+    def _pack_block(self) -> None:
+        if self.is_complete:
+            self._blocks.append(zlib.compress(_EVENT_SEPARATOR.join(self._unpacked_events), _FAST_LEVEL))
+        else:
+            self._blocks.clear()
+        self._unpacked_events.clear()
+        self._unpacked_bytes = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yields all events that were added, but only if `is_complete`.
+
+        An event that contains `_EVENT_SEPARATOR` may be yielded in pieces.
+        """
+        for block in self._blocks:
+            yield from zlib.decompress(block).split(_EVENT_SEPARATOR)
+        yield from self._unpacked_events
+
+
+def decode_event(data: bytes) -> JsonObject:
+    """Decodes the data of an event; empty if it is not an object."""
+    try:
+        return as_object(DECODER.decode(data.decode()))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def add_usage(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> JsonObject:
+    """Returns the sum of two `usage` objects, number by number. Other values come from `later`."""
+    total = dict(later)
+    for key, value in earlier.items():
+        other = later.get(key)
+        if isinstance(value, dict):
+            total[key] = add_usage(value, as_object(other))
+        elif _is_number(value):
+            total[key] = value + other if _is_number(other) else value
+    return total
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass(slots=True)
+class StreamState:
+    """What a joiner of streams and the filter of its wire know of the answers.
+
+    Attributes:
+        tool_name: The name of the search tool.
+        is_first_answer: Whether the current answer is the first one.
+        may_answer_calls: Whether the proxy may answer calls of its tool in the current answer. If False, they
+            are only removed.
+        previous_usage: The usage of all earlier answers.
+        usage: The usage of the current answer, as far as it has arrived.
+        buffered_events: Events of the current answer that are read again when the next one starts.
+        is_continuing: Whether the next answer continues the current one.
+        is_done: Whether the upstream has signalled the end of the current answer.
+    """
+
+    tool_name: str
+    is_first_answer: bool = True
+    may_answer_calls: bool = True
+    previous_usage: JsonObject = field(default_factory=dict)
+    usage: JsonObject = field(default_factory=dict)
+    buffered_events: EventBuffer = field(default_factory=EventBuffer)
+    is_continuing: bool = False
+    is_done: bool = False
+
+
+class StreamFilter(Protocol):
+    """Hides the calls of the search tool in the events of one wire. It is made with a `StreamState`."""
+
+    def filter_event(self, event: bytes) -> bytes:
+        """Returns the bytes to send to the client for an event of the upstream."""
+
+    def list_own_calls(self) -> Iterable[str]:
+        """Returns the arguments of each call of the search tool in the current answer."""
+
+    def end_answer(self) -> JsonObject:
+        """Returns the message of the current answer, and forgets what belongs to this answer alone."""
+
+    def encode_error_event(self, body: bytes) -> bytes:
+        """Returns the event that reports an error to the client, given the body in this wire's format."""
+
+
+class StreamJoiner:
+    """Joins one or more upstream streams into one stream for the client. Hides calls of the search tool.
+
+    Bytes from the upstream go in, and bytes for the client come out. If an answer calls only the search tool,
+    its end is held back, and the upstream's next answer follows as part of the same answer.
+
+    Args:
+        name: The name of the search tool.
+        open_filter: Returns a new filter for the events of the wire.
+    """
+
+    def __init__(self, name: str, open_filter: Callable[[StreamState], StreamFilter]) -> None:
+        self._state = StreamState(name)
+        self._filter = open_filter(self._state)
+        self._events = EventSplitter()
+        self.encode_error_event = self._filter.encode_error_event
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the upstream has signalled the end of the current answer."""
+        return self._state.is_done
+
+    @property
+    def buffered_bytes(self) -> int:
+        """The number of bytes of the current answer that `start_next_answer` will read again."""
+        return self._state.buffered_events.size_bytes
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The arguments, as the model wrote them, of each call that the proxy must answer.
+
+        Empty if the answer does not continue.
+        """
+        return tuple(self._filter.list_own_calls()) if self._state.is_continuing else ()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Returns the bytes to send to the client when this chunk arrives."""
+        return b"".join([self._filter.filter_event(event) for event in self._events.feed(chunk)])
+
+    def flush_rest(self) -> bytes:
+        """Returns the last bytes for the client. To be called when the upstream's answer ended normally."""
+        rest = self._events.flush_rest()
+        return self._filter.filter_event(rest) if rest else b""
+
+    def start_next_answer(self, *, may_answer_calls: bool) -> JsonObject:
+        """Prepares for the next answer. Returns the current answer's message for `SearchTool.build_turn`.
+
+        Args:
+            may_answer_calls: Whether the proxy may answer calls of its tool in the next answer as well. If
+                False, that is the last answer, and these calls are removed from it.
+        """
+        state = self._state
+        message = self._filter.end_answer()
+        state.previous_usage = add_usage(state.previous_usage, state.usage)
+        state.is_first_answer, state.may_answer_calls = False, may_answer_calls
+        state.is_continuing = state.is_done = False
+        state.usage, state.buffered_events = {}, EventBuffer()
+        self._events = EventSplitter()
+        return message
+
+
+class AnswerFilter(Protocol):
+    """Hides the calls of the search tool in answers of one wire that are not streams.
+
+    Attributes:
+        call_marker: Bytes that every answer with a call contains.
+        envelope: Members that identify an answer. A joined answer has those of the first answer.
+        calls: The arguments of each call of the search tool in the current answer.
+    """
+
+    call_marker: bytes
+    envelope: tuple[str, ...]
+    calls: tuple[str, ...]
+
+    def read_answer(self, payload: JsonObject) -> bool:
+        """Reads the next answer, and returns whether the payload is an answer of the model."""
+
+    def may_continue(self) -> bool:
+        """Returns whether the answer is complete and calls no tool of the client."""
+
+    def keep_answer(self) -> JsonObject:
+        """Keeps what the client gets of an answer that continues, and returns the message of the answer."""
+
+    def complete_answer(self) -> None:
+        """Removes the calls of the tool from the last answer, and adds what earlier answers said."""
+
+
+class AnswerJoiner:
+    """Joins one or more upstream answers that are not streams, and hides the calls of the search tool.
+
+    Args:
+        answer_filter: The filter of the wire, not used before.
+    """
+
+    def __init__(self, answer_filter: AnswerFilter) -> None:
+        self._filter = answer_filter
+        self._is_first_answer = True
+        self._first_envelope: JsonObject = {}
+        self._previous_usage: JsonObject = {}
+        self._message: JsonObject = {}
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The arguments of each call that the proxy must answer after `join_answer` has returned None."""
+        return self._filter.calls
+
+    def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
+        """Returns the body for the client, or None if the proxy must answer calls of its tool first.
+
+        A first answer without calls of the tool is returned as the same object. The result is empty if a
+        later answer is not JSON.
+
+        Args:
+            body: The upstream's answer.
+            may_answer_calls: Whether the proxy may answer calls of its tool in this answer. If False, this is
+                the last answer, and these calls are removed from it.
+        """
+        if self._is_first_answer and self._filter.call_marker not in body:
+            return body
+        payload = _decode_body(body)
+        is_answer = self._filter.read_answer(payload)
+        if self._is_first_answer and not self.calls:
+            return body
+        if not is_answer:
+            return body if payload else b""  # a body without an answer may be an error for the client
+        if may_answer_calls and self.calls and self._filter.may_continue():
+            self._message = self._filter.keep_answer()
+            self._previous_usage = add_usage(self._previous_usage, as_object(payload.get("usage")))
+            if self._is_first_answer:
+                self._first_envelope = {key: payload[key] for key in self._filter.envelope if key in payload}
+            self._is_first_answer = False
+            return None
+        self._filter.complete_answer()
+        payload |= self._first_envelope
+        if isinstance(payload.get("usage"), dict):
+            payload["usage"] = add_usage(self._previous_usage, payload["usage"])
+        return encode_ascii_json(payload)
+
+    def get_assistant_message(self) -> JsonObject:
+        """Returns the message of the answer for which `join_answer` returned None.
+
+        The message is an argument for `SearchTool.build_turn`.
+        """
+        return self._message
+
+
+def _decode_body(body: bytes) -> JsonObject:
+    """Decodes a body; empty if it is not an object."""
+    try:
+        return as_object(decode_value(body.strip()))
+    except UnreadableBodyError:
+        return {}
+
+
+class ItemFormat(NamedTuple):
+    """The answers of a wire whose answers are lists of items, some of which are calls.
+
+    Attributes:
+        list_member: The member of an answer that holds its items.
+        call_type: The type of items that call the search tool, and perhaps tools of the client.
+        envelope: Members that identify an answer.
+        read_arguments: Returns the arguments of a call as JSON text.
+        must_client_answer: Tells whether an item is a call that the client must answer.
+        is_complete: Tells whether an answer was not cut off.
+        build_message: Builds the message of an answer from its items.
+        mend_end: Adapts the end of the last answer, given whether it had only calls of the search tool.
+    """
+
+    list_member: str
+    call_type: str
+    envelope: tuple[str, ...]
+    read_arguments: Callable[[JsonObject], str]
+    must_client_answer: Callable[[JsonObject], bool]
+    is_complete: Callable[[JsonObject], bool]
+    build_message: Callable[[Iterable[JsonObject]], JsonObject]
+    mend_end: Callable[[JsonObject, bool], None] | None = None
+
+
+class ItemAnswerFilter:
+    """Hides the calls of the search tool in answers that are lists of items; see `AnswerFilter`.
+
+    Args:
+        item_format: The format of the answers.
+        name: The name of the search tool.
+    """
+
+    def __init__(self, item_format: ItemFormat, name: str) -> None:
+        self._format = item_format
+        self._name = name
+        self.call_marker = b'"%b"' % item_format.call_type.encode()
+        self.envelope = item_format.envelope
+        self.calls: tuple[str, ...] = ()
+        self._payload: JsonObject = {}
+        self._previous_items: list[JsonObject] = []  # items of earlier answers that the client gets
+        self._items: list[JsonObject] = []
+        self._shown: list[JsonObject] = []
+
+    def read_answer(self, payload: JsonObject) -> bool:
+        """Reads the next answer, and returns whether it has a list of items."""
+        self._payload, value = payload, payload.get(self._format.list_member)
+        self._items = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+        own_calls = [item for item in self._items if is_call(item, self._format.call_type, self._name)]
+        self._shown = [item for item in self._items if not is_call(item, self._format.call_type, self._name)]
+        self.calls = tuple(map(self._format.read_arguments, own_calls))
+        return isinstance(value, list)
+
+    def may_continue(self) -> bool:
+        """Returns whether the answer is complete and calls no tool of the client."""
+        return not self._calls_client() and self._format.is_complete(self._payload)
+
+    def _calls_client(self) -> bool:
+        return any(map(self._format.must_client_answer, self._shown))
+
+    def keep_answer(self) -> JsonObject:
+        """Keeps the items that the client gets, and returns the message of the answer."""
+        self._previous_items += self._shown
+        return self._format.build_message(self._items)
+
+    def complete_answer(self) -> None:
+        """Removes the calls of the tool from the last answer, and adds the items of earlier answers."""
+        if self._format.mend_end:
+            self._format.mend_end(self._payload, bool(self.calls) and not self._calls_client())
+        self._payload[self._format.list_member] = [*self._previous_items, *self._shown]
+
+
+def is_call(item: Mapping[str, Any], call_type: str, name: str) -> bool:
+    """Returns whether an item or a block is a call of this type, of the tool of this name."""
+    return item.get("type") == call_type and item.get("name") == name
+
+
+class ToolSupport(NamedTuple):
+    """A request body, and whether the proxy can add its search tool to it.
+
+    Attributes:
+        raw: The body.
+        member_slices: The positions of the body's members, by name.
+        has_tools: Whether the client's body already has tools.
+        can_add_tool: Whether the proxy can add its tool to the body, and answer the model's calls of the
+            tool.
+    """
+
+    raw: bytes
+    member_slices: Mapping[str, Slice]
+    has_tools: bool
+    can_add_tool: bool
+
+
+MemberReader = Callable[[str], bytes]
+
+
+def _never_requires_same_tools(_: Sequence[Mapping[str, Any]]) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchTool:
+    """How the proxy offers its search tool on one wire, and answers calls of the tool.
+
+    Attributes:
+        definition_json: The tool's definition as JSON.
+        messages_member: The member of a body that holds the messages.
+        forbidding_choice: The JSON of the tool choice that forbids all calls.
+        allows_tool: Tells whether a request allows one more tool, given a function that returns the JSON of a
+            member of its body; see `json.slices.read_member`.
+        build_turn: Builds the elements to add to the next request: the message that the joiner returned, and
+            the results of its calls, in order.
+        open_stream_filter: Returns a new filter for streams.
+        open_answer_filter: Returns a new filter for answers that are not streams, given the tool's name.
+        requires_same_tools: Tells whether a provider accepts these elements only in a request that has the
+            same tools as the request that they answer.
+    """
+
+    definition_json: bytes
+    messages_member: str
+    forbidding_choice: bytes
+    allows_tool: Callable[[MemberReader], bool]
+    build_turn: Callable[[JsonObject, Iterable[str]], list[JsonObject]]
+    open_stream_filter: Callable[[StreamState], StreamFilter]
+    open_answer_filter: Callable[[str], AnswerFilter]
+    requires_same_tools: Callable[[Sequence[Mapping[str, Any]]], bool] = _never_requires_same_tools
+
+    def open_stream_joiner(self, name: str) -> StreamJoiner:
+        """Returns a new joiner for streams, given the tool's name."""
+        return StreamJoiner(name, self.open_stream_filter)
+
+    def open_answer_joiner(self, name: str) -> AnswerJoiner:
+        """Returns a new joiner for answers that are not streams, given the tool's name."""
+        return AnswerJoiner(self.open_answer_filter(name))
+
+    def inspect_tool_support(self, raw: bytes, name: str) -> ToolSupport:
+        """Tells whether a tool of this name can be added to a body.
+
+        It cannot be added if the client has a tool of that name, or if `allows_tool` does not allow it.
+
+        Raises:
+            UnreadableBodyError: The body is not a request (see `json.slices.find_members`).
+        """
+        try:
+            places = find_members(raw)
+        except RecursionError:
+            raise UnreadableBodyError("too-deep") from None
+        read = partial(read_member, raw, places)
+        tools = read("tools")
+        is_list = not tools or tools.startswith(b"[")
+        is_taken = b'"%b"' % name.encode() in tools
+        return ToolSupport(raw, places, bool(tools), is_list and not is_taken and self.allows_tool(read))
+
+    def forbid_calls(self, raw: bytes) -> bytes:
+        """Returns the body with a tool choice that forbids all calls.
+
+        In the given body, the tool choice is absent or null.
+        """
+        return _set_member(raw, find_members(raw).get("tool_choice"), "tool_choice", self.forbidding_choice)
+
+    def continue_request(self, raw: bytes, elements: Sequence[Mapping[str, Any]]) -> bytes:
+        """Returns the body with more elements at the end of its list of messages.
+
+        A string in place of the list becomes a list of one message.
+
+        Raises:
+            UnreadableBodyError: The body has no messages.
+        """
+        places = find_members(raw)
+        value = read_member(raw, places, self.messages_member)
+        if value.startswith(b'"'):
+            value = b'[{"role":"user","content":%b}]' % value
+        if not value.startswith(b"["):
+            raise UnreadableBodyError("no-messages")
+        place = places[self.messages_member]
+        more = b",".join(encode_ascii_json(each) for each in elements)
+        return b"".join((raw[: place.start], value[:-1], b",", more, b"]", raw[place.stop :]))
+
+
+def add_tool(support: ToolSupport, tool: bytes) -> bytes:
+    """Returns the body with this tool added after the client's tools."""
+    raw, place = support.raw, support.member_slices.get("tools")
+    if support.has_tools and place:
+        stop = len(raw[: place.stop - 1].rstrip(b" \t\n\r"))
+        return b"".join((raw[:stop], b",", tool, raw[stop:]))
+    return _set_member(raw, place, "tools", b"[%b]" % tool)
+
+
+def _set_member(raw: bytes, place: Slice | None, name: str, value: bytes) -> bytes:
+    """Returns the body with the value of a member replaced, or with the member added at its end."""
+    if place:
+        return b"".join((raw[: place.start], value, raw[place.stop :]))
+    stop = raw.rindex(b"}")
+    return b"".join((raw[:stop], b',"', name.encode(), b'":', value, raw[stop:]))
+
+
+def is_prefill(last: bytes) -> bool:
+    """Returns whether a request's last message is the beginning of an answer, which the model must continue.
+
+    No message may be added after such a message: providers refuse the request, or begin the answer anew.
+
+    Args:
+        last: The bytes of the message.
+    """
+    return b'"assistant"' in last and read_member(last, find_members(last), "role") == b'"assistant"'

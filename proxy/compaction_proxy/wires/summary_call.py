@@ -1,0 +1,200 @@
+"""What summary calls of the proxy have in common on every wire, and what providers refuse of them.
+
+The body of a call holds either what the proxy writes, or the client's conversation followed by the prompt. In
+the second form, tools and other members that a provider puts before the messages stay the same byte for byte,
+so the provider's prompt cache still applies.
+"""
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from compaction_proxy.core.message import Message
+from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAnswer, SummaryCall
+from compaction_proxy.wires.json.slices import find_members
+from compaction_proxy.wires.json.values import as_object, parse_json
+from compaction_proxy.wires.usage import UsageFormat, as_token_count
+
+# Added after tool results at the end of a conversation, because the user message with the prompt may not
+# directly follow tool results.
+ACKNOWLEDGEMENT: Final = Message(role="assistant", text="Understood.")
+# Matches the names of OpenAI's reasoning models. They accept no temperature, use another name for the output
+# limit, and count their thinking towards that limit.
+_REASONING: Final = re.compile(r"(?:^|/)(?:o\d|gpt-5(?!.*chat)|gpt-[6-9])", re.IGNORECASE)
+# Tokens added to the output limit for thinking, if the call does not continue the client's conversation.
+REASONING_ALLOWANCE_TOKENS: Final = 2_000
+# Tokens added for thinking, if the call continues the client's conversation. Such a call keeps the client's
+# reasoning effort, because the prompt cache depends on it.
+CLIENT_EFFORT_ALLOWANCE_TOKENS: Final = 8_000
+_CACHE_KEY_HOSTS: Final = re.compile(r"api\.openai\.com|.+\.openai\.azure\.com")
+# The fields in which errors name a parameter. Other fields are ignored, because they may echo the request.
+_ERROR_FIELDS: Final = frozenset(
+    {"error", "errors", "param", "message", "detail", "details", "msg", "loc", "code"}
+)
+_MAX_WORDS: Final = 64
+_MAX_WORD_CHARACTERS: Final = 2_000
+_MAX_INPUT_CHARACTERS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryCallFormat:
+    """The format of the proxy's own summary calls on a wire.
+
+    Attributes:
+        path: The path to append to a provider's base URL, such as `/chat/completions`.
+        get_thinking_allowance: Returns how many tokens a model may use for thinking, in addition to the limit
+            of its answer, given its name and the conversation that the call continues, if any.
+        build_own_members: Builds the members of a call's body that some providers refuse. Omits those that
+            this provider has already refused, which are the second argument.
+        build_request: Builds the body of a call from the call and the result of `build_own_members`.
+        parse_answer: Parses the body of a successful response. Raises `SummaryError` (`garbage`) if the body
+            is not an answer.
+        headers: Headers that a call needs in addition to the credential. A header is not added if the
+            client's own request has it.
+    """
+
+    path: str
+    get_thinking_allowance: Callable[[str, ContinuedConversation | None], int]
+    build_own_members: Callable[[SummaryCall, frozenset[str]], dict[str, Any]]
+    build_request: Callable[[SummaryCall, Mapping[str, Any]], bytes]
+    parse_answer: Callable[[bytes], SummaryAnswer]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_reasoning_model(model: str) -> bool:
+    """Returns whether a name is that of a reasoning model of OpenAI."""
+    return _REASONING.search(model) is not None
+
+
+def get_thinking_allowance(model: str, conversation: ContinuedConversation | None = None) -> int:
+    """Returns how many tokens a model may use for thinking, in addition to the limit of its answer.
+
+    Args:
+        model: The summary model.
+        conversation: The client's conversation, if the summary call continues it.
+    """
+    if conversation is None:
+        return REASONING_ALLOWANCE_TOKENS if is_reasoning_model(model) else 0
+    budget = as_token_count(read_client_object(conversation, "thinking").get("budget_tokens"))
+    return budget or (CLIENT_EFFORT_ALLOWANCE_TOKENS if is_reasoning_model(model) else 0)
+
+
+def accepts_prompt_cache_key(url: str) -> bool:
+    """Returns whether the provider at this URL is known to accept `prompt_cache_key`.
+
+    Other providers may refuse a request that has this member.
+    """
+    return _CACHE_KEY_HOSTS.fullmatch(urlsplit(url).hostname or "") is not None
+
+
+def read_client_members(conversation: ContinuedConversation | None) -> dict[str, bytes]:
+    """Returns the members of the client's body as JSON; empty if there is no conversation."""
+    if conversation is None:
+        return {}
+    raw = conversation.raw_body
+    return {name: raw[place.start : place.stop] for name, place in find_members(raw).items()}
+
+
+def read_client_object(conversation: ContinuedConversation | None, name: str) -> dict[str, Any]:
+    """Returns a member of the client's body that is an object; empty if there is none."""
+    return as_object(parse_json(read_client_members(conversation).get(name, b"")))
+
+
+def has_tools(client_members: Mapping[str, bytes], name: str = "tools") -> bool:
+    """Returns whether the client's body has tools in the member of this name."""
+    return client_members.get(name, b"[]").strip() not in {b"[]", b"null"}
+
+
+def append_prompt(conversation: ContinuedConversation, prompt: str) -> tuple[Message, ...]:
+    """Returns the messages of a conversation, followed by the prompt."""
+    messages = conversation.messages
+    acknowledgements = (ACKNOWLEDGEMENT,) if messages and messages[-1].answered_call_ids else ()
+    return (*messages, *acknowledgements, Message(role="user", text=prompt))
+
+
+def continue_client_body(
+    conversation: ContinuedConversation,
+    dropped: frozenset[str],
+    replaced: Mapping[str, bytes],
+    own_members: Mapping[str, Any],
+) -> bytes:
+    """Returns the client's body with other members.
+
+    Args:
+        conversation: The conversation with the client's body.
+        dropped: The names of members that are left out.
+        replaced: The JSON of members that are added.
+        own_members: Other members that are added or replaced.
+    """
+    fields = {
+        name: value
+        for name, value in read_client_members(conversation).items()
+        if name not in dropped and name not in own_members
+    }
+    fields |= replaced
+    fields |= {name: json.dumps(value).encode() for name, value in own_members.items()}
+    return b"{" + b",".join(json.dumps(name).encode() + b":" + fields[name] for name in fields) + b"}"
+
+
+def build_summary_answer(
+    usage_format: UsageFormat,
+    payload: dict[str, Any],
+    text: str,
+    finish_reason: str,
+    *,
+    called_tools: bool,
+    refused: bool,
+) -> SummaryAnswer:
+    """Builds the record of an answer; its counts are 0 if the payload has no credible usage."""
+    usage = usage_format.parse_counts(payload.get("usage"))
+    return SummaryAnswer(
+        text=text,
+        finish_reason=finish_reason,
+        called_tools=called_tools,
+        refused=refused,
+        prompt_tokens=usage.prompt_tokens if usage else 0,
+        completion_tokens=usage.completion_tokens if usage else 0,
+        cached_tokens=usage.cached_tokens if usage else 0,
+    )
+
+
+def find_refused_member(body: bytes, own_members: Mapping[str, Any]) -> str | None:
+    """Returns the name of the member that a provider refuses according to its error; None if unknown.
+
+    If the error names the requested reasoning effort, the provider refuses only this effort. The result then
+    contains it: `reasoning_effort=minimal`.
+
+    Args:
+        body: The body of the error.
+        own_members: The members of the refused call that `build_own_members` returned.
+    """
+    words = _collect_words(parse_json(body) or body[:_MAX_WORD_CHARACTERS].decode("utf-8", "replace"))
+    joined = "\n".join(words)
+    places = {name: re.search(rf"\b{name}\b", joined) for name in own_members}
+    mentioned = sorted((place.start(), name) for name, place in places.items() if place)
+    name = next((word for word in words if word in own_members), mentioned[0][1] if mentioned else None)
+    if name == "reasoning_effort" and re.search(rf"\b{own_members[name]}\b", joined):
+        return f"{name}={own_members[name]}"
+    return name
+
+
+def _collect_words(root: Any) -> list[str]:
+    """Returns the texts in an error of any shape, outermost first."""
+    words: list[str] = []
+    nodes = deque([root])
+    while nodes and len(words) < _MAX_WORDS:
+        node = nodes.popleft()
+        if isinstance(node, dict):
+            nodes.extend(value for key, value in node.items() if key in _ERROR_FIELDS)
+            input_value = node.get("input")
+            if isinstance(input_value, str) and len(input_value) <= _MAX_INPUT_CHARACTERS:
+                nodes.append(input_value)
+        elif isinstance(node, list):
+            nodes.extend(node[:_MAX_WORDS])
+        elif isinstance(node, str):
+            words.append(node[:_MAX_WORD_CHARACTERS])
+    return words
