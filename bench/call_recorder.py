@@ -4,8 +4,8 @@
 
 SCRIPT is an installed command, such as `.venv/bin/compaction-proxy`. PACKAGE is the folder whose functions
 count. SOCKET is a Unix socket that another process listens on. The recorder connects to it and obeys lines:
-`start` begins a recording, `mark` begins its second part, and `stop` ends it and answers with one line of
-JSON, the calls in order. A generator or coroutine that continues counts as a call.
+`start` begins a recording, and `stop` ends it and answers with one line of JSON, the calls in order. A
+generator or coroutine that continues counts as a call.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ import sys
 import threading
 from types import FrameType
 
-# Part (0 before the mark, 1 after it), file, function, task (0: a callback of the loop; -1: another thread),
+# File, function, task (0: a callback of the loop; -1: another thread),
 # and number of frames of the package on the stack.
-Call = tuple[int, str, str, int, int]
+Call = tuple[str, str, int, int]
 
 
 class CallRecorder:
@@ -31,7 +31,6 @@ class CallRecorder:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._calls: list[Call] | None = None
-        self._part = 0
 
     def install(self) -> None:
         """Profiles this thread, and each thread that starts from now on."""
@@ -53,7 +52,7 @@ class CallRecorder:
             outer = outer.f_back  # type: ignore[assignment]
         owner = id(task) if task is not None else (0 if is_main else -1)
         name = frame.f_code.co_qualname
-        calls.append((self._part, frame.f_code.co_filename[len(self._folder) :], name, owner, depth))
+        calls.append((frame.f_code.co_filename[len(self._folder) :], name, owner, depth))
 
     def serve(self, connection: socket.socket) -> None:
         """Obeys the lines of the connection until its end."""
@@ -62,9 +61,7 @@ class CallRecorder:
                 command = line.strip()
                 answer: list[Call] | None = None
                 if command == "start":
-                    self._part, self._calls = 0, []
-                elif command == "mark":
-                    self._part = 1
+                    self._calls = []
                 elif command == "stop":
                     answer, self._calls = self._calls, None
                 lines.write(json.dumps(answer) + "\n")

@@ -8,9 +8,10 @@ a window of 8,192 tokens, and gets requests over a socket. The last byte of a re
 proxy has read all other bytes and is quiet. "Answering" is what happens from that byte to the last byte of
 the answer, "afterwards" what happens in the second that follows.
 
-- `own`: calls of the task that calls the endpoint. On 9b883db, counted from the first byte on:
-  39 files and 182 calls gated, 68 and 638 read and unchanged, 91 and 1,148 for a round applied.
-- `all`: calls on any task, callback or thread.
+- `own`: calls of the task that calls the endpoint; here, "afterwards" begins where the work after an answer
+  begins. On 9b883db, counted from the first byte on: 39 files and 182 calls gated, 68 and 638 read and
+  unchanged, 91 and 1,148 for a round applied.
+- `all`: calls on any task, callback or thread; here, "afterwards" begins when the last byte is written.
 
 Resumed coroutines count as calls. `--show` lists the files in the order in which they are entered.
 """
@@ -36,9 +37,11 @@ RECORDER = Path(__file__).with_name("call_recorder.py")
 TURNS = 60
 # The function that is called once the client has the answer, now and on 9b883db; and the endpoint's file.
 AFTER = ("AfterResponseHandler.__call__", "Aftermath.__call__")
+# The function that is called when the last byte of the answer is written, now and on 9b883db.
+WRITTEN = ("ServerConnection.on_response_complete", "Connection.answered")
 ENDPOINT = "/endpoint.py"
 
-Call = tuple[int, str, str, int, int]
+Call = tuple[str, str, int, int]
 
 
 def find_package(command: str) -> tuple[str, str]:
@@ -131,7 +134,6 @@ class Client:
         names = dict(line.lower().split(b": ", 1) for line in fields.split(b"\r\n")[1:])
         while len(rest) < int(names[b"content-length"]):
             rest += self._connection.recv(65_536)
-        self._recording.ask("mark")
         time.sleep(pause_s)
         calls = self._recording.ask("stop") or []
         if not fields.startswith(b"HTTP/1.1 200"):
@@ -168,27 +170,27 @@ def open_client(command: str) -> Iterator[Client]:
 
 def summarize_calls(calls: Sequence[Call]) -> tuple[int, int, int]:
     """Returns the number of files and of calls, and the greatest depth."""
-    return len({call[1] for call in calls}), len(calls), max((call[4] for call in calls), default=0)
+    return len({call[0] for call in calls}), len(calls), max((call[3] for call in calls), default=0)
 
 
 def print_trip(case: str, calls: Sequence[Call], *, show: bool) -> None:
     """Prints the counts of one request."""
-    owner = next((call[3] for call in calls if call[1].endswith(ENDPOINT)), None)
-    own = [call for call in calls if call[3] == owner]
-    end = next((place for place, call in enumerate(own) if call[2] in AFTER), len(own))
-    answering = [call for call in calls if call[0] == 0]
+    owner = next((call[2] for call in calls if call[0].endswith(ENDPOINT)), None)
+    own = [call for call in calls if call[2] == owner]
+    end = next((place for place, call in enumerate(own) if call[1] in AFTER), len(own))
+    written = 1 + next(place for place, call in enumerate(calls) if call[1] in WRITTEN)
     for name, some in (
         ("own, answering", own[:end]),
         ("own, afterwards", own[end:]),
-        ("all, answering", answering),
-        ("all, afterwards", [call for call in calls if call[0]]),
+        ("all, answering", calls[:written]),
+        ("all, afterwards", calls[written:]),
     ):
         files, count, depth = summarize_calls(some)
         print(f"| {case} | {name} | {files} | {count} | {depth} |")
     if show:
-        print("\n" + " > ".join(dict.fromkeys(call[1] for call in own[:end])) + "\n")
-        for call in own[:end]:
-            print(f"  {'. ' * call[4]}{call[1]} {call[2]}")
+        print("\n" + " > ".join(dict.fromkeys(call[0] for call in calls[:written])) + "\n")
+        for call in calls[:written]:
+            print(f"  {'. ' * call[3]}{call[0]} {call[1]}")
 
 
 def measure(command: str, *, show: bool) -> None:
