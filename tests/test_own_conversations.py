@@ -1,7 +1,7 @@
 """What agents are told about their own conversations, and what nobody is told of other people's."""
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +14,7 @@ from compaction_proxy.gateway.mcp.tools import (
     NONE_YET,
     NOT_FOUND,
     STORE_UNREACHABLE,
-    TenantConversations,
+    McpToolRunner,
 )
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry, RegisteredConversation
 from compaction_proxy.telemetry.usage import Totals
@@ -49,8 +49,9 @@ class Known:
         self.compacted.append(conversation)
 
 
-def conversations(known: Known, *, away: bool = False) -> TenantConversations:
-    return TenantConversations(
+def conversations(known: Known, *, away: bool = False) -> McpToolRunner:
+    return McpToolRunner(
+        cast("Any", None),
         cast("ConversationCommands", known),
         cast("ConversationRegistry", known),
         is_store_reachable=lambda: not away,

@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pkgutil import resolve_name
 from secrets import token_hex
 
 from starlette.routing import Router
@@ -20,22 +19,29 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import MESSAGES_WIRE, RESPONSES_WIRE
 from compaction_proxy.config.validation import is_loopback
-from compaction_proxy.gateway import compact_api, count_tokens
+from compaction_proxy.gateway import compact_api
 from compaction_proxy.gateway.after_response import AfterResponseHandler
 from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.gateway.client_auth import ClientAuthenticator
-from compaction_proxy.gateway.compact_api import CompactEndpoint, InputCompactor, ResponsesCompactEndpoint
+from compaction_proxy.gateway.compact_api import (
+    CompactEndpoint,
+    CompactionItemResponder,
+    InputCompactor,
+    ResponsesCompactEndpoint,
+)
 from compaction_proxy.gateway.compaction_items import CompactionItemCodec
-from compaction_proxy.gateway.compaction_trigger import CompactionTriggerResponder
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
-from compaction_proxy.gateway.count_tokens import CountTokensEndpoint
 from compaction_proxy.gateway.dispatcher import Dispatcher, RelayHandler
 from compaction_proxy.gateway.endpoint import RelayEndpoint
 from compaction_proxy.gateway.identity import format_origin
 from compaction_proxy.gateway.incidents import IncidentReporter
 from compaction_proxy.gateway.mcp.endpoint import McpEndpoint
-from compaction_proxy.gateway.mcp.tools import McpToolRunner, TenantConversations
-from compaction_proxy.gateway.passthrough import PassthroughEndpoint
+from compaction_proxy.gateway.mcp.tools import McpToolRunner
+from compaction_proxy.gateway.passthrough import (
+    COUNT_TOKENS_ENDING,
+    CountTokensEndpoint,
+    PassthroughEndpoint,
+)
 from compaction_proxy.gateway.routes import create_relay_routes
 from compaction_proxy.gateway.size_gate import SizeGate, build_gates
 from compaction_proxy.gateway.unread_conversations import UnreadConversationFinder
@@ -48,10 +54,6 @@ from compaction_proxy.storage.store import Store
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.wire import Wire
-
-# Module that encrypts and decrypts compaction items (`gateway.compaction_items`). It is imported only when
-# the first item is needed, because its library takes 8 MB of memory.
-_CIPHER = "compaction_proxy.gateway.compaction_cipher"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +93,18 @@ def build_endpoints(
     """
     targets = build_upstreams(config, components.engine, hop_mark, components.upstream_monitor)
     blind = PassthroughEndpoint(targets, admission)
-    items = CompactionItemCodec(
-        config, lambda: components.secret.accepted_keys, partial(resolve_name, _CIPHER)
-    )
-    compactor = InputCompactor(
-        config,
-        targets[RESPONSES_WIRE],
-        components.create_stateless_compaction(config),
-        lambda: components.secret.current_key,
-    )
-    triggers = CompactionTriggerResponder(
+    items = CompactionItemCodec(config, lambda: components.secret.accepted_keys)
+    compactors = {
+        name: InputCompactor(
+            config,
+            targets[name],
+            components.create_stateless_compaction(config),
+            lambda: components.secret.current_key,
+        )
+        for name in (CHAT.name, RESPONSES_WIRE)
+    }
+    compactor = compactors[RESPONSES_WIRE]
+    triggers = CompactionItemResponder(
         config,
         targets[RESPONSES_WIRE],
         compactor=compactor,
@@ -112,7 +116,7 @@ def build_endpoints(
         for name, wire in WIRES.items()
     }
     posts: dict[bytes, ASGIApp] = {
-        count_tokens.PATH_ENDING: _build_count_tokens_endpoint(
+        COUNT_TOKENS_ENDING: _build_count_tokens_endpoint(
             config, components, targets[MESSAGES_WIRE], blind, admission
         ),
     }
@@ -120,9 +124,7 @@ def build_endpoints(
         posts[compact_api.PATH_ENDING] = ResponsesCompactEndpoint(
             config, targets[RESPONSES_WIRE], compactor=compactor, items=items, admission=admission
         )
-    return EndpointTable(
-        wires, posts, blind, _build_compact_endpoint(config, components, targets[CHAT.name], admission)
-    )
+    return EndpointTable(wires, posts, blind, CompactEndpoint(config, compactors[CHAT.name], admission))
 
 
 def _build_wire_endpoint(
@@ -132,7 +134,7 @@ def _build_wire_endpoint(
     wire: Wire,
     gate: SizeGate,
     admission: ConcurrencyLimiter,
-    triggers: CompactionTriggerResponder,
+    triggers: CompactionItemResponder,
 ) -> RelayEndpoint:
     """Builds the endpoint for requests of one wire that carry a conversation.
 
@@ -182,20 +184,6 @@ def _build_count_tokens_endpoint(
         passthrough=passthrough,
         message_reader=components.message_reader,
         model_limits=components.model_limits,
-        get_secret=lambda: components.secret.current_key,
-        admission=admission,
-    )
-
-
-def _build_compact_endpoint(
-    config: Config, components: Components, upstream: Upstream, admission: ConcurrencyLimiter
-) -> CompactEndpoint:
-    """Builds the endpoint for `/v1/compact`."""
-    return CompactEndpoint(
-        config,
-        upstream,
-        format_origin(config.upstream.base_url),
-        stateless=components.create_stateless_compaction(config),
         get_secret=lambda: components.secret.current_key,
         admission=admission,
     )
@@ -306,7 +294,8 @@ def _build_mcp_endpoint(config: Config, components: Components, admission: Concu
     The endpoint always refuses requests that a browser sends for a web page from another machine. Otherwise,
     such a page could read the conversations of clients that send no key.
     """
-    conversations = TenantConversations(
+    tools = McpToolRunner(
+        components.recall_tool,
         _build_commands(components),
         components.conversation_registry,
         is_store_reachable=lambda: components.records.is_reachable,
@@ -314,7 +303,7 @@ def _build_mcp_endpoint(config: Config, components: Components, admission: Concu
     return McpEndpoint(
         config,
         format_origin(config.upstream.base_url),
-        tools=McpToolRunner(components.recall_tool, conversations),
+        tools=tools,
         secret=lambda: components.secret.current_key,
         admission=admission,
         clients=_build_client_authenticator(config, refuses_foreign_pages=True),

@@ -10,12 +10,11 @@ import pytest
 from compaction_proxy.cli.demo import chat
 from compaction_proxy.compaction.types import CompactionReport, CompactionStatus, FitResult
 from compaction_proxy.core.errors import OverloadedError, UpstreamError
-from compaction_proxy.gateway import recall_loop, recall_relay
+from compaction_proxy.gateway import recall_loop
 from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.gateway.control_headers import ControlHeaders
 from compaction_proxy.gateway.identity import Identity
 from compaction_proxy.gateway.recall_loop import NOT_NOW, RecallLoop, ToolOffer
-from compaction_proxy.gateway.recall_relay import relay_with_recall
 from compaction_proxy.gateway.request_state import RequestState
 from compaction_proxy.gateway.upstream import UpstreamResponse
 from compaction_proxy.recall.tool import RecallContext
@@ -143,7 +142,7 @@ async def test_several_searches_have_no_more_time_than_one(monkeypatch: pytest.M
 async def test_whoever_leaves_while_it_searches_ends_the_search() -> None:
     client, first = Client(), streamed(SEARCHING)
     going, _ = course(streamed(chat.Reply("Never.")), Memory(None))
-    task = asyncio.create_task(relay_with_recall(going, UpstreamResponse(first), client, ()))
+    task = asyncio.create_task(going.relay_answer(UpstreamResponse(first), client, ()))
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -163,7 +162,7 @@ class Silent(Response):
 async def test_whoever_leaves_before_the_next_answer_begins_ends_it() -> None:
     client, silent = Client(), Silent([])
     task = asyncio.create_task(
-        relay_with_recall(course(silent)[0], UpstreamResponse(streamed(SEARCHING)), client, ())
+        course(silent)[0].relay_answer(UpstreamResponse(streamed(SEARCHING)), client, ())
     )
     await asyncio.sleep(0.05)
     task.cancel()
@@ -186,11 +185,11 @@ class Endless(Response):
 async def test_an_upstream_that_goes_on_after_its_end_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recall_relay, "LINGER_S", 0.1)
+    monkeypatch.setattr(recall_loop, "LINGER_S", 0.1)
     endless = Endless(chat.encode_stream(ENVELOPE, SEARCHING, None))
     async with asyncio.timeout(30):
-        assert await relay_with_recall(
-            course(streamed(chat.Reply("Five.")))[0], UpstreamResponse(endless), Client(), ()
+        assert await course(streamed(chat.Reply("Five.")))[0].relay_answer(
+            UpstreamResponse(endless), Client(), ()
         )
     assert endless.closed
 
@@ -203,7 +202,7 @@ AWAY = UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachab
 )
 async def test_an_upstream_that_is_away_is_told_in_a_stream_which_is_cut(error: Any, code: str) -> None:
     client = Client()
-    assert not await relay_with_recall(course(error)[0], UpstreamResponse(streamed(SEARCHING)), client, ())
+    assert not await course(error)[0].relay_answer(UpstreamResponse(streamed(SEARCHING)), client, ())
     assert json.loads(client.body.split(b"data: ")[-1])["error"]["code"] == code
     assert (client.status, client.whole) == (200, False)
 
@@ -211,14 +210,14 @@ async def test_an_upstream_that_is_away_is_told_in_a_stream_which_is_cut(error: 
 @pytest.mark.parametrize(("error", "status"), [(AWAY, 502), (OverloadedError(5), 503)])
 async def test_an_upstream_that_is_away_is_the_answer_where_nothing_was_sent(error: Any, status: int) -> None:
     client, (going, _) = Client(), course(error, kind="application/json")
-    assert not await relay_with_recall(going, UpstreamResponse(plain(SEARCHING)), client, ())
+    assert not await going.relay_answer(UpstreamResponse(plain(SEARCHING)), client, ())
     assert (client.status, going.status, client.whole) == (status, status, True)
 
 
 async def test_every_answer_is_closed() -> None:
     for made in (streamed, plain):
         first, second = made(SEARCHING), made(chat.Reply("Five."))
-        assert await relay_with_recall(course(second)[0], UpstreamResponse(first), Client(), ())
+        assert await course(second)[0].relay_answer(UpstreamResponse(first), Client(), ())
         assert (first.closed, second.closed) == (True, True)
 
 
@@ -234,7 +233,7 @@ def passage(going: RecallLoop | None) -> RequestState:
 
 async def test_the_figures_are_of_all_answers_and_what_is_learned_is_of_the_first() -> None:
     going, _ = course(streamed(chat.Reply("Five."), usage=130))
-    assert await relay_with_recall(going, UpstreamResponse(streamed(SEARCHING, usage=100)), Client(), ())
+    assert await going.relay_answer(UpstreamResponse(streamed(SEARCHING, usage=100)), Client(), ())
     made = passage(going)
     made.record_upstream_wait(9.0)  # by a later answer, which is part of the first
     usage = going.client_tap.result()
@@ -248,9 +247,7 @@ async def test_the_figures_are_of_all_answers_and_what_is_learned_is_of_the_firs
 
 async def test_an_answer_that_went_on_by_itself_has_the_figures_it_always_had() -> None:
     going, _ = course(AWAY)
-    assert await relay_with_recall(
-        going, UpstreamResponse(streamed(chat.Reply("Five."), usage=100)), Client(), ()
-    )
+    assert await going.relay_answer(UpstreamResponse(streamed(chat.Reply("Five."), usage=100)), Client(), ())
     made, usage = passage(going), going.client_tap.result()
     told = made.build_exchange(usage)
     assert (told.recalls, told.recall_prompt_tokens) == (None, None)

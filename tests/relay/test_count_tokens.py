@@ -17,11 +17,10 @@ from starlette.routing import Mount, Route
 from compaction_proxy.cli.demo.run import build_demo_config
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.core.errors import StoreUnavailableError
-from compaction_proxy.gateway import count_tokens
+from compaction_proxy.gateway import passthrough
 from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
-from compaction_proxy.gateway.count_tokens import CountTokensEndpoint
-from compaction_proxy.gateway.passthrough import PassthroughEndpoint
+from compaction_proxy.gateway.passthrough import CountTokensEndpoint, PassthroughEndpoint
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.gateway.upstream import build_upstreams
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
@@ -131,7 +130,7 @@ async def test_nothing_is_learned_where_there_is_nothing_to_learn(monkeypatch: p
     image = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
     seen = body(messages=[{"role": "user", "content": [image]}])
     odd = [b"no json", seen, body(thread={"type": "create"})]
-    monkeypatch.setattr(count_tokens, "MAX_READ_BYTES", 10_000)
+    monkeypatch.setattr(passthrough, "MAX_COUNTED_BYTES", 10_000)
     odd.append(body(messages=[{"role": "user", "content": WORDS * 10}]))
     provider, told = Provider(), Told()
     async with running(provider, told) as client:

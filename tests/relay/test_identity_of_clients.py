@@ -33,7 +33,7 @@ async def found(
     fields = [(name.encode(), value.replace("ID", ID).encode()) for name, value in headers.items()]
     raw = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}], **body})
     who, _ = await told.complete_identity_and_classify(
-        told.identify_client(fields, dict(fields)), raw.replace("ID", ID).encode(), dict(fields)
+        told.identify_client(fields), raw.replace("ID", ID).encode(), dict(fields)
     )
     return who.tenant, who.conversation
 

@@ -31,8 +31,8 @@ def part(body: bytes, *, more: bool = True) -> dict[str, Any]:
 GONE = {"type": "http.disconnect"}
 
 
-def scope() -> dict[str, Any]:
-    return {"type": "http", "headers": []}
+def scope(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
+    return {"type": "http", "headers": list(headers)}
 
 
 async def test_a_body_is_joined_from_its_parts() -> None:
@@ -42,7 +42,7 @@ async def test_a_body_is_joined_from_its_parts() -> None:
 
 async def test_a_body_declared_too_large_is_refused_unread() -> None:
     with pytest.raises(RequestRefusedError) as refusal:
-        await read_body(scope(), channel([]), 3, BodyBudget().open_hold(), 4)
+        await read_body(scope((b"content-length", b"4")), channel([]), 3, BodyBudget().open_hold())
     assert (refusal.value.status, refusal.value.code) == (413, "request_too_large")
 
 
@@ -58,7 +58,7 @@ async def test_a_client_that_leaves_while_sending_is_noticed() -> None:
 
 async def test_a_budget_below_the_limit_is_the_limit_of_a_body() -> None:
     with pytest.raises(RequestRefusedError, match="larger than 3 bytes"):
-        await read_body(scope(), channel([]), 10, BodyBudget(3).open_hold(), 4)
+        await read_body(scope((b"content-length", b"4")), channel([]), 10, BodyBudget(3).open_hold())
 
 
 async def test_no_memory_for_a_body_is_answered_with_503() -> None:

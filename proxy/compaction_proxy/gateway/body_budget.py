@@ -13,7 +13,6 @@ The first `SMALL_BYTES` of each body are outside the budget. The limit on concur
 
 import asyncio
 import sys
-from dataclasses import dataclass
 from typing import Final
 
 from compaction_proxy.core.errors import OverloadedError
@@ -92,7 +91,9 @@ class BodyBudget:
         self.used_bytes = 0
         self._large_bytes = 0  # the part of `used_bytes` that `limit_bytes` limits
         self._wait_s = wait_s
-        self._waiting: dict[BodyHold, _BodyWaiter] = {}
+        # For each body that waits: the size to which it wants to grow, and what completes when the room is
+        # reserved.
+        self._waiting: dict[BodyHold, tuple[int, asyncio.Future[None]]] = {}
 
     def open_hold(self) -> "BodyHold":
         """Returns the object that counts the bytes of one request.
@@ -110,17 +111,20 @@ class BodyBudget:
         """Sets the number of bytes that a hold counts. Bodies that wait get the room that becomes free."""
         before, hold.counted_bytes = hold.counted_bytes, counted_bytes
         self.used_bytes += counted_bytes - before
-        self._large_bytes += _count_bytes_above_allowance(counted_bytes) - _count_bytes_above_allowance(
-            before
-        )
-        if self._waiting and counted_bytes < before:
-            self._wake_waiters()
+        self._large_bytes += _count_limited_bytes(counted_bytes) - _count_limited_bytes(before)
+        if counted_bytes < before:
+            for waiter, (size_bytes, turn) in list(self._waiting.items()):  # oldest first
+                if not turn.done() and self.try_reserve(waiter, size_bytes):
+                    del self._waiting[waiter]
+                    turn.set_result(None)
 
     def try_reserve(self, hold: "BodyHold", size_bytes: int) -> bool:
         """Reserves room for a body to grow to `size_bytes`. Returns whether there was enough room."""
-        fits = self._has_room_for(hold, size_bytes)
+        size_bytes = max(size_bytes, hold.counted_bytes)
+        added_bytes = _count_limited_bytes(size_bytes) - _count_limited_bytes(hold.counted_bytes)
+        fits = self._large_bytes + added_bytes <= self.limit_bytes
         if fits:
-            self.set_counted_bytes(hold, max(size_bytes, hold.counted_bytes))
+            self.set_counted_bytes(hold, size_bytes)
         return fits
 
     async def wait_for_room(self, hold: "BodyHold", size_bytes: int) -> None:
@@ -136,78 +140,56 @@ class BodyBudget:
             hold.release()
             raise OverloadedError(RETRY_AFTER_S, TOO_MANY_BODIES)
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._wait_s, self._refuse_waiter, hold)
-        self._waiting[hold] = wait = _BodyWaiter(size_bytes, loop.create_future(), timer)
+        turn = loop.create_future()
+        self._waiting[hold] = size_bytes, turn
+        timer = loop.call_later(self._wait_s, self._refuse_waiter, hold, turn)
         try:
-            await wait.turn
+            await turn
         finally:
             timer.cancel()
             self._waiting.pop(hold, None)
 
-    def _has_room_for(self, hold: "BodyHold", size_bytes: int) -> bool:
-        """Returns whether a body may grow to `size_bytes`, given the bytes that its hold already counts."""
-        added_bytes = _count_bytes_above_allowance(
-            max(size_bytes, hold.counted_bytes)
-        ) - _count_bytes_above_allowance(hold.counted_bytes)
-        return self._large_bytes + added_bytes <= self.limit_bytes
-
-    def _wake_waiters(self) -> None:
-        """Wakes the waiting bodies for which there is room now, oldest first, and reserves their room."""
-        for hold, wait in list(self._waiting.items()):
-            if self._has_room_for(hold, wait.size_bytes):
-                del self._waiting[hold]
-                wait.timer.cancel()
-                self.set_counted_bytes(hold, wait.size_bytes)
-                if not wait.turn.done():
-                    wait.turn.set_result(None)
-
-    def _refuse_waiter(self, hold: "BodyHold") -> None:
+    def _refuse_waiter(self, hold: "BodyHold", turn: asyncio.Future[None]) -> None:
         """Refuses a body that has waited too long.
 
         Frees its room at once, so that the next body may get the room before its own wait is over.
         """
-        wait = self._waiting.pop(hold, None)
-        if wait is not None and not wait.turn.done():
-            wait.turn.set_exception(OverloadedError(RETRY_AFTER_S, TOO_MANY_BODIES))
+        if not turn.done():
+            turn.set_exception(OverloadedError(RETRY_AFTER_S, TOO_MANY_BODIES))
+            del self._waiting[hold]
             hold.release()
 
 
 class BodyHold:
     """The part of the budget that one request holds.
 
+    Args:
+        budget: The budget.
+
     Attributes:
+        budget: The budget.
         size_bytes: Bytes of the request's body that have arrived.
         counted_bytes: Bytes that the budget counts for the request: those that have arrived, and more while
             room is reserved.
     """
 
-    __slots__ = ("_budget", "counted_bytes", "size_bytes")
+    __slots__ = ("budget", "counted_bytes", "size_bytes")
 
     def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
+        self.budget = budget
         self.size_bytes = self.counted_bytes = 0
-
-    @property
-    def limit_bytes(self) -> int:
-        """The size of the largest body that the budget allows."""
-        return self._budget.limit_bytes
 
     def add_bytes(self, count_bytes: int) -> bool:
         """Counts bytes that have arrived. Returns False if the caller must wait for room before it reads."""
-        self.size_bytes = size = self.size_bytes + count_bytes
-        if size <= self.counted_bytes:
+        self.size_bytes += count_bytes
+        if self.size_bytes <= self.counted_bytes:
             return True
-        if size <= SMALL_BYTES:  # true for nearly all bodies; the budget does not limit these bytes
-            self._budget.used_bytes += size - self.counted_bytes
-            self.counted_bytes = size
-            return True
-        self._budget.set_counted_bytes(self, size)
-        return self._budget.has_room
+        self.budget.set_counted_bytes(self, self.size_bytes)
+        return self.size_bytes <= SMALL_BYTES or self.budget.has_room
 
     def try_reserve_rest(self, rest_bytes: int) -> bool:
         """Reserves room for `rest_bytes` further bytes. Returns whether there was enough room."""
-        size = self.size_bytes + rest_bytes
-        return size <= self.counted_bytes or self._budget.try_reserve(self, size)
+        return self.budget.try_reserve(self, self.size_bytes + rest_bytes)
 
     async def wait_for_room(self, rest_bytes: int) -> None:
         """Waits for room for `rest_bytes` further bytes, and reserves it.
@@ -215,7 +197,7 @@ class BodyHold:
         Raises:
             OverloadedError: No room became free in time, or too many bodies wait already.
         """
-        await self._budget.wait_for_room(self, self.size_bytes + rest_bytes)
+        await self.budget.wait_for_room(self, self.size_bytes + rest_bytes)
 
     async def wait_for_rest(self, declared_bytes: int | None, limit_bytes: int) -> None:
         """Waits for room for the rest of a body, and keeps it reserved while the body arrives fast enough.
@@ -227,54 +209,32 @@ class BodyHold:
         Raises:
             OverloadedError: No room became free in time, or too many bodies wait already.
         """
-        size_bytes = self.size_bytes
-        unknown_bytes = size_bytes + max(size_bytes, UNKNOWN_BYTES)
+        unknown_bytes = self.size_bytes + max(self.size_bytes, UNKNOWN_BYTES)
         whole_bytes = min(unknown_bytes if declared_bytes is None else declared_bytes, limit_bytes)
-        await self.wait_for_room(max(whole_bytes - size_bytes, 0))
-        self._watch_progress(self.size_bytes)
+        await self.wait_for_room(max(whole_bytes - self.size_bytes, 0))
+        self._schedule_progress_check()
 
-    def _watch_progress(self, previous_size_bytes: int) -> None:
-        """Checks at intervals that the body keeps arriving. Gives the reserved room back if it does not."""
-        if self.counted_bytes <= self.size_bytes:
-            return
+    def _schedule_progress_check(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(PROGRESS_CHECK_S, self._check_progress, self.size_bytes)
 
-        def check_progress() -> None:
-            if self.size_bytes - previous_size_bytes < MIN_PROGRESS_BYTES:
-                self.release_unused()
-            else:
-                self._watch_progress(self.size_bytes)
-
-        asyncio.get_running_loop().call_later(PROGRESS_CHECK_S, check_progress)
+    def _check_progress(self, previous_size_bytes: int) -> None:
+        """Gives the reserved room back if the body does not keep arriving; else schedules the next check."""
+        if self.size_bytes - previous_size_bytes < MIN_PROGRESS_BYTES:
+            self.release_unused()
+        elif self.counted_bytes > self.size_bytes:
+            self._schedule_progress_check()
 
     def release_unused(self) -> None:
         """Gives back the room that is reserved beyond the bytes that have arrived."""
         if self.counted_bytes > self.size_bytes:
-            self._budget.set_counted_bytes(self, self.size_bytes)
+            self.budget.set_counted_bytes(self, self.size_bytes)
 
     def release(self) -> None:
         """Stops counting the body, because the request no longer holds it. Calling it twice does no harm."""
-        if self.counted_bytes > SMALL_BYTES:
-            self._budget.set_counted_bytes(self, 0)
-        else:
-            self._budget.used_bytes -= self.counted_bytes
-            self.counted_bytes = 0
+        self.budget.set_counted_bytes(self, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _BodyWaiter:
-    """A body that waits for room.
-
-    Attributes:
-        size_bytes: The size to which the body wants to grow.
-        turn: Completes when the room is reserved. Fails with `OverloadedError` when the body is refused.
-        timer: Refuses the body when it has waited too long.
-    """
-
-    size_bytes: int
-    turn: asyncio.Future[None]
-    timer: asyncio.TimerHandle
-
-
-def _count_bytes_above_allowance(size_bytes: int) -> int:
+def _count_limited_bytes(size_bytes: int) -> int:
     """Returns how many bytes of a body of this size the budget limits."""
-    return size_bytes - SMALL_BYTES if size_bytes > SMALL_BYTES else 0
+    return max(size_bytes - SMALL_BYTES, 0)

@@ -1,20 +1,24 @@
-"""Reads the client's request body, and notices when the client disconnects.
+"""Reads and decodes the client's request body, and notices when the client disconnects.
 
 All functions here report a disconnect by raising starlette's `ClientDisconnect`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from io import BytesIO
 from types import TracebackType
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from compaction_proxy.core.errors import OverloadedError, RequestRefusedError
-from compaction_proxy.gateway.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S, BodyHold
+from compaction_proxy.core.errors import OverloadedError, RequestRefusedError, UnreadableBodyError
+from compaction_proxy.gateway.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S, SMALL_BYTES, BodyHold
+from compaction_proxy.gateway.headers import Headers, get_content_length
+from compaction_proxy.wires.content_coding import decode_body, parse_codings
 
 # Our own server offers a function as `scope["extensions"][DEPARTURE][NOTICE]`. The function registers a
 # callback for the moment when the client disconnects. `server/connection.py` defines these two strings once
@@ -24,7 +28,7 @@ NOTICE = "notice"
 SetDisconnectCallback = Callable[[Callable[[], None] | None], None]
 
 
-def build_too_large_error(limit_bytes: int) -> RequestRefusedError:
+def _build_too_large_error(limit_bytes: int) -> RequestRefusedError:
     """Returns the error for a body that is larger than `limit_bytes` before or after it is decoded."""
     return RequestRefusedError(
         413, f"The request body is larger than {limit_bytes} bytes.", "request_too_large"
@@ -47,9 +51,7 @@ async def stream_body(receive: Receive) -> AsyncIterator[bytes]:
             yield body
 
 
-async def read_body(
-    scope: Scope, receive: Receive, limit_bytes: int, hold: BodyHold, declared_bytes: int | None = None
-) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int, hold: BodyHold) -> bytes:
     """Returns the whole request body.
 
     While the body budget is used up, this function reads nothing, so the client cannot send more.
@@ -60,7 +62,6 @@ async def read_body(
         limit_bytes: The largest size of the body, in bytes. If the whole budget is smaller, the budget is the
             limit.
         hold: Counts the bytes. The caller releases it when it no longer holds the body.
-        declared_bytes: Size of the body in bytes from the request's head; None if it is not declared.
 
     Raises:
         RequestRefusedError: 413, the body is larger than the limit. If the declared size is already larger,
@@ -68,9 +69,10 @@ async def read_body(
         OverloadedError: No room for the rest of the body became free in time, or memory has run out.
         ClientDisconnect: The client left before the body was complete.
     """
-    limit_bytes = min(limit_bytes, hold.limit_bytes)
+    limit_bytes = min(limit_bytes, hold.budget.limit_bytes)
+    declared_bytes = get_content_length(scope["headers"])
     if declared_bytes is not None and declared_bytes > limit_bytes:
-        raise build_too_large_error(limit_bytes)
+        raise _build_too_large_error(limit_bytes)
     try:
         return await _read_whole_body(scope, receive, limit_bytes, hold, declared_bytes)
     except MemoryError:
@@ -89,7 +91,7 @@ async def _read_whole_body(
         more = message.get("more_body", False)
         goes_on = hold.add_bytes(len(chunk))
         if hold.size_bytes > limit_bytes:
-            raise build_too_large_error(limit_bytes)
+            raise _build_too_large_error(limit_bytes)
         if not goes_on:
             with while_connected(scope):
                 await hold.wait_for_rest(declared_bytes if more else hold.size_bytes, limit_bytes)
@@ -150,3 +152,120 @@ def while_connected(scope: Scope) -> AbstractContextManager[None]:
     """
     extension = scope.get("extensions", {}).get(DEPARTURE)
     return nullcontext() if extension is None else _DisconnectGuard(extension[NOTICE])
+
+
+CONTENT_ENCODING: Final = b"content-encoding"
+UNDECODABLE: Final = "The body cannot be decoded: its encoding is unknown, or it is damaged."
+# The most bodies that one process decodes at once in threads. Each decoder may use 8 MiB of memory that the
+# body budget does not count.
+WORKERS: Final = 2
+# An encoded body of at most this many bytes is first decoded on the event loop, up to `_INLINE_DECODED_BYTES`
+# of output.
+_INLINE_BYTES: Final = 16_384
+_INLINE_DECODED_BYTES: Final = 131_072
+# The decoded size is unknown in advance. The first attempt in a thread reserves room for `_USUAL_BYTES`, or
+# for `_USUAL_RATIO` times the encoded size if that is more. If the decoded body is larger, it is decoded
+# again, with room for the largest body that is allowed.
+_USUAL_BYTES: Final = 2 * 1024 * 1024
+_USUAL_RATIO: Final = 32
+
+# Decoding has its own thread pool. A thread cannot be stopped, so decoding continues even if the request has
+# already ended. With its own pool, it then delays no other kind of work.
+_POOL: Final = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="decode")
+
+
+class OriginalRequest(NamedTuple):
+    """A request with an encoded body, as the client sent it.
+
+    Attributes:
+        scope: The ASGI scope of the request.
+        raw: The encoded body.
+    """
+
+    scope: Scope
+    raw: bytes
+
+
+class BodyDecoder:
+    """Decodes request bodies on one event loop. At most `WORKERS` large bodies are decoded at once."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(WORKERS)
+
+    async def decode(self, raw: bytes, headers: Headers, hold: BodyHold, limit_bytes: int) -> bytes | None:
+        """Returns the decoded body, or `raw` itself if the body is not encoded.
+
+        The hold counts the decoded body in addition to `raw`. Returns None if the body cannot be decoded,
+        because its coding is unknown or it is damaged.
+
+        Args:
+            raw: The body as the client sent it.
+            headers: The header fields of the request.
+            hold: Counts the bytes of the request.
+            limit_bytes: The most bytes that the decoded body may have. The limit is lower if the budget can
+                never have room for this many bytes in addition to `raw`.
+
+        Raises:
+            RequestRefusedError: 413, the decoded body is larger than the limit.
+            OverloadedError: No room for the decoded body became free in time.
+        """
+        codings = parse_codings(held for name, held in headers if name == CONTENT_ENCODING)
+        if not codings:
+            return raw if codings is not None else None
+        limit_bytes = min(
+            limit_bytes, hold.budget.limit_bytes, hold.budget.limit_bytes + SMALL_BYTES - len(raw)
+        )
+        try:
+            decoded = await self._decode_with_limit(raw, codings, hold, limit_bytes)
+        except UnreadableBodyError:
+            return None
+        finally:
+            hold.release_unused()
+        if decoded is None:
+            raise _build_too_large_error(limit_bytes)
+        return decoded
+
+    async def decode_or_refuse(self, raw: bytes, headers: Headers, hold: BodyHold, limit_bytes: int) -> bytes:
+        """Returns the decoded body as `decode` does, but raises an error if it cannot be decoded.
+
+        Raises:
+            RequestRefusedError: 413, the decoded body is larger than the limit; 415, the body cannot be
+                decoded.
+            OverloadedError: No room for the decoded body became free in time.
+        """
+        decoded = await self.decode(raw, headers, hold, limit_bytes)
+        if decoded is None:
+            raise RequestRefusedError(415, UNDECODABLE, "encoded")
+        return decoded
+
+    async def _decode_with_limit(
+        self, raw: bytes, codings: Sequence[str], hold: BodyHold, limit_bytes: int
+    ) -> bytes | None:
+        """Decodes a body on the event loop or in a thread, first with a low size limit, then with a higher.
+
+        Returns None if the decoded body is longer than `limit_bytes`.
+
+        Raises:
+            UnreadableBodyError: The body is damaged or its coding is unknown (`decode_body`).
+        """
+        decoded = None
+        if len(raw) <= _INLINE_BYTES:
+            decoded = decode_body(raw, codings, min(limit_bytes, _INLINE_DECODED_BYTES))
+        usual = min(limit_bytes, max(_USUAL_BYTES, _USUAL_RATIO * len(raw)))
+        if decoded is None:
+            decoded = await self._decode_in_worker(raw, codings, hold, usual)
+        if decoded is None and usual < limit_bytes:
+            decoded = await self._decode_in_worker(raw, codings, hold, limit_bytes)
+        if decoded is not None and not hold.add_bytes(len(decoded)):
+            await hold.wait_for_room(0)
+        return decoded
+
+    async def _decode_in_worker(
+        self, raw: bytes, codings: Sequence[str], hold: BodyHold, limit_bytes: int
+    ) -> bytes | None:
+        work = partial(decode_body, raw, codings, limit_bytes)
+        while True:
+            async with self._turns:  # a request that waits for its turn reserves no room
+                if hold.try_reserve_rest(limit_bytes):
+                    return await asyncio.get_running_loop().run_in_executor(_POOL, work)
+            await hold.wait_for_room(limit_bytes)

@@ -1,17 +1,24 @@
-"""Serves `POST /v1/compact` and `…/responses/compact`: shortens a list of messages and stores nothing.
+"""Compacts on demand and stores nothing: `POST /v1/compact`, `…/responses/compact`, compaction items.
 
-The list is compacted by the same code as a relayed request with the header `x-compaction: force`, but nothing
-is stored. If no model writes a summary, an extract takes its place, whatever the strategy.
+The list of messages is compacted by the same code as a relayed request with the header `x-compaction: force`,
+but nothing is stored. If no model writes a summary, an extract takes its place, whatever the strategy.
+
+To ask for a compaction, Codex sends an ordinary request whose input ends in an item of type
+`compaction_trigger`. It reports a failure unless the answer holds one `compaction` item. The first such
+request goes to the upstream. If the answer shows that the upstream does not know the type, the proxy answers
+this request and, for a day, all later requests of this kind for the same model.
 """
 
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
+import httpx
 from starlette.types import Receive, Scope, Send
 
 from compaction_proxy.compaction.request_view import resolve_policy
@@ -24,9 +31,10 @@ from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client_stream import read_body, while_connected
 from compaction_proxy.gateway.compaction_items import CompactionItemCodec
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
-from compaction_proxy.gateway.decoder_pool import UNDECODABLE
-from compaction_proxy.gateway.headers import build_header_map, parse_content_length
-from compaction_proxy.gateway.identity import IdentityResolver, format_origin
+from compaction_proxy.gateway.control_headers import build_report_headers
+from compaction_proxy.gateway.headers import EVENT_STREAM, Headers, build_header_map
+from compaction_proxy.gateway.identity import Identity, IdentityResolver, format_origin
+from compaction_proxy.gateway.overflow_probe import detect_overflow
 from compaction_proxy.gateway.summary_routes import build_summary_routes
 from compaction_proxy.gateway.upstream import (
     PEEK_BYTES,
@@ -36,14 +44,25 @@ from compaction_proxy.gateway.upstream import (
     relay_response,
     send_request,
 )
-from compaction_proxy.support.offload import run_in_worker
+from compaction_proxy.providers.model_limits import ModelLimits
+from compaction_proxy.support.offload import run_in_worker, run_in_worker_if_large
 from compaction_proxy.wires.body import RequestBody, decode_small_json, parse_body
 from compaction_proxy.wires.chat.wire import CHAT
-from compaction_proxy.wires.content_coding import IDENTITY, Inflater
+from compaction_proxy.wires.content_coding import Inflater
 from compaction_proxy.wires.json.slices import find_members
 from compaction_proxy.wires.project_instructions import find_client_by_headers
-from compaction_proxy.wires.responses.compaction_item import read_items
+from compaction_proxy.wires.responses.compaction_item import (
+    build_item,
+    build_response,
+    build_stream,
+    demote_privileged_item,
+    has_trigger,
+    parse_triggered_request,
+    read_items,
+)
+from compaction_proxy.wires.responses.items import COMPACTION_TYPES, TRIGGER_TYPE
 from compaction_proxy.wires.responses.wire import RESPONSES
+from compaction_proxy.wires.sse import EventSplitter, read_data
 
 # The path of summary calls for `/v1/compact`. Other summary calls use the path of the client's request, but
 # `/v1/compact` does not exist at the provider.
@@ -56,13 +75,30 @@ MAX_TOKENS = 999_999_999
 # No valid value of one of our own body members (`_OPTION_NAMES`) has more bytes than this.
 MAX_VALUE_BYTES = 64
 _OPTION_NAMES = ("strategy", "trigger_tokens", "target_tokens")
+PATH_ENDING: Final = b"/responses/compact"
+# Statuses with which an upstream answers if it does not serve the path of a request.
+_MISSING_ENDPOINT_STATUSES: Final = frozenset({404, 405, 501})
+# The ending of error codes such as `model_not_found`. They say that the upstream does not have a thing that
+# the request names. So the upstream does serve the path.
+_NOT_FOUND_SUFFIX: Final = "_not_found"
+# The most bytes of an answer that are held back from the client until it is clear whether the answer holds a
+# compaction item.
+HOLD_BYTES: Final = 16 * 1024 * 1024
+# Statuses with which upstreams refuse an item of an unknown type. The body of the refusal then names the
+# type.
+_REFUSAL_STATUSES: Final = frozenset({400, 422, 501})
+# The text with which llama.cpp refuses an item of an unknown type, without naming the type.
+_UNKNOWN_ITEM: Final = b"Cannot determine type of 'item'"
+_END_EVENTS: Final = frozenset({"response.completed", "response.incomplete"})
+_FAILURE_EVENTS: Final = frozenset({"response.failed", "error"})
+_ID_BYTES: Final = 16
 
 
 class CompactRequest(NamedTuple):
-    """A call of `/v1/compact`: its messages and its options.
+    """A list of messages to compact, and how to compact it.
 
     Attributes:
-        body: The parsed request.
+        body: The parsed request with the list.
         strategy: The name of the strategy; None selects the configured one.
         trigger_tokens: The trigger, in tokens, which also decides how much text is kept. It has an effect
             only if it is lower than the configured one. None uses the configured one.
@@ -70,9 +106,66 @@ class CompactRequest(NamedTuple):
     """
 
     body: RequestBody
-    strategy: str | None
-    trigger_tokens: int | None
-    target_tokens: int | None
+    strategy: str | None = None
+    trigger_tokens: int | None = None
+    target_tokens: int | None = None
+
+
+class InputCompactor:
+    """Compacts the messages of requests and stores nothing. Compacts even a short list.
+
+    Args:
+        config: The configuration.
+        upstream: The upstream that is asked for summaries.
+        stateless: Compacts without storing anything.
+        get_secret: Returns the secret key of the digests that identify tenants.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        upstream: Upstream,
+        stateless: StatelessCompaction,
+        get_secret: Callable[[], bytes],
+    ) -> None:
+        self._config = config
+        self._upstream = upstream
+        self._origin = format_origin(upstream.base_url)
+        self._stateless = stateless
+        self._identity_resolver = IdentityResolver(config, self._origin, get_secret)
+
+    async def compact_input(self, request: CompactRequest, scope: Scope) -> ShortenResult:
+        """Compacts the messages of a request.
+
+        Args:
+            request: The request.
+            scope: The ASGI scope of the request, or a copy with the path that summary calls are to use.
+
+        Raises:
+            UnreadableBodyError: A message is not valid.
+            InternalError: The proxy has a fault; the log names the cause.
+        """
+        headers, body = scope["headers"], request.body
+        settings = _build_waiting_settings(
+            get_model_settings(self._config, body.model), request.target_tokens
+        )
+        policy = resolve_policy(settings, request.strategy)
+        build_routes = partial(build_summary_routes, self._config, settings, policy, self._upstream)
+        ask = FitRequest(
+            body=body,
+            model=body.model,
+            tenant=self._identity_resolver.identify_client(headers).tenant,
+            conversation=None,
+            origin=self._origin,
+            settings=settings,
+            mode=CompactionMode.FORCE,
+            trigger_tokens=_compute_trigger(request),
+            resolve_summary_routes=partial(build_routes, scope, body.model, body.wire),
+            patience_s=None,
+            strategy=request.strategy,
+            client=find_client_by_headers(build_header_map(headers)),
+        )
+        return await shorten_messages(self._stateless, ask, request.target_tokens)
 
 
 class CompactEndpoint:
@@ -80,32 +173,14 @@ class CompactEndpoint:
 
     Args:
         config: The configuration.
-        upstream: The upstream that is asked for summaries.
-        origin: The origin of the upstream, which is part of the identity of a tenant (`format_origin`).
-        stateless: Compacts without storing anything.
-        get_secret: Returns the secret key of the digests that identify tenants.
+        compactor: Compacts the list.
         admission: Limits the number of concurrent requests; relayed requests count, too.
-        clock: Returns monotonic seconds.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        upstream: Upstream,
-        origin: str,
-        *,
-        stateless: StatelessCompaction,
-        get_secret: Callable[[], bytes],
-        admission: ConcurrencyLimiter,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._config = config
-        self._upstream = upstream
-        self._origin = origin
-        self._stateless = stateless
+    def __init__(self, config: Config, compactor: InputCompactor, admission: ConcurrencyLimiter) -> None:
+        self._max_body_bytes = config.server.max_body_bytes
+        self._compactor = compactor
         self._admission = admission
-        self._clock = clock
-        self._identity_resolver = IdentityResolver(config, origin, get_secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request.
@@ -117,65 +192,25 @@ class CompactEndpoint:
         """
         if scope["method"] != "POST":
             raise RequestRefusedError(405, "Only POST is answered here.", "method_not_allowed")
-        if not self._admission.try_acquire_slot():
-            await self._admission.wait_for_slot()
-        hold = self._admission.body_budget.open_hold()
-        try:
-            raw = await self._read_body(scope, receive, hold)
+        async with self._admission.admit_request() as hold:
+            raw = await read_body(scope, receive, self._max_body_bytes, hold)
             with while_connected(scope):
-                raw = await self._decode_body(raw, scope, hold)
-                answer = await self._build_compaction_answer(raw, scope)
-            await _send_json(send, answer)
-        finally:
-            hold.release()
-            self._admission.release_slot()
+                raw = await self._admission.decoder.decode_or_refuse(
+                    raw, scope["headers"], hold, self._max_body_bytes
+                )
+                answer = await self._build_answer(raw, scope)
+            await _send_answer(send, answer)
 
-    async def _read_body(self, scope: Scope, receive: Receive, hold: BodyHold) -> bytes:
-        declared = parse_content_length(build_header_map(scope["headers"]).get(b"content-length"))
-        return await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
-
-    async def _decode_body(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
-        limit = self._config.server.max_body_bytes
-        decoded = await self._admission.decoder.decode(raw, scope["headers"], hold, limit)
-        if decoded is None:
-            raise RequestRefusedError(415, UNDECODABLE, "encoded")
-        return decoded
-
-    async def _build_compaction_answer(self, raw: bytes, scope: Scope) -> bytes:
+    async def _build_answer(self, raw: bytes, scope: Scope) -> bytes:
         """Compacts the messages of a request body. Returns the body of the answer."""
-        started = self._clock()
+        started = time.monotonic()
         request = await run_in_worker(partial(parse_compact_request, raw))
-        ask = self._build_fit_request(request, scope)
         try:
-            result = await shorten_messages(self._stateless, ask, request.target_tokens)
+            result = await self._compactor.compact_input(request, {**scope, **_CHAT_TARGET})
         except UnreadableBodyError as unreadable:
-            raise _build_unusable_error(unreadable.reason) from unreadable
-        report = _build_report(result, request, self._clock() - started)
+            raise _build_unusable_error("messages", unreadable.reason) from unreadable
+        report = _build_report(result, request, time.monotonic() - started)
         return await run_in_worker(partial(_encode_answer, result.fit.raw, report))
-
-    def _build_fit_request(self, request: CompactRequest, scope: Scope) -> FitRequest:
-        headers = scope["headers"]
-        identity = self._identity_resolver.identify_client(headers, build_header_map(headers))
-        model = request.body.model
-        settings = build_waiting_settings(get_model_settings(self._config, model), request.target_tokens)
-        policy = resolve_policy(settings, request.strategy)
-        summary_scope: Scope = {**scope, **_CHAT_TARGET}
-        return FitRequest(
-            body=request.body,
-            model=model,
-            tenant=identity.tenant,
-            conversation=None,
-            origin=self._origin,
-            settings=settings,
-            mode=CompactionMode.FORCE,
-            trigger_tokens=_compute_trigger(request),
-            resolve_summary_routes=partial(
-                build_summary_routes, self._config, settings, policy, self._upstream, summary_scope, model
-            ),
-            patience_s=None,
-            strategy=request.strategy,
-            client=find_client_by_headers(build_header_map(headers)),
-        )
 
 
 def parse_compact_request(raw: bytes) -> CompactRequest:
@@ -187,7 +222,7 @@ def parse_compact_request(raw: bytes) -> CompactRequest:
     try:
         body = parse_body(raw, CHAT)
     except UnreadableBodyError as unreadable:
-        raise _build_unusable_error(unreadable.reason) from unreadable
+        raise _build_unusable_error("messages", unreadable.reason) from unreadable
     if not body.model:
         raise RequestRefusedError(400, "`model` must be the name of a model.", "model_required")
     members = find_members(raw)
@@ -205,9 +240,9 @@ def parse_compact_request(raw: bytes) -> CompactRequest:
     )
 
 
-def _build_unusable_error(reason: str) -> RequestRefusedError:
-    code = reason.replace("-", "_")
-    return RequestRefusedError(400, f"The body holds no messages that could be compacted: {reason}.", code)
+def _build_unusable_error(noun: str, reason: str) -> RequestRefusedError:
+    message = f"The body holds no {noun} that could be compacted: {reason}."
+    return RequestRefusedError(400, message, reason.replace("-", "_"))
 
 
 def _parse_value(raw: bytes) -> Any:  # noqa: ANN401 - a JSON value
@@ -231,7 +266,7 @@ def _parse_tokens(fields: Mapping[str, Any], name: str) -> int | None:
 
 
 @lru_cache(maxsize=256)
-def build_waiting_settings(settings: ModelSettings, target_tokens: int | None) -> ModelSettings:
+def _build_waiting_settings(settings: ModelSettings, target_tokens: int | None) -> ModelSettings:
     """Returns settings with which a call waits for its summary as long as `summary.timeout_s` allows.
 
     `target_tokens` is the size in tokens that the compacted list should have; None keeps the configured one.
@@ -277,84 +312,17 @@ def _encode_answer(raw: bytes, report: Mapping[str, Any]) -> bytes:
     return b"".join((*parts, json.dumps(report).encode(), b"}"))
 
 
-async def _send_json(send: Send, body: bytes) -> None:
+async def _send_answer(
+    send: Send, body: bytes, content_type: bytes = b"application/json", report: Headers | None = None
+) -> None:
     headers = [
-        (b"content-type", b"application/json"),
+        (b"content-type", content_type),
         (b"content-length", b"%d" % len(body)),
         (b"cache-control", b"no-store"),
+        *(report or ()),
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-PATH_ENDING: Final = b"/responses/compact"
-# Statuses with which an upstream answers if it does not serve the path of a request.
-_MISSING_ENDPOINT_STATUSES: Final = frozenset({404, 405, 501})
-# The ending of error codes such as `model_not_found`. They say that the upstream does not have a thing that
-# the request names. So the upstream does serve the path.
-_NOT_FOUND_SUFFIX: Final = "_not_found"
-_ID_BYTES: Final = 16
-
-
-class InputCompactor:
-    """Compacts the input of requests on the Responses wire and stores nothing.
-
-    Args:
-        config: The configuration.
-        upstream: The upstream of this wire, which is also asked for summaries.
-        stateless: Compacts without storing anything.
-        get_secret: Returns the secret key of the digests that identify tenants.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        upstream: Upstream,
-        stateless: StatelessCompaction,
-        get_secret: Callable[[], bytes],
-    ) -> None:
-        self._config = config
-        self._upstream = upstream
-        self._origin = format_origin(upstream.base_url)
-        self._stateless = stateless
-        self._identity_resolver = IdentityResolver(config, self._origin, get_secret)
-
-    async def compact_input(self, body: RequestBody, scope: Scope) -> ShortenResult:
-        """Compacts the input of a body with the configured strategy, even if the input is short.
-
-        Args:
-            body: The parsed request.
-            scope: The ASGI scope of the request. Its path may end in `/compact`; summary calls use the path
-                without this ending.
-
-        Raises:
-            UnreadableBodyError: An item of the input is not valid.
-            InternalError: The proxy has a fault; the log names the cause.
-        """
-        return await shorten_messages(self._stateless, self._build_fit_request(body, scope), None)
-
-    def _build_fit_request(self, body: RequestBody, scope: Scope) -> FitRequest:
-        headers = scope["headers"]
-        identity = self._identity_resolver.identify_client(headers, build_header_map(headers))
-        settings = build_waiting_settings(get_model_settings(self._config, body.model), None)
-        policy = resolve_policy(settings, None)
-        summary_scope: Scope = {**scope, "raw_path": scope["raw_path"].removesuffix(b"/compact")}
-        build_routes = partial(
-            build_summary_routes, self._config, settings, policy, self._upstream, summary_scope
-        )
-        return FitRequest(
-            body=body,
-            model=body.model,
-            tenant=identity.tenant,
-            conversation=None,
-            origin=self._origin,
-            settings=settings,
-            mode=CompactionMode.FORCE,
-            trigger_tokens=None,
-            resolve_summary_routes=partial(build_routes, body.model, RESPONSES),
-            patience_s=None,
-            client=find_client_by_headers(build_header_map(headers)),
-        )
 
 
 class ResponsesCompactEndpoint:
@@ -367,7 +335,6 @@ class ResponsesCompactEndpoint:
         compactor: Compacts the input.
         items: Decodes our compaction items in the request.
         admission: Limits the number of concurrent requests.
-        clock: Returns seconds since the epoch.
     """
 
     def __init__(
@@ -378,14 +345,12 @@ class ResponsesCompactEndpoint:
         compactor: InputCompactor,
         items: CompactionItemCodec,
         admission: ConcurrencyLimiter,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._upstream = upstream
         self._compactor = compactor
         self._items = items
         self._admission = admission
-        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request.
@@ -398,21 +363,14 @@ class ResponsesCompactEndpoint:
             ClientDisconnect: The client left, and the pending call to the upstream or the summary model was
                 cancelled.
         """
-        if not self._admission.try_acquire_slot():
-            await self._admission.wait_for_slot()
-        hold = self._admission.body_budget.open_hold()
-        try:
-            declared = parse_content_length(build_header_map(scope["headers"]).get(b"content-length"))
-            raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold, declared)
+        async with self._admission.admit_request() as hold:
+            raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold)
             raw = await self._items.decrypt_items_in_body(raw, scope, for_compaction=True)
             with while_connected(scope):
                 if self._config.upstream.responses_compact == "answer":
-                    await _send_json(send, await self._build_compaction_answer(raw, scope, hold))
+                    await _send_answer(send, await self._build_answer(raw, scope, hold))
                 else:
                     await self._relay_or_compact(raw, scope, send, hold)
-        finally:
-            hold.release()
-            self._admission.release_slot()
 
     async def _relay_or_compact(self, raw: bytes, scope: Scope, send: Send, hold: BodyHold) -> None:
         """Relays the upstream's answer, or sends our own answer if the upstream does not serve the path.
@@ -420,26 +378,19 @@ class ResponsesCompactEndpoint:
         If our own compaction fails, the upstream's answer is relayed although it is an error.
         """
         answer = await send_request(self._upstream, build_request(self._upstream, scope, raw))
+        body = None
         try:
-            body = await self._compact_if_unsupported(answer, raw, scope, hold)
+            if await _is_endpoint_missing(answer):
+                with suppress(ProxyError):
+                    body = await self._build_answer(raw, scope, hold)
             if body is None:
                 await relay_response(answer, send)
-                return
         finally:
             await answer.aclose()
-        await _send_json(send, body)
+        if body is not None:
+            await _send_answer(send, body)
 
-    async def _compact_if_unsupported(
-        self, answer: UpstreamResponse, raw: bytes, scope: Scope, hold: BodyHold
-    ) -> bytes | None:
-        if not await _is_endpoint_missing(answer):
-            return None
-        try:
-            return await self._build_compaction_answer(raw, scope, hold)
-        except ProxyError:
-            return None
-
-    async def _build_compaction_answer(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
+    async def _build_answer(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
         """Compacts the input of a request body. Returns the body of the answer.
 
         Raises:
@@ -447,58 +398,55 @@ class ResponsesCompactEndpoint:
                 cannot be decoded (see `BodyDecoder`).
             OverloadedError: No room to decode the body became free in time.
         """
-        limit = self._config.server.max_body_bytes
-        decoded = await self._admission.decoder.decode(raw, scope["headers"], hold, limit)
-        if decoded is None:
-            raise RequestRefusedError(415, UNDECODABLE, "encoded")
+        decoded = await self._admission.decoder.decode_or_refuse(
+            raw, scope["headers"], hold, self._config.server.max_body_bytes
+        )
+        if decoded is not raw:
+            decoded = await self._items.decrypt_items_in_body(decoded, scope, for_compaction=True)
+        summary_scope = {**scope, "raw_path": scope["raw_path"].removesuffix(b"/compact")}
         try:
-            if decoded is not raw:
-                decoded = await self._items.decrypt_items_in_body(decoded, scope, for_compaction=True)
             body = await run_in_worker(partial(parse_body, decoded, RESPONSES))
-            result = await self._compactor.compact_input(body, scope)
+            result = await self._compactor.compact_input(CompactRequest(body), summary_scope)
         except UnreadableBodyError as unreadable:
-            code = unreadable.reason.replace("-", "_")
-            message = f"The body holds no input that could be compacted: {unreadable.reason}."
-            raise RequestRefusedError(400, message, code) from unreadable
-        return await run_in_worker(partial(_encode_compaction, result, int(self._clock())))
+            raise _build_unusable_error("input", unreadable.reason) from unreadable
+        return await run_in_worker(partial(_encode_compaction, result))
 
 
 async def _is_endpoint_missing(answer: UpstreamResponse) -> bool:
     """Returns whether an answer shows that the upstream does not serve the path of the request."""
     if answer.response.status not in _MISSING_ENDPOINT_STATUSES:
         return False
-    payload = decode_small_json(
-        decompress_body(await answer.peek(PEEK_BYTES), answer.get_field(b"content-encoding"))
-    )
+    payload = decode_small_json(await _peek_decompressed(answer, PEEK_BYTES))
     error = payload.get("error") if isinstance(payload, dict) else None
     code = error.get("code") if isinstance(error, dict) else None
     return not (isinstance(code, str) and code.endswith(_NOT_FOUND_SUFFIX))
 
 
-def decompress_body(body: bytes, encoding: str, limit_bytes: int = PEEK_BYTES) -> bytes:
-    """Returns a body as it was before it was compressed.
+async def _peek_decompressed(answer: UpstreamResponse, limit_bytes: int) -> bytes:
+    """Returns the beginning of an answer's body, decompressed.
 
-    Args:
-        body: The body as received.
-        encoding: The value of its `content-encoding`.
-        limit_bytes: The most bytes after decompression. The result is empty if the body is larger or cannot
-            be decompressed.
+    The result is empty if the body cannot be decompressed, or if it then has more than `limit_bytes` bytes.
     """
-    return body if encoding.strip().lower() in IDENTITY else Inflater(encoding, limit_bytes).feed(body)
+    encoding = answer.get_field(b"content-encoding")
+    return Inflater(encoding, limit_bytes).feed(await answer.peek(limit_bytes))
 
 
-def _encode_compaction(result: ShortenResult, created_at: int) -> bytes:
+def _encode_compaction(result: ShortenResult) -> bytes:
     """Returns the body of the answer. Its `usage` gives the estimated tokens before and after compaction."""
-    head = {"id": f"resp_{token_hex(_ID_BYTES)}", "object": "response.compaction", "created_at": created_at}
+    head = {
+        "id": f"resp_{token_hex(_ID_BYTES)}",
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+    }
     output = b",".join(map(_expand_short_message, read_items(result.fit.raw)))
     return b'%b,"output":[%b],"usage":%b}' % (
         json.dumps(head)[:-1].encode(),
         output,
-        json.dumps(build_compaction_usage(result)).encode(),
+        json.dumps(_build_usage(result)).encode(),
     )
 
 
-def build_compaction_usage(result: ShortenResult) -> dict[str, Any]:
+def _build_usage(result: ShortenResult) -> dict[str, Any]:
     """Returns the `usage` of a compaction.
 
     Its input tokens are the estimated tokens before the compaction, and its output tokens those after it.
@@ -530,3 +478,186 @@ def _expand_short_message(raw: bytes) -> bytes:
         kind = "output_text" if item["role"] == "assistant" else "input_text"
         item["content"] = [{"type": kind, "text": content}]
     return json.dumps(item).encode()
+
+
+class CompactionItemRequest(NamedTuple):
+    """A request that asks for a compaction item.
+
+    Attributes:
+        body: The parsed request without the last item, which asks for the compaction.
+        is_streamed: Whether the client asks for the answer as a stream of events.
+        identity: The identity of the client.
+        scope: The ASGI scope of the request.
+    """
+
+    body: RequestBody
+    is_streamed: bool
+    identity: Identity
+    scope: Scope
+
+
+class CompactionItemResponder:
+    """Answers requests for a compaction item.
+
+    Args:
+        config: The configuration; `upstream.responses_compact` decides whether the upstream or the proxy
+            answers.
+        upstream: The upstream of this wire.
+        compactor: Compacts the input.
+        items: Encrypts the content of the compaction item in the answer.
+        model_limits: Remembers for which models the upstream makes no compaction items.
+
+    Attributes:
+        items: Encodes compaction items, and decodes them in later requests.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        upstream: Upstream,
+        *,
+        compactor: InputCompactor,
+        items: CompactionItemCodec,
+        model_limits: ModelLimits,
+    ) -> None:
+        self._mode = config.upstream.responses_compact
+        self._origin = format_origin(upstream.base_url)
+        self._compactor = compactor
+        self.items = items
+        self._model_limits = model_limits
+
+    async def read_request(
+        self, raw: bytes, identity: Identity, scope: Scope
+    ) -> CompactionItemRequest | None:
+        """Returns the request if it asks for a compaction item and the proxy may answer it, else None.
+
+        Args:
+            raw: The body as the client sent it. Its compaction items are still encrypted.
+            identity: The identity of the client.
+            scope: The ASGI scope of the request.
+
+        Raises:
+            RequestRefusedError: 400, one of the proxy's compaction items cannot be decrypted.
+        """
+        if self._mode == "relay" or not has_trigger(raw):
+            return None
+        raw = await self.items.decrypt_items_in_body(raw, scope, for_compaction=True)
+        parsed = await run_in_worker_if_large(len(raw), partial(_parse_item_request, raw))
+        return None if parsed is None else CompactionItemRequest(*parsed, identity, scope)
+
+    async def is_answered_locally(self, request: CompactionItemRequest) -> bool:
+        """Returns whether the proxy answers a request without asking the upstream."""
+        return self._mode == "answer" or await self._model_limits.lacks_compaction(
+            request.identity.tenant, self._origin, request.body.model
+        )
+
+    async def should_replace_answer(self, request: CompactionItemRequest, answer: UpstreamResponse) -> bool:
+        """Returns whether the proxy has to answer, because the upstream did not compact the input.
+
+        If the answer shows that the upstream makes no compaction items, the proxy remembers that for the
+        model. To find out, it holds the answer back until a compaction item appears or the answer ends.
+
+        If the upstream refuses the request as too long, the answer does not show what the upstream can do.
+        Then the proxy also has to answer, but it remembers nothing, so it asks the upstream again next time.
+        """
+        status = answer.response.status
+        if status >= httpx.codes.BAD_REQUEST:
+            if await detect_overflow(answer, RESPONSES) is not None:
+                return True
+            beginning = await _peek_decompressed(answer, PEEK_BYTES)
+            names_type = status in _REFUSAL_STATUSES and TRIGGER_TYPE.encode() in beginning
+            lacks = names_type or _UNKNOWN_ITEM in beginning
+        elif answer.get_field(b"content-type").lower().startswith(EVENT_STREAM.decode()):
+            lacks = await _lacks_compaction_item(answer)
+        else:
+            payload = decode_small_json(await _peek_decompressed(answer, HOLD_BYTES))
+            output = payload.get("output") if isinstance(payload, dict) else None
+            lacks = isinstance(output, list) and not any(map(_is_compaction_item, output))
+        if lacks:
+            await self._model_limits.learn_lacks_compaction(
+                request.identity.tenant, self._origin, request.body.model
+            )
+        return lacks
+
+    async def send_compaction_item(self, request: CompactionItemRequest, send: Send) -> bool:
+        """Answers with a compaction item. Returns False, and sends nothing, if compaction fails."""
+        try:
+            result = await self._compactor.compact_input(CompactRequest(request.body), request.scope)
+        except ProxyError:
+            return False
+        body = await run_in_worker(partial(self._build_body, request, result))
+        report = result.fit.report._replace(
+            status=CompactionStatus.APPLIED,
+            conversation=request.identity.conversation,
+            reason=result.strategy_result.report.reason,
+        )
+        content_type = EVENT_STREAM if request.is_streamed else b"application/json"
+        await _send_answer(send, body, content_type, build_report_headers(report))
+        return True
+
+    def _build_body(self, request: CompactionItemRequest, result: ShortenResult) -> bytes:
+        sent = frozenset(read_items(request.body.raw))
+        items = [
+            each if each in sent else demote_privileged_item(each) for each in read_items(result.fit.raw)
+        ]
+        token = self.items.encode_token(b"[%b]" % b",".join(items), request.scope)
+        item = build_item(f"cmp_{token_hex(_ID_BYTES)}", token)
+        response_id, now = f"resp_{token_hex(_ID_BYTES)}", int(time.time())
+        response = build_response(response_id, request.body.model, now, item, _build_usage(result))
+        return build_stream(response) if request.is_streamed else json.dumps(response).encode()
+
+
+def _parse_item_request(raw: bytes) -> tuple[RequestBody, bool] | None:
+    """Returns the body without the last item, and whether the answer is to be a stream.
+
+    Returns None if the body does not ask for a compaction item, or has no input that could be compacted.
+    """
+    triggered = parse_triggered_request(raw)
+    if triggered is None:
+        return None
+    try:
+        return parse_body(triggered.raw, RESPONSES), triggered.is_streamed
+    except UnreadableBodyError:
+        return None
+
+
+async def _lacks_compaction_item(answer: UpstreamResponse) -> bool:
+    """Returns whether a stream is complete without a compaction item, or has none in its first `HOLD_BYTES`.
+
+    Returns False if a compaction item appears, if the stream reports a failure that has another cause, or if
+    the stream is cut. The bytes that were read are kept, so the stream can still be relayed from its start.
+    """
+    inflater, events = Inflater(answer.get_field(b"content-encoding"), HOLD_BYTES), EventSplitter()
+    held_bytes = 0
+    while chunk := await answer.peek_next():
+        held_bytes += len(chunk)
+        for event in events.feed(inflater.feed(chunk)):
+            lacks = _shows_unknown_type(read_data(event))
+            if lacks is not None:
+                return lacks
+        if held_bytes > HOLD_BYTES:
+            return True
+    return False
+
+
+def _shows_unknown_type(data: bytes) -> bool | None:
+    """Returns True if an event shows that the upstream makes no compaction items.
+
+    Returns False if the event shows a compaction item, or a failure that has another cause. Returns None if
+    further events have to be read.
+    """
+    payload = decode_small_json(data) if data.startswith(b"{") else None
+    if not isinstance(payload, dict):
+        return None
+    kind = payload.get("type")
+    if kind in _FAILURE_EVENTS:
+        return TRIGGER_TYPE.encode() in data or _UNKNOWN_ITEM in data
+    if kind in _END_EVENTS:
+        response = payload.get("response")
+        output = response.get("output") if isinstance(response, dict) else None
+        return not (isinstance(output, list) and any(map(_is_compaction_item, output)))
+    return False if _is_compaction_item(payload.get("item")) else None
+
+
+def _is_compaction_item(item: Any) -> bool:  # noqa: ANN401 - a JSON value
+    return isinstance(item, dict) and item.get("type") in COMPACTION_TYPES

@@ -9,7 +9,6 @@ import binascii
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 from starlette.types import Scope
 
@@ -19,10 +18,8 @@ from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.ledger.ledger import parse_ledger
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.strategies import STRATEGIES
-from compaction_proxy.gateway.headers import build_header_map
-from compaction_proxy.gateway.identity import IdentityCache
-from compaction_proxy.support.offload import run_in_worker
-from compaction_proxy.wires.incremental_reader import MAX_INLINE_BYTES
+from compaction_proxy.gateway.identity import IdentityResolver
+from compaction_proxy.support.offload import run_in_worker_if_large
 from compaction_proxy.wires.json.slices import split_elements
 from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expand_tokens, may_have_token
 from compaction_proxy.wires.responses.items import read_type_and_role
@@ -39,18 +36,6 @@ _OPENINGS = tuple(
 _MARKS = re.compile(r"^(?:- )+| [\[(]m_[0-9a-f]+[\])]", re.MULTILINE)
 
 
-class ItemCipher(Protocol):
-    """Encrypts and decrypts the content of items for one tenant at a time (`gateway.compaction_cipher`)."""
-
-    def encrypt_item(self, secret: bytes, tenant: str, plain: bytes) -> bytes:
-        """Returns the encrypted bytes of `plain`."""
-        ...
-
-    def decrypt_item(self, secret: bytes, tenant: str, ciphertext: bytes) -> bytes | None:
-        """Returns the decrypted bytes, or None if the ciphertext cannot be decrypted."""
-        ...
-
-
 class CompactionItemCodec:
     """Encrypts and decrypts compaction items.
 
@@ -62,21 +47,11 @@ class CompactionItemCodec:
         config: The configuration.
         get_secrets: Returns the installation's secrets. The first one is used to encrypt. To decrypt, each of
             them is tried.
-        load_cipher: Returns the cipher. It is called only when there is an item, because the cipher's library
-            takes 8 MB of memory.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        get_secrets: Callable[[], tuple[bytes, ...]],
-        load_cipher: Callable[[], ItemCipher],
-    ) -> None:
-        session = config.session
-        has_client_keys = bool(config.server.client_keys)
-        self._identities = IdentityCache("", session.tenant, session.headers, has_client_keys=has_client_keys)
-        self._secrets = get_secrets
-        self._cipher = load_cipher
+    def __init__(self, config: Config, get_secrets: Callable[[], tuple[bytes, ...]]) -> None:
+        self._identity_resolver = IdentityResolver(config, "", lambda: get_secrets()[0])
+        self._get_secrets = get_secrets
 
     def encode_token(self, items: bytes, scope: Scope) -> str:
         """Returns a token that holds items in encrypted form.
@@ -85,8 +60,10 @@ class CompactionItemCodec:
             items: The items, as a JSON array.
             scope: The ASGI scope of the request. Only the tenant of this request can use the token.
         """
-        secret = self._secrets()[0]
-        ciphertext = self._cipher().encrypt_item(secret, self._derive_tenant(scope, secret), items)
+        from compaction_proxy.gateway import compaction_cipher  # noqa: PLC0415 - its library takes 8 MB
+
+        tenant = self._identity_resolver.identify_client(scope["headers"]).tenant
+        ciphertext = compaction_cipher.encrypt_item(self._get_secrets()[0], tenant, items)
         return TOKEN_PREFIX + base64.urlsafe_b64encode(ciphertext).decode()
 
     async def decrypt_items_in_body(self, raw: bytes, scope: Scope, *, for_compaction: bool = False) -> bytes:
@@ -110,15 +87,18 @@ class CompactionItemCodec:
             return raw
         open_token = partial(self._decode_for_compaction if for_compaction else self._decode_token, scope)
         work = partial(expand_tokens, raw, open_token, with_latest=for_compaction)
-        return work() if len(raw) <= MAX_INLINE_BYTES else await run_in_worker(work)
+        return await run_in_worker_if_large(len(raw), work)
 
     def _decode_token(self, scope: Scope, token: str) -> bytes:
+        from compaction_proxy.gateway import compaction_cipher  # noqa: PLC0415 - its library takes 8 MB
+
         try:
             ciphertext = base64.b64decode(token.removeprefix(TOKEN_PREFIX), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             ciphertext = b""
-        for secret in self._secrets():
-            plain = self._cipher().decrypt_item(secret, self._derive_tenant(scope, secret), ciphertext)
+        for secret in self._get_secrets():
+            tenant = self._identity_resolver.identify_client(scope["headers"], secret).tenant
+            plain = compaction_cipher.decrypt_item(secret, tenant, ciphertext)
             if plain is not None:
                 return plain
         message = "The encrypted content of a compaction item could not be verified."
@@ -127,10 +107,6 @@ class CompactionItemCodec:
     def _decode_for_compaction(self, scope: Scope, token: str) -> bytes:
         items = split_elements(memoryview(self._decode_token(scope, token)))
         return b"[%b]" % b",".join(piece for each in items for piece in _to_compactable_items(each))
-
-    def _derive_tenant(self, scope: Scope, secret: bytes) -> str:
-        headers = scope["headers"]
-        return self._identities.identify_client(headers, build_header_map(headers), secret).tenant
 
 
 def _to_compactable_items(item: bytes) -> Iterator[bytes]:

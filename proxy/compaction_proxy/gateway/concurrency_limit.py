@@ -6,11 +6,12 @@ requests would all be served so slowly that no client would get its answer in ti
 """
 
 import asyncio
-from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from compaction_proxy.core.errors import OverloadedError
-from compaction_proxy.gateway.body_budget import BodyBudget
-from compaction_proxy.gateway.decoder_pool import BodyDecoder
+from compaction_proxy.gateway.body_budget import BodyBudget, BodyHold
+from compaction_proxy.gateway.client_stream import BodyDecoder
 
 # The longest wait for a slot, and the time after which a refused client should retry, in seconds.
 QUEUE_S = 0.1
@@ -30,6 +31,7 @@ class ConcurrencyLimiter:
     Attributes:
         body_budget: The budget that the bodies of these requests share.
         decoder: Decodes the bodies of these requests.
+        active_request_count: The number of requests that are being served.
     """
 
     def __init__(
@@ -37,55 +39,51 @@ class ConcurrencyLimiter:
     ) -> None:
         self.body_budget = body_budget or BodyBudget()
         self.decoder = BodyDecoder()
-        self._places = max_requests
-        self._free = max_requests
+        self.active_request_count = 0
+        self._slots = asyncio.Semaphore(max_requests)
+        self._max_waiting = max_requests
+        self._waiting_count = 0
         self._queue_s = queue_s
-        self._waiting: deque[asyncio.Future[None]] = deque()
 
-    @property
-    def active_request_count(self) -> int:
-        """The number of requests that are being served."""
-        return self._places - self._free
+    @asynccontextmanager
+    async def admit_request(self) -> AsyncIterator[BodyHold]:
+        """Waits for a slot, and yields the object that counts the bytes of the request's body.
 
-    def try_acquire_slot(self) -> bool:
-        """Takes a slot if one is free. Returns False if none is; then the caller may `wait_for_slot`."""
-        if self._free == 0:
-            return False
-        self._free -= 1
-        return True
+        Frees the slot and releases the object at the end.
 
-    async def wait_for_slot(self) -> None:
-        """Waits for a slot that another request releases, and takes it.
+        Raises:
+            OverloadedError: See `acquire_slot`.
+        """
+        await self.acquire_slot()
+        hold = self.body_budget.open_hold()
+        try:
+            yield hold
+        finally:
+            hold.release()
+            self.release_slot()
+
+    async def acquire_slot(self) -> None:
+        """Takes a slot, at once if one is free. Else waits until another request releases one.
 
         Raises:
             OverloadedError: No slot became free in time, or too many requests wait already.
         """
-        if len(self._waiting) >= self._places:
-            raise OverloadedError(RETRY_AFTER_S)
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        acquired = False
-        try:
-            async with asyncio.timeout(self._queue_s):
-                await turn
-            acquired = True
-        except TimeoutError:
-            raise OverloadedError(RETRY_AFTER_S) from None
-        finally:
-            if not acquired:
-                self._abandon_wait(turn)
-
-    def _abandon_wait(self, turn: asyncio.Future[None]) -> None:
-        if turn.done() and not turn.cancelled():  # a slot was assigned just when the wait ended
-            self.release_slot()
-        elif turn in self._waiting:
-            self._waiting.remove(turn)
+        if self._slots.locked():
+            if self._waiting_count >= self._max_waiting:
+                raise OverloadedError(RETRY_AFTER_S)
+            self._waiting_count += 1
+            try:
+                async with asyncio.timeout(self._queue_s):
+                    await self._slots.acquire()
+            except TimeoutError:
+                raise OverloadedError(RETRY_AFTER_S) from None
+            finally:
+                self._waiting_count -= 1
+        else:
+            await self._slots.acquire()  # returns without waiting
+        self.active_request_count += 1
 
     def release_slot(self) -> None:
-        """Frees the slot of an ended request, or gives it to the request that has waited longest."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
+        """Frees the slot of an ended request. The request that has waited longest gets it."""
+        self.active_request_count -= 1
+        self._slots.release()

@@ -23,8 +23,13 @@ from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.core.errors import OverloadedError, UnreadableBodyError, UpstreamError
 from compaction_proxy.gateway.after_response import AfterResponseHandler, CompletedRequest
 from compaction_proxy.gateway.body_budget import BodyHold
-from compaction_proxy.gateway.client_stream import read_body, while_connected
-from compaction_proxy.gateway.compaction_trigger import CompactionTriggerRequest, CompactionTriggerResponder
+from compaction_proxy.gateway.client_stream import (
+    CONTENT_ENCODING,
+    OriginalRequest,
+    read_body,
+    while_connected,
+)
+from compaction_proxy.gateway.compact_api import CompactionItemRequest, CompactionItemResponder
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
 from compaction_proxy.gateway.control_headers import (
     CONTROL_FIELDS,
@@ -32,8 +37,7 @@ from compaction_proxy.gateway.control_headers import (
     choose_stricter_mode,
     parse_control_headers,
 )
-from compaction_proxy.gateway.decoder_pool import CONTENT_ENCODING, OriginalRequest
-from compaction_proxy.gateway.headers import build_header_map, drop_field, parse_content_length
+from compaction_proxy.gateway.headers import build_header_map, drop_field
 from compaction_proxy.gateway.identity import IdentityResolver, format_origin
 from compaction_proxy.gateway.overflow_probe import detect_overflow
 from compaction_proxy.gateway.paths import find_deployment
@@ -44,7 +48,6 @@ from compaction_proxy.gateway.recall_loop import (
     build_tool_offer,
     is_tool_refusal,
 )
-from compaction_proxy.gateway.recall_relay import relay_with_recall
 from compaction_proxy.gateway.request_state import RequestState, choose_request_id
 from compaction_proxy.gateway.side_requests import SideRequestKind
 from compaction_proxy.gateway.size_gate import SizeGate
@@ -109,7 +112,7 @@ class RelayEndpoint:
         admission: ConcurrencyLimiter,
         tracer: "OtelTracer | None" = None,
         recall_tool: RecallTool | None = None,
-        trigger_responder: CompactionTriggerResponder | None = None,
+        trigger_responder: CompactionItemResponder | None = None,
         conversation_finder: UnreadConversationFinder | None = None,
     ) -> None:
         self._config = config
@@ -140,18 +143,14 @@ class RelayEndpoint:
         control = (
             NO_OVERRIDES if CONTROL_FIELDS.isdisjoint(header_map) else parse_control_headers(scope["headers"])
         )
-        if not self._admission.try_acquire_slot():
-            await self._admission.wait_for_slot()
+        await self._admission.acquire_slot()
         hold = self._admission.body_budget.open_hold()
         try:
             try:
-                identity = self._identity_resolver.identify_client(scope["headers"], header_map)
+                identity = self._identity_resolver.identify_client(scope["headers"])
                 request_id = choose_request_id(header_map.get(b"x-request-id"))
                 REQUEST_ID.set(request_id)
-                content_length = parse_content_length(header_map.get(b"content-length"))
-                raw = await read_body(
-                    scope, receive, self._config.server.max_body_bytes, hold, content_length
-                )
+                raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold)
                 original, opaque = None, False
                 if CONTENT_ENCODING in header_map:
                     scope, raw, original, opaque = await self._decode_body(scope, raw, hold)
@@ -267,7 +266,7 @@ class RelayEndpoint:
                 find_client_by_headers(build_header_map(state.scope["headers"])),
             )
 
-    async def _answer_compaction_trigger(self, trigger: CompactionTriggerRequest, send: Send) -> bool:
+    async def _answer_compaction_trigger(self, trigger: CompactionItemRequest, send: Send) -> bool:
         """Answers a compaction trigger, if the proxy is to do so without asking the upstream.
 
         Returns False, and sends nothing, if the upstream is to be asked or if compaction fails.
@@ -280,7 +279,7 @@ class RelayEndpoint:
         )
 
     async def _replace_upstream_answer(
-        self, trigger: CompactionTriggerRequest, answer: UpstreamResponse, send: Send
+        self, trigger: CompactionItemRequest, answer: UpstreamResponse, send: Send
     ) -> bool:
         """Answers a request for a compaction item if the upstream's answer shows that it makes none.
 
@@ -308,7 +307,7 @@ class RelayEndpoint:
         """
         send_body = partial(self._send_upstream, state)
         recall_loop = state.recall_loop = RecallLoop(tool_offer, send_body, answer.get_field(b"content-type"))
-        whole = await relay_with_recall(recall_loop, answer, send, state.build_headers())
+        whole = await recall_loop.relay_answer(answer, send, state.build_headers())
         state.status = recall_loop.status
         return recall_loop.client_tap if whole else None
 

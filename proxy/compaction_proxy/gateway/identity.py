@@ -11,14 +11,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.headers import CREDENTIALS, Headers, extract_key
 from compaction_proxy.gateway.side_requests import SideRequestDetector, SideRequestKind
-from compaction_proxy.support.offload import run_in_worker
-from compaction_proxy.wires.incremental_reader import MAX_INLINE_BYTES
+from compaction_proxy.support.offload import run_in_worker_if_large
 from compaction_proxy.wires.prescan import BodyOutline, decode_member, scan_outline
 
 # Several agents may use the same session id, and each of them has a conversation of its own. This header
@@ -58,6 +57,12 @@ def format_origin(url: str) -> str:
     return f"{parts.scheme}://{host}:{port}"
 
 
+def _list_tenant_fields(tenant_mode: str) -> frozenset[bytes]:
+    """Returns the lower-case names of the header fields that identify the tenant (`session.tenant`)."""
+    kind, _, name = tenant_mode.partition(":")
+    return CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
+
+
 def derive_tenant(
     headers: Sequence[tuple[bytes, bytes]],
     secret: bytes,
@@ -78,11 +83,11 @@ def derive_tenant(
         is_client_key: Whether the credential is one of `server.client_keys`. Such a key gives the same
             tenant, no matter in which header field the client sends it.
     """
-    kind, _, name = tenant_mode.partition(":")
-    identifying_names = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
+    kind = tenant_mode.partition(":")[0]
+    tenant_fields = _list_tenant_fields(tenant_mode)
     # Sorted, because the order of header fields with different names has no meaning (RFC 9110 §5.3).
     identifying = sorted(
-        (key.lower(), value) for key, value in headers if key.lower() in identifying_names and value.strip()
+        (key.lower(), value) for key, value in headers if key.lower() in tenant_fields and value.strip()
     )
     if is_client_key and kind == "credential":
         identifying = [(b"authorization", b"Bearer " + extract_key(value)) for _, value in identifying]
@@ -114,16 +119,15 @@ def _find_baggage_session(value: bytes) -> bytes:
 
 
 def _find_ids(headers: Sequence[tuple[bytes, bytes]], names: Iterable[str]) -> dict[str, bytes]:
-    """Returns the first valid id in each of the named headers, by lower-case name."""
+    """Returns the first valid id in each of the named headers. Takes and returns names in lower case."""
     names_by_key = {name.encode(): name for name in names}
     ids: dict[str, bytes] = {}
     for key, value in headers:
         name = names_by_key.get(key.lower())
-        if name is None or name in ids:
-            continue
-        parsed_id = parse_id(_find_baggage_session(value) if name == _BAGGAGE else value)
-        if parsed_id is not None:
-            ids[name] = parsed_id
+        if name is not None and name not in ids:
+            parsed_id = parse_id(_find_baggage_session(value) if name == _BAGGAGE else value)
+            if parsed_id is not None:
+                ids[name] = parsed_id
     return ids
 
 
@@ -145,36 +149,13 @@ def find_conversation_id(
     The first header of `names` that holds a valid id decides. A valid id has 1 to 256 printable
     characters, not counting white space around it.
     """
-    return _find_conversation_and_lane(headers, names, secret, tenant)[0]
-
-
-def _find_conversation_and_lane(
-    headers: Sequence[tuple[bytes, bytes]], names: Sequence[str], secret: bytes, tenant: str
-) -> tuple[str | None, bytes]:
-    """Returns the id of the conversation that the headers name, and the lane (see `_LANE`).
-
-    The id is None if the headers name no conversation. The lane is empty for the main agent of a session.
-    """
     ordered = [name.lower() for name in names]
     ids = _find_ids(headers, [*ordered, _LANE])
-    lane = ids.get(_LANE, b"")
     name = next((name for name in ordered if name in ids), None)
     if name is None:
-        return None, lane
-    return derive_conversation_id(secret, tenant, name, ids[name], *filter(None, [lane])), lane
-
-
-class ConversationHint(NamedTuple):
-    """The client's own conversation id, found in a request body.
-
-    Attributes:
-        source: The source of the id. If clients also send the id as a header, `source` is the name of that
-            header, so that header and body give the same conversation.
-        value: The id, 1 to 256 printable characters in UTF-8.
-    """
-
-    source: str
-    value: bytes
+        return None
+    lane = [ids[_LANE]] if _LANE in ids else []
+    return derive_conversation_id(secret, tenant, name, ids[name], *lane)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,65 +171,6 @@ class Identity:
     tenant: str
     conversation: str | None
     lane: bytes = b""
-
-
-class IdentityCache:
-    """Derives the identity of a client from its header fields, and caches the identities.
-
-    Args:
-        origin: The origin of the upstream.
-        tenant_mode: The value of `session.tenant`.
-        header_names: The headers that may name the conversation (`session.headers`).
-        has_client_keys: Whether `server.client_keys` is set. If so, every credential is one of these keys
-            (see `is_client_key` of `derive_tenant`).
-    """
-
-    def __init__(
-        self, origin: str, tenant_mode: str, header_names: Sequence[str], *, has_client_keys: bool = False
-    ) -> None:
-        self._has_client_keys = has_client_keys
-        self._origin = origin
-        self._mode = tenant_mode
-        self._names = tuple(header_names)
-        kind, _, name = tenant_mode.partition(":")
-        credential_fields = CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
-        self._identifying_fields = credential_fields.union(
-            name.lower().encode() for name in (*header_names, _LANE)
-        )
-        self._cached_identity = lru_cache(maxsize=_MAX_CACHED_CLIENTS)(self._compute_identity)
-        self._cached_conversation_id = lru_cache(maxsize=_MAX_CACHED_CLIENTS)(derive_conversation_id)
-
-    def identify_client(
-        self, headers: Sequence[tuple[bytes, bytes]], header_map: Mapping[bytes, bytes], secret: bytes
-    ) -> Identity:
-        """Returns the tenant and the conversation that the header fields of a request name.
-
-        Args:
-            headers: The header fields of the request, as sent, with names in lower case.
-            header_map: The first value of each field (`headers.build_header_map`).
-            secret: The secret key of the digests (`server.secret`).
-        """
-        present_names = self._identifying_fields.intersection(header_map)
-        if len(header_map) == len(headers):
-            fields = tuple([(name, header_map[name]) for name in present_names])
-        else:  # a field occurs more than once
-            fields = tuple([(name, held) for name, held in headers if name in present_names])
-        short = sum([len(field[1]) for field in fields]) <= _MAX_CACHED_BYTES
-        return self._cached_identity(secret, fields) if short else self._compute_identity(secret, fields)
-
-    def apply_conversation_hint(self, identity: Identity, hint: ConversationHint, secret: bytes) -> Identity:
-        """Returns the identity with the conversation that the request body names."""
-        lane = (identity.lane,) if identity.lane else ()
-        return replace(
-            identity,
-            conversation=self._cached_conversation_id(
-                secret, identity.tenant, hint.source, hint.value, *lane
-            ),
-        )
-
-    def _compute_identity(self, secret: bytes, fields: tuple[tuple[bytes, bytes], ...]) -> Identity:
-        tenant = derive_tenant(fields, secret, self._origin, self._mode, is_client_key=self._has_client_keys)
-        return Identity(tenant, *_find_conversation_and_lane(fields, self._names, secret, tenant))
 
 
 def mint_conversation_id(secret: bytes, tenant: str, prefix_digest: bytes) -> str:
@@ -274,18 +196,20 @@ _RANDOM_ID: Final = re.compile(
 )
 
 
-def find_conversation_hint(raw: bytes) -> ConversationHint | None:
+def find_conversation_hint(raw: bytes) -> tuple[str, bytes] | None:
     """Returns the client's own conversation id in a request body, or None if the body holds none.
 
-    Takes half a millisecond for each megabyte of the body.
+    The result is the source of the id, and the id in UTF-8. If clients also send the id as a header, the
+    source is the name of that header, so that header and body give the same conversation. Takes half a
+    millisecond for each megabyte of the body.
     """
     members = scan_outline(raw)
     if members is None:
         return None
-    for kind, value in _iterate_hint_candidates(members):
+    for source, value in _iterate_hint_candidates(members):
         parsed_id = parse_id(value.encode("utf-8", "replace")) if isinstance(value, str) else None
         if parsed_id is not None:
-            return ConversationHint(kind, parsed_id)
+            return source, parsed_id
     return None
 
 
@@ -324,7 +248,7 @@ def _parse_user_session(user: object) -> object:
 
 
 class IdentityResolver:
-    """Identifies the tenant and the conversation of requests.
+    """Identifies the tenant and the conversation of requests. Caches identities by the header fields.
 
     Args:
         config: The configuration.
@@ -333,21 +257,32 @@ class IdentityResolver:
     """
 
     def __init__(self, config: Config, origin: str, get_secret: Callable[[], bytes]) -> None:
-        session = config.session
-        has_client_keys = bool(config.server.client_keys)
-        self._identities = IdentityCache(
-            origin, session.tenant, session.headers, has_client_keys=has_client_keys
-        )
-        self._body_hints = session.body_hints
-        self._secret = get_secret
+        self._session = config.session
+        self._has_client_keys = bool(config.server.client_keys)
+        self._origin = origin
+        self._get_secret = get_secret
+        names = [name.lower().encode() for name in (*config.session.headers, _LANE)]
+        self._identifying_fields = _list_tenant_fields(config.session.tenant).union(names)
         self._side_requests = SideRequestDetector()
+        self._cached_identity = lru_cache(maxsize=_MAX_CACHED_CLIENTS)(self._compute_identity)
 
-    def identify_client(self, headers: Headers, header_map: Mapping[bytes, bytes]) -> Identity:
-        """Returns the identity that the header fields show, without the request body.
+    def identify_client(self, headers: Headers, secret: bytes | None = None) -> Identity:
+        """Returns the tenant and the conversation that the header fields of a request name.
 
-        `header_map` holds the first value of each field (`headers.build_header_map`).
+        Args:
+            headers: The header fields of the request, as sent, with names in lower case.
+            secret: The secret key of the digests. None takes the current one.
         """
-        return self._identities.identify_client(headers, header_map, self._secret())
+        fields = tuple([field for field in headers if field[0] in self._identifying_fields])
+        size_bytes = sum([len(value) for _, value in fields])
+        identify = self._cached_identity if size_bytes <= _MAX_CACHED_BYTES else self._compute_identity
+        return identify(secret or self._get_secret(), fields)
+
+    def _compute_identity(self, secret: bytes, fields: tuple[tuple[bytes, bytes], ...]) -> Identity:
+        mode, has_client_keys = self._session.tenant, self._has_client_keys
+        tenant = derive_tenant(fields, secret, self._origin, mode, is_client_key=has_client_keys)
+        conversation = find_conversation_id(fields, self._session.headers, secret, tenant)
+        return Identity(tenant, conversation, _find_ids(fields, [_LANE]).get(_LANE, b""))
 
     async def complete_identity_and_classify(
         self, identity: Identity, raw: bytes, header_map: Mapping[bytes, bytes]
@@ -358,13 +293,11 @@ class IdentityResolver:
         of side call that the request is, or None if it is no side call. If a side call does not carry the
         messages of its conversation (`SideRequestKind.ALONE`), its identity has no conversation.
         """
-        if identity.conversation is None and self._body_hints:
-            hint = (
-                find_conversation_hint(raw)
-                if len(raw) <= MAX_INLINE_BYTES
-                else await run_in_worker(partial(find_conversation_hint, raw))
-            )
+        if identity.conversation is None and self._session.body_hints:
+            hint = await run_in_worker_if_large(len(raw), partial(find_conversation_hint, raw))
             if hint is not None:
-                identity = self._identities.apply_conversation_hint(identity, hint, self._secret())
+                lane = [identity.lane] if identity.lane else []
+                conversation = derive_conversation_id(self._get_secret(), identity.tenant, *hint, *lane)
+                identity = replace(identity, conversation=conversation)
         side = self._side_requests.classify_request(raw, header_map, identity.conversation)
         return (replace(identity, conversation=None) if side is SideRequestKind.ALONE else identity), side

@@ -1,31 +1,42 @@
 """Lets the model search removed messages in the middle of an answer: offers a tool and runs its calls.
 
 If an answer ends with tool calls, and all of them call this tool, the proxy runs the calls, sends their
-results to the upstream and asks it to go on. `gateway.recall_relay` joins the answers into one for the
-client.
+results to the upstream and asks it to go on. It joins the upstream's answers into one answer for the client.
+
+The client gets the status and the headers of the upstream's first answer. If a later answer fails and the
+client has received nothing yet, it gets the failure as its answer. If the client has already received the
+beginning of a stream, the proxy sends the failure as an event and then cuts the stream. So an incomplete
+answer never looks complete.
 """
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import httpx
 import structlog
+from starlette.types import Send
 
 from compaction_proxy.compaction.types import CompactionStatus, FitRequest, FitResult
 from compaction_proxy.core.digest import format_message_id
-from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.core.errors import OverloadedError, UnreadableBodyError, UpstreamError
 from compaction_proxy.core.search_tool import TOOL_NAME
-from compaction_proxy.gateway.client.types import HttpRequest
-from compaction_proxy.gateway.upstream import PEEK_BYTES, UpstreamResponse
+from compaction_proxy.gateway.client.types import HttpRequest, HttpResponse
+from compaction_proxy.gateway.headers import EVENT_STREAM, Headers, to_client_headers
+from compaction_proxy.gateway.upstream import PEEK_BYTES, UpstreamResponse, relay_response, send_error
 from compaction_proxy.recall.offer import should_offer_tool
 from compaction_proxy.recall.tool import RecallContext, RecallTool
 from compaction_proxy.support.fail_open import suppress_and_report
-from compaction_proxy.support.log_events import RECALL_FAILED
+from compaction_proxy.support.log_events import RECALL_FAILED, RELAY_TAP_FAILED
+from compaction_proxy.support.offload import run_in_worker_if_large
+from compaction_proxy.wires.body import decode_small_json
+from compaction_proxy.wires.content_coding import Inflater
 from compaction_proxy.wires.context_errors import parse_overflow
-from compaction_proxy.wires.incremental_reader import MAX_INLINE_BYTES
-from compaction_proxy.wires.search_tool import SearchTool, add_tool, is_prefill
+from compaction_proxy.wires.json.values import encode_ascii_json
+from compaction_proxy.wires.search_tool import AnswerJoiner, SearchTool, StreamJoiner, add_tool, is_prefill
 from compaction_proxy.wires.wire import Wire
 
 # The time limit for all searches of one answer together, in seconds. The client receives nothing meanwhile.
@@ -36,6 +47,17 @@ MAX_CALLS: Final = 8
 NOT_NOW: Final = "What was removed cannot be searched right now. Go on without it."
 TOO_MANY: Final = f"Not run: {MAX_CALLS} searches at once are the most."
 NO_ROOM: Final = "What was found has no room in the context window. Go on without it."
+
+# An answer that is no stream is searched for calls only if it has at most this many bytes, both before and
+# after decompression. A longer answer is relayed without a search.
+MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
+# An upstream may compress a stream although the proxy asked for an uncompressed one. These are the most bytes
+# to which such a stream is decompressed, and the number of compressed bytes decompressed in one step.
+MAX_INFLATED_BYTES: Final = 256 * 1024 * 1024
+INFLATE_STEP_BYTES: Final = 4_096
+# Once an upstream has marked an answer as done, the proxy waits this many seconds for the end of the body. A
+# connection can be used again only if the body was read to its end.
+LINGER_S: Final = 1.0
 
 # The request header field that says which compressions of the answer are allowed.
 _ACCEPT_ENCODING: Final = b"accept-encoding"
@@ -48,10 +70,12 @@ _TOOLS: Final = re.compile(rb"tool|function", re.IGNORECASE)
 # Compaction statuses of requests whose bodies must be forwarded unchanged.
 _UNCHANGED_STATUSES: Final = frozenset({CompactionStatus.BYPASSED, CompactionStatus.SHADOW})
 
+_FRAMING: Final = frozenset({b"content-length", b"content-encoding"})
+_BROKEN: Final = (502, "The upstream did not go on with its answer.", "upstream_protocol_error")
+
 # Sends a body to the upstream with the path and the header fields of the client's request.
 SendBody = Callable[[bytes], Awaitable[UpstreamResponse]]
-
-_T = TypeVar("_T")
+ExtraHeaders = Sequence[tuple[bytes, bytes]]
 
 _log = structlog.get_logger()
 
@@ -96,15 +120,6 @@ def apply_tool_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest
     return request._replace(headers=[*fields, (_ACCEPT_ENCODING, b"identity")], body=body)
 
 
-async def run_in_worker_if_large(size_bytes: int, work: Callable[[], _T]) -> _T:
-    """Runs `work` and returns its result.
-
-    `work` processes `size_bytes` bytes. It runs on the event loop if these are at most `MAX_INLINE_BYTES`,
-    else in a thread.
-    """
-    return work() if size_bytes <= MAX_INLINE_BYTES else await asyncio.to_thread(work)
-
-
 async def build_tool_offer(
     recall_tool: RecallTool, fit_request: FitRequest, fit_result: FitResult
 ) -> ToolOffer | None:
@@ -115,17 +130,16 @@ async def build_tool_offer(
         fit_request: The parsed request.
         fit_result: The result of the fit, with the body to forward.
     """
-    settings, report, tool = fit_request.settings, fit_result.report, fit_request.body.wire.search_tool
-    if tool is None:
+    settings, report, wire = fit_request.settings, fit_result.report, fit_request.body.wire
+    tool = wire.search_tool
+    if tool is None or report.conversation is None or report.status in _UNCHANGED_STATUSES:
         return None
-    if settings.recall.tool == "none" or report.conversation is None or report.status in _UNCHANGED_STATUSES:
+    if settings.recall.tool == "none":
         return None
-    last = (fit_request.body.new_pieces or fit_request.body.messages)[-1]
+    raw = fit_result.raw
     try:
-        support = await run_in_worker_if_large(
-            len(fit_result.raw), lambda: tool.inspect_tool_support(fit_result.raw, TOOL_NAME)
-        )
-        has_prefill = is_prefill(last)
+        support = await run_in_worker_if_large(len(raw), partial(tool.inspect_tool_support, raw, TOOL_NAME))
+        has_prefill = is_prefill((fit_request.body.new_pieces or fit_request.body.messages)[-1])
     except UnreadableBodyError:
         return None
     is_wanted = should_offer_tool(
@@ -133,16 +147,11 @@ async def build_tool_offer(
     )
     if not support.can_add_tool or has_prefill or not is_wanted:
         return None
-    known_ids = (
-        frozenset(map(format_message_id, fit_result.usage_basis.prefixes))
-        if fit_result.usage_basis
-        else frozenset[str]()
-    )
-    asker = RecallContext(fit_request.tenant, report.conversation, known_ids)
-    raw, hops = add_tool(support, tool.definition_json), settings.recall.max_hops
-    return ToolOffer(
-        raw, fit_result.raw, support.has_tools, hops, recall_tool, asker, fit_request.body.wire, tool
-    )
+    prefixes = fit_result.usage_basis.prefixes if fit_result.usage_basis else ()
+    known_ids = frozenset(map(format_message_id, prefixes))
+    context = RecallContext(fit_request.tenant, report.conversation, known_ids)
+    raw_with_tool, max_hops = add_tool(support, tool.definition_json), settings.recall.max_hops
+    return ToolOffer(raw_with_tool, raw, support.has_tools, max_hops, recall_tool, context, wire, tool)
 
 
 async def is_tool_refusal(answer: UpstreamResponse) -> bool:
@@ -161,7 +170,7 @@ async def is_tool_refusal(answer: UpstreamResponse) -> bool:
 
 
 class RecallLoop:
-    """Continues the answer to one request after calls of the search tool.
+    """Relays the answer to one request, and continues it after calls of the search tool.
 
     Args:
         tool_offer: The request with the offered tool.
@@ -169,8 +178,6 @@ class RecallLoop:
         content_type: The content type of the upstream's first answer.
 
     Attributes:
-        wire: The wire of the request.
-        tool: The search tool in the format of this wire.
         hop_count: How often the answer has been continued.
         status: The status code that the client got.
         client_tap: Watches the joined answer that the client gets.
@@ -180,14 +187,152 @@ class RecallLoop:
 
     def __init__(self, tool_offer: ToolOffer, send_body: SendBody, content_type: str) -> None:
         self._offer = tool_offer
+        self._wire, self._tool = tool_offer.wire, tool_offer.tool
         self._send_body = send_body
-        self._said: list[dict[str, Any]] = []
-        self.wire = tool_offer.wire
-        self.tool = tool_offer.tool
+        self._turns: list[dict[str, Any]] = []  # the calls so far, and their results
         self.hop_count = 0
         self.status = httpx.codes.OK.value
         self.client_tap = tool_offer.wire.open_tap(content_type, "")
         self.first_tap = tool_offer.wire.open_tap(content_type, "")
+
+    async def relay_answer(self, answer: UpstreamResponse, send: Send, extra_headers: ExtraHeaders) -> bool:
+        """Relays an answer with status 200. If it calls the search tool, relays its continuations as well.
+
+        Returns whether the client got the complete answer. Closes every answer of the upstream. An answer
+        whose compression the proxy does not support is relayed unchanged and is not continued.
+
+        Args:
+            answer: The upstream's first answer.
+            send: The client's ASGI send channel.
+            extra_headers: The proxy's own header fields, appended to the upstream's.
+        """
+        if Inflater(answer.get_field(b"content-encoding"), 0).has_failed:
+            return await self._relay_unchanged(answer, send, extra_headers)
+        relay = self._relay_stream if _is_stream(answer) else self._relay_whole_answer
+        return await relay(answer, send, extra_headers)
+
+    async def _relay_unchanged(
+        self, answer: UpstreamResponse, send: Send, extra_headers: ExtraHeaders
+    ) -> bool:
+        self.status = answer.response.status
+        self.client_tap = self._wire.open_tap(
+            answer.get_field(b"content-type"), answer.get_field(b"content-encoding")
+        )
+        return await relay_response(answer, send, extra_headers=extra_headers, tap=self.client_tap.feed)
+
+    async def _relay_stream(self, answer: UpstreamResponse, send: Send, extra_headers: ExtraHeaders) -> bool:
+        joiner = self._tool.open_stream_joiner(TOOL_NAME)
+        headers = _build_headers(answer.response, extra_headers)
+        try:
+            await send({"type": "http.response.start", "status": answer.response.status, "headers": headers})
+            await self._forward_stream(joiner, answer, send)
+            while calls := joiner.calls:
+                await answer.aclose()
+                start_next = partial(joiner.start_next_answer, may_answer_calls=self.can_continue(1))
+                message = await run_in_worker_if_large(joiner.buffered_bytes, start_next)
+                answer = await self.run_calls_and_continue(message, calls)
+                if answer.response.status != httpx.codes.OK or not _is_stream(answer):
+                    error_body = await self._build_stream_error(answer)
+                    await self._send_data(send, joiner.encode_error_event(error_body))
+                    return False
+                await self._forward_stream(joiner, answer, send)
+        except httpx.TransportError:
+            return False
+        except (OverloadedError, UpstreamError) as error:
+            await self._send_data(send, joiner.encode_error_event(self._wire.encode_error(error)))
+            return False
+        finally:
+            await answer.aclose()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return True
+
+    async def _send_data(self, send: Send, data: bytes) -> None:
+        """Sends data to the client, and feeds it to the tap of the client's answer. Ignores empty data."""
+        if data:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            with suppress_and_report(_log_tap_failed):
+                self.client_tap.feed(data)
+
+    async def _forward_stream(self, joiner: StreamJoiner, answer: UpstreamResponse, send: Send) -> None:
+        """Forwards one answer of the upstream, without the calls of the search tool.
+
+        Raises:
+            httpx.TransportError: The answer was cut or cannot be decompressed.
+        """
+        inflater = Inflater(answer.get_field(b"content-encoding"), MAX_INFLATED_BYTES)
+        while chunk := await answer.read():
+            for data in _inflate_chunk(chunk, inflater):
+                if not self.hop_count:
+                    with suppress_and_report(_log_tap_failed):
+                        self.first_tap.feed(data)
+                await self._send_data(send, joiner.feed(data))
+            if joiner.is_done and joiner.calls:  # nothing more is needed of this answer
+                with suppress(TimeoutError, httpx.TransportError):
+                    async with asyncio.timeout(LINGER_S):
+                        while await answer.read():
+                            pass
+                break
+        await self._send_data(send, joiner.flush_rest())
+
+    async def _build_stream_error(self, answer: UpstreamResponse) -> bytes:
+        """Returns the body of the error that tells a client why its stream ends early.
+
+        That is the body of `answer` if it is an error in JSON, else a general error of the proxy.
+        """
+        payload = decode_small_json(await _peek_whole_body(answer, PEEK_BYTES))
+        if isinstance(payload, dict) and payload.get("error"):
+            return encode_ascii_json(payload)
+        return self._wire.encode_error(UpstreamError(*_BROKEN))
+
+    async def _relay_whole_answer(
+        self, answer: UpstreamResponse, send: Send, extra_headers: ExtraHeaders
+    ) -> bool:
+        joiner, first = self._tool.open_answer_joiner(TOOL_NAME), answer.response
+        try:
+            body = await self._join_answer(joiner, answer)
+            while body is None:
+                await answer.aclose()
+                answer = await self.run_calls_and_continue(joiner.get_assistant_message(), joiner.calls)
+                if answer.response.status != httpx.codes.OK:
+                    break
+                body = await self._join_answer(joiner, answer)
+            if not body:  # an error, or an answer to relay unchanged
+                return await self._relay_unchanged(answer, send, extra_headers)
+        except (OverloadedError, UpstreamError) as error:
+            self.status = error.status
+            await send_error(send, error, extra_headers, self._wire.encode_error)
+            return False
+        finally:
+            await answer.aclose()
+        headers = [*_build_headers(first, extra_headers), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": first.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+        self.client_tap.feed(body)
+        return True
+
+    async def _join_answer(self, joiner: AnswerJoiner, answer: UpstreamResponse) -> bytes | None:
+        """Returns the body for the client, or None if the answer has to be continued.
+
+        The result is empty if the upstream's bytes must be relayed unchanged: a first answer that has no
+        calls of the tool or cannot be searched.
+
+        Raises:
+            UpstreamError: A later answer was cut, is too large, or cannot be joined to the first one.
+        """
+        is_first = not self.hop_count
+        body = await _peek_whole_body(answer, MAX_ANSWER_BYTES)
+        if not is_first and (not body or _is_stream(answer)):
+            raise UpstreamError(*_BROKEN)
+        if not body:
+            return b""
+        join = partial(joiner.join_answer, body, may_answer_calls=self.can_continue())
+        joined = await run_in_worker_if_large(len(body), join)
+        if is_first:
+            self.first_tap.feed(body)
+            return b"" if joined is body else joined
+        if joined == b"":
+            raise UpstreamError(*_BROKEN)
+        return joined
 
     def can_continue(self, further_hops: int = 0) -> bool:
         """Returns whether the answer may be continued once more, after `further_hops` more continuations."""
@@ -208,36 +353,67 @@ class RecallLoop:
             UpstreamError: See `send_request`.
         """
         self.hop_count += 1
-        turn = self.tool.build_turn(message, await self._run_calls(calls))
+        turn = self._tool.build_turn(message, await self._run_calls(calls))
         answer = await self._send_continuation(turn)
         if await _close_if_too_long(answer):
-            turn = self.tool.build_turn(message, [NO_ROOM] * len(calls))
+            turn = self._tool.build_turn(message, [NO_ROOM] * len(calls))
             answer = await self._send_continuation(turn)
-        self._said += turn
+        self._turns += turn
         return answer
 
     async def _send_continuation(self, turn: list[dict[str, Any]]) -> UpstreamResponse:
-        offer, turns = self._offer, [*self._said, *turn]
+        offer, turns = self._offer, [*self._turns, *turn]
         # The last continuation must not call the tool again. If the client has tools, the search tool is left
         # out. Else it stays and its calls are forbidden: a server may refuse a request that defines no tools
         # although its messages contain tool calls.
-        last = offer.raw_without_tool if offer.has_tools else self.tool.forbid_calls(offer.raw_with_tool)
-        if offer.has_tools and self.tool.requires_same_tools(turns):
+        last = offer.raw_without_tool if offer.has_tools else self._tool.forbid_calls(offer.raw_with_tool)
+        if offer.has_tools and self._tool.requires_same_tools(turns):
             last = offer.raw_with_tool  # if the model calls the tool again, the client does not see that call
         raw = offer.raw_with_tool if self.can_continue() else last
-        return await self._send_body(await asyncio.to_thread(self.tool.continue_request, raw, turns))
+        return await self._send_body(await asyncio.to_thread(self._tool.continue_request, raw, turns))
 
     async def _run_calls(self, calls: Sequence[str]) -> list[str]:
-        until = asyncio.get_running_loop().time() + SEARCH_S
-        run = [await self._run_call(arguments, until) for arguments in calls[:MAX_CALLS]]
-        return [*run, *[TOO_MANY for _ in calls[MAX_CALLS:]]]
+        deadline = asyncio.get_running_loop().time() + SEARCH_S
+        results = [await self._run_call(arguments, deadline) for arguments in calls[:MAX_CALLS]]
+        return results + [TOO_MANY] * len(calls[MAX_CALLS:])
 
     async def _run_call(self, arguments: str, deadline: float) -> str:
-        text = NOT_NOW
         with suppress_and_report(_log_recall_failed):
             async with asyncio.timeout_at(deadline):
-                text = await self._offer.recall_tool.answer_call(self._offer.context, arguments)
-        return text
+                return await self._offer.recall_tool.answer_call(self._offer.context, arguments)
+        return NOT_NOW
+
+
+def _is_stream(answer: UpstreamResponse) -> bool:
+    return answer.get_field(b"content-type").strip().lower().startswith(EVENT_STREAM.decode())
+
+
+def _build_headers(first: HttpResponse, extra_headers: ExtraHeaders) -> Headers:
+    """Returns the header fields for the client: those of the first answer, and `extra_headers`.
+
+    The length and the encoding of the body are left out, because the joined answer has other bytes.
+    """
+    fields = to_client_headers(first.status, first.headers)
+    return [*[each for each in fields if each[0] not in _FRAMING], *extra_headers]
+
+
+def _inflate_chunk(chunk: bytes, inflater: Inflater) -> Iterator[bytes]:
+    step_bytes = len(chunk) if inflater.is_identity else INFLATE_STEP_BYTES
+    for start in range(0, len(chunk), step_bytes):
+        yield inflater.feed(chunk[start : start + step_bytes])
+        if inflater.has_failed:
+            raise httpx.RemoteProtocolError("the answer cannot be inflated")
+
+
+async def _peek_whole_body(answer: UpstreamResponse, limit_bytes: int) -> bytes:
+    """Returns the whole body, decompressed.
+
+    The result is empty if the body exceeds `limit_bytes` bytes, was cut or cannot be decompressed.
+    """
+    raw = await answer.peek(limit_bytes + 1)
+    if len(raw) > limit_bytes or answer.is_cut:
+        return b""
+    return Inflater(answer.get_field(b"content-encoding"), limit_bytes).feed(raw)
 
 
 async def _close_if_too_long(answer: UpstreamResponse) -> bool:
@@ -259,3 +435,7 @@ async def _close_if_too_long(answer: UpstreamResponse) -> bool:
 
 def _log_recall_failed(error: BaseException) -> None:
     _log.warning(RECALL_FAILED, error=type(error).__name__)
+
+
+def _log_tap_failed(error: BaseException) -> None:
+    _log.warning(RELAY_TAP_FAILED, error=type(error).__name__)

@@ -15,9 +15,9 @@ from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange
 from compaction_proxy.gateway.after_response import CompletedRequest
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client.types import HttpRequest
-from compaction_proxy.gateway.compaction_trigger import CompactionTriggerRequest
+from compaction_proxy.gateway.client_stream import OriginalRequest
+from compaction_proxy.gateway.compact_api import CompactionItemRequest
 from compaction_proxy.gateway.control_headers import UNREAD_HEADERS, ControlHeaders, build_report_headers
-from compaction_proxy.gateway.decoder_pool import OriginalRequest
 from compaction_proxy.gateway.headers import Headers
 from compaction_proxy.gateway.identity import Identity
 from compaction_proxy.gateway.recall_loop import RecallLoop, ToolOffer
@@ -109,7 +109,7 @@ class RequestState:
     trace: "OtelTrace | None" = None
     was_recovered: bool = False
     tool_offer: ToolOffer | None = None
-    trigger: CompactionTriggerRequest | None = None
+    trigger: CompactionItemRequest | None = None
     recall_loop: RecallLoop | None = None
     conversation_search: asyncio.Task[str | None] | None = None
 

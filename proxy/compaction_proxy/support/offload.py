@@ -13,6 +13,9 @@ from typing import TypeVar
 # the first call of `run_in_worker`.
 _EXECUTOR = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
 
+# Work on at most this many bytes takes less than a millisecond, so that it need not leave the event loop.
+MAX_INLINE_BYTES = 256 * 1024
+
 _Result = TypeVar("_Result")
 
 
@@ -23,3 +26,11 @@ async def run_in_worker(work: Callable[[], _Result]) -> _Result:
     end, and later work waits for it.
     """
     return await asyncio.get_running_loop().run_in_executor(_EXECUTOR, work)
+
+
+async def run_in_worker_if_large(size_bytes: int, work: Callable[[], _Result]) -> _Result:
+    """Runs `work`, which processes `size_bytes` bytes, and returns its result.
+
+    Runs it on the event loop if these are at most `MAX_INLINE_BYTES`, else in the worker thread.
+    """
+    return work() if size_bytes <= MAX_INLINE_BYTES else await run_in_worker(work)

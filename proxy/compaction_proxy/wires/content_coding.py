@@ -173,22 +173,32 @@ def detect_zlib_wbits(head: bytes) -> int:
 class Inflater:
     """Decompresses one body chunk by chunk. The result does not depend on the sizes of the chunks.
 
+    A body that is not compressed is returned as it is, without a limit.
+
     Args:
         encoding: The `content-encoding` as sent. Only gzip and deflate are supported.
         limit_bytes: The largest number of decompressed bytes. If there are more, the inflater sets
             `has_failed` and stops. This protects against decompression bombs.
+
+    Attributes:
+        is_identity: Whether the body is not compressed.
+        has_failed: Whether the body cannot be decompressed, or has more than `limit_bytes` bytes.
     """
 
-    __slots__ = ("_engine", "_head", "_remaining_bytes", "has_failed")
+    __slots__ = ("_engine", "_head", "_remaining_bytes", "has_failed", "is_identity")
 
     def __init__(self, encoding: str, limit_bytes: int) -> None:
-        self.has_failed = encoding.strip().lower() not in GZIP | {"deflate"}
+        coding = encoding.strip().lower()
+        self.is_identity = coding in IDENTITY
+        self.has_failed = not self.is_identity and coding not in GZIP | {"deflate"}
         self._remaining_bytes = limit_bytes
         self._head = b""
         self._engine: zlib._Decompress | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Returns the decompressed bytes of this chunk; nothing once `has_failed` is set."""
+        if self.is_identity:
+            return data
         if self.has_failed:
             return b""
         if self._engine is None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.support.offload import MAX_INLINE_BYTES
 from compaction_proxy.wires.body import (
     MAX_MESSAGES,
     BodyOptions,
@@ -199,7 +200,6 @@ MAX_KEY_CHARACTERS = 1_024
 # Bodies up to `MAX_INLINE_BYTES` are read on the event loop. Bodies up to `MAX_INLINE_GROWN_BYTES` are read
 # there too if they begin like an earlier body. All others are read in a thread, because they would block the
 # event loop.
-MAX_INLINE_BYTES = 256 * 1024
 MAX_INLINE_GROWN_BYTES = 1024 * 1024
 # At most this many bodies are read in threads at the same time.
 MAX_READ_THREADS = 2

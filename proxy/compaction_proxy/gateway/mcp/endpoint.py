@@ -6,49 +6,34 @@ request arrives, in a thread.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from pkgutil import resolve_name
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any
 
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import RequestRefusedError
-from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client_auth import ClientAuthenticator
 from compaction_proxy.gateway.client_stream import read_body, while_connected
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
-from compaction_proxy.gateway.headers import build_header_map, parse_content_length
-from compaction_proxy.gateway.identity import IdentityCache
+from compaction_proxy.gateway.headers import build_header_map
+from compaction_proxy.gateway.identity import IdentityResolver
 from compaction_proxy.gateway.mcp.tools import NOT_INSTALLED, McpToolResult, McpToolRunner
 from compaction_proxy.recall.tool import RecallContext
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import AGENT_NOT_ANSWERED
 
-# The function that answers requests with the MCP library, as `module:function`.
-SERVE = "compaction_proxy.gateway.mcp.server:serve"
+# The module that answers requests with the MCP library.
+SERVER = "compaction_proxy.gateway.mcp.server"
 # The most bytes of a request body. Calls of the tools are much shorter.
 MAX_BODY_BYTES = 1024 * 1024
 SOURCE = "mcp"
 CRASH_MESSAGE = "The proxy failed at this call."
 
 _log = structlog.get_logger()
-
-
-class McpRequestHandler(Protocol):
-    """Answers MCP requests. `call` runs a tool, given its name and its arguments."""
-
-    def __call__(
-        self,
-        call: Callable[[str, Mapping[str, Any]], Awaitable[McpToolResult]],
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> Awaitable[None]:
-        """Answers one HTTP request."""
-        ...
 
 
 class McpEndpoint:
@@ -74,15 +59,10 @@ class McpEndpoint:
         clients: ClientAuthenticator,
     ) -> None:
         self._tools = tools
-        self._secret = secret
         self._admission = admission
         self._clients = clients
-        self._serve: McpRequestHandler | None = None
         self._most_bytes = min(config.server.max_body_bytes, MAX_BODY_BYTES)
-        known = bool(config.server.client_keys)
-        self._identities = IdentityCache(
-            origin, config.session.tenant, config.session.headers, has_client_keys=known
-        )
+        self._identity_resolver = IdentityResolver(config, origin, secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request.
@@ -98,26 +78,20 @@ class McpEndpoint:
             raise RequestRefusedError(
                 405, "Only POST is answered here: no session is kept.", "method_not_allowed"
             )
-        if not self._admission.try_acquire_slot():
-            await self._admission.wait_for_slot()
-        hold = self._admission.body_budget.open_hold()
-        try:
-            await self._serve_request({**scope, "headers": headers}, receive, send, hold)
-        finally:
-            hold.release()
-            self._admission.release_slot()
-
-    async def _serve_request(self, scope: Scope, receive: Receive, send: Send, hold: BodyHold) -> None:
-        header_map = build_header_map(scope["headers"])
-        if header_map.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-            raise RequestRefusedError(415, "The body must not be encoded.", "encoded")
-        declared = parse_content_length(header_map.get(b"content-length"))
-        body = await read_body(scope, receive, self._most_bytes, hold, declared)
-        serve = self._serve or await self._import_server()
-        identity = self._identities.identify_client(scope["headers"], header_map, self._secret())
-        call = partial(self._call_tool, RecallContext(identity.tenant, identity.conversation, source=SOURCE))
-        with while_connected(scope):
-            await serve(call, scope, _replay_body(body), send)
+        async with self._admission.admit_request() as hold:
+            header_map = build_header_map(headers)
+            if header_map.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+                raise RequestRefusedError(415, "The body must not be encoded.", "encoded")
+            body = await read_body(scope, receive, self._most_bytes, hold)
+            try:
+                server = await asyncio.to_thread(import_module, SERVER)
+            except ModuleNotFoundError:  # the MCP library, or a module that it needs, is missing
+                raise RequestRefusedError(501, NOT_INSTALLED, "mcp_not_installed") from None
+            identity = self._identity_resolver.identify_client(headers)
+            context = RecallContext(identity.tenant, identity.conversation, source=SOURCE)
+            call = partial(self._call_tool, context)
+            with while_connected(scope):
+                await server.serve(call, {**scope, "headers": headers}, _replay_body(body), send)
 
     async def _call_tool(
         self, context: RecallContext, name: str, arguments: Mapping[str, Any]
@@ -125,14 +99,6 @@ class McpEndpoint:
         with suppress_and_report(_log_crash):
             return await self._tools.call_tool(context, name, arguments)
         return McpToolResult(CRASH_MESSAGE, is_error=True)
-
-    async def _import_server(self) -> McpRequestHandler:
-        try:
-            serve: McpRequestHandler = await asyncio.to_thread(resolve_name, SERVE)
-        except ModuleNotFoundError:  # the MCP library, or a module that it needs, is missing
-            raise RequestRefusedError(501, NOT_INSTALLED, "mcp_not_installed") from None
-        self._serve = serve
-        return serve
 
 
 def _log_crash(error: BaseException) -> None:
