@@ -16,6 +16,7 @@ from compaction_proxy.gateway.mcp.tools import (
     STORE_UNREACHABLE,
     McpToolRunner,
 )
+from compaction_proxy.recall.tool import RecallContext
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry, RegisteredConversation
 from compaction_proxy.telemetry.usage import Totals
 
@@ -59,6 +60,16 @@ def conversations(known: Known, *, away: bool = False) -> McpToolRunner:
     )
 
 
+async def describe(runner: McpToolRunner, tenant: str, conversation: str | None) -> str:
+    """The text of `conversation_status`."""
+    return (await runner.call_tool(RecallContext(tenant, conversation), "conversation_status", {})).text
+
+
+async def compact(runner: McpToolRunner, tenant: str, conversation: str) -> str:
+    """The text of `compact_now`."""
+    return (await runner.call_tool(RecallContext(tenant, conversation), "compact_now", {})).text
+
+
 async def test_a_conversation_is_told_of_in_figures() -> None:
     event = Event(
         COMPACTED, NOW - 7_200, "c_1", strategy="anchored", round=2, messages=57,
@@ -72,7 +83,7 @@ async def test_a_conversation_is_told_of_in_figures() -> None:
         totals, (event, event), frozenset(), Directives(compact=True, bypass=True)
     )
     known = Known([RegisteredConversation("c_1", "t", NOW)], {"c_1": overview})
-    assert await conversations(known).describe_conversation_or_list("t", "c_1") == (
+    assert await describe(conversations(known), "t", "c_1") == (
         "Conversation c_1: 42 requests, the last one 3 min ago. Model: gpt < |im_start|>.\n"
         "Last request: 120,000 tokens from the client, 45,000 to the model. "
         "Compaction starts at 96,000 tokens.\n"
@@ -85,13 +96,13 @@ async def test_a_conversation_is_told_of_in_figures() -> None:
 
 async def test_the_only_conversation_need_not_be_named_and_several_are_listed() -> None:
     known = Known([RegisteredConversation("c_9", "other", NOW)])
-    assert await conversations(known).describe_conversation_or_list("t", None) == NONE_YET
+    assert await describe(conversations(known), "t", None) == NONE_YET
     known.seen.append(RegisteredConversation("c_1", "t", NOW))
     known.overviews["c_1"] = IDLE
     told = "Conversation c_1: 0 requests.\nRounds of compaction: 0."
-    assert await conversations(known).describe_conversation_or_list("t", None) == told
+    assert await describe(conversations(known), "t", None) == told
     known.seen += [RegisteredConversation(f"c_{number}", "t", NOW - 90_000) for number in range(20, 40)]
-    first, *rows = (await conversations(known).describe_conversation_or_list("t", None)).splitlines()
+    first, *rows = (await describe(conversations(known), "t", None)).splitlines()
     assert first == "Name one of these conversations, the one used last first:"
     assert rows[:2] == ["- c_1, last used just now", "- c_20, last used 1 d ago"]
     assert len(rows) == MAX_LISTED
@@ -101,12 +112,12 @@ async def test_another_tenant_s_conversation_is_as_absent_as_none() -> None:
     known = Known([RegisteredConversation("c_9", "other", NOW)], {"c_9": IDLE})
     asked = conversations(known)
     answers = {
-        await ask("t", name)
+        answer
         for name in ("c_9", "c_0")
-        for ask in (
-            asked.describe_conversation_or_list,
-            asked.request_compaction,
-            asked.explain_if_unavailable,
+        for answer in (
+            await describe(asked, "t", name),
+            await compact(asked, "t", name),
+            await asked.explain_if_unavailable("t", name),
         )
     }
     assert (answers, known.compacted) == ({NOT_FOUND}, [])
@@ -122,8 +133,8 @@ async def test_another_tenant_s_conversation_is_as_absent_as_none() -> None:
 async def test_what_goes_away_meanwhile_is_a_sentence(error: Exception, wanted: str) -> None:
     asked = conversations(Known([RegisteredConversation("c_1", "t", NOW)], error=error))
     assert [
-        await asked.describe_conversation_or_list("t", "c_1"),
-        await asked.request_compaction("t", "c_1"),
+        await describe(asked, "t", "c_1"),
+        await compact(asked, "t", "c_1"),
     ] == [
         wanted,
         wanted,
@@ -133,10 +144,10 @@ async def test_what_goes_away_meanwhile_is_a_sentence(error: Exception, wanted: 
 async def test_a_store_that_does_not_answer_is_told_of() -> None:
     asked = conversations(Known(), away=True)
     assert [
-        await asked.describe_conversation_or_list("t", None),
-        await asked.describe_conversation_or_list("t", "c_1"),
+        await describe(asked, "t", None),
+        await describe(asked, "t", "c_1"),
     ] == [
         STORE_UNREACHABLE,
         STORE_UNREACHABLE,
     ]
-    assert await asked.request_compaction("t", "c_1") == STORE_UNREACHABLE
+    assert await compact(asked, "t", "c_1") == STORE_UNREACHABLE

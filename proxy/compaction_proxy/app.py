@@ -20,7 +20,7 @@ from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import MESSAGES_WIRE, RESPONSES_WIRE
 from compaction_proxy.config.validation import is_loopback
 from compaction_proxy.gateway import compact_api
-from compaction_proxy.gateway.after_response import AfterResponseHandler
+from compaction_proxy.gateway.after_response import AfterResponseHandler, IncidentReporter
 from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.gateway.client_auth import ClientAuthenticator
 from compaction_proxy.gateway.compact_api import (
@@ -34,7 +34,6 @@ from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
 from compaction_proxy.gateway.dispatcher import Dispatcher, RelayHandler
 from compaction_proxy.gateway.endpoint import RelayEndpoint
 from compaction_proxy.gateway.identity import format_origin
-from compaction_proxy.gateway.incidents import IncidentReporter
 from compaction_proxy.gateway.mcp.endpoint import McpEndpoint
 from compaction_proxy.gateway.mcp.tools import McpToolRunner
 from compaction_proxy.gateway.passthrough import (
@@ -42,6 +41,7 @@ from compaction_proxy.gateway.passthrough import (
     CountTokensEndpoint,
     PassthroughEndpoint,
 )
+from compaction_proxy.gateway.paths import COMPACT_PATH, MCP_PATH
 from compaction_proxy.gateway.routes import create_relay_routes
 from compaction_proxy.gateway.size_gate import SizeGate, build_gates
 from compaction_proxy.gateway.unread_conversations import UnreadConversationFinder
@@ -395,12 +395,14 @@ class Proxy:
         self.api.router.routes.extend(create_relay_routes(wires, compact, base_path))
         admin = mount_pages(self.api, admin_api, base_path)
         return Dispatcher(
-            admin=BodyBudgetMiddleware(admin, admission.body_budget),
             wire_endpoints=wires,
             post_endpoints={path: relay(endpoint) for path, endpoint in endpoints.post_endpoints.items()},
             passthrough=relay(endpoints.passthrough),
-            compact=compact,
-            mcp=relay(_build_mcp_endpoint(config, parts, admission)),
+            own_endpoints={
+                base_path + COMPACT_PATH: compact,
+                base_path + MCP_PATH: relay(_build_mcp_endpoint(config, parts, admission)),
+            },
+            admin=BodyBudgetMiddleware(admin, admission.body_budget),
             base_path=base_path,
             lifespan=self._lifespan,
             deletion_fence=parts.records.deletion_fence,

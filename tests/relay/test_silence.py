@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.gateway.sse_keepalive import COMMENT, can_take_comments, send_keepalives
+from compaction_proxy.gateway.sse_keepalive import COMMENT, KeepaliveChannel, can_take_comments
 
 SILENCE_S = 0.02
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -28,7 +28,7 @@ class Client(list[bytes]):
 
 @contextlib.asynccontextmanager
 async def streaming(client: Client, headers: Any = STREAM) -> AsyncIterator[Any]:
-    with send_keepalives(client, SILENCE_S) as send:
+    with KeepaliveChannel(client, SILENCE_S) as send:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
         async def piece(body: bytes, *, more: bool = True) -> None:
@@ -111,7 +111,7 @@ async def test_a_client_that_leaves_while_a_comment_waits_gets_none() -> None:
 
 async def test_nothing_is_said_before_the_head() -> None:
     client = Client()
-    with send_keepalives(client, SILENCE_S):
+    with KeepaliveChannel(client, SILENCE_S):
         await silence(3)
     assert client == []
 

@@ -6,9 +6,10 @@ import pytest
 
 from compaction_proxy.compaction.types import CompactionReport, CompactionStatus
 from compaction_proxy.core.event import FAILED_OPEN, OVER_LIMIT, RECOVERED, Event
-from compaction_proxy.gateway.incidents import MAX_KNOWN, QUIET_S, IncidentReporter
+from compaction_proxy.gateway.after_response import MAX_INCIDENTS, IncidentReporter
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
+from compaction_proxy.storage.resilient import REPEAT_AFTER_S
 from compaction_proxy.telemetry.event_bus import EventBus
 from compaction_proxy.telemetry.event_history import EventHistory
 
@@ -57,7 +58,7 @@ async def test_what_failed_is_told_with_its_request_and_kept_with_its_conversati
 
 async def test_the_same_trouble_is_told_once_a_minute_and_another_at_once(scene: Scene) -> None:
     report = CompactionReport(CompactionStatus.FAILED_OPEN, "c_1", reason="timeout")
-    for seconds in (0.0, 1.0, QUIET_S - 1, QUIET_S, QUIET_S + 1):
+    for seconds in (0.0, 1.0, REPEAT_AFTER_S - 1, REPEAT_AFTER_S, REPEAT_AFTER_S + 1):
         scene.seconds = seconds
         await scene.trouble("t", report, *TOLD)
     assert scene.kinds == [FAILED_OPEN] * 2
@@ -74,7 +75,7 @@ async def test_a_shorter_request_that_was_taken_is_told_of(scene: Scene) -> None
 
 
 async def test_what_is_known_of_trouble_is_bounded(scene: Scene) -> None:
-    for number in itertools.islice(itertools.count(), MAX_KNOWN + 1):
+    for number in itertools.islice(itertools.count(), MAX_INCIDENTS + 1):
         await scene.trouble("t", CompactionReport(CompactionStatus.OVER_LIMIT, reason=str(number)), *TOLD)
     await scene.trouble("t", CompactionReport(CompactionStatus.OVER_LIMIT, reason="0"), *TOLD)
-    assert len(scene.heard) == MAX_KNOWN + 2  # the first was let go of
+    assert len(scene.heard) == MAX_INCIDENTS + 2  # the first was let go of

@@ -1,33 +1,37 @@
-"""Handles a request after the client has its answer: learns token counts, and prepares a compaction."""
+"""Handles a request after the client has its answer: reports incidents, learns, prepares a compaction."""
 
+import time
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import NamedTuple
 
 import httpx
-import structlog
 from starlette.types import Scope
 
 from compaction_proxy.compaction.compactor import Compactor
 from compaction_proxy.compaction.feedback import UsageFeedback
-from compaction_proxy.compaction.types import CompactionStatus, FitRequest, FitResult
+from compaction_proxy.compaction.types import CompactionReport, CompactionStatus, FitRequest, FitResult
 from compaction_proxy.core.errors import UpstreamError
-from compaction_proxy.gateway.incidents import IncidentReporter
+from compaction_proxy.core.event import FAILED_OPEN, OVER_LIMIT, RECOVERED, Event
 from compaction_proxy.gateway.summary_routes import build_credential_headers
 from compaction_proxy.gateway.upstream import Upstream, build_request, send_request
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.types import WindowDiscovery
-from compaction_proxy.support.fail_open import suppress_and_report
+from compaction_proxy.storage.resilient import ReportThrottle
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
+from compaction_proxy.telemetry.event_bus import EventBus, generate_event_id
+from compaction_proxy.telemetry.event_history import EventHistory
 from compaction_proxy.telemetry.exchange_log import ExchangeLog
+from compaction_proxy.telemetry.logs import suppress_and_log
 from compaction_proxy.wires.body import build_probe_body
 from compaction_proxy.wires.usage import TokenUsage
 from compaction_proxy.wires.wire import Wire
 
 # The most bytes that are read of the answer to a probe. A probe asks for only 16 tokens of output.
 MAX_PROBE_BYTES = 262_144
-
-_log = structlog.get_logger()
+# The most incidents that are remembered in order to report each of them at most once a minute.
+MAX_INCIDENTS = 2_000
 
 
 class CompletedRequest(NamedTuple):
@@ -62,6 +66,78 @@ class CompletedRequest(NamedTuple):
     has_failed: bool = False
     was_recovered: bool = False
     is_side_request: bool = False
+
+
+_INCIDENT_KINDS = {CompactionStatus.FAILED_OPEN: FAILED_OPEN, CompactionStatus.OVER_LIMIT: OVER_LIMIT}
+
+
+class IncidentReporter:
+    """Publishes incidents of requests as events, and adds the events to the history of the conversation.
+
+    The same incident is reported at most once a minute.
+
+    Args:
+        event_bus: Publishes events.
+        history: Stores events.
+        clock: Returns monotonic seconds.
+        now: Returns seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        event_bus: EventBus,
+        history: EventHistory,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._announce = event_bus
+        self._history = history
+        self._now = now
+        # Each incident: the tenant, the conversation, the kind of the incident and its reason.
+        self._throttle = ReportThrottle[tuple[str, str | None, str, str | None]](
+            max_keys=MAX_INCIDENTS, clock=clock
+        )
+
+    async def __call__(
+        self,
+        tenant: str,
+        report: CompactionReport,
+        request_id: str,
+        model: str,
+        *,
+        was_recovered: bool = False,
+    ) -> None:
+        """Reports a request if something went wrong. Call this after the client has its answer.
+
+        Something went wrong if the proxy failed on the request, if the forwarded request was probably too
+        long, or if the upstream accepted it only in a shorter form (`was_recovered`).
+        """
+        kind = RECOVERED if was_recovered else _INCIDENT_KINDS.get(report.status, "")
+        incident = tenant, report.conversation, kind, report.reason
+        if not kind or self._throttle.admit_report(incident) is None:
+            return
+        event = Event(
+            kind,
+            self._now(),
+            report.conversation or "",
+            id=generate_event_id(),
+            request=request_id,
+            strategy=report.strategy or "",
+            round=report.round,
+            place=report.checkpoint_id,
+            reason=report.reason or "",
+            outcome=report.status.value,
+            asked=model,
+            tokens_before=report.tokens_before,
+            tokens_after=report.tokens_after,
+            trigger=report.trigger,
+            window=report.window,
+            listed=report.messages_before,
+        )
+        self._announce(tenant, event)
+        if event.conversation:
+            await self._history.record_event(tenant, event)
 
 
 class AfterResponseHandler:
@@ -102,7 +178,7 @@ class AfterResponseHandler:
 
     async def __call__(self, completed: CompletedRequest) -> None:
         """Does the work that follows one answer. A failure is logged and affects no request."""
-        with suppress_and_report(_log_not_observed):
+        with suppress_and_log(RESPONSE_NOT_OBSERVED):
             if completed.conversation is not None:
                 await self._registry.record_activity(completed.tenant, completed.conversation)
             if completed.fit_request is not None and completed.fit_result is not None:
@@ -115,9 +191,12 @@ class AfterResponseHandler:
 
         After an error, and after a side call, it only reports incidents.
         """
-        incident_fields = completed.request_id, fit_request.model
         await self._incidents(
-            fit_request.tenant, fit_result.report, *incident_fields, was_recovered=completed.was_recovered
+            fit_request.tenant,
+            fit_result.report,
+            completed.request_id,
+            fit_request.model,
+            was_recovered=completed.was_recovered,
         )
         if completed.is_side_request or completed.has_failed:
             return
@@ -162,7 +241,3 @@ class AfterResponseHandler:
             tap = wire.open_tap(answer.get_field(b"content-type"), answer.get_field(b"content-encoding"))
             tap.feed(await answer.peek(MAX_PROBE_BYTES))
             return tap.result() if answer.response.status == httpx.codes.OK else None
-
-
-def _log_not_observed(error: BaseException) -> None:
-    _log.warning(RESPONSE_NOT_OBSERVED, error=type(error).__name__)

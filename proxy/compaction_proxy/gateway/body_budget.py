@@ -34,6 +34,9 @@ UNKNOWN_BYTES: Final = 1024 * 1024
 # The most bodies that may wait at once. The budget counts a chunk only after it has arrived, so each waiting
 # body may exceed the budget by one chunk. This number limits the sum of these excesses.
 MAX_WAITING: Final = 64
+# The most bodies that one process decodes at once in threads. Each decoder may use 8 MiB of memory that the
+# budget does not count.
+MAX_DECODERS: Final = 2
 OUT_OF_MEMORY: Final = "The proxy has no memory left for this request; try again."
 TOO_MANY_BODIES: Final = "The proxy holds too many bytes of request bodies; try again."
 
@@ -82,13 +85,15 @@ class BodyBudget:
         limit_bytes: The limit that was passed to the constructor.
         used_bytes: Bytes of bodies that are held now, including the first `SMALL_BYTES` of each body and the
             room reserved for bodies that have waited.
+        decoder_slots: Limits the bodies that are decoded at once in threads.
     """
 
-    __slots__ = ("_large_bytes", "_wait_s", "_waiting", "limit_bytes", "used_bytes")
+    __slots__ = ("_large_bytes", "_wait_s", "_waiting", "decoder_slots", "limit_bytes", "used_bytes")
 
     def __init__(self, limit_bytes: int = sys.maxsize, wait_s: float = WAIT_S) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.decoder_slots = asyncio.Semaphore(MAX_DECODERS)
         self._large_bytes = 0  # the part of `used_bytes` that `limit_bytes` limits
         self._wait_s = wait_s
         # For each body that waits: the size to which it wants to grow, and what completes when the room is

@@ -45,8 +45,6 @@ class ClientAuthenticator:
         keys_identify_tenants: Whether the credential of a client decides its tenant (`session.tenant`).
     """
 
-    __slots__ = ("_digests", "_loopback", "_pays", "_secret", "_telling")
-
     def __init__(
         self,
         keys: Iterable[str],
@@ -55,9 +53,9 @@ class ClientAuthenticator:
         loopback_only: bool = False,
         keys_identify_tenants: bool = True,
     ) -> None:
-        self._telling = keys_identify_tenants
-        self._pays = has_provider_key
-        self._loopback = loopback_only
+        self._keys_identify_tenants = keys_identify_tenants
+        self._has_provider_key = has_provider_key
+        self._loopback_only = loopback_only
         self._secret = token_bytes(_KEY_BYTES)
         self._digests = frozenset(self._digest_key(key.encode()) for key in keys)
 
@@ -80,8 +78,8 @@ class ClientAuthenticator:
         if self._digests:
             name = self._find_key_field(header_map)
             others = [field for field in headers if field[0] not in CREDENTIALS]
-            return [*others, (name, header_map[name])] if self._telling else headers
-        if self._pays:
+            return [*others, (name, header_map[name])] if self._keys_identify_tenants else headers
+        if self._has_provider_key:
             self._refuse_foreign_pages(header_map)
         return headers
 
@@ -97,7 +95,7 @@ class ClientAuthenticator:
             raise RequestRefusedError(
                 403, "Pages of other machines need a key: server.client_keys.", "origin_not_allowed"
             )
-        if self._loopback and b"host" in header_map and not _is_private_host(header_map[b"host"]):
+        if self._loopback_only and b"host" in header_map and not _is_private_host(header_map[b"host"]):
             raise RequestRefusedError(
                 403, "Under a public name clients need a key: server.client_keys.", "host_not_allowed"
             )
@@ -106,13 +104,9 @@ class ClientAuthenticator:
         return hashlib.blake2b(key, digest_size=_KEY_BYTES, key=self._secret).digest()
 
 
-def _decode_field(field: bytes) -> str:
-    return field.decode("latin-1").strip().lower()
-
-
 def _is_local_origin(origin: bytes) -> bool:
     """Returns whether the origin of a page is this machine or a local program, such as `app://obsidian.md`."""
-    text = _decode_field(origin)
+    text = origin.decode("latin-1").strip().lower()
     scheme, _, rest = text.partition("://")
     if scheme not in {"http", "https"}:
         return text.startswith(_PROGRAMS)
@@ -122,16 +116,14 @@ def _is_local_origin(origin: bytes) -> bool:
 
 def _is_private_host(host: bytes) -> bool:
     """Returns whether a `Host` is an IP address, or a name that no other machine can point at this one."""
-    authority = parse_authority(_decode_field(host))
+    authority = parse_authority(host.decode("latin-1").strip().lower())
     if authority is None:
         return False
     name = authority[0]
-    return "." not in name or name.endswith(_PRIVATE) or _is_ip_address(name)
-
-
-def _is_ip_address(host: str) -> bool:
+    if "." not in name or name.endswith(_PRIVATE):
+        return True
     try:
-        ip_address(host)
+        ip_address(name)
     except ValueError:
         return False
     return True

@@ -16,7 +16,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from compaction_proxy.core.errors import OverloadedError, RequestRefusedError, UnreadableBodyError
-from compaction_proxy.gateway.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S, SMALL_BYTES, BodyHold
+from compaction_proxy.gateway.body_budget import (
+    MAX_DECODERS,
+    OUT_OF_MEMORY,
+    RETRY_AFTER_S,
+    SMALL_BYTES,
+    BodyHold,
+)
 from compaction_proxy.gateway.headers import Headers, get_content_length
 from compaction_proxy.wires.content_coding import decode_body, parse_codings
 
@@ -107,33 +113,29 @@ async def _read_whole_body(
 class _DisconnectGuard:
     """Implements `while_connected` for a server that calls back when the client leaves."""
 
-    __slots__ = ("_before", "_gone", "_notice", "_task")
+    __slots__ = ("_before", "_has_left", "_set_callback", "_task")
 
-    def __init__(self, set_callback: SetDisconnectCallback) -> None:
-        self._notice = set_callback
-        self._task: asyncio.Task[Any] | None = None
-        self._before = 0
-        self._gone = False
+    def __init__(self, set_callback: SetDisconnectCallback, task: asyncio.Task[Any]) -> None:
+        self._set_callback = set_callback
+        self._task = task
+        self._before = task.cancelling()
+        self._has_left = False
 
     def __enter__(self) -> None:
-        task = self._task = asyncio.current_task()
-        if task is not None:  # always true in a coroutine
-            self._before = task.cancelling()
-        self._notice(self._cancel_task)
+        self._set_callback(self._cancel_task)
 
     def _cancel_task(self) -> None:
-        if self._task is not None and not self._gone:
-            self._gone = True
+        if not self._has_left:
+            self._has_left = True
             self._task.cancel()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        task, self._task = self._task, None
-        self._notice(None)
+        self._set_callback(None)
         # If the task was also cancelled from elsewhere, that cancellation goes on, as with asyncio.timeout.
-        client_left = self._gone and task is not None and task.uncancel() <= self._before
-        if client_left and kind is asyncio.CancelledError:
+        is_ours = self._has_left and self._task.uncancel() <= self._before
+        if is_ours and kind is asyncio.CancelledError:
             raise ClientDisconnect from None
 
 
@@ -151,14 +153,14 @@ def while_connected(scope: Scope) -> AbstractContextManager[None]:
         ClientDisconnect: The client left, and the block was cancelled.
     """
     extension = scope.get("extensions", {}).get(DEPARTURE)
-    return nullcontext() if extension is None else _DisconnectGuard(extension[NOTICE])
+    task = asyncio.current_task()
+    if extension is None or task is None:
+        return nullcontext()
+    return _DisconnectGuard(extension[NOTICE], task)
 
 
 CONTENT_ENCODING: Final = b"content-encoding"
 UNDECODABLE: Final = "The body cannot be decoded: its encoding is unknown, or it is damaged."
-# The most bodies that one process decodes at once in threads. Each decoder may use 8 MiB of memory that the
-# body budget does not count.
-WORKERS: Final = 2
 # An encoded body of at most this many bytes is first decoded on the event loop, up to `_INLINE_DECODED_BYTES`
 # of output.
 _INLINE_BYTES: Final = 16_384
@@ -171,7 +173,7 @@ _USUAL_RATIO: Final = 32
 
 # Decoding has its own thread pool. A thread cannot be stopped, so decoding continues even if the request has
 # already ended. With its own pool, it then delays no other kind of work.
-_POOL: Final = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="decode")
+_POOL: Final = ThreadPoolExecutor(max_workers=MAX_DECODERS, thread_name_prefix="decode")
 
 
 class OriginalRequest(NamedTuple):
@@ -186,86 +188,80 @@ class OriginalRequest(NamedTuple):
     raw: bytes
 
 
-class BodyDecoder:
-    """Decodes request bodies on one event loop. At most `WORKERS` large bodies are decoded at once."""
+async def decode_request_body(raw: bytes, headers: Headers, hold: BodyHold, limit_bytes: int) -> bytes | None:
+    """Returns the decoded body, or `raw` itself if the body is not encoded.
 
-    def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(WORKERS)
+    The hold counts the decoded body in addition to `raw`. Returns None if the body cannot be decoded, because
+    its coding is unknown or it is damaged.
 
-    async def decode(self, raw: bytes, headers: Headers, hold: BodyHold, limit_bytes: int) -> bytes | None:
-        """Returns the decoded body, or `raw` itself if the body is not encoded.
+    Args:
+        raw: The body as the client sent it.
+        headers: The header fields of the request.
+        hold: Counts the bytes of the request.
+        limit_bytes: The most bytes that the decoded body may have. The limit is lower if the budget can never
+            have room for this many bytes in addition to `raw`.
 
-        The hold counts the decoded body in addition to `raw`. Returns None if the body cannot be decoded,
-        because its coding is unknown or it is damaged.
+    Raises:
+        RequestRefusedError: 413, the decoded body is larger than the limit.
+        OverloadedError: No room for the decoded body became free in time.
+    """
+    codings = parse_codings(value for name, value in headers if name == CONTENT_ENCODING)
+    if not codings:
+        return raw if codings is not None else None
+    most_bytes = hold.budget.limit_bytes
+    limit_bytes = min(limit_bytes, most_bytes, most_bytes + SMALL_BYTES - len(raw))
+    try:
+        decoded = await _decode_with_limit(raw, codings, hold, limit_bytes)
+    except UnreadableBodyError:
+        return None
+    finally:
+        hold.release_unused()
+    if decoded is None:
+        raise _build_too_large_error(limit_bytes)
+    return decoded
 
-        Args:
-            raw: The body as the client sent it.
-            headers: The header fields of the request.
-            hold: Counts the bytes of the request.
-            limit_bytes: The most bytes that the decoded body may have. The limit is lower if the budget can
-                never have room for this many bytes in addition to `raw`.
 
-        Raises:
-            RequestRefusedError: 413, the decoded body is larger than the limit.
-            OverloadedError: No room for the decoded body became free in time.
-        """
-        codings = parse_codings(held for name, held in headers if name == CONTENT_ENCODING)
-        if not codings:
-            return raw if codings is not None else None
-        limit_bytes = min(
-            limit_bytes, hold.budget.limit_bytes, hold.budget.limit_bytes + SMALL_BYTES - len(raw)
-        )
-        try:
-            decoded = await self._decode_with_limit(raw, codings, hold, limit_bytes)
-        except UnreadableBodyError:
-            return None
-        finally:
-            hold.release_unused()
+async def decode_or_refuse(raw: bytes, headers: Headers, hold: BodyHold, limit_bytes: int) -> bytes:
+    """Returns the decoded body as `decode_request_body` does, but refuses a body that cannot be decoded.
+
+    Raises:
+        RequestRefusedError: 413, the decoded body is larger than the limit; 415, the body cannot be decoded.
+        OverloadedError: No room for the decoded body became free in time.
+    """
+    decoded = await decode_request_body(raw, headers, hold, limit_bytes)
+    if decoded is None:
+        raise RequestRefusedError(415, UNDECODABLE, "encoded")
+    return decoded
+
+
+async def _decode_with_limit(
+    raw: bytes, codings: Sequence[str], hold: BodyHold, limit_bytes: int
+) -> bytes | None:
+    """Decodes a body on the event loop or in a thread, first with a low size limit, then with a higher.
+
+    Returns None if the decoded body is longer than `limit_bytes`.
+
+    Raises:
+        UnreadableBodyError: The body is damaged or its coding is unknown (`decode_body`).
+    """
+    decoded = None
+    if len(raw) <= _INLINE_BYTES:
+        decoded = decode_body(raw, codings, min(limit_bytes, _INLINE_DECODED_BYTES))
+    usual_bytes = min(limit_bytes, max(_USUAL_BYTES, _USUAL_RATIO * len(raw)))
+    for most_bytes in dict.fromkeys((usual_bytes, limit_bytes)):
         if decoded is None:
-            raise _build_too_large_error(limit_bytes)
-        return decoded
+            decoded = await _decode_in_worker(raw, codings, hold, most_bytes)
+    if decoded is not None and not hold.add_bytes(len(decoded)):
+        await hold.wait_for_room(0)
+    return decoded
 
-    async def decode_or_refuse(self, raw: bytes, headers: Headers, hold: BodyHold, limit_bytes: int) -> bytes:
-        """Returns the decoded body as `decode` does, but raises an error if it cannot be decoded.
 
-        Raises:
-            RequestRefusedError: 413, the decoded body is larger than the limit; 415, the body cannot be
-                decoded.
-            OverloadedError: No room for the decoded body became free in time.
-        """
-        decoded = await self.decode(raw, headers, hold, limit_bytes)
-        if decoded is None:
-            raise RequestRefusedError(415, UNDECODABLE, "encoded")
-        return decoded
-
-    async def _decode_with_limit(
-        self, raw: bytes, codings: Sequence[str], hold: BodyHold, limit_bytes: int
-    ) -> bytes | None:
-        """Decodes a body on the event loop or in a thread, first with a low size limit, then with a higher.
-
-        Returns None if the decoded body is longer than `limit_bytes`.
-
-        Raises:
-            UnreadableBodyError: The body is damaged or its coding is unknown (`decode_body`).
-        """
-        decoded = None
-        if len(raw) <= _INLINE_BYTES:
-            decoded = decode_body(raw, codings, min(limit_bytes, _INLINE_DECODED_BYTES))
-        usual = min(limit_bytes, max(_USUAL_BYTES, _USUAL_RATIO * len(raw)))
-        if decoded is None:
-            decoded = await self._decode_in_worker(raw, codings, hold, usual)
-        if decoded is None and usual < limit_bytes:
-            decoded = await self._decode_in_worker(raw, codings, hold, limit_bytes)
-        if decoded is not None and not hold.add_bytes(len(decoded)):
-            await hold.wait_for_room(0)
-        return decoded
-
-    async def _decode_in_worker(
-        self, raw: bytes, codings: Sequence[str], hold: BodyHold, limit_bytes: int
-    ) -> bytes | None:
-        work = partial(decode_body, raw, codings, limit_bytes)
-        while True:
-            async with self._turns:  # a request that waits for its turn reserves no room
-                if hold.try_reserve_rest(limit_bytes):
-                    return await asyncio.get_running_loop().run_in_executor(_POOL, work)
-            await hold.wait_for_room(limit_bytes)
+async def _decode_in_worker(
+    raw: bytes, codings: Sequence[str], hold: BodyHold, limit_bytes: int
+) -> bytes | None:
+    work = partial(decode_body, raw, codings, limit_bytes)
+    while True:
+        async with hold.budget.decoder_slots:  # a request that waits for its turn reserves no room
+            if hold.try_reserve_rest(limit_bytes):
+                return await asyncio.get_running_loop().run_in_executor(_POOL, work)
+        await hold.wait_for_room(limit_bytes)

@@ -28,7 +28,7 @@ from compaction_proxy.config.config import Config, ModelSettings, get_model_sett
 from compaction_proxy.core.errors import ProxyError, RequestRefusedError, UnreadableBodyError
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.body_budget import BodyHold
-from compaction_proxy.gateway.client_stream import read_body, while_connected
+from compaction_proxy.gateway.client_stream import decode_or_refuse, read_body, while_connected
 from compaction_proxy.gateway.compaction_items import CompactionItemCodec
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
 from compaction_proxy.gateway.control_headers import build_report_headers
@@ -195,9 +195,7 @@ class CompactEndpoint:
         async with self._admission.admit_request() as hold:
             raw = await read_body(scope, receive, self._max_body_bytes, hold)
             with while_connected(scope):
-                raw = await self._admission.decoder.decode_or_refuse(
-                    raw, scope["headers"], hold, self._max_body_bytes
-                )
+                raw = await decode_or_refuse(raw, scope["headers"], hold, self._max_body_bytes)
                 answer = await self._build_answer(raw, scope)
             await _send_answer(send, answer)
 
@@ -395,12 +393,10 @@ class ResponsesCompactEndpoint:
 
         Raises:
             RequestRefusedError: 400, the body holds no input that could be compacted; 413 or 415, the body
-                cannot be decoded (see `BodyDecoder`).
+                cannot be decoded (see `decode_or_refuse`).
             OverloadedError: No room to decode the body became free in time.
         """
-        decoded = await self._admission.decoder.decode_or_refuse(
-            raw, scope["headers"], hold, self._config.server.max_body_bytes
-        )
+        decoded = await decode_or_refuse(raw, scope["headers"], hold, self._config.server.max_body_bytes)
         if decoded is not raw:
             decoded = await self._items.decrypt_items_in_body(decoded, scope, for_compaction=True)
         summary_scope = {**scope, "raw_path": scope["raw_path"].removesuffix(b"/compact")}

@@ -9,6 +9,7 @@ import binascii
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 
 from starlette.types import Scope
 
@@ -25,6 +26,9 @@ from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expan
 from compaction_proxy.wires.responses.items import read_type_and_role
 from compaction_proxy.wires.responses.messages import PARSER, encode_message
 
+# The module that encrypts and decrypts. It is imported for the first item, because its library takes 8 MB of
+# memory.
+_CIPHER = "compaction_proxy.gateway.compaction_cipher"
 # The texts with which the replacements of all strategies begin, up to the round number in them. A user
 # message that begins with one of these texts was written by the proxy.
 _OPENINGS = tuple(
@@ -60,10 +64,9 @@ class CompactionItemCodec:
             items: The items, as a JSON array.
             scope: The ASGI scope of the request. Only the tenant of this request can use the token.
         """
-        from compaction_proxy.gateway import compaction_cipher  # noqa: PLC0415 - its library takes 8 MB
-
-        tenant = self._identity_resolver.identify_client(scope["headers"]).tenant
-        ciphertext = compaction_cipher.encrypt_item(self._get_secrets()[0], tenant, items)
+        secret = self._get_secrets()[0]
+        tenant = self._identity_resolver.identify_client(scope["headers"], secret).tenant
+        ciphertext = import_module(_CIPHER).encrypt_item(secret, tenant, items)
         return TOKEN_PREFIX + base64.urlsafe_b64encode(ciphertext).decode()
 
     async def decrypt_items_in_body(self, raw: bytes, scope: Scope, *, for_compaction: bool = False) -> bytes:
@@ -90,15 +93,13 @@ class CompactionItemCodec:
         return await run_in_worker_if_large(len(raw), work)
 
     def _decode_token(self, scope: Scope, token: str) -> bytes:
-        from compaction_proxy.gateway import compaction_cipher  # noqa: PLC0415 - its library takes 8 MB
-
         try:
             ciphertext = base64.b64decode(token.removeprefix(TOKEN_PREFIX), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             ciphertext = b""
         for secret in self._get_secrets():
             tenant = self._identity_resolver.identify_client(scope["headers"], secret).tenant
-            plain = compaction_cipher.decrypt_item(secret, tenant, ciphertext)
+            plain: bytes | None = import_module(_CIPHER).decrypt_item(secret, tenant, ciphertext)
             if plain is not None:
                 return plain
         message = "The encrypted content of a compaction item could not be verified."

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 
 from compaction_proxy.core.errors import OverloadedError
 from compaction_proxy.gateway.body_budget import BodyBudget, BodyHold
-from compaction_proxy.gateway.client_stream import BodyDecoder
 
 # The longest wait for a slot, and the time after which a refused client should retry, in seconds.
 QUEUE_S = 0.1
@@ -30,7 +29,6 @@ class ConcurrencyLimiter:
 
     Attributes:
         body_budget: The budget that the bodies of these requests share.
-        decoder: Decodes the bodies of these requests.
         active_request_count: The number of requests that are being served.
     """
 
@@ -38,7 +36,6 @@ class ConcurrencyLimiter:
         self, max_requests: int, queue_s: float = QUEUE_S, body_budget: BodyBudget | None = None
     ) -> None:
         self.body_budget = body_budget or BodyBudget()
-        self.decoder = BodyDecoder()
         self.active_request_count = 0
         self._slots = asyncio.Semaphore(max_requests)
         self._max_waiting = max_requests

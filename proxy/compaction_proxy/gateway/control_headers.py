@@ -1,9 +1,8 @@
 """Parses the `x-compaction*` headers of requests, and builds the `x-compaction*` headers of responses."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 from compaction_proxy.compaction.directives import MAX_PIN_CHARACTERS, MAX_PINS, parse_pin
@@ -13,48 +12,14 @@ from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.headers import Headers, build_header_map
 
 PIN_HEADER = b"x-compaction-pin"
-
-
-def parse_pins(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str, ...]:
-    """Returns the pins of a request in their order, without duplicates.
-
-    `headers` are the header fields of the request, with names in lower case.
-
-    Raises:
-        RequestRefusedError: 400, a pin is empty, too long, holds a control character or is not UTF-8; or
-            there are more pins than one conversation may have.
-    """
-    pins = tuple(dict.fromkeys(_parse_pin(held) for name, held in headers if name == PIN_HEADER))
-    if len(pins) > MAX_PINS:
-        raise _build_pin_error(f"may come {MAX_PINS} times at most")
-    return pins
-
-
-def _parse_pin(value: bytes) -> str:
-    try:
-        pin = parse_pin(unquote_to_bytes(value).decode("utf-8"))
-    except UnicodeDecodeError:
-        raise _build_pin_error("must be UTF-8, or percent-encoded UTF-8") from None
-    if pin is None:
-        raise _build_pin_error(
-            f"must hold 1 to {MAX_PIN_CHARACTERS} characters, none of them a control character"
-        )
-    return pin
-
-
-def _build_pin_error(requirement: str) -> RequestRefusedError:
-    return RequestRefusedError(
-        400, f"The header {PIN_HEADER.decode()} {requirement}.", "invalid_compaction_header"
-    )
-
-
 _REQUESTABLE_MODES = {
     mode.value: mode for mode in (CompactionMode.FORCE, CompactionMode.BYPASS, CompactionMode.SHADOW)
 }
 _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
-# Request headers that override the configuration, in the order of the parameters of `_parse_control_fields`.
-_OVERRIDE_FIELDS = (b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens")
-CONTROL_FIELDS = frozenset({*_OVERRIDE_FIELDS, PIN_HEADER})
+# Request headers that override the configuration.
+CONTROL_FIELDS = frozenset(
+    {b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens", PIN_HEADER}
+)
 # Fields in which SDKs state how long they wait for an answer, in seconds.
 _TIMEOUT_FIELDS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 # The response headers of a request that was forwarded unread.
@@ -86,12 +51,8 @@ class ControlHeaders:
         return any((self.mode, self.trigger_tokens, self.strategy, self.pins))
 
 
-def _normalize_field(field: bytes | None) -> str | None:
-    return None if field is None else field.decode("latin-1").strip().lower()
-
-
 def _build_header_error(name: str, requirement: str) -> RequestRefusedError:
-    return RequestRefusedError(400, f"The header {name} must be {requirement}.", "invalid_compaction_header")
+    return RequestRefusedError(400, f"The header {name} {requirement}.", "invalid_compaction_header")
 
 
 def parse_control_headers(headers: Sequence[tuple[bytes, bytes]]) -> ControlHeaders:
@@ -101,47 +62,66 @@ def parse_control_headers(headers: Sequence[tuple[bytes, bytes]]) -> ControlHead
         RequestRefusedError: 400, a header has an invalid value.
     """
     first = build_header_map(headers)
-    control = _parse_control_fields(*map(first.get, _OVERRIDE_FIELDS + _TIMEOUT_FIELDS))
-    return replace(control, pins=parse_pins(headers)) if PIN_HEADER in first else control
-
-
-@lru_cache(maxsize=128)
-def _parse_control_fields(
-    asked_mode: bytes | None,
-    asked_strategy: bytes | None,
-    asked_tokens: bytes | None,
-    *patience: bytes | None,
-) -> ControlHeaders:
-    """Parses the control headers except pins.
-
-    The result is cached, because most requests of a client send the same values.
-    """
-    mode = _normalize_field(asked_mode)
+    mode = _read_field(first, b"x-compaction")
     if mode is not None and mode not in _REQUESTABLE_MODES:
-        raise _build_header_error("x-compaction", "force, bypass or shadow")
-    strategy = _normalize_field(asked_strategy)
+        raise _build_header_error("x-compaction", "must be force, bypass or shadow")
+    strategy = _read_field(first, b"x-compaction-strategy")
     if strategy is not None and strategy not in STRATEGIES:
-        raise _build_header_error("x-compaction-strategy", "one of " + ", ".join(sorted(STRATEGIES)))
-    tokens = _normalize_field(asked_tokens)
+        names = ", ".join(sorted(STRATEGIES))
+        raise _build_header_error("x-compaction-strategy", f"must be one of {names}")
+    tokens = _read_field(first, b"x-compaction-trigger-tokens")
     if tokens is not None and not _TRIGGER.fullmatch(tokens):
-        raise _build_header_error("x-compaction-trigger-tokens", "a whole number of tokens above 0")
+        raise _build_header_error("x-compaction-trigger-tokens", "must be a whole number of tokens above 0")
     return ControlHeaders(
         mode=_REQUESTABLE_MODES[mode] if mode else None,
         trigger_tokens=int(tokens) if tokens else None,
         strategy=strategy,
-        patience_s=_parse_patience(patience),
+        patience_s=_parse_patience(first),
+        pins=parse_pins(headers) if PIN_HEADER in first else (),
     )
 
 
-def _parse_patience(fields: Iterable[bytes | None]) -> float | None:
-    for field in fields:
+def _read_field(header_map: Mapping[bytes, bytes], name: bytes) -> str | None:
+    """Returns the value of a field in lower case, or None if there is none."""
+    return header_map[name].decode("latin-1").strip().lower() if name in header_map else None
+
+
+def _parse_patience(header_map: Mapping[bytes, bytes]) -> float | None:
+    for name in _TIMEOUT_FIELDS:
         try:
-            seconds = float(_normalize_field(field) or 0)
+            seconds = float(_read_field(header_map, name) or 0)
         except ValueError:
             continue
         if 0 < seconds < 86_400:
             return seconds
     return None
+
+
+def parse_pins(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str, ...]:
+    """Returns the pins of a request in their order, without duplicates.
+
+    `headers` are the header fields of the request, with names in lower case.
+
+    Raises:
+        RequestRefusedError: 400, a pin is empty, too long, holds a control character or is not UTF-8; or
+            there are more pins than one conversation may have.
+    """
+    pins = tuple(dict.fromkeys(_parse_pin(value) for name, value in headers if name == PIN_HEADER))
+    if len(pins) > MAX_PINS:
+        raise _build_header_error("x-compaction-pin", f"may come {MAX_PINS} times at most")
+    return pins
+
+
+def _parse_pin(value: bytes) -> str:
+    try:
+        pin = parse_pin(unquote_to_bytes(value).decode("utf-8"))
+    except UnicodeDecodeError:
+        requirement = "must be UTF-8, or percent-encoded UTF-8"
+        raise _build_header_error("x-compaction-pin", requirement) from None
+    if pin is None:
+        requirement = f"must hold 1 to {MAX_PIN_CHARACTERS} characters, none of them a control character"
+        raise _build_header_error("x-compaction-pin", requirement)
+    return pin
 
 
 def choose_stricter_mode(configured: CompactionMode, requested: CompactionMode | None) -> CompactionMode:

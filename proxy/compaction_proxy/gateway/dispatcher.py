@@ -11,8 +11,8 @@ from compaction_proxy.core.errors import OverloadedError, RequestRefusedError, U
 from compaction_proxy.gateway.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S
 from compaction_proxy.gateway.client_auth import ALLOW_ALL_CLIENTS, ClientAuthenticator
 from compaction_proxy.gateway.headers import HOP_HEADER, build_header_map, refuse_loop
-from compaction_proxy.gateway.paths import COMPACT_PATH, MCP_PATH, is_own_path
-from compaction_proxy.gateway.sse_keepalive import send_keepalives
+from compaction_proxy.gateway.paths import is_own_path
+from compaction_proxy.gateway.sse_keepalive import KeepaliveChannel
 from compaction_proxy.gateway.upstream import find_error_encoder, send_error
 from compaction_proxy.storage.deletions import DeletionFence
 from compaction_proxy.wires.registry import find_wire
@@ -61,7 +61,7 @@ class RelayHandler:
             if b"upgrade" in first and _has_websocket_upgrade(first[b"upgrade"]):
                 await send_error(send, _WEBSOCKET, _ASK_IN_HTTP)
             elif self.keep_alive_s:
-                with send_keepalives(send, self.keep_alive_s) as channel:
+                with KeepaliveChannel(send, self.keep_alive_s) as channel:
                     await self.endpoint(scope, receive, channel)
             else:
                 await self.endpoint(scope, receive, send)
@@ -80,24 +80,23 @@ class Dispatcher:
     """Hands each request to its handler.
 
     Attributes:
-        admin: Answers all other paths of the proxy itself. They begin with `base_path`.
         wire_endpoints: Answer requests that carry a conversation. The key is the name of the wire.
-        passthrough: Answers all other requests.
-        compact: Answers `/v1/compact` below `base_path`.
         post_endpoints: Answer other POST requests whose bodies the proxy reads. The key is the ending of the
             path.
-        mcp: Answers `/mcp` below `base_path`.
+        passthrough: Answers all other requests that are relayed.
+        own_endpoints: Answer paths of the proxy itself that only clients of the relay may use. The key is the
+            whole path.
+        admin: Answers all other paths of the proxy itself.
         base_path: The path with which all of the proxy's own paths begin; empty for the root.
         lifespan: Receives the server's lifespan events.
         deletion_fence: Keeps a request from writing records again that were deleted after it began.
     """
 
-    admin: ASGIApp
     wire_endpoints: Mapping[str, ASGIApp]
-    passthrough: ASGIApp
-    compact: ASGIApp
     post_endpoints: Mapping[bytes, ASGIApp]
-    mcp: ASGIApp
+    passthrough: ASGIApp
+    own_endpoints: Mapping[str, ASGIApp]
+    admin: ASGIApp
     base_path: str
     lifespan: ASGIApp
     deletion_fence: DeletionFence
@@ -111,22 +110,18 @@ class Dispatcher:
             await send({"type": "websocket.close"})  # closed before it is accepted, so the server answers 403
             return
         self.deletion_fence.set_start_mark()
-        if not is_own_path(scope["path"], self.base_path):
-            wire = find_wire(scope["method"], scope["raw_path"])
-            handler = self._find_handler(scope) if wire is None else self.wire_endpoints[wire.name]
-            await handler(scope, receive, send)
-        elif scope["path"] == self.base_path + COMPACT_PATH:
-            await self.compact(scope, receive, send)
-        elif scope["path"] == self.base_path + MCP_PATH:
-            await self.mcp(scope, receive, send)
+        if is_own_path(scope["path"], self.base_path):
+            handler = self.own_endpoints.get(scope["path"], self.admin)
         else:
-            await self.admin(scope, receive, send)
+            handler = self._find_relay_handler(scope["method"], scope["raw_path"])
+        await handler(scope, receive, send)
 
-    def _find_handler(self, scope: Scope) -> ASGIApp:
-        """Returns the handler of a request that carries no conversation."""
-        if scope["method"] != "POST":
-            return self.passthrough
-        path = scope["raw_path"]
-        return next(
-            (app for ending, app in self.post_endpoints.items() if path.endswith(ending)), self.passthrough
-        )
+    def _find_relay_handler(self, method: str, raw_path: bytes) -> ASGIApp:
+        wire = find_wire(method, raw_path)
+        if wire is not None:
+            return self.wire_endpoints[wire.name]
+        if method == "POST":
+            for ending, endpoint in self.post_endpoints.items():
+                if raw_path.endswith(ending):
+                    return endpoint
+        return self.passthrough

@@ -26,6 +26,7 @@ from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client_stream import (
     CONTENT_ENCODING,
     OriginalRequest,
+    decode_request_body,
     read_body,
     while_connected,
 )
@@ -198,9 +199,9 @@ class RelayEndpoint:
         Returns four values: the scope and the body as if the client had sent the body unencoded; the original
         request, or None if its body was not decoded; and whether decoding failed.
         """
-        decoder, limit = self._admission.decoder, self._config.server.max_body_bytes
+        limit = self._config.server.max_body_bytes
         with while_connected(scope):
-            decoded = await decoder.decode(raw, scope["headers"], hold, limit)
+            decoded = await decode_request_body(raw, scope["headers"], hold, limit)
         if decoded is None or decoded is raw:
             return scope, raw, None, decoded is None
         plain = {**scope, "headers": drop_field(scope["headers"], CONTENT_ENCODING)}

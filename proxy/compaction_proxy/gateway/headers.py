@@ -49,9 +49,9 @@ def extract_key(credential: bytes) -> bytes:
 
 def get_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     """Returns the first value of a field, or None if there is none. `name` is in lower case."""
-    for key, held in headers:
+    for key, value in headers:
         if key == name:
-            return held
+            return value
     return None
 
 
@@ -68,20 +68,21 @@ def build_header_map(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, byte
 
 def get_content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
     """Returns the declared length of a body in bytes, or None if it is missing or not a number."""
-    return parse_content_length(get_header(headers, b"content-length"))
-
-
-def parse_content_length(value: bytes | None) -> int | None:
-    """Returns the value of a `content-length` in bytes, or None if it is missing or not a number."""
+    value = get_header(headers, b"content-length")
     return int(value) if value is not None and value.isdigit() else None
 
 
-def _parse_connection_options(values: Iterable[bytes]) -> frozenset[bytes]:
-    """Returns the names of the fields that concern this connection only (RFC 9110 §7.6.1).
+def _add_connection_fields(
+    names: frozenset[bytes], headers: Iterable[tuple[bytes, bytes]]
+) -> frozenset[bytes]:
+    """Returns `names`, and the names of the fields that concern this connection only (RFC 9110 §7.6.1).
 
-    `values` are the values of the `connection` fields, in which the sender lists these names.
+    The sender lists the latter in its `connection` fields.
     """
-    return frozenset(token.strip().lower() for held in values for token in held.split(b","))
+    values = [value for name, value in headers if name == b"connection"]
+    if _USUAL_CONNECTION_VALUES.issuperset(values):
+        return names
+    return names.union(option.strip().lower() for value in values for option in value.split(b","))
 
 
 def _is_sendable(values: Iterable[bytes]) -> bool:
@@ -107,14 +108,13 @@ def to_upstream_headers(
         key_field: The header field that carries our key; empty for the field in which the client shows its
             own.
     """
-    dropped = _NOT_FORWARDED_WITH_KEY if api_key else _NOT_FORWARDED
-    connection_values = [field[1] for field in headers if field[0] == b"connection"]
-    if not _USUAL_CONNECTION_VALUES.issuperset(connection_values):
-        dropped |= _parse_connection_options(connection_values)
+    dropped = _add_connection_fields(_NOT_FORWARDED_WITH_KEY if api_key else _NOT_FORWARDED, headers)
     forwarded = [field for field in headers if field[0] not in dropped]
     if OWN_PREFIX in b"\n".join([field[0] for field in forwarded]):  # seldom true: saves the filter
         forwarded = [
-            (name, held) for name, held in forwarded if name == HOP_HEADER or not name.startswith(OWN_PREFIX)
+            (name, value)
+            for name, value in forwarded
+            if name == HOP_HEADER or not name.startswith(OWN_PREFIX)
         ]
     if api_key:
         forwarded.append(build_credential_field(headers, api_key, key_field))
@@ -144,10 +144,7 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
       describes a body that is not sent, and our server would wait for that body.
     - If the upstream does not say whether an event stream may be buffered, a field is added that forbids it.
     """
-    dropped = _NOT_RETURNED
-    connection_values = [field[1] for field in headers if field[0] == b"connection"]
-    if not _USUAL_CONNECTION_VALUES.issuperset(connection_values):
-        dropped |= _parse_connection_options(connection_values)
+    dropped = _add_connection_fields(_NOT_RETURNED, headers)
     if status == 304:
         dropped |= {b"content-length"}
     relayed = [field for field in headers if field[0] not in dropped]
@@ -163,7 +160,7 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
 def refuse_loop(headers: Iterable[tuple[bytes, bytes]], hop_mark: str) -> None:
     """Raises `RequestRefusedError` (508) if the request has already been through this installation."""
     mark = hop_mark.encode()
-    if any(key == HOP_HEADER and held == mark for key, held in headers):
+    if any(key == HOP_HEADER and value == mark for key, value in headers):
         raise RequestRefusedError(
             508, "This request came back to the proxy: its upstream leads to itself.", "loop_detected"
         )

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Final
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote_to_bytes
 
 from compaction_proxy.config.config import Config
+from compaction_proxy.config.types import DEFAULT_PORTS, parse_origin
 from compaction_proxy.gateway.headers import CREDENTIALS, Headers, extract_key
 from compaction_proxy.gateway.side_requests import SideRequestDetector, SideRequestKind
 from compaction_proxy.support.offload import run_in_worker_if_large
@@ -29,7 +30,6 @@ _BAGGAGE: Final = "baggage"
 _BAGGAGE_SESSION: Final = b"session.id"
 _MAX_ID_CHARACTERS: Final = 256
 _DIGEST_CHARACTERS: Final = 24
-_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _VERSION: Final = b"\x01"
 # The largest number of cached identities. An identity is cached only if the header fields that it is derived
 # from have at most `_MAX_CACHED_BYTES` bytes.
@@ -49,12 +49,10 @@ def format_origin(url: str) -> str:
     Raises:
         ValueError: The URL is not an absolute URL of http or https.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
-        raise ValueError(f"not an absolute http or https URL: {parts.scheme}://{parts.hostname or ''}")
-    port = _DEFAULT_PORTS[parts.scheme] if parts.port is None else parts.port
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}:{port}"
+    origin = parse_origin(url)
+    if origin.scheme not in DEFAULT_PORTS or not origin.host:
+        raise ValueError(f"not an absolute http or https URL: {origin.scheme}://{origin.host}")
+    return str(origin)
 
 
 def _list_tenant_fields(tenant_mode: str) -> frozenset[bytes]:

@@ -44,7 +44,8 @@ async def _peek_beginning(answer: UpstreamResponse, wire: Wire) -> bytes:
     of the model's answer.
     """
     beginning = await answer.peek(1)
-    if not answer.get_field(b"content-type").startswith(_STREAM) or not _is_plain(answer):
+    is_plain = answer.get_field(b"content-encoding").strip().lower() in IDENTITY
+    if not is_plain or not answer.get_field(b"content-type").startswith(_STREAM):
         return beginning
     until = time.monotonic() + HOLD_S
     events = EventSplitter()
@@ -57,7 +58,3 @@ async def _peek_beginning(answer: UpstreamResponse, wire: Wire) -> bytes:
         whole += late
         beginning = more
     return b"".join([*dropwhile(wire.may_hold_back_stream, whole), events.flush_rest()])
-
-
-def _is_plain(answer: UpstreamResponse) -> bool:
-    return answer.get_field(b"content-encoding").strip().lower() in IDENTITY

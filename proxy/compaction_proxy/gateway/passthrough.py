@@ -11,14 +11,18 @@ from functools import partial
 from typing import Final
 
 import httpx
-import structlog
 from starlette.types import Receive, Scope, Send
 
 from compaction_proxy.compaction.message_reader import CountingOptions, MessageReader
 from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.core.errors import OverloadedError, RequestRefusedError, UnreadableBodyError
 from compaction_proxy.gateway.body_budget import BodyHold
-from compaction_proxy.gateway.client_stream import read_body, stream_body, while_connected
+from compaction_proxy.gateway.client_stream import (
+    decode_request_body,
+    read_body,
+    stream_body,
+    while_connected,
+)
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
 from compaction_proxy.gateway.headers import build_header_map, get_content_length, get_header
 from compaction_proxy.gateway.identity import IdentityResolver, format_origin
@@ -30,9 +34,9 @@ from compaction_proxy.gateway.upstream import (
     send_request,
 )
 from compaction_proxy.providers.model_limits import ModelLimits
-from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 from compaction_proxy.support.offload import run_in_worker
+from compaction_proxy.telemetry.logs import suppress_and_log
 from compaction_proxy.wires.body import decode_small_json, parse_body
 from compaction_proxy.wires.content_coding import Inflater
 from compaction_proxy.wires.messages.wire import MESSAGES
@@ -46,8 +50,6 @@ MAX_COUNTED_BYTES: Final = 4 * 1024 * 1024
 # The most bytes of an answer that are read. A count is a short JSON object, so a longer answer holds no
 # count.
 _MAX_ANSWER_BYTES: Final = 65_536
-
-_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class CountTokensEndpoint:
             finally:
                 self._admission.release_slot()
             if provider_tokens is not None:
-                with suppress_and_report(_log_not_observed):
+                with suppress_and_log(RESPONSE_NOT_OBSERVED):
                     await self._calibrate_estimate(scope, raw, provider_tokens, hold)
         finally:
             hold.release()
@@ -161,7 +163,7 @@ class CountTokensEndpoint:
         self, scope: Scope, raw: bytes, provider_tokens: int, hold: BodyHold
     ) -> None:
         try:
-            decoded = await self._admission.decoder.decode(raw, scope["headers"], hold, MAX_COUNTED_BYTES)
+            decoded = await decode_request_body(raw, scope["headers"], hold, MAX_COUNTED_BYTES)
             if decoded is None:
                 return
             body = await run_in_worker(partial(parse_body, decoded, MESSAGES))
@@ -178,7 +180,3 @@ class CountTokensEndpoint:
         await self._model_limits.learn_token_count(
             tenant, self._origin, body.model, estimate, provider_tokens
         )
-
-
-def _log_not_observed(error: BaseException) -> None:
-    _log.warning(RESPONSE_NOT_OBSERVED, error=type(error).__name__)

@@ -29,9 +29,9 @@ from compaction_proxy.gateway.headers import EVENT_STREAM, Headers, to_client_he
 from compaction_proxy.gateway.upstream import PEEK_BYTES, UpstreamResponse, relay_response, send_error
 from compaction_proxy.recall.offer import should_offer_tool
 from compaction_proxy.recall.tool import RecallContext, RecallTool
-from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RECALL_FAILED, RELAY_TAP_FAILED
 from compaction_proxy.support.offload import run_in_worker_if_large
+from compaction_proxy.telemetry.logs import suppress_and_log
 from compaction_proxy.wires.body import decode_small_json
 from compaction_proxy.wires.content_coding import Inflater
 from compaction_proxy.wires.context_errors import parse_overflow
@@ -250,7 +250,7 @@ class RecallLoop:
         """Sends data to the client, and feeds it to the tap of the client's answer. Ignores empty data."""
         if data:
             await send({"type": "http.response.body", "body": data, "more_body": True})
-            with suppress_and_report(_log_tap_failed):
+            with suppress_and_log(RELAY_TAP_FAILED):
                 self.client_tap.feed(data)
 
     async def _forward_stream(self, joiner: StreamJoiner, answer: UpstreamResponse, send: Send) -> None:
@@ -263,7 +263,7 @@ class RecallLoop:
         while chunk := await answer.read():
             for data in _inflate_chunk(chunk, inflater):
                 if not self.hop_count:
-                    with suppress_and_report(_log_tap_failed):
+                    with suppress_and_log(RELAY_TAP_FAILED):
                         self.first_tap.feed(data)
                 await self._send_data(send, joiner.feed(data))
             if joiner.is_done and joiner.calls:  # nothing more is needed of this answer
@@ -378,7 +378,7 @@ class RecallLoop:
         return results + [TOO_MANY] * len(calls[MAX_CALLS:])
 
     async def _run_call(self, arguments: str, deadline: float) -> str:
-        with suppress_and_report(_log_recall_failed):
+        with suppress_and_log(RECALL_FAILED):
             async with asyncio.timeout_at(deadline):
                 return await self._offer.recall_tool.answer_call(self._offer.context, arguments)
         return NOT_NOW
@@ -431,11 +431,3 @@ async def _close_if_too_long(answer: UpstreamResponse) -> bool:
         if not is_kept:
             await answer.aclose()
     return not is_kept
-
-
-def _log_recall_failed(error: BaseException) -> None:
-    _log.warning(RECALL_FAILED, error=type(error).__name__)
-
-
-def _log_tap_failed(error: BaseException) -> None:
-    _log.warning(RELAY_TAP_FAILED, error=type(error).__name__)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations
@@ -13,7 +13,6 @@ from compaction_proxy.config.sections import WIRES
 from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.trigger import (
     PriceThresholds,
-    TriggerRule,
     compute_min_trigger,
     compute_trigger_marks,
     set_price_thresholds,
@@ -36,7 +35,6 @@ CACHE_S = 1.0
 MAX_CACHED = 4_096
 # The safe size of requests that are read whatever their size, in bytes.
 _NO_SIZE = -1.0
-_EXPIRED = (_NO_SIZE, -math.inf)
 
 
 class SizeGate:
@@ -150,7 +148,7 @@ class SizeGate:
             self._changes = self._model_limits.changes
             self._safe_sizes.clear()
         key = tenant, model, output_tokens
-        size, until = self._safe_sizes.get(key, _EXPIRED)
+        size, until = self._safe_sizes.get(key, (_NO_SIZE, -math.inf))
         now = self._clock()
         if until < now:
             size = self._compute_safe_bytes(tenant, model, output_tokens)
@@ -174,7 +172,12 @@ class SizeGate:
         window = self._model_limits.peek_effective_window(tenant, self._origin, model, settings.window)
         adds_output = self._model_limits.adds_output(tenant, self._origin, model)
         budget = compute_budget(window, policy.reserves, output_tokens, adds_output=adds_output)
-        rows = set_price_thresholds(policy.trigger, self._compute_min_price_thresholds(model, policy.trigger))
+        price = None
+        if self._pricing is not None and any(row.price_tier for row in policy.trigger):
+            price = self._pricing.get_price(model, self._origin)
+        # The smallest thresholds that the trigger's price fields can give in any conversation.
+        thresholds = PriceThresholds(tier_tokens=price.surcharge_tokens if price else None, optimum_tokens=0)
+        rows = set_price_thresholds(policy.trigger, thresholds)
         least = compute_min_trigger(rows, budget)
         if least is None:
             return math.inf
@@ -196,13 +199,6 @@ class SizeGate:
         expected = calibration.ratio if calibration.observations else upper
         return min((least - 1) / expected, limit / upper) - 1
 
-    def _compute_min_price_thresholds(self, model: str, rules: Sequence[TriggerRule]) -> PriceThresholds:
-        """Returns the smallest thresholds that the trigger's price fields can give in any conversation."""
-        price = None
-        if self._pricing is not None and any(row.price_tier for row in rules):
-            price = self._pricing.get_price(model, self._origin)
-        return PriceThresholds(tier_tokens=price.surcharge_tokens if price else None, optimum_tokens=0)
-
 
 def build_gates(
     config: Config,
@@ -212,9 +208,9 @@ def build_gates(
     pricing: PriceBook,
 ) -> Mapping[str, SizeGate]:
     """Builds a gate for each wire, by the wire's name. Wires with the same provider share one."""
-    gates: dict[str, SizeGate] = {}
-    targets = {wire: format_origin(config.upstream.get_provider(wire)[0]) for wire in WIRES}
-    for target in targets.values():
-        if target not in gates:
-            gates[target] = SizeGate(config, model_limits, directives, compacted, target, pricing=pricing)
-    return {wire: gates[target] for wire, target in targets.items()}
+    origins = {wire: format_origin(config.upstream.get_provider(wire)[0]) for wire in WIRES}
+    gates = {
+        origin: SizeGate(config, model_limits, directives, compacted, origin, pricing=pricing)
+        for origin in set(origins.values())
+    }
+    return {wire: gates[origin] for wire, origin in origins.items()}

@@ -7,9 +7,7 @@ compressed body, or into a body whose length was declared.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from typing import Final, Self
 
 from starlette.types import Message, Send
 
@@ -24,19 +22,6 @@ BOUNDARY_BYTES: Final = 3
 _BODY: Final = "http.response.body"
 
 
-@contextmanager
-def send_keepalives(send: Send, silence_s: float) -> Iterator[Send]:
-    """Yields a client's ASGI channel on which an event stream is never silent for longer than `silence_s`.
-
-    No comment is sent before the head of the answer, after its end, or once the context is left.
-    """
-    channel = _KeepaliveChannel(send, silence_s)
-    try:
-        yield channel
-    finally:
-        channel.close()
-
-
 def can_take_comments(head: Message) -> bool:
     """Returns whether comments may be inserted into the body that follows this `http.response.start`."""
     fields = build_header_map(head.get("headers", ()))
@@ -45,71 +30,52 @@ def can_take_comments(head: Message) -> bool:
     return plain and kind.startswith(EVENT_STREAM) and b"content-length" not in fields
 
 
-class _KeepaliveChannel:
-    """Passes ASGI messages on to the client, and sends a comment when the stream is silent for too long.
+class KeepaliveChannel:
+    """A client's ASGI send channel on which an event stream is never silent for longer than `silence_s`.
 
-    A stream has one timer, which messages do not reset. If the timer fires before the silence has lasted long
-    enough, it is set again for the rest of the time.
+    Use it as a context manager. No comment is sent before the head of the answer, after its end, or once the
+    context is left.
+
+    Args:
+        send: The client's ASGI send channel.
+        silence_s: Seconds of silence after which a comment is sent.
     """
 
-    __slots__ = ("_busy", "_comment", "_heard_at", "_loop", "_send", "_silence_s", "_tail", "_timer")
+    __slots__ = ("_comments", "_heard_at", "_lock", "_send", "_silence_s", "_tail")
 
     def __init__(self, send: Send, silence_s: float) -> None:
         self._send = send
         self._silence_s = silence_s
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._comment: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()  # held while a message or a comment is sent
+        self._comments: asyncio.Task[None] | None = None
         self._heard_at = 0.0
         self._tail = EVENT_BOUNDARIES[0]  # a comment may also be sent at the beginning
-        self._busy = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._comments is not None:
+            self._comments.cancel()
 
     async def __call__(self, message: Message) -> None:
         """Passes an ASGI message on to the client."""
-        if self._timer is None:
+        async with self._lock:
+            if self._comments is not None and not message.get("more_body", False):
+                self._comments.cancel()
             await self._send(message)
-            if message["type"] != _BODY and can_take_comments(message):
-                self._heard_at = self._loop.time()
-                self._schedule_check()
-            return
-        if not message.get("more_body", False):
-            self._stop_timer()
-        self._busy = True
-        if self._comment is not None:
-            await self._comment  # a comment is being sent: the message must follow it
-        await self._send(message)
-        self._busy = False
-        self._heard_at = self._loop.time()
-        body = message.get("body", b"")
-        self._tail = (
-            body[-BOUNDARY_BYTES:] if len(body) >= BOUNDARY_BYTES else (self._tail + body)[-BOUNDARY_BYTES:]
-        )
+            self._heard_at = asyncio.get_running_loop().time()
+            self._tail = (self._tail + message.get("body", b"")[-BOUNDARY_BYTES:])[-BOUNDARY_BYTES:]
+        if message["type"] != _BODY and can_take_comments(message):
+            self._comments = asyncio.create_task(self._send_comments())
 
-    def close(self) -> None:
-        """Stops all comments, even one that is being sent."""
-        self._stop_timer()
-        if self._comment is not None:
-            self._comment.cancel()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _schedule_check(self) -> None:
-        self._timer = self._loop.call_at(self._heard_at + self._silence_s, self._check_silence)
-
-    def _check_silence(self) -> None:
-        """Sends a comment if the stream has been silent for long enough, and schedules the next check."""
-        now = self._loop.time()
-        if now >= self._heard_at + self._silence_s:
-            self._heard_at = now
-            if not self._busy and self._comment is None and self._tail.endswith(EVENT_BOUNDARIES):
-                self._comment = self._loop.create_task(self._send_comment())
-        self._schedule_check()
-
-    async def _send_comment(self) -> None:
-        try:
-            await self._send({"type": _BODY, "body": COMMENT, "more_body": True})
-        finally:
-            self._comment = None
+    async def _send_comments(self) -> None:
+        """Sends a comment whenever the stream has been silent for long enough, until it is cancelled."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(self._heard_at + self._silence_s - clock())
+            if clock() >= self._heard_at + self._silence_s:
+                self._heard_at = clock()
+                if not self._lock.locked() and self._tail.endswith(EVENT_BOUNDARIES):
+                    async with self._lock:
+                        await self._send({"type": _BODY, "body": COMMENT, "more_body": True})

@@ -8,7 +8,6 @@ from starlette.types import Scope
 
 from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
-from compaction_proxy.config.sections import SummarySection
 from compaction_proxy.config.types import parse_origin
 from compaction_proxy.core.strategies import Policy
 from compaction_proxy.gateway.headers import CREDENTIALS, HOP_HEADER, build_credential_field
@@ -38,93 +37,17 @@ _ACCOUNT_HEADERS = frozenset({b"openai-organization", b"openai-project"})
 _READING_HEADERS = frozenset({b"anthropic-version", b"anthropic-beta"})
 
 
-def _build_summary_credential_headers(
-    config: Config,
-    summary: SummarySection,
-    upstream: Upstream,
-    headers: Sequence[tuple[bytes, bytes]],
-    wire: Wire,
-) -> dict[str, str]:
-    """Returns the header fields with the credential for summary calls.
-
-    The credential is `summary.api_key` if that is set, else the proxy's key for the upstream, else the
-    client's own. The proxy's key and the client's go only to the origin of the upstream: for any other origin
-    the configuration requires `summary.api_key`. If `summary.base_url` is not set, `summary.api_key` is meant
-    for `config.upstream.base_url`. It is then not sent to another provider that the configuration sets for a
-    wire.
-    """
-    own = summary.api_key.get_secret_value()
-    if not own or _is_other_provider(config, summary, upstream):
-        return build_credential_headers(upstream, headers)
-    return {wire.api_key_header.decode(): own} if wire.api_key_header else {"authorization": f"Bearer {own}"}
-
-
-def _is_other_provider(config: Config, summary: SummarySection, upstream: Upstream) -> bool:
-    """Returns whether summaries come from a provider for which the settings in `summary` are not meant.
-
-    That is so if `summary` names no URL and the wire has a provider of its own.
-    """
-    return not summary.base_url and parse_origin(upstream.base_url) != parse_origin(config.upstream.base_url)
-
-
 def build_credential_headers(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     """Returns the header fields with the credential for the proxy's own calls of the upstream.
 
     The credential is the proxy's key for the upstream if there is one, else the client's own.
     """
     forwarded_names = CREDENTIALS | _ACCOUNT_HEADERS | _READING_HEADERS
-    fields = [(key, held) for key, held in headers if key in forwarded_names]
+    fields = [(key, value) for key, value in headers if key in forwarded_names]
     if upstream.api_key:
         fields = [field for field in fields if field[0] in _READING_HEADERS]
         fields = [*fields, build_credential_field(headers, upstream.api_key, upstream.key_field)]
-    return {key.decode("latin-1"): held.decode("latin-1") for key, held in fields}
-
-
-def _choose_models(
-    configured_model: str | None,
-    policy: Policy,
-    base_url: str,
-    request_model: str,
-    *,
-    is_other_provider: bool,
-) -> tuple[str, ...]:
-    """Returns the models to ask, in order: the one that the configuration names, else the strategy's choice.
-
-    Returns an empty tuple if no model is to be asked.
-
-    Args:
-        configured_model: The model that the configuration names, "none" or "same"; None if it names none.
-        policy: The strategy's policy.
-        base_url: The URL of the provider, which decides the cheap model.
-        request_model: The model of the client's request.
-        is_other_provider: Whether to ignore a model that the configuration names, because the provider does
-            not offer it.
-    """
-    if is_other_provider and configured_model not in {"none", "same"}:
-        configured_model = None
-    shape = policy.summary
-    if configured_model == "none" or shape is None:
-        return ()
-    if configured_model == "same" or (
-        configured_model is None and (shape.model == "same" or shape.form == "aligned")
-    ):
-        return (request_model,)
-    cheap = CHEAP_MODELS.get(urlsplit(base_url).hostname or "")
-    first_choice = configured_model or cheap or request_model
-    return (
-        (first_choice,)
-        if configured_model or first_choice == request_model
-        else (first_choice, request_model)
-    )
-
-
-def _build_url(base_url: str | None, upstream: Upstream, scope: Scope, model: str, wire: Wire) -> str:
-    """Returns the URL for a summary call: at `base_url` if set, else where the client's request goes."""
-    if base_url:
-        return base_url.rstrip("/") + wire.summary_call_format.path
-    path = replace_deployment(scope["raw_path"], model)
-    place, target = join_upstream_url(upstream.base_url, path, scope["query_string"])
-    return place + target.decode("latin-1")
+    return {key.decode("latin-1"): value.decode("latin-1") for key, value in fields}
 
 
 def build_summary_routes(
@@ -141,6 +64,12 @@ def build_summary_routes(
     The result is empty if no model is to be asked, or if there is no credential that may be sent to the
     provider of summaries.
 
+    The credential is `summary.api_key` if that is set, else the proxy's key for the upstream, else the
+    client's own. The proxy's key and the client's go only to the origin of the upstream: for any other origin
+    the configuration requires `summary.api_key`. If `summary.base_url` is not set, `summary.api_key` and
+    `summary.model` are meant for `config.upstream.base_url`. They are then not used at another provider that
+    the configuration sets for a wire.
+
     Args:
         config: The configuration.
         settings: The settings for the request's model.
@@ -150,12 +79,21 @@ def build_summary_routes(
         model: The model of the request.
         request_wire: The wire of summary calls if `summary.base_url` is not set.
     """
-    summary = settings.summary
-    base_url = summary.base_url or upstream.base_url
-    if not summary.api_key.get_secret_value() and parse_origin(base_url) != parse_origin(upstream.base_url):
-        return ()  # the upstream's or client's credential never goes to another origin
+    summary, origin = settings.summary, parse_origin(upstream.base_url)
+    own_key, own_model = summary.api_key.get_secret_value(), summary.model
     wire = WIRES[summary.wire] if summary.base_url else request_wire
-    credentials = _build_summary_credential_headers(config, summary, upstream, scope["headers"], wire)
+    if summary.base_url:
+        if not own_key and parse_origin(summary.base_url) != origin:
+            return ()  # the upstream's or client's credential never goes to another origin
+    elif parse_origin(config.upstream.base_url) != origin:
+        own_key = ""
+        own_model = own_model if own_model in {"none", "same"} else None
+    if not own_key:
+        credentials = build_credential_headers(upstream, scope["headers"])
+    elif wire.api_key_header:
+        credentials = {wire.api_key_header.decode(): own_key}
+    else:
+        credentials = {"authorization": f"Bearer {own_key}"}
     headers = {**wire.summary_call_format.headers, **credentials, HOP_HEADER.decode(): upstream.hop_mark}
     return tuple(
         SummaryRoute(
@@ -165,11 +103,38 @@ def build_summary_routes(
             get_model_settings(config, name).window or get_known_window(name),
             wire,
         )
-        for name in _choose_models(
-            summary.model,
-            policy,
-            base_url,
-            model,
-            is_other_provider=_is_other_provider(config, summary, upstream),
-        )
+        for name in _choose_models(own_model, policy, summary.base_url or upstream.base_url, model)
     )
+
+
+def _choose_models(
+    configured_model: str | None, policy: Policy, base_url: str, request_model: str
+) -> tuple[str, ...]:
+    """Returns the models to ask, in order: the one that the configuration names, else the strategy's choice.
+
+    Returns an empty tuple if no model is to be asked.
+
+    Args:
+        configured_model: The model that the configuration names, "none" or "same"; None if it names none.
+        policy: The strategy's policy.
+        base_url: The URL of the provider, which decides the cheap model.
+        request_model: The model of the client's request.
+    """
+    shape = policy.summary
+    if configured_model == "none" or shape is None:
+        return ()
+    if configured_model is None and (shape.model == "same" or shape.form == "aligned"):
+        configured_model = "same"
+    if configured_model:
+        return (request_model if configured_model == "same" else configured_model,)
+    cheap_model = CHEAP_MODELS.get(urlsplit(base_url).hostname or "", request_model)
+    return tuple(dict.fromkeys((cheap_model, request_model)))
+
+
+def _build_url(base_url: str | None, upstream: Upstream, scope: Scope, model: str, wire: Wire) -> str:
+    """Returns the URL for a summary call: at `base_url` if set, else where the client's request goes."""
+    if base_url:
+        return base_url.rstrip("/") + wire.summary_call_format.path
+    path = replace_deployment(scope["raw_path"], model)
+    origin, target = join_upstream_url(upstream.base_url, path, scope["query_string"])
+    return origin + target.decode("latin-1")

@@ -9,15 +9,16 @@ recognised.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
-
-import structlog
+from contextlib import suppress
+from functools import partial
 
 from compaction_proxy.compaction.conversation_index import ConversationIndex
 from compaction_proxy.core.digest import compute_prefix_digests
 from compaction_proxy.core.errors import UnreadableBodyError
-from compaction_proxy.support.fail_open import suppress_and_report
+from compaction_proxy.core.message import Message
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
+from compaction_proxy.support.offload import run_in_worker_if_large
+from compaction_proxy.telemetry.logs import suppress_and_log
 from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.project_instructions import (
     drop_instructions,
@@ -34,11 +35,7 @@ MAX_BYTES = 786_432
 BYTES_PER_S = 524_288
 BURST_BYTES = 1_048_576
 REQUEST_BYTES = 4_096
-# Number of messages that are parsed before the event loop may turn to other requests.
-MESSAGES_AT_ONCE = 64
 TOOLS = b'"tools"'
-
-_log = structlog.get_logger()
 
 
 class UnreadConversationFinder:
@@ -58,7 +55,7 @@ class UnreadConversationFinder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._wire = wire
-        self._conversations = conversation_index
+        self._conversation_index = conversation_index
         self._clock = clock
         self._left_bytes = float(BURST_BYTES)
         self._at = clock()
@@ -82,33 +79,30 @@ class UnreadConversationFinder:
         if len(raw) > MAX_BYTES or size > self._left_bytes:
             return None
         self._left_bytes -= size
-        search = asyncio.create_task(self._search_safely(tenant, raw, client))
+        search = asyncio.create_task(self._find_conversation(tenant, raw, client))
         self._searches.add(search)
         search.add_done_callback(self._searches.discard)
         return search
 
-    async def _search_safely(self, tenant: str, raw: bytes, client: str) -> str | None:
-        with suppress_and_report(_log_not_found):
-            return await self._find_conversation(tenant, raw, client)
+    async def _find_conversation(self, tenant: str, raw: bytes, client: str) -> str | None:
+        with suppress_and_log(RESPONSE_NOT_OBSERVED), suppress(UnreadableBodyError):
+            messages = await run_in_worker_if_large(len(raw), partial(self._read_messages, raw, client))
+            if messages:
+                prefixes = compute_prefix_digests(messages, self._wire.digest_seed)
+                return await self._conversation_index.find_conversation(
+                    tenant, messages, prefixes, has_tools=TOOLS in raw
+                )
         return None
 
-    async def _find_conversation(self, tenant: str, raw: bytes, client: str) -> str | None:
+    def _read_messages(self, raw: bytes, client: str) -> tuple[Message, ...]:
+        """Returns the messages of a request without instructions.
+
+        Raises:
+            UnreadableBodyError: The body is not a request of this wire.
+        """
         wire, body = self._wire, parse_body(raw, self._wire)
-        records: list[Any] = []
-        for start in range(0, len(body.messages), MESSAGES_AT_ONCE):
-            records += map(wire.parse_message, body.messages[start : start + MESSAGES_AT_ONCE])
-            await asyncio.sleep(0)
-        messages = tuple(records)
+        messages = tuple(map(wire.parse_message, body.messages))
         client = find_client_by_members(body.prompt_members) or find_client_by_messages(messages) or client
         if client:
             messages = drop_instructions(messages, client, wire.parse_message)
-        messages = tuple(each for each in messages if not each.is_privileged)
-        if not messages:
-            return None
-        prefixes = compute_prefix_digests(messages, wire.digest_seed)
-        return await self._conversations.find_conversation(tenant, messages, prefixes, has_tools=TOOLS in raw)
-
-
-def _log_not_found(error: BaseException) -> None:
-    if not isinstance(error, UnreadableBodyError):
-        _log.warning(RESPONSE_NOT_OBSERVED, error=type(error).__name__)
+        return tuple(each for each in messages if not each.is_privileged)

@@ -99,8 +99,8 @@ class UpstreamMonitor:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._count = on_error
-        self._keep = on_failure
+        self._on_error = on_error
+        self._on_failure = on_failure
         self._throttle = ReportThrottle[tuple[str, str]](max_keys=MAX_PAIRS, clock=clock)
         self._logged: set[str] = set()  # failing targets whose failure was logged
         self.failure_counts: dict[str, int] = {}
@@ -111,15 +111,12 @@ class UpstreamMonitor:
         If the cause lies in this machine (`LOCAL_CAUSES`), the target does not become a failing one.
         """
         cause = find_cause(error)
-        if cause in causes.LOCAL_CAUSES:
-            self._record_failure(target, cause)
-        else:
-            self._record_failing_target(target, cause)
+        self._record_failure(target, cause, is_failing=cause not in causes.LOCAL_CAUSES)
         return cause
 
     def record_invalid_status(self, target: str) -> None:
         """Reports that an answer had an invalid status."""
-        self._record_failing_target(target, causes.INVALID_ANSWER)
+        self._record_failure(target, causes.INVALID_ANSWER, is_failing=True)
 
     def record_cut(self, target: str, error: httpx.TransportError) -> None:
         """Reports that an answer was cut after its head had arrived."""
@@ -127,15 +124,16 @@ class UpstreamMonitor:
 
     def record_status(self, target: str, status: int) -> None:
         """Reports a status if it is an error, and the recovery of a failing target if it is not 5xx."""
-        if is_server_error(status):
-            self._record_failing_target(target, format_status_cause(status))
-            return
-        if target in self.failure_counts:
-            self._record_recovery(target)
+        is_failing = is_server_error(status)
+        if not is_failing and target in self.failure_counts:
+            failures = self.failure_counts.pop(target)
+            if target in self._logged:  # else alternating failures and successes would log many recoveries
+                self._logged.discard(target)
+                _log.info(UPSTREAM_RECOVERED, target=target, failures=failures)
         if is_failure_status(status):
-            self._record_failure(target, format_status_cause(status))
+            self._record_failure(target, format_status_cause(status), is_failing=is_failing)
         elif status >= FIRST_ERROR_STATUS:
-            self._count(target, format_status_cause(status))
+            self._on_error(target, format_status_cause(status))
 
     def forget_other_targets(self, targets: Collection[str]) -> None:
         """Forgets failing targets that are not among `targets`, because a new configuration was applied."""
@@ -143,24 +141,15 @@ class UpstreamMonitor:
             del self.failure_counts[target]
             self._logged.discard(target)
 
-    def _record_failing_target(self, target: str, cause: str) -> None:
-        self.failure_counts[target] = self.failure_counts.get(target, 0) + 1
-        if self._record_failure(target, cause):
-            self._logged.add(target)
-
-    def _record_failure(self, target: str, cause: str) -> bool:
-        """Counts a failure. Returns whether it was logged."""
-        self._count(target, cause)
-        self._keep(target, cause)
+    def _record_failure(self, target: str, cause: str, *, is_failing: bool = False) -> None:
+        """Counts a failure, and logs it if it is due. `is_failing` says that it makes its target failing."""
+        if is_failing:
+            self.failure_counts[target] = self.failure_counts.get(target, 0) + 1
+        self._on_error(target, cause)
+        self._on_failure(target, cause)
         suppressed = self._throttle.admit_report((target, cause))
-        if suppressed is None:
-            return False
-        left_out = {"suppressed": suppressed} if suppressed else {}
-        _log.warning(UPSTREAM_FAILED, target=target, cause=cause, **left_out)
-        return True
-
-    def _record_recovery(self, target: str) -> None:
-        failures = self.failure_counts.pop(target)
-        if target in self._logged:  # else alternating failures and successes would log many recoveries
-            self._logged.discard(target)
-            _log.info(UPSTREAM_RECOVERED, target=target, failures=failures)
+        if suppressed is not None:
+            left_out = {"suppressed": suppressed} if suppressed else {}
+            _log.warning(UPSTREAM_FAILED, target=target, cause=cause, **left_out)
+            if is_failing:
+                self._logged.add(target)

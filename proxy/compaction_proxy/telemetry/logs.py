@@ -8,10 +8,13 @@ import re
 import sys
 from collections.abc import Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Literal, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from compaction_proxy.support.fail_open import suppress_and_report
 
 # Id of the current request, which is added to each log line. The log lines of a compaction have the id of the
 # request that started it, even if they are written after that request has ended.
@@ -38,6 +41,24 @@ CREDENTIAL_KEYS = frozenset(
 CREDENTIAL_TEXT = re.compile(r"(?i)\b(?:bearer|basic)\s+[^\s\"',]+|\bsk-[a-z0-9_-]{6,}|(?<=://)[^/\s@]+(?=@)")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 MASK = "[credential]"
+
+
+class suppress_and_log(suppress_and_report):  # noqa: N801 - used as a statement
+    """Runs a block, suppresses its exceptions as `suppress_and_report` does, and logs each as a warning.
+
+    Args:
+        event: The name of the log event (`support.log_events`). The event has the type of the exception in
+            its field `error`.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, event: str) -> None:
+        super().__init__(partial(_log_suppressed_error, event))
+
+
+def _log_suppressed_error(event: str, error: BaseException) -> None:
+    structlog.get_logger().warning(event, error=type(error).__name__)
 
 
 def _mask_credentials(value: object, field_name: str = "") -> object:

@@ -11,7 +11,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-import structlog
 from starlette.types import Message, Receive, Scope, Send
 
 from compaction_proxy.config.config import Config
@@ -23,8 +22,8 @@ from compaction_proxy.gateway.headers import build_header_map
 from compaction_proxy.gateway.identity import IdentityResolver
 from compaction_proxy.gateway.mcp.tools import NOT_INSTALLED, McpToolResult, McpToolRunner
 from compaction_proxy.recall.tool import RecallContext
-from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import AGENT_NOT_ANSWERED
+from compaction_proxy.telemetry.logs import suppress_and_log
 
 # The module that answers requests with the MCP library.
 SERVER = "compaction_proxy.gateway.mcp.server"
@@ -32,8 +31,6 @@ SERVER = "compaction_proxy.gateway.mcp.server"
 MAX_BODY_BYTES = 1024 * 1024
 SOURCE = "mcp"
 CRASH_MESSAGE = "The proxy failed at this call."
-
-_log = structlog.get_logger()
 
 
 class McpEndpoint:
@@ -96,13 +93,9 @@ class McpEndpoint:
     async def _call_tool(
         self, context: RecallContext, name: str, arguments: Mapping[str, Any]
     ) -> McpToolResult:
-        with suppress_and_report(_log_crash):
+        with suppress_and_log(AGENT_NOT_ANSWERED):
             return await self._tools.call_tool(context, name, arguments)
         return McpToolResult(CRASH_MESSAGE, is_error=True)
-
-
-def _log_crash(error: BaseException) -> None:
-    _log.warning(AGENT_NOT_ANSWERED, error=type(error).__name__)
 
 
 def _replay_body(body: bytes) -> Receive:

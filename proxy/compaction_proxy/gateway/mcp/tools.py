@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from compaction_proxy.compaction.commands import ConversationCommands, ConversationOverview
-from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
+from compaction_proxy.core.errors import ProxyError, RequestRefusedError, StoreUnavailableError
 from compaction_proxy.core.event import Event
 from compaction_proxy.core.masking import sanitize_to_line
 from compaction_proxy.core.search_tool import LINE_RANGE_HELP, TOOL_NAME, parse_line_range
@@ -165,17 +165,24 @@ class McpToolResult(NamedTuple):
     is_error: bool = False
 
 
-def find_argument_problem(tool: McpTool, arguments: Mapping[str, Any]) -> str:
-    """Returns a sentence about a fault in a call's arguments; empty if they are valid."""
+class InvalidCallError(ProxyError):
+    """A call of a tool is invalid. The message says why, for the model that made the call."""
+
+
+def check_arguments(tool: McpTool, arguments: Mapping[str, Any]) -> None:
+    """Checks the arguments of a call.
+
+    Raises:
+        InvalidCallError: An argument is unknown, missing or invalid.
+    """
     properties, required = tool.input_schema["properties"], tool.input_schema.get("required", ())
     if arguments.keys() - properties.keys():
-        return f"{tool.name} takes {', '.join(properties)}, and nothing else."
+        raise InvalidCallError(f"{tool.name} takes {', '.join(properties)}, and nothing else.")
     for name, schema in properties.items():
         if name in arguments or name in required:
-            wrong = _find_value_problem(schema, arguments.get(name))
-            if wrong:
-                return f"`{name}` must be {wrong}."
-    return ""
+            wanted = _find_value_problem(schema, arguments.get(name))
+            if wanted:
+                raise InvalidCallError(f"`{name}` must be {wanted}.")
 
 
 def _find_value_problem(schema: Mapping[str, Any], value: object) -> str:
@@ -226,96 +233,92 @@ class McpToolRunner:
             name: The tool's name.
             arguments: JSON values. A null counts as a missing argument.
         """
-        tool = _BY_NAME.get(name)
-        if tool is None:
-            return McpToolResult(f"There is no such tool; there are {', '.join(_BY_NAME)}.", is_error=True)
         present = {key: value for key, value in arguments.items() if value is not None}
-        problem = find_argument_problem(tool, present)
-        if not problem and "conversation" in present:
-            context = context._replace(conversation=present["conversation"])
-            problem = NAME_ONE
-            if _CONVERSATION.fullmatch(present["conversation"]):
-                problem = await self.explain_if_unavailable(context.tenant, present["conversation"])
-        if problem:
-            return McpToolResult(problem, is_error=True)
-        return await self._run_tool(name, context, present)
+        try:
+            return McpToolResult(await self._run_tool(context, name, present))
+        except InvalidCallError as error:
+            return McpToolResult(str(error), is_error=True)
 
-    async def _run_tool(
-        self, name: str, context: RecallContext, arguments: Mapping[str, Any]
-    ) -> McpToolResult:
-        if name == SEARCH_TOOL:
-            return await self._search_memory(context, arguments)
-        if name == GET_TOOL:
-            return await self._read_message(context, arguments)
-        if name == STATUS_TOOL:
-            return McpToolResult(
-                await self.describe_conversation_or_list(context.tenant, context.conversation)
-            )
-        if context.conversation is None:
-            return McpToolResult(NAME_ONE, is_error=True)
-        return McpToolResult(await self.request_compaction(context.tenant, context.conversation))
+    async def _run_tool(self, context: RecallContext, name: str, arguments: Mapping[str, Any]) -> str:
+        if name not in _BY_NAME:
+            raise InvalidCallError(f"There is no such tool; there are {', '.join(_BY_NAME)}.")
+        check_arguments(_BY_NAME[name], arguments)
+        named = arguments.get("conversation")
+        if named is not None:
+            if not _CONVERSATION.fullmatch(named):
+                raise InvalidCallError(NAME_ONE)
+            if missing := await self.explain_if_unavailable(context.tenant, named):
+                raise InvalidCallError(missing)
+            context = context._replace(conversation=named)
+        run = {
+            SEARCH_TOOL: self._search_memory,
+            GET_TOOL: self._read_message,
+            STATUS_TOOL: self._describe_conversation_or_list,
+            COMPACT_TOOL: self._request_compaction,
+        }
+        return await run[name](context, arguments)
 
-    async def _search_memory(self, context: RecallContext, arguments: Mapping[str, Any]) -> McpToolResult:
+    async def _search_memory(self, context: RecallContext, arguments: Mapping[str, Any]) -> str:
         scope = arguments.get("scope", "tenant" if context.conversation is None else "conversation")
         if scope == "conversation" and context.conversation is None:
-            return McpToolResult(NAME_ONE, is_error=True)
+            raise InvalidCallError(NAME_ONE)
         limit = arguments.get("limit", 5)
-        text = await self._recall_tool.search(context, arguments["query"], limit=limit, scope=scope)
-        return McpToolResult(text)
+        return await self._recall_tool.search(context, arguments["query"], limit=limit, scope=scope)
 
-    async def _read_message(self, context: RecallContext, arguments: Mapping[str, Any]) -> McpToolResult:
+    async def _read_message(self, context: RecallContext, arguments: Mapping[str, Any]) -> str:
         lines = arguments.get("lines", "")
         if parse_line_range(lines) is None:
-            return McpToolResult(LINE_RANGE_HELP, is_error=True)
-        text = await self._recall_tool.read_message(context, arguments["id"], lines, scope="tenant")
-        return McpToolResult(text)
+            raise InvalidCallError(LINE_RANGE_HELP)
+        return await self._recall_tool.read_message(context, arguments["id"], lines, scope="tenant")
+
+    async def _describe_conversation_or_list(self, context: RecallContext, _: Mapping[str, Any]) -> str:
+        """Describes a conversation, or says why it cannot be described.
+
+        If the context has no conversation, describes the tenant's only conversation. If the tenant has
+        several, lists the latest.
+        """
+        if context.conversation is None:
+            recent = await self._registry.list_recent(MAX_INSPECTED)
+            seen = [each for each in recent if each.tenant == context.tenant][: MAX_LISTED + 1]
+            if not seen:
+                return NONE_YET if self._is_store_reachable() else STORE_UNREACHABLE
+            if len(seen) > 1:
+                rows = [f"- {each.id}, last used {_format_age(self._now() - each.last_at)}" for each in seen]
+                heading = "Name one of these conversations, the one used last first:"
+                return "\n".join([heading, *rows[:MAX_LISTED]])
+            context = context._replace(conversation=seen[0].id)
+
+        async def describe(conversation: str) -> str:
+            overview = await self._commands.get_overview(conversation)
+            return "\n".join(_list_figures(conversation, overview, self._now()))
+
+        return await self._run_command(context, describe)
+
+    async def _request_compaction(self, context: RecallContext, _: Mapping[str, Any]) -> str:
+        """Has the next request of a conversation compacted. Returns a sentence that says so, or why not."""
+
+        async def request(conversation: str) -> str:
+            await self._commands.request_compaction(conversation)
+            return COMPACTION_REQUESTED.format(conversation)
+
+        return await self._run_command(context, request)
+
+    async def _run_command(self, context: RecallContext, command: Callable[[str], Awaitable[str]]) -> str:
+        """Runs a command on the conversation of a context. Returns its result, or why it cannot be run."""
+        if context.conversation is None:
+            raise InvalidCallError(NAME_ONE)
+        missing = await self.explain_if_unavailable(context.tenant, context.conversation)
+        if missing:
+            return missing
+        try:
+            return await command(context.conversation)
+        except RequestRefusedError:
+            return NOT_FOUND
+        except StoreUnavailableError:
+            return STORE_UNREACHABLE
 
     async def explain_if_unavailable(self, tenant: str, conversation: str) -> str:
         """Returns a sentence that says why a tenant cannot use a conversation; empty if the tenant can."""
         if await self._registry.find_tenant(conversation) == tenant:
             return ""
         return NOT_FOUND if self._is_store_reachable() else STORE_UNREACHABLE
-
-    async def describe_conversation_or_list(self, tenant: str, conversation: str | None) -> str:
-        """Describes a conversation of a tenant, or says why it cannot be described.
-
-        If `conversation` is None, describes the tenant's only conversation. If the tenant has several, lists
-        the latest.
-        """
-        if conversation is None:
-            seen = [each for each in await self._registry.list_recent(MAX_INSPECTED) if each.tenant == tenant]
-            if not seen:
-                return NONE_YET if self._is_store_reachable() else STORE_UNREACHABLE
-            if len(seen) > 1:
-                now = self._now()
-                rows = [f"- {each.id}, last used {_format_age(now - each.last_at)}" for each in seen]
-                heading = "Name one of these conversations, the one used last first:"
-                return "\n".join([heading, *rows[:MAX_LISTED]])
-            conversation = seen[0].id
-        return await self._run_command(tenant, conversation, self._describe_conversation)
-
-    async def request_compaction(self, tenant: str, conversation: str) -> str:
-        """Has the next request of a conversation compacted. Returns a sentence that says so, or why not."""
-        return await self._run_command(tenant, conversation, self._request_compaction)
-
-    async def _run_command(
-        self, tenant: str, conversation: str, command: Callable[[str], Awaitable[str]]
-    ) -> str:
-        """Runs a command on a conversation of a tenant. Returns its result, or why it cannot be run."""
-        missing = await self.explain_if_unavailable(tenant, conversation)
-        if missing:
-            return missing
-        try:
-            return await command(conversation)
-        except RequestRefusedError:
-            return NOT_FOUND
-        except StoreUnavailableError:
-            return STORE_UNREACHABLE
-
-    async def _describe_conversation(self, conversation: str) -> str:
-        overview = await self._commands.get_overview(conversation)
-        return "\n".join(_list_figures(conversation, overview, self._now()))
-
-    async def _request_compaction(self, conversation: str) -> str:
-        await self._commands.request_compaction(conversation)
-        return COMPACTION_REQUESTED.format(conversation)
