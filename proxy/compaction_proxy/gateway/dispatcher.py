@@ -26,10 +26,6 @@ _WEBSOCKET: Final = RequestRefusedError(
 )
 
 
-def _has_websocket_upgrade(upgrade: bytes) -> bool:
-    return b"websocket" in (each.strip() for each in upgrade.lower().split(b","))
-
-
 @dataclass(frozen=True, slots=True)
 class RelayHandler:
     """Wraps an endpoint in the checks and the error handling that every relayed request needs (ASGI).
@@ -58,7 +54,8 @@ class RelayHandler:
             scope["headers"] = self.authenticator.authorize_request(scope["headers"], first)
             if HOP_HEADER in first:
                 refuse_loop(scope["headers"], self.hop_mark)
-            if b"upgrade" in first and _has_websocket_upgrade(first[b"upgrade"]):
+            protocols = first.get(b"upgrade", b"").lower().split(b",")
+            if b"websocket" in [protocol.strip() for protocol in protocols]:
                 await send_error(send, _WEBSOCKET, _ASK_IN_HTTP)
             elif self.keep_alive_s:
                 with KeepaliveChannel(send, self.keep_alive_s) as channel:

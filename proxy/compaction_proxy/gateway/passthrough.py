@@ -131,19 +131,12 @@ class CountTokensEndpoint:
         if length is None or length > min(MAX_COUNTED_BYTES, self._admission.body_budget.limit_bytes):
             await self._passthrough(scope, receive, send)
             return
-        await self._admission.acquire_slot()
-        hold = self._admission.body_budget.open_hold()
-        try:
-            try:
-                raw = await read_body(scope, receive, MAX_COUNTED_BYTES, hold)
-                provider_tokens = await self._relay_request(scope, send, raw)
-            finally:
-                self._admission.release_slot()
+        async with self._admission.admit_request() as hold:
+            raw = await read_body(scope, receive, MAX_COUNTED_BYTES, hold)
+            provider_tokens = await self._relay_request(scope, send, raw)
             if provider_tokens is not None:
                 with suppress_and_log(RESPONSE_NOT_OBSERVED):
                     await self._calibrate_estimate(scope, raw, provider_tokens, hold)
-        finally:
-            hold.release()
 
     async def _relay_request(self, scope: Scope, send: Send, raw: bytes) -> int | None:
         """Relays the request and its answer. Returns the provider's count, or None if the answer has none."""

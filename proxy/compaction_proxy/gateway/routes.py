@@ -8,8 +8,6 @@ from starlette.types import ASGIApp
 
 from compaction_proxy.gateway.paths import COMPACT_PATH
 
-_COMPACT: Final = "compact"
-_COMPACT_SUMMARY: Final = "Compact a list of messages"
 # For each wire: the usual path, a short description for OpenAPI, and the URL of the document that defines the
 # body.
 _WIRES: Final = {
@@ -75,12 +73,11 @@ def create_relay_routes(
             f"Compacts the conversation if it is too long, and relays the request. Body: {reference}"
         )
         yield RelayRoute(path, wires[name], name, summary=summary, description=description, streams=True)
-    description = "Answers a shorter list of messages. Nothing is kept, and nothing is relayed."
     yield RelayRoute(
         base_path + COMPACT_PATH,
         compact,
-        _COMPACT,
-        summary=_COMPACT_SUMMARY,
-        description=description,
+        "compact",
+        summary="Compact a list of messages",
+        description="Answers a shorter list of messages. Nothing is kept, and nothing is relayed.",
         streams=False,
     )
