@@ -43,18 +43,16 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 MASK = "[credential]"
 
 
-class suppress_and_log(suppress_and_report):  # noqa: N801 - used as a statement
-    """Runs a block, suppresses its exceptions as `suppress_and_report` does, and logs each as a warning.
+def suppress_and_log(event: str) -> suppress_and_report:
+    """Returns a context manager that suppresses and logs the exceptions of its block.
+
+    It suppresses the same exceptions as `suppress_and_report`, and logs each as a warning.
 
     Args:
         event: The name of the log event (`support.log_events`). The event has the type of the exception in
             its field `error`.
     """
-
-    __slots__ = ()
-
-    def __init__(self, event: str) -> None:
-        super().__init__(partial(_log_suppressed_error, event))
+    return suppress_and_report(partial(_log_suppressed_error, event))
 
 
 def _log_suppressed_error(event: str, error: BaseException) -> None:
