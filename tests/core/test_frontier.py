@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.core.ledger.frontier import Frontier, StatementStatus, read_frontier, read_reply
+from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.message import Message, MessageToolCall
-from compaction_proxy.core.summary.injection import reads_as_order
 
 BUG = "Please fix the login bug."
 DOCS = "Update the docs of the API."

@@ -18,9 +18,8 @@ from functools import cached_property
 from itertools import islice
 from typing import Self
 
-from compaction_proxy.core.ledger import cues
 from compaction_proxy.core.ledger.client_forms import find_user_messages
-from compaction_proxy.core.ledger.cues import StatementKind
+from compaction_proxy.core.ledger.cues import StatementKind, has_cue
 from compaction_proxy.core.ledger.statements import Statement, fold_text, read_statements
 from compaction_proxy.core.ledger.values import IDENTIFYING_KINDS
 from compaction_proxy.core.message import Message
@@ -359,8 +358,8 @@ class ActiveStatements:
     def _read_turn(self, turn: int, statement_reader: Callable[[str], tuple[Statement, ...]]) -> None:
         text = self._texts[turn]
         said_first = fold_text(text[:CLOSING_CHARACTERS])
-        if cues.CLOSING.match(said_first):
-            withdraws = len(text) < CLOSING_CHARACTERS and cues.WITHDRAWAL.match(said_first) is not None
+        if has_cue(said_first, "closing"):
+            withdraws = len(text) < CLOSING_CHARACTERS and has_cue(said_first, "withdrawal")
             self.statement_index.close_newest_request(turn, withdraws=withdraws)
         for each in statement_reader(text):
             self.statement_index.add(UserStatement(each, turn, each.kind))

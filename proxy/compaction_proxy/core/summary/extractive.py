@@ -20,10 +20,10 @@ from compaction_proxy.core.ledger.facts import (
     to_one_line,
 )
 from compaction_proxy.core.ledger.frontier import Frontier, is_pleasantry, read_frontier
+from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.ledger.values import find_values
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import sanitize_text
-from compaction_proxy.core.summary.injection import reads_as_order
 
 # Maximum number of messages that are read at the beginning and at the end of the conversation, and of
 # characters that are read at the beginning and at the end of each text.
@@ -193,11 +193,9 @@ def _describe_state(
     messages: Sequence[Message], get_message_id: Callable[[int], str], frontier: Frontier
 ) -> Iterator[str]:
     """Yields lines about where the work stopped: the last step, the open work and the last sentence said."""
-    if (step := frontier.find_last_step(range(len(messages)))) is not None:
-        at, _, text = step
-        yield f"- last step: {sanitize_text(text)} ({get_message_id(at)})"
-    for end in reversed(frontier.loose_ends):
-        yield f"- {end.kind}: {sanitize_text(end.text)} ({get_message_id(end.message_index)})"
+    step = frontier.find_last_step(range(len(messages)))
+    for note in [*([step] if step else []), *reversed(frontier.loose_ends)]:
+        yield f"- {note.kind}: {sanitize_text(note.text)} ({get_message_id(note.message_index)})"
     recent = range(len(messages) - 1, max(-1, len(messages) - NEWEST_MESSAGES), -1)
     for at in recent:
         if messages[at].role == "assistant" and (sentences := _split_sentences(messages[at].text)):

@@ -19,16 +19,21 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from compaction_proxy.core.errors import SummaryError
-from compaction_proxy.core.ledger import cues
 from compaction_proxy.core.ledger.actions import Action, format_action_items
+from compaction_proxy.core.ledger.cues import has_cue
 from compaction_proxy.core.ledger.facts import ObservedFact, collect_facts
 from compaction_proxy.core.ledger.frontier import StatementStatus, read_frontier
 from compaction_proxy.core.ledger.language import detect_language
-from compaction_proxy.core.ledger.statements import collect_subject_words, fold_text, read_statements
+from compaction_proxy.core.ledger.statements import (
+    collect_subject_words,
+    fold_text,
+    is_backed_by_user,
+    read_statements,
+    reads_as_order,
+)
 from compaction_proxy.core.ledger.values import ExactValue, find_values
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.answer import EMPTY_SECTION_TEXT
-from compaction_proxy.core.summary.injection import is_backed_by_user, reads_as_order
 
 # A summary is unfaithful if sentences are dropped and fewer than `MIN_CHARACTERS` characters are left, or
 # less than `MIN_SHARE` of its characters. A repeated line is dropped only if it has at least
@@ -420,9 +425,9 @@ def _collect_line_words(text: str) -> frozenset[str]:
 
 def _find_status(words: str) -> StatementStatus | None:
     plain = fold_text(words)
-    if cues.OPEN_STATUS.search(plain):
+    if has_cue(plain, "open_status"):
         return StatementStatus.OPEN
-    return StatementStatus.ANSWERED if cues.DONE_STATUS.search(plain) else None
+    return StatementStatus.ANSWERED if has_cue(plain, "done_status") else None
 
 
 def _find_claimed_status(sentence: str) -> StatementStatus | None:
