@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.core.ledger import ledger as ledger_module
+from compaction_proxy.core.ledger.actions import ProgressNote
 from compaction_proxy.core.ledger.cues import StatementKind
 from compaction_proxy.core.ledger.facts import ObservedFact
 from compaction_proxy.core.ledger.ledger import (
@@ -16,7 +17,6 @@ from compaction_proxy.core.ledger.ledger import (
     PIN_INDEX,
     Ledger,
     LedgerEntry,
-    ProgressNote,
     Remark,
     build_ledger,
     has_every_rule,

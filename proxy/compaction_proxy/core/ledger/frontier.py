@@ -322,9 +322,9 @@ class _FrontierReader:
             self.loose_ends.clear()
         elif self.work.reply is not None and (not reports_failure or is_elsewhere):
             self._settle_requests(text, statements, self.work.reply)
-        for each in failed:
-            self.states.pop(each.key, None)
-            self.outcomes.pop(each.key, None)
+        for request in failed:
+            self.states.pop(request.key, None)
+            self.outcomes.pop(request.key, None)
         self.answered_requests = [each for each in self.answered_requests if each not in failed]
         self.waiting_requests = sorted([*self.waiting_requests, *failed], key=lambda each: each.turn)
         answers = thanks or (self.work.reply is not None and self.work.reply.has_question)

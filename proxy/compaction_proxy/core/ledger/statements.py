@@ -154,11 +154,6 @@ def _extract_words(text: str, values: list[ExactValue]) -> frozenset[str]:
     return frozenset(map(_find_root, words)).union(pairs)
 
 
-def _extract_subject(text: str) -> frozenset[str]:
-    found = _SUBJECT_END.search(text)
-    return _extract_words(text[: found.start()], []) if found else frozenset()
-
-
 def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
     """Returns the label of a text, the kind that the label names, and the offset of the text after the label.
 
@@ -173,11 +168,6 @@ def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
     if kind is None and found.lastgroup == "loud" and not has_cue(label, "printed"):
         kind = StatementKind.FACT
     return (label, kind, found.end()) if kind else ("", None, 0)
-
-
-def _states_value(plain: str, values: frozenset[tuple[str, str]]) -> bool:
-    """Returns whether a statement says that something has a value. Values of weak kinds do not count."""
-    return not {kind for kind, _ in values} <= _WEAK_KINDS and _COPULA.search(plain) is not None
 
 
 def _classify_words(plain: str) -> StatementKind | None:
@@ -206,7 +196,9 @@ def _classify_statement(
         )
     if kind is StatementKind.RULE:
         return kind
-    return label_kind or kind or (StatementKind.FACT if _states_value(plain, values) else None)
+    # A fact says that something has a value. Values of weak kinds do not count.
+    has_value = not {kind for kind, _ in values} <= _WEAK_KINDS
+    return label_kind or kind or (StatementKind.FACT if has_value and _COPULA.search(plain) else None)
 
 
 def _build_statement(text: str, block: tuple[str, StatementKind | None]) -> Statement:
@@ -215,7 +207,7 @@ def _build_statement(text: str, block: tuple[str, StatementKind | None]) -> Stat
         label, labelled = block
     body = text[start:]
     plain = fold_text(body)
-    found = list(find_values(body))
+    found, subject_end = list(find_values(body)), _SUBJECT_END.search(body)
     exact = frozenset((value.kind, value.text.casefold()) for value in found)
     question = plain.rstrip("\"')").endswith(("?", "？", "؟")) or (
         not plain.endswith((".", "!")) and has_cue(plain, "question")
@@ -225,7 +217,7 @@ def _build_statement(text: str, block: tuple[str, StatementKind | None]) -> Stat
         _classify_statement(plain, labelled, exact, question=question),
         label,
         _extract_words(body, found),
-        _extract_subject(body),
+        _extract_words(body[: subject_end.start()], []) if subject_end else frozenset(),
         exact,
         question or has_cue(plain, "hypothesis"),
         has_cue(plain, "correction"),
