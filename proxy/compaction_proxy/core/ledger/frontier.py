@@ -332,7 +332,7 @@ class _FrontierReader:
         is_asked = [
             each.text not in printed and _is_request(each, statements, answers=answers) for each in statements
         ]
-        for each, asked, next_asked in zip(statements, is_asked, [*is_asked[1:], False], strict=True):
+        for each, asked, next_asked in zip(statements, is_asked, [*is_asked, False][1:], strict=True):
             # A statement directly before a request may explain it. It is treated like the request.
             explains = each.kind is None and not each.label and len(each.words) > SHARED_WORDS
             if asked or (next_asked and explains):
