@@ -14,8 +14,8 @@ from compaction_proxy.core.ledger.actions import (
     read_action,
 )
 from compaction_proxy.core.ledger.facts import ERROR_CHARACTERS
+from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.message import MessageToolCall
-from compaction_proxy.core.summary.injection import reads_as_order
 
 
 def act(name: str, arguments: object, result: str | None = "ok") -> Action:
@@ -27,36 +27,36 @@ def act(name: str, arguments: object, result: str | None = "ok") -> Action:
 @pytest.mark.parametrize(
     ("name", "arguments", "effect"),
     [
-        ("book_reservation", {"flight": "HAT1"}, ActionEffect.WRITE),
-        ("get_order_status", {"order": 1}, ActionEffect.READ),
-        ("cancelOrder", {"order": 1}, ActionEffect.WRITE),
-        ("lockDoors", {"unlock": True}, ActionEffect.WRITE),
-        ("frobnicate", {"x": 1}, ActionEffect.UNKNOWN),
-        ("open", {"path": "a.py"}, ActionEffect.READ),
-        ("str_replace_editor", {"command": "view", "path": "a.py"}, ActionEffect.READ),
-        ("str_replace_editor", {"command": "create", "path": "a.py"}, ActionEffect.WRITE),
-        ("http", {"method": "POST", "url": "https://a.example"}, ActionEffect.WRITE),
-        ("http", {"method": "GET", "url": "https://a.example"}, ActionEffect.READ),
-        ("run_sql", {"query": "UPDATE users SET name = 'x'"}, ActionEffect.WRITE),
-        ("run_sql", {"query": "SELECT * FROM users"}, ActionEffect.READ),
-        ("bash", {"command": "cat a.py | head"}, ActionEffect.READ),
-        ("bash", {"command": "cd src && grep -rn foo . | head"}, ActionEffect.READ),
-        ("bash", {"command": "cd src && npm run publish"}, ActionEffect.WRITE),
-        ("bash", {"command": "cd src && npm run build"}, ActionEffect.UNKNOWN),
-        ("bash", {"command": "cat a.py\npython b.py"}, ActionEffect.UNKNOWN),
-        ("bash", {"command": "grep -n 'a | rm > b' c.py"}, ActionEffect.READ),
-        ("bash", {"command": "bash -c 'rm -rf build'"}, ActionEffect.UNKNOWN),
-        ("bash", {"command": 'ssh host "cd x; rm -rf build"'}, ActionEffect.WRITE),
-        ("bash", {"command": "edit 178:182"}, ActionEffect.WRITE),
-        ("bash", {"command": "sed -i s/a/b/ a.py"}, ActionEffect.WRITE),
-        ("bash", {"command": "git commit -m x"}, ActionEffect.WRITE),
-        ("bash", {"command": "git log --oneline"}, ActionEffect.READ),
-        ("bash", {"command": "echo x > a.txt"}, ActionEffect.WRITE),
-        ("bash", {"command": "make 2> /dev/null"}, ActionEffect.UNKNOWN),
-        ("bash", {"command": "pytest -q"}, ActionEffect.UNKNOWN),
-        ("bash", {"command": "curl -X DELETE https://a.example/1"}, ActionEffect.WRITE),
-        ("shell", {"command": ["rm", "-rf", "build"]}, ActionEffect.WRITE),
-        ("bash", "not json", ActionEffect.UNKNOWN),
+        ("book_reservation", {"flight": "HAT1"}, "write"),
+        ("get_order_status", {"order": 1}, "read"),
+        ("cancelOrder", {"order": 1}, "write"),
+        ("lockDoors", {"unlock": True}, "write"),
+        ("frobnicate", {"x": 1}, "unknown"),
+        ("open", {"path": "a.py"}, "read"),
+        ("str_replace_editor", {"command": "view", "path": "a.py"}, "read"),
+        ("str_replace_editor", {"command": "create", "path": "a.py"}, "write"),
+        ("http", {"method": "POST", "url": "https://a.example"}, "write"),
+        ("http", {"method": "GET", "url": "https://a.example"}, "read"),
+        ("run_sql", {"query": "UPDATE users SET name = 'x'"}, "write"),
+        ("run_sql", {"query": "SELECT * FROM users"}, "read"),
+        ("bash", {"command": "cat a.py | head"}, "read"),
+        ("bash", {"command": "cd src && grep -rn foo . | head"}, "read"),
+        ("bash", {"command": "cd src && npm run publish"}, "write"),
+        ("bash", {"command": "cd src && npm run build"}, "unknown"),
+        ("bash", {"command": "cat a.py\npython b.py"}, "unknown"),
+        ("bash", {"command": "grep -n 'a | rm > b' c.py"}, "read"),
+        ("bash", {"command": "bash -c 'rm -rf build'"}, "unknown"),
+        ("bash", {"command": 'ssh host "cd x; rm -rf build"'}, "write"),
+        ("bash", {"command": "edit 178:182"}, "write"),
+        ("bash", {"command": "sed -i s/a/b/ a.py"}, "write"),
+        ("bash", {"command": "git commit -m x"}, "write"),
+        ("bash", {"command": "git log --oneline"}, "read"),
+        ("bash", {"command": "echo x > a.txt"}, "write"),
+        ("bash", {"command": "make 2> /dev/null"}, "unknown"),
+        ("bash", {"command": "pytest -q"}, "unknown"),
+        ("bash", {"command": "curl -X DELETE https://a.example/1"}, "write"),
+        ("shell", {"command": ["rm", "-rf", "build"]}, "write"),
+        ("bash", "not json", "unknown"),
     ],
 )
 def test_a_call_is_judged_by_its_verb_and_by_the_form_of_what_it_sends(
@@ -205,7 +205,7 @@ def test_whatever_is_sent_and_answered_is_told_on_one_short_line_without_orders(
 
 def test_listed_calls_leave_room_for_the_short_forms_of_those_behind_them() -> None:
     def pay(bill: str, note: str) -> Action:
-        return Action("pay", (("bill", bill), ("note", note)), "done", ActionEffect.WRITE, has_failed=False)
+        return Action("pay", (("bill", bill), ("note", note)), "done", "write", has_failed=False)
 
     actions = list(enumerate([pay("B1", "x" * 50), pay("B2", "y" * 50), pay("B3", "z" * 50)]))
 

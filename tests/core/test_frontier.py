@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.core.ledger.frontier import Frontier, StatementStatus, read_frontier, read_reply
+from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.message import Message, MessageToolCall
-from compaction_proxy.core.summary.injection import reads_as_order
 
 BUG = "Please fix the login bug."
 DOCS = "Update the docs of the API."
@@ -271,7 +271,7 @@ def test_the_last_step_is_told_with_its_intent_and_its_result() -> None:
     step = read_frontier(messages).find_last_step(range(len(messages)))
 
     assert step is not None
-    assert step[2] == "Now the tests: bash pytest -q → 3 passed in 1s"
+    assert step.text == "Now the tests: bash pytest -q → 3 passed in 1s"
     assert read_frontier(messages).find_last_step([0]) is None
 
 
@@ -280,7 +280,7 @@ def test_a_call_without_a_result_is_the_last_step() -> None:
     step = read_frontier(messages).find_last_step(range(2))
 
     assert step is not None
-    assert step[2] == "edit a.py → no result"
+    assert step.text == "edit a.py → no result"
 
 
 def test_a_reply_that_orders_is_not_quoted() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.core.ledger import ledger as ledger_module
+from compaction_proxy.core.ledger.actions import ProgressNote
 from compaction_proxy.core.ledger.cues import StatementKind
 from compaction_proxy.core.ledger.facts import ObservedFact
 from compaction_proxy.core.ledger.ledger import (
@@ -16,7 +17,6 @@ from compaction_proxy.core.ledger.ledger import (
     PIN_INDEX,
     Ledger,
     LedgerEntry,
-    ProgressNote,
     Remark,
     build_ledger,
     has_every_rule,
@@ -51,7 +51,7 @@ def test_entries_are_quoted_with_their_kind_and_origin() -> None:
             LedgerEntry(StatementKind.RULE, "Never push to main.", "m_4", 4),
             LedgerEntry(StatementKind.REQUEST, "Fix the login bug.", "m_4", 4),
         ),
-        (Remark("Hello there!", "m_0", 0),),
+        (Remark("Hello there!", 0),),
         (),
     )
 
@@ -212,7 +212,7 @@ LEDGERS = st.builds(
         st.builds(LedgerEntry, st.sampled_from(StatementKind), st.text("ab c:A", min_size=1, max_size=90),
                   st.just("m_1"), st.integers(0, 9), st.booleans())
     ).map(tuple),
-    st.lists(st.builds(Remark, st.text("ab ", min_size=1), st.just("m_1"), st.integers(0, 9))).map(tuple),
+    st.lists(st.builds(Remark, st.text("ab ", min_size=1), st.integers(0, 9))).map(tuple),
     st.lists(st.builds(ObservedFact, st.sampled_from(["path", "error", "url"]),
                        st.text("ab", min_size=1), st.integers(0, 9))).map(tuple),
     st.lists(st.builds(ProgressNote, st.sampled_from(["failed", "done", "last step", "ran"]),
@@ -395,7 +395,7 @@ def test_what_was_rendered_is_read_again_and_observations_stay_apart() -> None:
         LedgerEntry(StatementKind.RULE, "Never push.", "m_0a", 0),
         LedgerEntry(StatementKind.REQUEST, "Tidy it.", "m_0b", 1),
     )
-    held = Ledger(entries, (Remark("Good morning.", "m_0c", 2),), (ObservedFact("port", "6543", 3),))
+    held = Ledger(entries, (Remark("Good morning.", 2),), (ObservedFact("port", "6543", 3),))
     said, observed = parse_ledger(f"[Opening]\n{render_ledger(held, 9_000)}\n[3 messages left out]")
     assert said == ["Never push.", "Tidy it.", "Good morning."]
     assert observed == "port: 6543"

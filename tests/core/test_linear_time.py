@@ -10,12 +10,12 @@ from compaction_proxy.core.ledger.actions import read_action
 from compaction_proxy.core.ledger.facts import list_message_facts
 from compaction_proxy.core.ledger.frontier import StatementStatus, read_frontier, read_reply
 from compaction_proxy.core.ledger.language import detect_language
+from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.masking import format_mask
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import sanitize_text
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.core.summary.extractive import build_extractive_summary
-from compaction_proxy.core.summary.injection import reads_as_order
 from compaction_proxy.core.summary.prompt import build_transcript
 from compaction_proxy.core.summary.verify import correct_states, verify_summary
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.ledger.facts import ObservedFact, collect_facts
-from compaction_proxy.core.ledger.named_values import find_named_values
+from compaction_proxy.core.ledger.facts import ObservedFact, collect_facts, find_named_values
 from compaction_proxy.core.message import Message
 
 KINDS = frozenset({"code", "id", "date", "money", "email", "url", "version", "commit", "host", "path"})

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.core.errors import SummaryError
+from compaction_proxy.core.ledger.statements import is_backed_by_user, reads_as_order
 from compaction_proxy.core.message import Message, MessageToolCall
-from compaction_proxy.core.summary.injection import is_backed_by_user, reads_as_order
 from compaction_proxy.core.summary.verify import ADDED_CALLS_HEADING, ADDED_VALUES_HEADING, verify_summary
 
 SOURCES = [

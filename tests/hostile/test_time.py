@@ -10,9 +10,9 @@ import pytest
 
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.ledger.language import detect_language
+from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.ledger.values import find_values
 from compaction_proxy.core.summary.answer import split_run_texts, validate_summary
-from compaction_proxy.core.summary.injection import reads_as_order
 
 PATIENCE_S = 5.0  # of the processor
 

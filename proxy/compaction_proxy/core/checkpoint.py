@@ -93,10 +93,6 @@ class Checkpoint:
     edited: frozenset[int] = frozenset()
     names: tuple[tuple[int, str], ...] | None = None
 
-    def covers_message(self, index: int) -> bool:
-        """Returns whether the message at `index` is replaced, or shortened in place."""
-        return any(span.start <= index < span.stop for span in self.spans)
-
     @property
     def span_replacements(self) -> tuple[tuple[Span, tuple[Message, ...]], ...]:
         """Each span with its replacements."""
@@ -153,22 +149,22 @@ def compute_exact_digest(messages: Iterable[Message]) -> bytes:
 def list_covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> tuple[CoveredToolResult, ...]:
     """Returns what a checkpoint stores of the tool results inside the spans."""
     return tuple(
-        _build_covered_result(index, messages[index])
+        CoveredToolResult(
+            index,
+            message.digest,
+            compute_textless_digest(message),
+            _hash_head(message.text),
+            len(message.text),
+        )
         for span in spans
-        for index in range(span.start, span.stop)
-        if messages[index].answered_call_ids
+        for index, message in enumerate(messages[span.start : span.stop], span.start)
+        if message.answered_call_ids
     )
 
 
 def list_participant_names(messages: Iterable[Message]) -> tuple[tuple[int, str], ...]:
     """Returns the `name` of each message that has one, with its index."""
     return tuple((index, message.name) for index, message in enumerate(messages) if message.name)
-
-
-def _build_covered_result(index: int, message: Message) -> CoveredToolResult:
-    return CoveredToolResult(
-        index, message.digest, compute_textless_digest(message), _hash_head(message.text), len(message.text)
-    )
 
 
 def _is_shortened_result(result: CoveredToolResult, message: Message) -> bool:
@@ -181,16 +177,11 @@ def _is_shortened_result(result: CoveredToolResult, message: Message) -> bool:
     )
 
 
-def _matches_prefix(checkpoint: Checkpoint, messages: Sequence[Message], *, shortened: bool) -> bool:
-    """Returns whether the messages begin with the prefix for which the checkpoint was made.
+def _matches_digest(checkpoint: Checkpoint, covered: Sequence[Message], *, shortened: bool) -> bool:
+    """Returns whether the messages are those for which the checkpoint was made.
 
     `shortened` says that the client may have cleared or shortened tool results since then.
     """
-    possible = _iter_possible_prefixes(checkpoint, messages)
-    return any(_matches_digest(checkpoint, covered, shortened=shortened) for covered in possible)
-
-
-def _matches_digest(checkpoint: Checkpoint, covered: Sequence[Message], *, shortened: bool) -> bool:
     digests = [message.digest for message in covered]
     for result in checkpoint.results:
         if 0 <= result.index < len(digests) and digests[result.index] != result.digest:
@@ -255,12 +246,15 @@ def can_apply_checkpoint(
     if not 0 < checkpoint.length <= len(messages):
         return False
     latest = find_latest_user_message(messages)
-    if latest is not None and checkpoint.covers_message(latest) and latest != checkpoint.carried:
+    is_covered = latest is not None and any(span.start <= latest < span.stop for span in checkpoint.spans)
+    if is_covered and latest != checkpoint.carried:
         return False
     end = max((span.stop for span in checkpoint.spans if span.start not in checkpoint.edited), default=0)
     if _splits_unit(messages, end):  # the next message answers a call that is removed
         return False
-    return _matches_prefix(checkpoint, messages, shortened=conversation in {None, checkpoint.conversation})
+    shortened = conversation in {None, checkpoint.conversation}
+    possible = _iter_possible_prefixes(checkpoint, messages)
+    return any(_matches_digest(checkpoint, covered, shortened=shortened) for covered in possible)
 
 
 def drop_outdated_edits(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
@@ -301,9 +295,7 @@ def find_longest_applicable_checkpoint(
         conversation: The conversation id that the client gave, if any.
     """
     best: Checkpoint | None = None
-    for candidate in sorted(
-        (candidate for candidate in candidates if candidate), key=_rank_checkpoint, reverse=True
-    ):
+    for candidate in sorted(filter(None, candidates), key=_rank_checkpoint, reverse=True):
         if best is not None and _rank_checkpoint(candidate)[:-1] != _rank_checkpoint(best)[:-1]:
             break
         if can_apply_checkpoint(candidate, messages, conversation):
@@ -314,8 +306,8 @@ def find_longest_applicable_checkpoint(
 
 def _rank_checkpoint(checkpoint: Checkpoint) -> tuple[int, int, bool, int]:
     """Returns a key to compare checkpoints: length, round, whether a model wrote it, number of spans."""
-    spans = len(checkpoint.spans)
-    return checkpoint.length, checkpoint.round, checkpoint.writer != EXTRACT_WRITER, spans
+    by_model = checkpoint.writer != EXTRACT_WRITER
+    return checkpoint.length, checkpoint.round, by_model, len(checkpoint.spans)
 
 
 def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -338,7 +330,16 @@ def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
         ],
         "spans": [list(span) for span in checkpoint.spans],
         "stand_ins": [
-            [_build_replacement_fields(each) for each in replacements]
+            [
+                [
+                    each.role,
+                    each.text,
+                    b64encode(each.raw).decode(),
+                    each.tokens,
+                    list(each.answered_call_ids),
+                ]
+                for each in replacements
+            ]
             for replacements in checkpoint.stand_ins
         ],
         "summary": checkpoint.summary,
@@ -352,19 +353,10 @@ def to_fields(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _build_replacement_fields(message: Message) -> list[Any]:
-    return [
-        message.role,
-        message.text,
-        b64encode(message.raw).decode(),
-        message.tokens,
-        list(message.answered_call_ids),
-    ]
-
-
 def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
     """Rebuilds a checkpoint from the result of `to_fields`. Returns None if the fields are invalid."""
     try:
+        names = fields.get("names")
         checkpoint = Checkpoint(
             strategy=str(fields["strategy"]),
             conversation=str(fields["conversation"]),
@@ -382,15 +374,11 @@ def from_fields(fields: Mapping[str, Any]) -> Checkpoint | None:
             rounds=tuple(map(int, fields.get("rounds", ()))),
             writer=str(fields.get("writer", "")),
             edited=frozenset(map(int, fields.get("edited", ()))),
-            names=_parse_names(fields.get("names")),
+            names=None if names is None else tuple((int(index), str(name)) for index, name in names),
         )
     except (KeyError, ValueError, TypeError, IndexError, OverflowError):
         return None
     return checkpoint if _is_consistent(checkpoint) else None
-
-
-def _parse_names(fields: Sequence[Any] | None) -> tuple[tuple[int, str], ...] | None:
-    return None if fields is None else tuple((int(index), str(name)) for index, name in fields)
 
 
 def _parse_result(fields: Sequence[Any]) -> CoveredToolResult:

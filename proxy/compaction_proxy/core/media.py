@@ -9,7 +9,7 @@ import base64
 import binascii
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -36,24 +36,16 @@ def _read_gif_size(data: bytes) -> ImageSize | None:
     return ImageSize(*struct.unpack_from("<HH", data, 6)) if len(data) >= 10 else None
 
 
-def _iter_jpeg_segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yields marker and payload offset of each JPEG segment, up to the image data or the end of the bytes."""
+def _read_jpeg_size(data: bytes) -> ImageSize | None:
     offset = 2
     while offset + 4 <= len(data) and data[offset] == 0xFF:
         marker = data[offset + 1]
-        if marker == 0xFF:  # a fill byte
-            offset += 1
-            continue
-        yield marker, offset + 4
-        offset += 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
-
-
-def _read_jpeg_size(data: bytes) -> ImageSize | None:
-    for marker, offset in _iter_jpeg_segments(data):
         # These markers are frame headers. C4, C8 and CC are in their range but mean something else.
-        if 0xC0 <= marker <= 0xCF and marker not in {0xC4, 0xC8, 0xCC} and offset + 5 <= len(data):
-            height, width = struct.unpack_from(">HH", data, offset + 1)
+        if 0xC0 <= marker <= 0xCF and marker not in {0xC4, 0xC8, 0xCC} and offset + 9 <= len(data):
+            height, width = struct.unpack_from(">HH", data, offset + 5)
             return ImageSize(width, height)
+        is_fill_byte = marker == 0xFF
+        offset += 1 if is_fill_byte else 2 + int.from_bytes(data[offset + 2 : offset + 4], "big")
     return None
 
 
@@ -228,13 +220,6 @@ _CLAUDE_OLD: Mapping[str, ImageCost] = {
 }
 
 
-def _find_image_costs(model: str) -> Mapping[str, ImageCost]:
-    name = normalize_model_name(model)
-    if name.startswith("claude") and not is_new_claude(name):
-        return _CLAUDE_OLD
-    return find_by_prefix(name, _IMAGE_COSTS) or {"high": partial(_count_flat, tokens=UNKNOWN_IMAGE_TOKENS)}
-
-
 def estimate_image_tokens(model: str, size: ImageSize | None, detail: str = "auto") -> int:
     """Estimates the tokens of one image.
 
@@ -243,8 +228,11 @@ def estimate_image_tokens(model: str, size: ImageSize | None, detail: str = "aut
         size: Size of the image. None means unknown, and counts as the largest possible size.
         detail: Detail that the client asked for: `low`, `high`, `auto` or `original`.
     """
-    prices = _find_image_costs(model)
-    return prices.get(detail, prices["high"])(size)
+    name = normalize_model_name(model)
+    costs = find_by_prefix(name, _IMAGE_COSTS)
+    if name.startswith("claude") and not is_new_claude(name):
+        costs = _CLAUDE_OLD
+    return costs.get(detail, costs["high"])(size) if costs else UNKNOWN_IMAGE_TOKENS
 
 
 def estimate_image_url_tokens(model: str, url: str, detail: str = "auto") -> int:

@@ -4,7 +4,7 @@ A wire builds these objects from a provider's bytes; the core never sees a provi
 positions in the list that a function receives. Every range is half-open.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -155,11 +155,7 @@ def iter_tool_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
 
     A tool exchange is one plain message, or a message with calls and the results that directly follow it.
     """
-    start = 0
-    while start < len(messages):
-        stop = _find_tool_exchange_stop(messages, start)
-        yield Span(start, stop)
-        start = stop
+    return _iter_spans(messages, _find_tool_exchange_stop)
 
 
 def iter_units(messages: Sequence[Message]) -> Iterator[Span]:
@@ -170,14 +166,20 @@ def iter_units(messages: Sequence[Message]) -> Iterator[Span]:
     same answer of the model. A unit has at most `MAX_EXCHANGES_PER_ANSWER` exchanges. The units are yielded
     in order and cover the list.
     """
+    return _iter_spans(messages, _find_unit_stop)
+
+
+def _iter_spans(
+    messages: Sequence[Message], find_stop: Callable[[Sequence[Message], int], int]
+) -> Iterator[Span]:
     start = 0
     while start < len(messages):
-        stop = find_unit_stop(messages, start)
+        stop = find_stop(messages, start)
         yield Span(start, stop)
         start = stop
 
 
-def find_unit_stop(messages: Sequence[Message], start: int) -> int:
+def _find_unit_stop(messages: Sequence[Message], start: int) -> int:
     """Returns the end of the unit that begins at `start`."""
     stop = _find_tool_exchange_stop(messages, start)
     if messages[start].calls and messages[start].has_signed_reasoning:

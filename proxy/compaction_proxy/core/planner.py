@@ -193,12 +193,10 @@ def _find_iteration_start(messages: Sequence[Message], keep_iterations: int) -> 
 
     Returns 0 if there are fewer iterations, and the number of messages if `keep_iterations` is 0.
     """
+    if not keep_iterations:
+        return len(messages)
     assistant_indices = [index for index, message in enumerate(messages) if message.role == "assistant"]
-    return (
-        assistant_indices[-keep_iterations]
-        if keep_iterations and len(assistant_indices) >= keep_iterations
-        else (0 if keep_iterations else len(messages))
-    )
+    return assistant_indices[-keep_iterations] if len(assistant_indices) >= keep_iterations else 0
 
 
 def _find_fitting_tail_start(
@@ -440,23 +438,18 @@ def _plan_run_summaries(
     """
     groups: list[list[int]] = []
     size, forwarded = constraints.request_tokens, list_forwarded_sizes(messages, earlier)
-    for run in _iter_assistant_runs(messages, fresh_indices):
-        tokens = sum(forwarded[index] for index in run)
+    fitting = (k for k in fresh_indices if messages[k].role == "assistant" or messages[k].answered_call_ids)
+    for span in _iter_adjacent_spans(fitting):
+        tokens = sum(forwarded[span.start : span.stop])
         if tokens < LEAST_RUN_TOKENS:
             continue
-        groups.append(run)
+        groups.append(list(range(span.start, span.stop)))
         size -= int(tokens * (1 - RUN_SUMMARY_SHARE))
         if size < (constraints.target_tokens or constraints.trigger_tokens) or policy.one_run:
             break
     if not groups:
         return None
     return _plan_added_round(groups[-1][-1] + 1, earlier, groups, is_summarized=True)
-
-
-def _iter_assistant_runs(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[list[int]]:
-    """Yields the runs of neighbouring assistant and tool messages among the indices."""
-    fitting = (k for k in indices if messages[k].role == "assistant" or messages[k].answered_call_ids)
-    yield from (list(range(span.start, span.stop)) for span in _iter_adjacent_spans(fitting))
 
 
 def _plan_chained_round(
@@ -509,17 +502,10 @@ def build_unchanged_plan(earlier: Checkpoint | None) -> RoundPlan:
 
 def add_edits(plan: RoundPlan, edits: Mapping[int, Literal["mask", "cap"]]) -> RoundPlan:
     """Returns the plan with edits added: the message at each index in `edits` is shortened in place."""
-    new = [(Span(index, index + 1), PlannedReplacement(kind, index)) for index, kind in edits.items()]
-    pieces = sorted(
-        [
-            *(
-                (span, fill)
-                for span, fill in zip(plan.spans, plan.planned_replacements, strict=True)
-                if span.start not in edits
-            ),
-            *new,
-        ]
-    )
+    earlier = zip(plan.spans, plan.planned_replacements, strict=True)
+    pieces = [(span, fill) for span, fill in earlier if span.start not in edits]
+    pieces += [(Span(index, index + 1), PlannedReplacement(kind, index)) for index, kind in edits.items()]
+    pieces.sort()
     return replace(
         plan,
         length=max(plan.length, pieces[-1][0].stop if pieces else 0),

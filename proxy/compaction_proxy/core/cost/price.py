@@ -40,10 +40,6 @@ class ModelPrice:
     source: str
     date: str = ""
 
-    def get_tier(self, prompt_tokens: int) -> PriceTier:
-        """Returns the tier of a request with `prompt_tokens` input tokens."""
-        return next((tier for tier in reversed(self.tiers) if prompt_tokens > tier.above), self.tiers[0])
-
     def compute_cost(self, prompt_tokens: int, cached_tokens: int = 0, completion_tokens: int = 0) -> float:
         """Returns the cost of a request in dollars.
 
@@ -52,12 +48,8 @@ class ModelPrice:
             cached_tokens: Input tokens that the provider had cached.
             completion_tokens: Output tokens.
         """
-        tier = self.tiers[0] if len(self.tiers) == 1 else self.get_tier(prompt_tokens)
-        hit = (
-            cached_tokens
-            if 0 <= cached_tokens <= prompt_tokens
-            else min(max(cached_tokens, 0), prompt_tokens)
-        )
+        tier = next((each for each in reversed(self.tiers) if prompt_tokens > each.above), self.tiers[0])
+        hit = min(max(cached_tokens, 0), prompt_tokens)
         return (
             hit * tier.cached + (prompt_tokens - hit) * tier.input + completion_tokens * tier.output
         ) / MILLION

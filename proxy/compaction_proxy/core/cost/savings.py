@@ -123,17 +123,22 @@ def compute_single_answer_saving(
         counted_tokens: Tokens that the client sent and tokens that were forwarded, as the proxy counts them
             without calibration. If both are 0, the counts of the exchange are used.
     """
-    state, prompt, refused = state or EMPTY_CACHE_STATE, exchange.prompt_tokens, exchange.has_failed
-    if refused or prompt is None:
-        return compute_unchanged_saving(exchange, price), state
-    now = _build_cacheable_request(exchange, prefix_digests, prompt, counted_tokens)
+    state, unchanged = state or EMPTY_CACHE_STATE, compute_unchanged_saving(exchange, price)
+    if exchange.has_failed or exchange.prompt_tokens is None:
+        return unchanged, state
+    now = _build_cacheable_request(exchange, prefix_digests, exchange.prompt_tokens, counted_tokens)
     earlier = _find_continued_request(now, prefix_digests, state)
-    if not now.removed_tokens:
-        return compute_unchanged_saving(exchange, price), _update_cache_state(exchange, now, earlier, state)
     now = now._replace(client_tokens=_estimate_client_tokens(exchange, now, earlier))
     next_state = _update_cache_state(exchange, now, earlier, state)
+    if price is None or unchanged is None or now.client_tokens == now.forwarded_tokens:
+        return unchanged, next_state
     cached = _estimate_unchanged_cached_tokens(exchange, now, earlier, next_state, first=not state.requests)
-    return _compute_priced_saving(exchange, now, cached, price), next_state
+    written = exchange.completion_tokens or 0
+    # The forwarded request at the price that it would have if its cache were not broken.
+    unbroken = price.compute_cost(now.forwarded_tokens, min(cached, now.forwarded_tokens), written)
+    gross = price.compute_cost(now.client_tokens, cached, written) - unbroken
+    loss = unchanged.cost - unbroken
+    return Saving(unchanged.cost, gross, loss, gross - loss), next_state
 
 
 def compute_unchanged_saving(exchange: Exchange, price: ModelPrice | None) -> Saving | None:
@@ -144,20 +149,22 @@ def compute_unchanged_saving(exchange: Exchange, price: ModelPrice | None) -> Sa
         return Saving(0.0)
     if exchange.prompt_tokens is None:
         return None
-    cached, completion = exchange.cached_tokens or 0, exchange.completion_tokens or 0
-    return Saving(price.compute_cost(exchange.prompt_tokens, cached, completion))
+    return Saving(
+        price.compute_cost(
+            exchange.prompt_tokens, exchange.cached_tokens or 0, exchange.completion_tokens or 0
+        )
+    )
 
 
 def _update_cache_state(
     exchange: Exchange, request: CacheableRequest, earlier: CacheableRequest | None, state: CacheState
 ) -> CacheState:
-    block = _update_block_size(exchange, state.block_tokens)
+    block = state.block_tokens
+    if exchange.cached_tokens:
+        block = gcd(block or LARGEST_BLOCK_TOKENS, exchange.cached_tokens)
     shortfall = _estimate_shortfall(exchange, request, earlier, state.shortfall_tokens, block)
-    others = state.requests
-    if request.digest in [each.digest for each in others]:
-        others = tuple(
-            each for each in others if (each.model, each.digest) != (request.model, request.digest)
-        )
+    key = request.model, request.digest
+    others = [each for each in state.requests if (each.model, each.digest) != key]
     return CacheState((*others[1 - MAX_CACHED_REQUESTS :], request), shortfall, block)
 
 
@@ -205,11 +212,6 @@ def _find_continued_request(
     If the digest of one of the two requests is unknown, this request is assumed to begin with the earlier one
     unless the earlier one is longer.
     """
-    newest = state.requests[-1] if state.requests else None
-    if newest is not None and _continues_newest(request, prefixes, newest):  # the usual case
-        longest = max([each.client_tokens for each in state.requests])
-        if newest.client_tokens == longest:
-            return newest
     own_digests = frozenset(prefixes)
 
     def is_prefix(each: CacheableRequest) -> bool:
@@ -221,12 +223,6 @@ def _find_continued_request(
     return max(
         filter(is_prefix, state.requests), key=lambda each: (each.client_tokens, each.at), default=None
     )
-
-
-def _continues_newest(request: CacheableRequest, prefixes: Sequence[bytes], newest: CacheableRequest) -> bool:
-    """Returns whether this request consists of the newest earlier request and at most a few new messages."""
-    same = newest.model == request.model and newest.digest != b""
-    return same and newest.digest in prefixes[-MAX_GROWTH_MESSAGES:]
 
 
 def _keeps_prefix(exchange: Exchange, request: CacheableRequest, earlier: CacheableRequest) -> bool:
@@ -243,12 +239,6 @@ def _is_cache_miss(exchange: Exchange, request: CacheableRequest, earlier: Cache
     """Returns whether the provider had cached nothing, although it could have cached the earlier request."""
     could = earlier.forwarded_tokens >= MIN_CACHED_TOKENS and _keeps_prefix(exchange, request, earlier)
     return could and not exchange.cached_tokens
-
-
-def _update_block_size(exchange: Exchange, known: int) -> int:
-    """Returns the new value of `CacheState.block_tokens`. `known` is the value before this exchange."""
-    cached = exchange.cached_tokens
-    return gcd(known or LARGEST_BLOCK_TOKENS, cached) if cached else known
 
 
 def _choose_rounding_block(block: int) -> int:
@@ -275,8 +265,8 @@ def _estimate_shortfall(
         return last
     if exchange.cached_tokens:
         most = earlier.forwarded_tokens - exchange.cached_tokens
-        expected = 0 if last in {None, NOTHING_CACHED_TOKENS} else last
-        return min(max(expected or 0, most - _choose_rounding_block(block) + 1), most)
+        expected = 0 if last is None or last == NOTHING_CACHED_TOKENS else last
+        return min(max(expected, most - _choose_rounding_block(block) + 1), most)
     if last is None and _is_cache_miss(exchange, request, earlier):
         return NOTHING_CACHED_TOKENS
     return last
@@ -305,21 +295,6 @@ def _estimate_unchanged_cached_tokens(
     return max(cached, read // block * block)
 
 
-def _compute_priced_saving(
-    exchange: Exchange, request: CacheableRequest, would_be_cached: int, price: ModelPrice | None
-) -> Saving | None:
-    unchanged = compute_unchanged_saving(exchange, price)
-    if price is None or unchanged is None or request.client_tokens == request.forwarded_tokens:
-        return unchanged
-    cost, written = unchanged.cost, exchange.completion_tokens or 0
-    unbroken = price.compute_cost(
-        request.forwarded_tokens, min(would_be_cached, request.forwarded_tokens), written
-    )
-    gross = price.compute_cost(request.client_tokens, would_be_cached, written) - unbroken
-    loss = cost - unbroken
-    return Saving(cost, gross, loss, gross - loss)
-
-
 def compute_break_even_requests(
     tokens_before: int,
     tokens_after: int,
@@ -343,12 +318,10 @@ def compute_break_even_requests(
     """
     if price is None or summary_usd is None:
         return None
-    hits = int(cached_share * tokens_after)
-    cache_cost = price.compute_cost(tokens_after) - price.compute_cost(tokens_after, hits)
-    saved_a_request = price.compute_cost(
-        tokens_before, int(cached_share * tokens_before)
-    ) - price.compute_cost(tokens_after, hits)
-    return max(0.0, summary_usd + cache_cost) / saved_a_request if saved_a_request > 0 else None
+    before = price.compute_cost(tokens_before, int(cached_share * tokens_before))
+    after = price.compute_cost(tokens_after, int(cached_share * tokens_after))
+    cache_cost = price.compute_cost(tokens_after) - after
+    return max(0.0, summary_usd + cache_cost) / (before - after) if before > after else None
 
 
 def compute_saving(

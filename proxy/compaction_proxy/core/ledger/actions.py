@@ -10,11 +10,11 @@ how the call ended. Each quotation is one line without hidden characters.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from itertools import islice
-from typing import NamedTuple
+from itertools import groupby, islice
+from typing import Literal, NamedTuple
 
 from compaction_proxy.core.json_bounds import MAX_CHARACTERS, parse_json_container
 from compaction_proxy.core.ledger.facts import (
@@ -24,9 +24,9 @@ from compaction_proxy.core.ledger.facts import (
     take_head_and_tail,
     to_one_line,
 )
+from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.message import MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
-from compaction_proxy.core.summary.injection import reads_as_order
 
 # Maximum number of argument values quoted from one call, and of characters of each. A value without spaces
 # may have twice as many.
@@ -160,12 +160,8 @@ _CONTENT_KEYS = frozenset(
 )
 
 
-class ActionEffect(StrEnum):
-    """The effect of a call: it changes something, it only reads, or neither is known."""
-
-    WRITE = "write"
-    READ = "read"
-    UNKNOWN = "unknown"
+# The effect of a call: it changes something, it only reads, or neither is known.
+ActionEffect = Literal["write", "read", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +188,12 @@ class Action:
     @property
     def is_write(self) -> bool:
         """Whether the call changes something."""
-        return self.effect is ActionEffect.WRITE
+        return self.effect == "write"
 
     @property
     def is_read(self) -> bool:
         """Whether the call certainly only reads."""
-        return self.effect is ActionEffect.READ
+        return self.effect == "read"
 
     @property
     def target(self) -> tuple[str, str]:
@@ -218,17 +214,19 @@ def read_action(call: MessageToolCall, result: str | None) -> Action:
     effect = _classify_command(command) if command else _classify_call(call, arguments)
     outcome, has_failed = NO_RESULT, False
     if result is not None:
-        outcome, has_failed = _read_result(
-            remove_invisible(take_head_and_tail(result)).strip(), command, effect
-        )
+        text = remove_invisible(take_head_and_tail(result)).strip()
+        outcome, has_failed = _read_result(text, command, effect)
     if reads_as_order(outcome):
         outcome = "failed" if has_failed else DONE
     if command:
-        shown = list(_quote_command(command))
+        first_line = remove_invisible(command[:MAX_CHARACTERS]).strip().partition("\n")[0]
+        line = to_one_line(first_line, COMMAND_CHARACTERS)
+        shown = [] if reads_as_order(line) else [("", line)]
     elif arguments:
         shown = list(islice(_iter_quotable_arguments(arguments), MAX_ARGUMENTS))
     else:
-        shown = [("", text) for text in [_shorten_value(call.arguments)] if text and text not in {"{}", "[]"}]
+        text = _shorten_value(call.arguments)
+        shown = [] if text in {"", "{}", "[]"} else [("", text)]
     tool = to_one_line(call.name, ARGUMENT_CHARACTERS)
     return Action(tool, tuple(shown), outcome, effect, has_failed, result is not None)
 
@@ -251,38 +249,31 @@ def _find_command(call: MessageToolCall, arguments: Mapping[str, object]) -> str
 
 
 def _classify_command(command: str) -> ActionEffect:
-    """Returns the effect of a shell command. The effect is `READ` only if each command in it only reads."""
+    """Returns the effect of a shell command. The effect is `read` only if each command in it only reads."""
     head = command[:SHELL_CHARACTERS]
     plain = head if _SHELL_RUNS_QUOTED.search(head) else _SHELL_QUOTED.sub("Q", head)
     if _SHELL_WRITE.search(plain):
-        return ActionEffect.WRITE
-    return (
-        ActionEffect.READ
-        if all(map(_SHELL_READ.match, _SHELL_SEPARATOR.split(plain)))
-        else ActionEffect.UNKNOWN
-    )
+        return "write"
+    return "read" if all(map(_SHELL_READ.match, _SHELL_SEPARATOR.split(plain))) else "unknown"
 
 
 def _classify_call(call: MessageToolCall, arguments: Mapping[str, object]) -> ActionEffect:
     """Returns the effect of a call, judged by the form of its arguments, or else by the tool's name."""
     for key, value in arguments.items():
-        if (
-            isinstance(value, str)
-            and (effect := _classify_argument(key.lower(), value)) is not ActionEffect.UNKNOWN
-        ):
+        if isinstance(value, str) and (effect := _classify_argument(key.lower(), value)) != "unknown":
             return effect
     for word in split_tool_name(call.name[:MAX_NAME_CHARACTERS]):
         if word in _READ_VERBS or (word in _FILE_READ_VERBS and "path" in arguments):
-            return ActionEffect.READ
+            return "read"
         if word in _WRITE_VERBS:
-            return ActionEffect.WRITE
-    return ActionEffect.UNKNOWN
+            return "write"
+    return "unknown"
 
 
 def _classify_argument(key: str, value: str) -> ActionEffect:
     """Returns the effect that an argument shows if it is a subcommand, an HTTP method or SQL.
 
-    Returns `UNKNOWN` for any other argument.
+    Returns `unknown` for any other argument.
     """
     verb = next(iter(split_tool_name(value[:MAX_NAME_CHARACTERS])), "")
     reads = (key in _SUBCOMMANDS and verb in _READ_VERBS) or (key in _METHOD_KEYS and verb in _METHOD_READS)
@@ -290,19 +281,15 @@ def _classify_argument(key: str, value: str) -> ActionEffect:
         key in _METHOD_KEYS and verb in _METHOD_WRITES
     )
     if writes or (key in _SQL_KEYS and _SQL_WRITE.match(value)):
-        return ActionEffect.WRITE
-    return (
-        ActionEffect.READ if reads or (key in _SQL_KEYS and _SQL_READ.match(value)) else ActionEffect.UNKNOWN
-    )
+        return "write"
+    return "read" if reads or (key in _SQL_KEYS and _SQL_READ.match(value)) else "unknown"
 
 
 def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
     """Yields the leaf values of an argument, each with the name of the top-level argument."""
-    if isinstance(value, Mapping):
-        for inner in value.values() if depth < MAX_DEPTH else ():
-            yield from _list_values(name, inner, depth + 1)
-    elif isinstance(value, list):
-        for inner in value if depth < MAX_DEPTH else ():
+    if isinstance(value, Mapping | list):
+        children = value.values() if isinstance(value, Mapping) else value
+        for inner in children if depth < MAX_DEPTH else ():
             yield from _list_values(name, inner, depth + 1)
     elif isinstance(value, str):
         yield name, value
@@ -319,14 +306,6 @@ def _shorten_value(value: str) -> str:
     if len(text) > ARGUMENT_CHARACTERS:
         text = text[: ARGUMENT_CHARACTERS - 1].rstrip() + "…"
     return "" if " " in text and reads_as_order(text) else text
-
-
-def _quote_command(command: str) -> Iterator[tuple[str, str]]:
-    line = to_one_line(
-        remove_invisible(command[:MAX_CHARACTERS]).strip().partition("\n")[0], COMMAND_CHARACTERS
-    )
-    if not reads_as_order(line):
-        yield "", line
 
 
 def _iter_quotable_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]:
@@ -351,31 +330,24 @@ def _iter_quotable_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[
 def _find_changed_line(arguments: Mapping[str, object]) -> str:
     """Returns the first line that an edit adds. If it adds none, returns the first line that it removes.
 
-    Returns "" if the call changes no line.
+    Lines of fewer than `MIN_LINE_CHARACTERS` characters are skipped. Returns "" if the call changes no line.
     """
     old = next((v for k, v in arguments.items() if _OLD_KEY.match(k) and isinstance(v, str)), "")
     new = next((v for k, v in arguments.items() if _NEW_KEY.match(k) and isinstance(v, str)), "")
-    if added := _find_new_line(new, old):
-        return _shorten_value(f"+ {added}")
-    return _shorten_value(f"- {removed}") if (removed := _find_new_line(old, new)) else ""
-
-
-def _find_new_line(text: str, other_text: str) -> str:
-    """Returns the first line of `text` that `other_text` lacks, or "" if there is none.
-
-    Lines of fewer than `MIN_LINE_CHARACTERS` characters are skipped.
-    """
-    known = frozenset(line.strip() for line in other_text[:MAX_CHARACTERS].splitlines())
-    lines = (line.strip() for line in text[:MAX_CHARACTERS].splitlines())
-    return next((line for line in lines if len(line) >= MIN_LINE_CHARACTERS and line not in known), "")
+    for sign, text, other_text in (("+", new, old), ("-", old, new)):
+        known = frozenset(line.strip() for line in other_text[:MAX_CHARACTERS].splitlines())
+        for line in map(str.strip, text[:MAX_CHARACTERS].splitlines()):
+            if len(line) >= MIN_LINE_CHARACTERS and line not in known:
+                return _shorten_value(f"{sign} {line}")
+    return ""
 
 
 def _read_result(text: str, command: str, effect: ActionEffect) -> tuple[str, bool]:
     """Returns a short outcome of a call, and whether the call failed."""
-    parsed = None if command and effect is ActionEffect.READ else parse_json_container(text)
+    parsed = None if command and effect == "read" else parse_json_container(text)
     if isinstance(parsed, dict):
         failure = _find_json_failure(parsed)
-        keys = () if effect is ActionEffect.READ else _REFERENCE_KEYS
+        keys = () if effect == "read" else _REFERENCE_KEYS
         detail = next(((key, parsed[key]) for key in keys if isinstance(parsed.get(key), str | int)), None)
         success = to_one_line(f"{DONE}, {detail[0]} {detail[1]}", RESULT_CHARACTERS) if detail else DONE
     else:
@@ -394,10 +366,8 @@ def _find_failure(text: str, command: str, effect: ActionEffect) -> str:
     found = _EXIT.search(tail) or _EXIT.search(head)
     number = found.group(1) if found else "0"
     # Exit code 1 of a call that only reads is no failure: search programs return it if they find nothing.
-    code = (
-        f"exit code {number}" if number != "0" and not (number == "1" and effect is ActionEffect.READ) else ""
-    )
-    if command and (code or effect is not ActionEffect.READ) and (test := _find_failed_test(tail)):
+    code = f"exit code {number}" if number != "0" and not (number == "1" and effect == "read") else ""
+    if command and (code or effect != "read") and (test := _find_failed_test(tail)):
         return f"{code}; {test}" if code else test
     if code:
         return "; ".join(filter(None, [code, find_error(tail)]))
@@ -407,14 +377,10 @@ def _find_failure(text: str, command: str, effect: ActionEffect) -> str:
         and (raised := _find_exception_line(tail))
     ):
         return raised
-    if _STARTS_WITH_ERROR.match(head) and not (effect is ActionEffect.READ and len(text) > TAIL_CHARACTERS):
+    if _STARTS_WITH_ERROR.match(head) and not (effect == "read" and len(text) > TAIL_CHARACTERS):
         first = head.partition("\n")[0].rstrip()
         return " ".join(head.split()) if first.endswith(":") else first
-    return (
-        _find_exception_line(text)
-        if effect is not ActionEffect.READ and len(text) <= SHORT_CHARACTERS
-        else ""
-    )
+    return _find_exception_line(text) if effect != "read" and len(text) <= SHORT_CHARACTERS else ""
 
 
 def _find_failed_test(tail: str) -> str:
@@ -422,11 +388,10 @@ def _find_failed_test(tail: str) -> str:
 
     Returns "" if no test failed.
     """
-    counts = _TEST_COUNTS.findall(tail)
-    if not counts or not (_SOME_FAILED.search(counts[-1]) or _FAILED_TEST.search(tail)):
-        return ""
-    failed = _FAILED_TEST.search(tail)
-    return failed.group().strip() if failed else str(counts[-1])
+    counts, failed = _TEST_COUNTS.findall(tail), _FAILED_TEST.search(tail)
+    if counts and failed:
+        return failed.group().strip()
+    return str(counts[-1]) if counts and _SOME_FAILED.search(counts[-1]) else ""
 
 
 def _find_exception_line(text: str) -> str:
@@ -452,42 +417,43 @@ def _find_json_failure(fields: Mapping[str, object]) -> str:
     return f"exit code {fields['exit_code']}" if fields.get("exit_code") not in (None, 0) else ""
 
 
-class ActionLine(NamedTuple):
-    """A line that describes the calls of one tool with one target.
+class ProgressNote(NamedTuple):
+    """A note on work done, the outcome of a request or open work. It is data, never an instruction.
 
     Attributes:
-        message_index: Index of the message with the newest call.
-        text: The whole description.
-        short_text: The tool, the target and the outcome of the newest call.
-        has_failed: Whether all of the calls failed.
+        kind: `failed`, `asked back`, `to do`: open work (`core.ledger.frontier.Frontier`). `done`, `tried`:
+            calls that changed something, or tried to and failed. `last step`: the last call. `answered`:
+            requests with their outcome. `ran`: other calls, such as a test run.
+        text: One line without hidden characters.
+        message_index: Index of its message.
+        short_text: A shorter text, which is used if `text` does not fit; "" if there is none.
     """
 
-    message_index: int
+    kind: str
     text: str
-    short_text: str
-    has_failed: bool
+    message_index: int
+    short_text: str = ""
 
 
 def describe_action_groups(
     actions: Sequence[tuple[int, Action]], max_characters: int = LINE_CHARACTERS
-) -> Iterator[ActionLine]:
-    """Yields one line for the calls of each tool and target.
+) -> Iterator[ProgressNote]:
+    """Yields one note for the calls of each tool and target: `tried` if all of them failed, else `done`.
 
-    Lines with at least one successful call come first. Lines whose calls all failed come after them. Both
-    parts start with the newest line. A line begins with the arguments that all its calls share. Then come the
+    Both kinds start with the newest note; `done` comes first. The short text is the tool, the target and the
+    outcome of the newest call. The text begins with the arguments that all the calls share. Then come the
     other arguments and the outcome of each call, the newest call last.
 
     Args:
         actions: The calls, each with the index of its message.
-        max_characters: Maximum characters of a line. A line describes at least one call, even if this call
+        max_characters: Maximum characters of a text. A text describes at least one call, even if this call
             alone exceeds the limit.
     """
     for group in _group_calls(actions):
-        calls = tuple(action for _, action in group)
+        calls = [action for _, action in group]
+        kind = "tried" if all(each.has_failed for each in calls) else "done"
         text = _describe_group(calls, max_characters)
-        yield ActionLine(
-            group[-1][0], text, describe_action(calls[-1]), all(each.has_failed for each in calls)
-        )
+        yield ProgressNote(kind, text, group[-1][0], describe_action(calls[-1]))
 
 
 def format_action_items(actions: Sequence[tuple[int, Action]], max_characters: int) -> Iterator[str]:
@@ -501,21 +467,16 @@ def format_action_items(actions: Sequence[tuple[int, Action]], max_characters: i
             target and outcome. The shortest form is used even if it does not fit, so the last items may
             exceed the room.
     """
-    groups = [tuple(action for _, action in group) for group in _group_calls(actions)]
+    groups = [[action for _, action in group] for group in _group_calls(actions)]
     briefs = [f"- {sanitize_text(describe_action(calls[-1]))}" for calls in groups]
     rest = sum(len(brief) + 1 for brief in briefs)
     for calls, brief in zip(groups, briefs, strict=True):
         rest -= len(brief) + 1
         most = max_characters - min(rest, max(0, max_characters) // 2) - 1
-        whole = f"- {sanitize_text(_describe_group(calls, most - len('- ')))}"
-        line = next(
-            (
-                each
-                for each in (whole, f"- {sanitize_text(_describe_action_by_ids(calls[-1]))}")
-                if len(each) <= most
-            ),
-            brief,
-        )
+        ids = [value for _, value in calls[-1].arguments[1:] if _ID.fullmatch(value)]
+        texts = (_describe_group(calls, most - len("- ")), describe_action(calls[-1], ids))
+        lines = (f"- {sanitize_text(text)}" for text in texts)
+        line = next((each for each in lines if len(each) <= most), brief)
         max_characters -= len(line) + 1
         yield line
 
@@ -533,25 +494,24 @@ def _group_calls(actions: Sequence[tuple[int, Action]]) -> list[list[tuple[int, 
     return sorted(newest_first, key=lambda group: all(each.has_failed for _, each in group))
 
 
-def describe_action(action: Action) -> str:
-    """Returns the tool, the target and the outcome of a call as one line."""
-    return " ".join(filter(None, [*action.target, "→", action.outcome]))
-
-
-def _describe_action_by_ids(action: Action) -> str:
-    """Returns the tool, the target, the argument values with a digit and the outcome as one line."""
-    ids = [value for _, value in action.arguments[1:] if _ID.fullmatch(value)]
-    return " ".join(filter(None, [*action.target, *dict.fromkeys(ids), "→", action.outcome]))
+def describe_action(action: Action, values: Iterable[str] = ()) -> str:
+    """Returns the tool, the target, other argument values and the outcome of a call as one line."""
+    return " ".join(filter(None, [*action.target, *dict.fromkeys(values), "→", action.outcome]))
 
 
 def _describe_group(group: Sequence[Action], max_characters: int) -> str:
-    arguments = [_group_by_name(each.arguments) for each in group]
-    shared = [
-        name for name in arguments[0] if all(each.get(name) == arguments[0][name] for each in arguments)
-    ]
-    start = " ".join(
-        filter(None, [group[0].tool, _describe_arguments({name: arguments[0][name] for name in shared})])
-    )
+    arguments: list[defaultdict[str, list[str]]] = []
+    for action in group:
+        named: defaultdict[str, list[str]] = defaultdict(list)
+        for name, value in action.arguments:
+            named[name].append(value)
+        arguments.append(named)
+    shared = {
+        name: values
+        for name, values in arguments[0].items()
+        if all(each.get(name) == values for each in arguments)
+    }
+    start = " ".join(filter(None, [group[0].tool, _describe_arguments(shared)]))
     runs: dict[tuple[str, str], bool] = {}
     for action, each in zip(group, arguments, strict=True):
         own = _describe_arguments({name: values for name, values in each.items() if name not in shared})
@@ -564,27 +524,14 @@ def _describe_group(group: Sequence[Action], max_characters: int) -> str:
         if not quoted or size <= room:
             quoted.add(run)
             room -= size
-    text = _join_runs([run for run in runs if run in quoted])
+    # Neighbouring calls with the same outcome share it: it comes after the last of them.
+    groups = groupby((run for run in runs if run in quoted), key=lambda run: run[1])
+    parts = []
+    for outcome, members in groups:
+        *others, last = [own for own, _ in members]
+        parts += [*filter(None, others), " ".join(filter(None, [last, f"→ {outcome}"]))]
+    text = "; ".join(parts)
     return f"{start}{' ' if text.startswith('→') else ': '}{text}"
-
-
-def _join_runs(runs: Sequence[tuple[str, str]]) -> str:
-    """Joins calls, given as pairs of arguments and outcome, into one text.
-
-    If neighbouring calls have the same outcome, the outcome appears only once, at the last of these calls.
-    """
-    parts: list[str] = []
-    for (own, outcome), follower in zip(runs, [*runs[1:], None], strict=True):
-        is_last = follower is None or follower[1] != outcome
-        parts += filter(None, [" ".join(filter(None, [own, f"→ {outcome}" if is_last else ""]))])
-    return "; ".join(parts)
-
-
-def _group_by_name(arguments: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    named: dict[str, list[str]] = {}
-    for name, value in arguments:
-        named.setdefault(name, []).append(value)
-    return named
 
 
 def describe_argument(name: str, *values: str) -> str:

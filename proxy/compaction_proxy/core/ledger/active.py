@@ -12,15 +12,14 @@ read.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Self
 
-from compaction_proxy.core.ledger import cues
 from compaction_proxy.core.ledger.client_forms import find_user_messages
-from compaction_proxy.core.ledger.cues import StatementKind
+from compaction_proxy.core.ledger.cues import StatementKind, has_cue
 from compaction_proxy.core.ledger.statements import Statement, fold_text, read_statements
 from compaction_proxy.core.ledger.values import IDENTIFYING_KINDS
 from compaction_proxy.core.message import Message
@@ -99,21 +98,6 @@ def _has_same_subject(new: Statement, old: Statement, shared_words: int) -> bool
     subjects = len(new.subject_words & old.subject_words)
     whole = shared_words >= 0.4 * min(len(new.words), len(old.words))
     return whole or subjects >= 0.5 * max(1, min(len(new.subject_words), len(old.subject_words)))
-
-
-def may_supersede(new: Statement, old: Statement) -> bool:
-    """Returns whether `new` may replace `old` or a part of it. This test quickly excludes most pairs."""
-    if new.folded_text == old.folded_text:
-        return True
-    if new.is_question:
-        return False
-    if new.is_correction or (new.label and new.label == old.label):
-        return True
-    if new.is_addition or (new.kind is StatementKind.REQUEST and not old.kinds.isdisjoint(IDENTIFYING_KINDS)):
-        # An addition replaces nothing, and requests about different objects do not replace one another.
-        return False
-    least = min(len(new.words), len(old.words))
-    return not new.kinds.isdisjoint(old.kinds) and 2 * len(new.words & old.words) >= least
 
 
 def supersedes_statement(new: Statement, old: Statement, *, is_adjacent: bool) -> bool:
@@ -227,11 +211,19 @@ class _StatementIndex:
         )
 
     def add(self, spoken: UserStatement) -> None:
-        for key in self._find_replacement_candidates(spoken):
+        """Adds a statement, and removes or shortens the statements of other messages that it replaces."""
+        keys: set[int] = set()
+        for word in spoken.statement.words:
+            del self._by_word[word][:-MAX_COMPARED]
+            keys.update(self._by_word[word])
+        for key in sorted(keys):
             old = self.statements[key]
+            if old.turn == spoken.turn:
+                continue
             if supersedes_statement(spoken.statement, old.statement, is_adjacent=spoken.turn == old.turn + 1):
                 self._remove_statement(key)
-                spoken = replace(spoken, kind=_choose_weightier_kind(spoken.kind, old.kind))
+                kind = max(spoken.kind, old.kind, key=lambda kind: _KIND_WEIGHTS[kind] if kind else 0)
+                spoken = replace(spoken, kind=kind)
             elif remainder := find_unreplaced_part(spoken.statement, old.statement):
                 self.replaced.setdefault(key, old)
                 self.statements[key] = replace(old, statement=remainder)
@@ -241,20 +233,6 @@ class _StatementIndex:
         if spoken.kind is StatementKind.REQUEST and not spoken.statement.label:
             self._request_keys.append(self.count)
         self.count += 1
-
-    def _find_replacement_candidates(self, spoken: UserStatement) -> list[int]:
-        """Returns the numbers of the statements that the new one may replace, oldest first.
-
-        Such a statement is in another message and shares a word with the new statement.
-        """
-        keys: set[int] = set()
-        for word in spoken.statement.words:
-            numbers = self._by_word[word]
-            del numbers[:-MAX_COMPARED]
-            keys.update(numbers)
-        new, turn = spoken.statement, spoken.turn
-        rivals = ((key, self.statements[key]) for key in keys)
-        return sorted(key for key, old in rivals if old.turn != turn and may_supersede(new, old.statement))
 
     def _remove_statement(self, key: int) -> None:
         old = self.statements.pop(key)
@@ -292,18 +270,9 @@ class _StatementIndex:
         )
 
 
-def _choose_weightier_kind(new: StatementKind | None, old: StatementKind | None) -> StatementKind | None:
-    return max(new, old, key=lambda kind: _KIND_WEIGHTS[kind] if kind else 0)
-
-
-def _iter_user_texts(messages: Sequence[Message]) -> Iterator[tuple[int, str]]:
-    for index in find_user_messages(messages):
-        yield index, messages[index].text
-
-
 def list_user_texts(messages: Sequence[Message]) -> list[str]:
     """Returns the texts that users wrote themselves, in order."""
-    return [text for _, text in _iter_user_texts(messages)]
+    return [messages[index].text for index in find_user_messages(messages)]
 
 
 class ActiveStatements:
@@ -323,9 +292,8 @@ class ActiveStatements:
         statement_reader: Callable[[str], tuple[Statement, ...]] = read_statements,
         earlier: Self | None = None,
     ) -> None:
-        users = list(_iter_user_texts(messages))
-        self._message_indices = [at for at, _ in users]
-        self._texts = [text for _, text in users]
+        self._message_indices = list(find_user_messages(messages))
+        self._texts = [messages[index].text for index in self._message_indices]
         self.statement_index: _StatementIndex = (
             earlier.statement_index.copy() if earlier else _StatementIndex()
         )
@@ -359,8 +327,8 @@ class ActiveStatements:
     def _read_turn(self, turn: int, statement_reader: Callable[[str], tuple[Statement, ...]]) -> None:
         text = self._texts[turn]
         said_first = fold_text(text[:CLOSING_CHARACTERS])
-        if cues.CLOSING.match(said_first):
-            withdraws = len(text) < CLOSING_CHARACTERS and cues.WITHDRAWAL.match(said_first) is not None
+        if has_cue(said_first, "closing"):
+            withdraws = len(text) < CLOSING_CHARACTERS and has_cue(said_first, "withdrawal")
             self.statement_index.close_newest_request(turn, withdraws=withdraws)
         for each in statement_reader(text):
             self.statement_index.add(UserStatement(each, turn, each.kind))
@@ -377,9 +345,8 @@ class ActiveStatements:
     def superseded(self) -> SupersededStatements:
         """The statements that later messages have replaced. No summary may bring them back."""
         lost = [self.statement_index.replaced[key] for key in sorted(self.statement_index.replaced)]
-        turns = {spoken.turn for spoken in lost}
         standing = self.statement_index.statements.values()
-        standing_texts = {(spoken.turn, spoken.statement.text) for spoken in standing if spoken.turn in turns}
+        standing_texts = {(spoken.turn, spoken.statement.text) for spoken in standing}
         replaced = [spoken for spoken in lost if (spoken.turn, spoken.statement.text) not in standing_texts]
         texts: defaultdict[int, list[str]] = defaultdict(list)
         for spoken in replaced:

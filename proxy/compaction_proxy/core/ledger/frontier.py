@@ -8,24 +8,29 @@ with an unknown state is not called open.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from compaction_proxy.core.ledger import cues
-from compaction_proxy.core.ledger.actions import Action, describe_action, describe_argument, read_action
+from compaction_proxy.core.ledger.actions import (
+    Action,
+    ProgressNote,
+    describe_action,
+    describe_argument,
+    read_action,
+)
 from compaction_proxy.core.ledger.client_forms import find_user_messages
-from compaction_proxy.core.ledger.cues import StatementKind
+from compaction_proxy.core.ledger.cues import StatementKind, has_cue
 from compaction_proxy.core.ledger.facts import take_head_and_tail, to_one_line
 from compaction_proxy.core.ledger.statements import (
     Statement,
     collect_subject_words,
     fold_text,
     read_statements,
+    reads_as_order,
 )
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
-from compaction_proxy.core.summary.injection import reads_as_order
 
 # Maximum number of requests that wait for an answer at once. The state of older ones becomes unknown. The
 # limit keeps the time linear in the number of requests.
@@ -57,6 +62,8 @@ THINKING_TOOLS = frozenset({"think", "sequentialthinking", "sequential_thinking"
 MIN_BROKEN_WORDS = 8
 # Minimum characters of a sentence that can state the outcome of a request.
 MIN_RESULT_CHARACTERS = 12
+# The key of a promise among the loose ends. Keys of failed calls are never empty.
+_PROMISE_KEY = ""
 
 _SENTENCE = re.compile(r"(?<=[.!?:])[\"')*_]*\s+|(?<=[。！？])\s*|\n+")  # noqa: RUF001 - stops of other scripts
 _STOP = re.compile(r"[.!?:][\"')*_]?\s")
@@ -109,22 +116,6 @@ class ReplyReading:
 
 
 @dataclass(frozen=True, slots=True)
-class LooseEnd:
-    """Work that the assistant or a tool has left open.
-
-    Attributes:
-        kind: `failed`: a call failed. `asked back`: the assistant asked a question. `to do`: the assistant
-            said what it was going to do.
-        text: One line without hidden characters.
-        message_index: Index of its message.
-    """
-
-    kind: str
-    text: str
-    message_index: int
-
-
-@dataclass(frozen=True, slots=True)
 class Frontier:
     """Where a conversation stands.
 
@@ -133,40 +124,32 @@ class Frontier:
             Statements to which the user gave a label, such as "TODO:", are not included.
         outcomes: The outcomes of answered requests, by the same keys as `states`, each on one line without
             hidden characters. Requests with an unknown outcome are not included.
-        loose_ends: Open work other than requests of the user, oldest first.
+        loose_ends: Open work other than requests of the user, oldest first. `failed`: a call failed. `asked
+            back`: the assistant asked a question. `to do`: the assistant said what it was going to do.
         actions: All calls, each with the index of its message.
         intents: The last sentence of each assistant message that makes a call, by the index of the message.
     """
 
     states: Mapping[tuple[int, str], StatementStatus] = field(default_factory=dict)
     outcomes: Mapping[tuple[int, str], str] = field(default_factory=dict)
-    loose_ends: tuple[LooseEnd, ...] = ()
+    loose_ends: tuple[ProgressNote, ...] = ()
     actions: tuple[tuple[int, Action], ...] = ()
     intents: Mapping[int, str] = field(default_factory=dict)
 
-    def find_last_step(self, covered: Collection[int]) -> tuple[int, Action, str] | None:
-        """Returns the last step in the covered messages, or None if there is none.
-
-        The step is the index of its message, the call, and a line of what the assistant said and the call.
-        """
+    def find_last_step(self, covered: Collection[int]) -> ProgressNote | None:
+        """Returns the last call in the covered messages with what the assistant said; None without a call."""
         for at, action in reversed(self.actions):
             if at in covered:
-                intent = self.intents.get(at, "").rstrip(" .:。")
-                return at, action, ": ".join(filter(None, [intent, describe_action(action)]))
+                intent, call = self.intents.get(at, "").rstrip(" .:。"), describe_action(action)
+                return ProgressNote("last step", f"{intent}: {call}" if intent else call, at, call)
         return None
 
 
 ActionReader = Callable[[MessageToolCall, str | None], Action]
 
 
-def _split_end_sentences(text: str) -> list[str]:
-    """Returns the sentences of a reply without code. Of a long reply, only the beginning and end are read."""
-    if len(text) <= 2 * REPLY_CHARACTERS:
-        return _split_sentences(text)
-    return _split_sentences(text[:REPLY_CHARACTERS])[:-1] + _split_sentences(text[-REPLY_CHARACTERS:])[1:]
-
-
 def _split_sentences(text: str) -> list[str]:
+    """Returns the sentences of a reply without code."""
     prose = _FENCE.sub("\n", text)
     return [each for piece in _SENTENCE.split(prose) if (each := _strip_markup(piece))]
 
@@ -184,11 +167,14 @@ def quote_sentence(text: str) -> str:
 
 def read_reply(text: str) -> ReplyReading:
     """Returns what a reply says about the state of the work."""
-    pieces = _split_end_sentences(text)
+    if len(text) <= 2 * REPLY_CHARACTERS:
+        pieces = _split_sentences(text)
+    else:
+        # The sentences at the cuts are incomplete.
+        pieces = _split_sentences(text[:REPLY_CHARACTERS])[:-1]
+        pieces += _split_sentences(text[-REPLY_CHARACTERS:])[1:]
     last = pieces[-LAST_SENTENCES:]
     asking = [each for each in last if _is_asking(each)]
-    question = asking[-1] if asking else ""
-    asked = collect_subject_words(read_statements("\n".join(asking)))
     promises = [each for each in last if each not in asking and _is_promise(each)]
     sentences = [
         each
@@ -198,50 +184,44 @@ def read_reply(text: str) -> ReplyReading:
     facts = (
         each for each in sentences if not (_is_promise(each) or each.endswith(":") or _CODE.search(each))
     )
-    result = next((line for each in facts if (line := quote_sentence(each))), "")
-    substance = sum(map(len, sentences)) >= SUBSTANCE_CHARACTERS
-    about = collect_subject_words(read_statements("\n".join(pieces))) if asking and substance else asked
-    promise = quote_sentence(promises[-1]) if promises else ""
-    last_sentence = quote_sentence(pieces[-1]) if pieces else ""
+    question_words = collect_subject_words(read_statements("\n".join(asking)))
+    has_substance = sum(map(len, sentences)) >= SUBSTANCE_CHARACTERS
     return ReplyReading(
-        bool(asking), quote_sentence(question), promise, result, last_sentence, asked, about, substance
+        has_question=bool(asking),
+        question=quote_sentence(asking[-1] if asking else ""),
+        promise=quote_sentence(promises[-1] if promises else ""),
+        outcome=next((line for each in facts if (line := quote_sentence(each))), ""),
+        last_sentence=quote_sentence(pieces[-1] if pieces else ""),
+        question_words=question_words,
+        reply_words=collect_subject_words(read_statements("\n".join(pieces)))
+        if asking and has_substance
+        else question_words,
+        has_substance=has_substance,
     )
 
 
 def _is_asking(sentence: str) -> bool:
     plain = fold_text(sentence)
-    if cues.OFFER.search(plain):
-        return False
-    return _QUESTION_END.search(sentence) is not None or cues.ASKING_BACK.search(plain) is not None
+    asks = _QUESTION_END.search(sentence) is not None or has_cue(plain, "asking_back")
+    return asks and not has_cue(plain, "offer")
 
 
 def _is_promise(sentence: str) -> bool:
     plain = fold_text(sentence)
-    return cues.PROMISE.match(plain) is not None and not cues.OFFER.search(plain)
+    return has_cue(plain, "promise") and not has_cue(plain, "offer")
 
 
 def is_pleasantry(sentence: str) -> bool:
     """Returns whether a sentence only thanks or offers help."""
     plain = fold_text(sentence)
-    return cues.OFFER.search(plain) is not None or cues.THANKS.match(plain) is not None
+    return has_cue(plain, "offer") or has_cue(plain, "thanks")
 
 
 def is_thanks(text: str, statements: Sequence[Statement]) -> bool:
     """Returns whether a user's message only thanks, agrees or says goodbye, and asks for nothing."""
-    short = len(text) <= THANKS_CHARACTERS and cues.THANKS.match(fold_text(text)) is not None
+    short = len(text) <= THANKS_CHARACTERS and has_cue(fold_text(text), "thanks")
     asks = (each for each in statements if each.is_question or each.kind is StatementKind.REQUEST)
     return short and all(is_pleasantry(each.text) for each in asks)
-
-
-def _is_approval(text: str) -> bool:
-    """Returns whether a user's message only tells the assistant to carry out its proposal."""
-    return len(text) <= APPROVAL_CHARACTERS and cues.APPROVAL.match(fold_text(text)) is not None
-
-
-def _is_failure_report(text: str) -> bool:
-    """Returns whether a user says, or shows by pasted program output, that the work did not succeed."""
-    ends = take_head_and_tail(text, REPLY_CHARACTERS, REPLY_CHARACTERS)
-    return cues.FAILURE_REPORT.search(fold_text(ends)) is not None
 
 
 def _is_request(statement: Statement, statements: Sequence[Statement], *, answers: bool) -> bool:
@@ -257,28 +237,16 @@ def _is_request(statement: Statement, statements: Sequence[Statement], *, answer
     """
     if statement.label or is_pleasantry(statement.text) or _CLIENT_COMMAND.match(statement.folded_text):
         return False
-    if statement.kind is StatementKind.REQUEST or (statement.is_question and statement.kind is None):
+    if statement.kind is not None:
+        return statement.kind is StatementKind.REQUEST
+    if statement.is_question or has_cue(statement.folded_text, "wish"):
         return True
-    if statement.kind is None and cues.WISH.search(statement.folded_text):
-        return True
-    return (
-        statement.kind is None
-        and not answers
-        and not any(other.kind is StatementKind.REQUEST for other in statements)
-    )
+    return not answers and not any(other.kind is StatementKind.REQUEST for other in statements)
 
 
 def _shares_enough_words(words: frozenset[str], request_words: frozenset[str]) -> bool:
     shared = len(words & request_words)
     return shared >= max(SHARED_WORDS, SHARED_SHARE * min(len(words), len(request_words)))
-
-
-def _may_explain_request(statement: Statement) -> bool:
-    """Returns whether a statement that directly precedes a request may explain it.
-
-    Such a statement is treated like the request.
-    """
-    return statement.kind is None and not statement.label and len(statement.words) > SHARED_WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,14 +274,23 @@ class _TurnWork:
     """The assistant's work between a user's message and the next one.
 
     Attributes:
+        turn: Number of the user message before it; -1 before the first one.
         actions: The calls, each with the index of its message.
         reply: The assistant's final reply; None if the work was not finished.
         reply_index: Index of the final reply.
     """
 
+    turn: int
     actions: list[tuple[int, Action]] = field(default_factory=list)
     reply: ReplyReading | None = None
     reply_index: int = 0
+
+    @property
+    def has_written(self) -> bool:
+        """Whether a call is known to have changed something."""
+        return any(
+            action.is_write and not action.has_failed and action.has_result for _, action in self.actions
+        )
 
 
 class _FrontierReader:
@@ -325,38 +302,40 @@ class _FrontierReader:
         self.waiting_requests: list[_OpenRequest] = []
         self.answered_requests: list[_OpenRequest] = []
         self.text_counts: Counter[str] = Counter()
-        self.failed_calls: dict[str, tuple[int, int, Action]] = {}
-        self.open_promise: tuple[int, int, str] | None = None
-        self.last_work: _TurnWork | None = None
-        self.turn = -1
-        self.writes: list[tuple[int, Action]] = []
+        # Failed calls and the last promise, each with the turn of its message.
+        self.loose_ends: dict[str, tuple[int, ProgressNote]] = {}
+        self.work = _TurnWork(-1)
+        self.writes: list[Action] = []
 
-    def read_user(self, turn: int, text: str, statements: Sequence[Statement]) -> None:
+    def read_user(self, text: str, statements: Sequence[Statement]) -> None:
         """Reads a user message: updates the states of earlier requests, and records new requests."""
-        if self.last_work is not None:
-            reports, words = _is_failure_report(text), collect_subject_words(statements)
-            failed = self._find_reported_requests(turn, words) if reports else []
-            is_elsewhere = bool(failed) and not any(
-                _shares_enough_words(words, each.words) for each in self.waiting_requests
-            )
-            if not reports or is_elsewhere or is_thanks(text, statements):
-                self._settle_requests(text, statements, self.last_work)
-            self._reopen_requests(failed)
-        asks = (
-            self.last_work is not None
-            and self.last_work.reply is not None
-            and self.last_work.reply.has_question
+        turn, about = self.work.turn + 1, collect_subject_words(statements)
+        ends = take_head_and_tail(text, REPLY_CHARACTERS, REPLY_CHARACTERS)
+        reports_failure = has_cue(fold_text(ends), "failure_report")
+        failed = self._find_reported_requests(turn, about) if reports_failure else []
+        is_elsewhere = bool(failed) and not any(
+            _shares_enough_words(about, each.words) for each in self.waiting_requests
         )
-        answers = asks or is_thanks(text, statements)
-        about = collect_subject_words(statements)
+        thanks = is_thanks(text, statements)
+        if thanks:
+            self._mark_answered(self.waiting_requests)
+            self.loose_ends.clear()
+        elif self.work.reply is not None and (not reports_failure or is_elsewhere):
+            self._settle_requests(text, statements, self.work.reply)
+        for request in failed:
+            self.states.pop(request.key, None)
+            self.outcomes.pop(request.key, None)
+        self.answered_requests = [each for each in self.answered_requests if each not in failed]
+        self.waiting_requests = sorted([*self.waiting_requests, *failed], key=lambda each: each.turn)
+        answers = thanks or (self.work.reply is not None and self.work.reply.has_question)
         printed = self._find_printed_texts(statements)
-        asked = {
-            number
-            for number, each in enumerate(statements)
-            if each.text not in printed and _is_request(each, statements, answers=answers)
-        }
-        for number, each in enumerate(statements):
-            if number in asked or (number + 1 in asked and _may_explain_request(each)):
+        is_asked = [
+            each.text not in printed and _is_request(each, statements, answers=answers) for each in statements
+        ]
+        for each, asked, next_asked in zip(statements, is_asked, [*is_asked, False][1:], strict=True):
+            # A statement directly before a request may explain it. It is treated like the request.
+            explains = each.kind is None and not each.label and len(each.words) > SHARED_WORDS
+            if asked or (next_asked and explains):
                 own = collect_subject_words([each])
                 self.waiting_requests.append(
                     _OpenRequest(turn, each, own if len(own) > SHARED_WORDS else about)
@@ -366,83 +345,75 @@ class _FrontierReader:
         self._mark_unknown(self.waiting_requests[:-MAX_WAITING])
         self._mark_unknown([each for each in self.waiting_requests if turn - each.turn > WAITING_TURNS])
 
-    def read_turn(self, turn: int, work: _TurnWork) -> None:
-        """Reads the work that followed the user message of a turn."""
-        self.last_work, self.turn = work, turn
+    def read_work(self, work: _TurnWork) -> None:
+        """Reads the work that followed a user message."""
+        self.work = work
         for at, action in work.actions:
-            failure = _build_failure_key(action)
+            key = _build_failure_key(action)
             if action.has_failed:
-                self.failed_calls[failure] = turn, at, action
+                shown = (text for _, text in action.arguments[:2])
+                text = " ".join([action.tool, *shown, "→", action.outcome])
+                self.loose_ends[key] = work.turn, ProgressNote("failed", text, at)
             elif action.has_result:
-                self.failed_calls.pop(failure, None)
-        self.writes += [each for each in work.actions if each[1].is_write and not each[1].has_failed]
-        if work.actions:
-            self.open_promise = None
-        if work.reply is not None and work.reply.promise:
-            self.open_promise = turn, work.reply_index, work.reply.promise
-        for key in [key for key, (then, _, _) in self.failed_calls.items() if turn - then >= LOOSE_END_TURNS]:
-            del self.failed_calls[key]
-        if self.open_promise and turn - self.open_promise[0] >= LOOSE_END_TURNS:
-            self.open_promise = None
+                self.loose_ends.pop(key, None)
+            if action.is_write and not action.has_failed:
+                self.writes.append(action)
+        promise = work.reply.promise if work.reply is not None else ""
+        if promise or work.actions:
+            self.loose_ends.pop(_PROMISE_KEY, None)
+        if promise:
+            self.loose_ends[_PROMISE_KEY] = work.turn, ProgressNote("to do", promise, work.reply_index)
+        self.loose_ends = {
+            key: (turn, end)
+            for key, (turn, end) in self.loose_ends.items()
+            if work.turn - turn < LOOSE_END_TURNS
+        }
 
-    def _settle_requests(self, text: str, statements: Sequence[Statement], work: _TurnWork) -> None:
+    def _settle_requests(self, text: str, statements: Sequence[Statement], reply: ReplyReading) -> None:
         """Marks waiting requests as answered or unknown, depending on the user's next message.
+
+        After a reply that asks nothing, a successful call that changes something answers all of them.
+        Otherwise, if a call of the last turn failed, they keep waiting; but if the user asks for something
+        again, the state of requests from earlier turns becomes unknown. If no call failed, the requests are
+        answered, unless the user only approves a proposal.
 
         Args:
             text: The new user message.
             statements: Its statements.
-            work: The assistant's work just before this message.
+            reply: The assistant's reply just before this message.
         """
-        reply = work.reply
-        if is_thanks(text, statements):
-            self._mark_answered(self.waiting_requests, reply)
-            self.failed_calls.clear()
-            self.open_promise = None
-            return
-        if reply is None:
-            return
-        if not reply.has_question:
-            self._settle_after_reply(text, statements, work)
-            return
-        if self._has_written(work):
-            self._mark_answered(
-                [each for each in self.waiting_requests if not each.statement.words & reply.question_words],
-                reply,
-            )
-            return
-        goes_on = (
-            any(each.kind is StatementKind.REQUEST for each in statements)
-            and not collect_subject_words(statements) & reply.reply_words
-        )
-        if reply.has_substance and goes_on and not self.failed_calls:
-            self._mark_unknown(self.waiting_requests)
+        waiting, failed_turns = self.waiting_requests, self._list_failed_turns()
+        requests_more = any(each.kind is StatementKind.REQUEST for each in statements)
+        if reply.has_question and self.work.has_written:
+            self._mark_answered([each for each in waiting if not each.statement.words & reply.question_words])
+        elif reply.has_question:
+            goes_on = requests_more and not collect_subject_words(statements) & reply.reply_words
+            if reply.has_substance and goes_on and not failed_turns:
+                self._mark_unknown(waiting)
+        elif self.work.has_written:
+            self._mark_answered(waiting)
+        elif self.work.turn in failed_turns:
+            if requests_more or any(each.is_question for each in statements):
+                self._mark_unknown([each for each in waiting if each.turn < self.work.turn])
+        elif len(text) > APPROVAL_CHARACTERS or not has_cue(fold_text(text), "approval"):
+            self._mark_answered(waiting)
 
-    def _settle_after_reply(self, text: str, statements: Sequence[Statement], work: _TurnWork) -> None:
-        """Marks waiting requests as answered or unknown after a reply that asks nothing.
+    def _list_failed_turns(self) -> set[int]:
+        return {turn for key, (turn, _) in self.loose_ends.items() if key != _PROMISE_KEY}
 
-        A successful call that changes something answers all of them. Otherwise, if a call of the last turn
-        failed, they keep waiting; but if the user asks for something again, the state of requests from
-        earlier turns becomes unknown. If no call failed, the requests are answered, unless the user only
-        approves a proposal.
+    def _mark_answered(self, requests: Sequence[_OpenRequest]) -> None:
+        """Marks requests as answered by the last reply.
+
+        Their outcome names the newest successful calls that changed something. Without such calls, it is the
+        result that the reply states.
         """
-        if self._has_written(work):
-            self._mark_answered(self.waiting_requests, work.reply)
-        elif any(then == self.turn for then, _, _ in self.failed_calls.values()):
-            asks_again = any(each.is_question or each.kind is StatementKind.REQUEST for each in statements)
-            self._mark_unknown(
-                [each for each in self.waiting_requests if asks_again and each.turn < self.turn]
-            )
-        elif not _is_approval(text):
-            self._mark_answered(self.waiting_requests, work.reply)
-
-    @staticmethod
-    def _has_written(work: _TurnWork) -> bool:
-        return any(
-            action.is_write and not action.has_failed and action.has_result for _, action in work.actions
+        tools = dict.fromkeys(
+            " ".join([action.tool, *(describe_argument(*each) for each in action.arguments[:1])])
+            for action in self.writes[-3:]
         )
-
-    def _mark_answered(self, requests: Sequence[_OpenRequest], reply: ReplyReading | None) -> None:
-        outcome = self._describe_outcome(reply)
+        outcome = self.work.reply.outcome if self.work.reply is not None else ""
+        if tools:
+            outcome = to_one_line("done: " + ", ".join(tools), QUOTED_CHARACTERS)
         for each in requests:
             self.states[each.key] = StatementStatus.ANSWERED
             if outcome:
@@ -451,13 +422,19 @@ class _FrontierReader:
         self._drop_requests(requests)
         self.writes.clear()
 
+    def _mark_unknown(self, requests: Sequence[_OpenRequest]) -> None:
+        self.states.update((each.key, StatementStatus.UNKNOWN) for each in requests)
+        self._drop_requests(requests)
+
+    def _drop_requests(self, requests: Sequence[_OpenRequest]) -> None:
+        keys = {each.key for each in requests}
+        self.waiting_requests = [each for each in self.waiting_requests if each.key not in keys]
+
     def _find_printed_texts(self, statements: Sequence[Statement]) -> frozenset[str]:
         """Returns the texts of statements that are program output, because several messages repeat them."""
-        texts = (
-            frozenset(each.text for each in statements)
-            if len(statements) >= PRINTED_STATEMENTS
-            else frozenset()
-        )
+        if len(statements) < PRINTED_STATEMENTS:
+            return frozenset()
+        texts = frozenset(each.text for each in statements)
         self.text_counts.update(texts)
         return frozenset(text for text in texts if self.text_counts[text] >= PRINTED_TIMES)
 
@@ -467,52 +444,12 @@ class _FrontierReader:
         recent = (each for each in self.answered_requests if turn - each.turn < turns)
         return [each for each in recent if _shares_enough_words(words, each.words)]
 
-    def _reopen_requests(self, requests: Sequence[_OpenRequest]) -> None:
-        """Makes answered requests wait for an answer again."""
-        for each in requests:
-            self.states.pop(each.key, None)
-            self.outcomes.pop(each.key, None)
-        self.answered_requests = [each for each in self.answered_requests if each not in requests]
-        self.waiting_requests = sorted([*self.waiting_requests, *requests], key=lambda each: each.turn)
-
-    def _mark_unknown(self, requests: Sequence[_OpenRequest]) -> None:
-        for each in requests:
-            self.states[each.key] = StatementStatus.UNKNOWN
-        self._drop_requests(requests)
-
-    def _drop_requests(self, requests: Sequence[_OpenRequest]) -> None:
-        keys = {each.key for each in requests}
-        self.waiting_requests = [each for each in self.waiting_requests if each.key not in keys]
-
-    def _describe_outcome(self, reply: ReplyReading | None) -> str:
-        """Returns the outcome of the requests that a reply answers.
-
-        The outcome names the newest successful calls that changed something. Without such calls, it is the
-        result that the reply states. Returns "" if the reply states none.
-        """
-        tools = dict.fromkeys(
-            " ".join([action.tool, *(describe_argument(*each) for each in action.arguments[:1])])
-            for _, action in self.writes[-3:]
-        )
-        if tools:
-            return to_one_line("done: " + ", ".join(tools), QUOTED_CHARACTERS)
-        return reply.outcome if reply is not None else ""
-
-    def find_loose_ends(self) -> Iterator[LooseEnd]:
-        """Yields the open work other than requests of the user, oldest first."""
-        ends = [
-            LooseEnd(
-                "failed",
-                " ".join([call.tool, *(text for _, text in call.arguments[:2]), "→", call.outcome]),
-                at,
-            )
-            for _, at, call in self.failed_calls.values()
-        ]
-        if self.open_promise:
-            ends.append(LooseEnd("to do", self.open_promise[2], self.open_promise[1]))
-        if self.last_work is not None and self.last_work.reply is not None and self.last_work.reply.question:
-            ends.append(LooseEnd("asked back", self.last_work.reply.question, self.last_work.reply_index))
-        yield from sorted(ends, key=lambda each: each.message_index)
+    def list_loose_ends(self) -> list[ProgressNote]:
+        """Returns the open work other than requests of the user, oldest first."""
+        ends = [end for _, end in self.loose_ends.values()]
+        if self.work.reply is not None and self.work.reply.question:
+            ends.append(ProgressNote("asked back", self.work.reply.question, self.work.reply_index))
+        return sorted(ends, key=lambda each: each.message_index)
 
 
 def _build_failure_key(action: Action) -> str:
@@ -539,16 +476,16 @@ def _is_cut_off(text: str) -> bool:
 
 def _read_turn_work(
     messages: Sequence[Message],
-    start: int,
-    stop: int,
+    turn: int,
+    indices: range,
     action_reader: ActionReader,
     reply_reader: Callable[[str], ReplyReading],
 ) -> _TurnWork:
     """Reads the assistant's work between two user messages."""
-    work = _TurnWork()
+    work = _TurnWork(turn)
     calls: dict[str, tuple[int, MessageToolCall]] = {}
     ended = False
-    for at in range(start, stop):
+    for at in indices:
         message = messages[at]
         if message.answered_call_ids:
             for answer in message.answered_call_ids:
@@ -589,12 +526,14 @@ def read_frontier(
     actions: list[tuple[int, Action]] = []
     for turn, (at, stop) in enumerate(zip([-1, *users], [*users, len(messages)], strict=True), -1):
         if turn >= 0:
-            reader.read_user(turn, messages[at].text, statement_reader(messages[at].text))
-        work = _read_turn_work(messages, at + 1, stop, action_reader, reply_reader)
+            reader.read_user(messages[at].text, statement_reader(messages[at].text))
+        work = _read_turn_work(messages, turn, range(at + 1, stop), action_reader, reply_reader)
         actions += work.actions
-        reader.read_turn(turn, work)
-    for each in reader.waiting_requests:
-        reader.states[each.key] = StatementStatus.OPEN
-    spoken = ((at, each.text) for at, each in enumerate(messages) if each.calls and each.text.strip())
-    intents = {at: reply_reader(text).last_sentence for at, text in spoken}
-    return Frontier(reader.states, reader.outcomes, tuple(reader.find_loose_ends()), tuple(actions), intents)
+        reader.read_work(work)
+    reader.states.update((each.key, StatementStatus.OPEN) for each in reader.waiting_requests)
+    intents = {
+        at: reply_reader(each.text).last_sentence
+        for at, each in enumerate(messages)
+        if each.calls and each.text.strip()
+    }
+    return Frontier(reader.states, reader.outcomes, tuple(reader.list_loose_ends()), tuple(actions), intents)

@@ -6,18 +6,19 @@ subject.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from compaction_proxy.core.ledger.actions import DONE, describe_action, describe_action_groups
+from compaction_proxy.core.ledger.actions import DONE, ProgressNote, describe_action_groups
 from compaction_proxy.core.ledger.active import ActiveStatements, UserStatement
 from compaction_proxy.core.ledger.cues import StatementKind
 from compaction_proxy.core.ledger.facts import MessageFact, ObservedFact, collect_facts, list_message_facts
 from compaction_proxy.core.ledger.frontier import Frontier, StatementStatus, read_frontier
+from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import escape_frames, sanitize_text
-from compaction_proxy.core.summary.injection import reads_as_order
 
 # Share of the remaining characters that open requests get at first, because there may be many of them. The
 # rest is for decisions, preferences and facts that the user stated.
@@ -81,32 +82,11 @@ class Remark:
 
     Attributes:
         text: The beginning of these statements, joined, as written.
-        message_id: Id of the message.
         message_index: Index of the message among the non-privileged ones.
     """
 
     text: str
-    message_id: str
     message_index: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressNote:
-    """A note on work done, the outcome of a request or open work. It is data, never an instruction.
-
-    Attributes:
-        kind: `failed`, `asked back`, `to do`: open work (`LooseEnd`). `done`, `tried`: calls that changed
-            something, or tried to and failed. `last step`: the last call. `answered`: requests with their
-            outcome. `ran`: other calls, such as a test run.
-        text: One line.
-        message_index: Index of its message.
-        short_text: A shorter text, which is used if `text` does not fit; "" if there is none.
-    """
-
-    kind: str
-    text: str
-    message_index: int
-    short_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +127,13 @@ class _LedgerPage:
         self.room_characters -= self.measure_cost(heading, line)
         self.lines.setdefault(heading, {})[place] = line
 
+    def put_if_fits(self, heading: str, place: tuple[int, int], line: str) -> bool:
+        """Puts the line on the page if there is room, and returns whether there was."""
+        fits = self.measure_cost(heading, line) <= self.room_characters
+        if fits:
+            self.put(heading, place, line)
+        return fits
+
     def to_text(self) -> str:
         """Returns the page as text, with the observed data last."""
         return "\n\n".join(
@@ -163,38 +150,26 @@ def flatten_text(text: str) -> str:
     return escape_frames(" ".join(text.split()))
 
 
-def _format_line(text: str, origin: str) -> str:
-    return f"- {flatten_text(text)} [{origin}]" if origin else f"- {flatten_text(text)}"
+def _group_entries(
+    ledger: Ledger, kinds: frozenset[StatementKind]
+) -> list[tuple[tuple[int, int], LedgerEntry]]:
+    """Returns the entries of these kinds by importance, each with its place: message index and number.
 
-
-@dataclass(frozen=True, slots=True)
-class _LedgerItem:
-    """Neighbouring statements of one kind from one message, which share one line of the ledger.
-
-    Lines are sorted by `place`, which is the index of the message and the number of the first entry.
+    Neighbouring entries of one kind from one message become one entry. Entries whose kind the user named with
+    a label come before those whose kind was guessed. Newer entries come before older ones.
     """
-
-    kind: StatementKind
-    place: tuple[int, int]
-    text: str
-    message_id: str
-    is_labelled: bool
-
-
-def _group_entries(ledger: Ledger, kinds: frozenset[StatementKind]) -> list[_LedgerItem]:
-    items: list[_LedgerItem] = []
+    grouped: list[tuple[tuple[int, int], LedgerEntry]] = []
     for number, entry in enumerate(ledger.entries):
         if entry.kind not in kinds:
             continue
-        item = _LedgerItem(
-            entry.kind, (entry.message_index, number), entry.text, entry.message_id, entry.is_labelled
-        )
-        if items and items[-1].place[0] == entry.message_index >= 0 and items[-1].kind is entry.kind:
-            last = items.pop()
-            text = f"{last.text} {entry.text}"
-            item = replace(last, text=text, is_labelled=last.is_labelled or entry.is_labelled)
-        items.append(item)
-    return items
+        place, joined = (entry.message_index, number), entry
+        last = grouped[-1][1] if grouped else None
+        if last and last.message_index == entry.message_index >= 0 and last.kind is entry.kind:
+            place = grouped.pop()[0]
+            is_labelled = last.is_labelled or entry.is_labelled
+            joined = replace(last, text=f"{last.text} {entry.text}", is_labelled=is_labelled)
+        grouped.append((place, joined))
+    return sorted(grouped, key=lambda item: (item[1].is_labelled, item[0]), reverse=True)
 
 
 _GROUPS = (
@@ -205,19 +180,18 @@ _GROUPS = (
 )
 
 
-def _format_item(item: _LedgerItem, *, is_tight: bool) -> tuple[str, str]:
-    """Returns the heading and the line of an item.
+def _format_entry(entry: LedgerEntry, *, is_tight: bool) -> tuple[str, str]:
+    """Returns the heading and the line of an entry.
 
     If `is_tight`, the line is as short as possible: it has no message id, and a label of the user, such as
     "TODO:", becomes the heading. A rule keeps its label in the line, so that a search for the rule finds its
     exact words.
     """
-    if not is_tight:
-        return _HEADINGS[item.kind], _format_line(item.text, item.message_id)
-    label = _LABEL.match(item.text) if item.is_labelled and item.kind is not StatementKind.RULE else None
-    if label is None:
-        return _HEADINGS[item.kind], _format_line(item.text, "")
-    return label.group().strip(), _format_line(item.text[label.end() :], "")
+    heading, text, origin = _HEADINGS[entry.kind], entry.text, entry.message_id
+    if is_tight:
+        label = _LABEL.match(text) if entry.is_labelled and entry.kind is not StatementKind.RULE else None
+        heading, text, origin = (label[0].strip(), text[label.end() :], "") if label else (heading, text, "")
+    return heading, f"- {flatten_text(text)} [{origin}]" if origin else f"- {flatten_text(text)}"
 
 
 def _fill_entries(ledger: Ledger, room: int, *, is_tight: bool) -> tuple[_LedgerPage, bool]:
@@ -227,34 +201,24 @@ def _fill_entries(ledger: Ledger, room: int, *, is_tight: bool) -> tuple[_Ledger
     """
     page, late, whole, wanted = _LedgerPage(room), [], True, 0
     for kinds in _GROUPS:
-        # Items whose kind the user named with a label come before items whose kind was guessed. Newer items
-        # come before older ones.
-        items = sorted(
-            _group_entries(ledger, kinds), key=lambda item: (item.is_labelled, item.place), reverse=True
-        )
-        share = (
-            page.room_characters * REQUEST_SHARE if StatementKind.REQUEST in kinds else page.room_characters
-        )
-        newest = items[0] if StatementKind.REQUEST in kinds and items else None
-        for item in items:
-            heading, line = _format_item(item, is_tight=is_tight)
+        are_requests = StatementKind.REQUEST in kinds
+        share = page.room_characters * (REQUEST_SHARE if are_requests else 1)
+        for number, (place, entry) in enumerate(_group_entries(ledger, kinds)):
+            heading, line = _format_entry(entry, is_tight=is_tight)
             cost = page.measure_cost(heading, line)
             wanted += len(line)
             if wanted > room and not is_tight:
                 return page, False
-            most = page.room_characters if item.is_labelled else min(share, page.room_characters)
-            if item is newest:
+            most = page.room_characters if entry.is_labelled else min(share, page.room_characters)
+            if are_requests and number == 0:
                 most = page.room_characters * NEWEST_SHARE
-            if item.kind is StatementKind.RULE or cost <= most:
-                page.put(heading, item.place, line)
+            if entry.kind is StatementKind.RULE or cost <= most:
+                page.put(heading, place, line)
                 share -= cost
             else:
-                late.append((heading, item.place, line))
+                late.append((heading, place, line))
     for heading, place, line in late:
-        if page.measure_cost(heading, line) <= page.room_characters:
-            page.put(heading, place, line)
-        else:
-            whole = False
+        whole = page.put_if_fits(heading, place, line) and whole
     return page, whole and page.room_characters >= 0
 
 
@@ -265,8 +229,7 @@ def _put_progress(page: _LedgerPage, progress: Sequence[ProgressNote], kinds: fr
             continue
         for text in filter(None, (each.text, each.short_text)):
             line = f"- {each.kind}: {flatten_text(sanitize_text(text))}"
-            if page.measure_cost(_OBSERVED_HEADING, line) <= page.room_characters:
-                page.put(_OBSERVED_HEADING, (-1, number), line)
+            if page.put_if_fits(_OBSERVED_HEADING, (-1, number), line):
                 break
 
 
@@ -295,8 +258,7 @@ def _put_facts(page: _LedgerPage, facts: Sequence[ObservedFact]) -> None:
         if page.room_characters < len(name) + len(text) + OBSERVED_CHARACTERS:
             continue
         line = f"- {flatten_text(sanitize_text(name))}: {flatten_text(sanitize_text(text))}"
-        if page.measure_cost(_OBSERVED_HEADING, line) <= page.room_characters:
-            page.put(_OBSERVED_HEADING, (_rank_fact(fact) // 2, number), line)
+        page.put_if_fits(_OBSERVED_HEADING, (_rank_fact(fact) // 2, number), line)
 
 
 def render_ledger(ledger: Ledger, max_characters: int) -> str:
@@ -323,9 +285,8 @@ def render_ledger(ledger: Ledger, max_characters: int) -> str:
     _put_progress(page, ledger.progress, _ANSWERED_KINDS)
     page.room_characters += others
     for remark in reversed(ledger.remarks):
-        line = _format_line(remark.text, "")
-        if page.measure_cost(_REMARKS_HEADING, line) <= page.room_characters:
-            page.put(_REMARKS_HEADING, (remark.message_index, 0), line)
+        line = f"- {flatten_text(remark.text)}"
+        page.put_if_fits(_REMARKS_HEADING, (remark.message_index, 0), line)
     page.room_characters = min(page.room_characters, max(0, int(OBSERVED_SHARE * max_characters) - reserved))
     _put_progress(page, ledger.progress, _LATE_KINDS)
     _put_facts(page, ledger.facts)
@@ -389,10 +350,9 @@ def build_ledger(
     """
     covered_indices = frozenset(covered)
     known_frontier = read_frontier(messages) if frontier is None else frontier
-    statements = (active_statements or ActiveStatements(messages)).list_statements_in_messages(
-        covered_indices
-    )
-    pinned = tuple(
+    active = active_statements or ActiveStatements(messages)
+    statements = active.list_statements_in_messages(covered_indices)
+    pinned = (
         LedgerEntry(StatementKind.RULE, pin.strip(), "", PIN_INDEX)
         for pin in dict.fromkeys(pins)
         if pin.strip()
@@ -411,10 +371,9 @@ def build_ledger(
         *_list_answered(statements, known_frontier),
         *_list_other_calls(known_frontier, covered_indices),
     )
-    bounded = tuple(_drop_excess_rules([*pinned, *entries.values()]))
     return Ledger(
-        bounded,
-        tuple(_iter_remarks(others, get_message_id)),
+        tuple(_drop_excess_rules([*pinned, *entries.values()])),
+        tuple(_iter_remarks(others)),
         collect_facts(messages, covered_indices, fact_reader),
         progress,
     )
@@ -448,18 +407,17 @@ def _list_progress(frontier: Frontier, covered: Collection[int]) -> Iterator[Pro
     The notes of each kind start with the newest. A failed change that is open work gets no second note.
     """
     loose_ends = [each for each in frontier.loose_ends if each.message_index in covered]
+    yield from reversed(loose_ends)
     open_texts = {each.text for each in loose_ends}
-    yield from (ProgressNote(each.kind, each.text, each.message_index) for each in reversed(loose_ends))
-    actions = [each for each in frontier.actions if each[0] in covered and each[1].is_write]
-    for line in islice(describe_action_groups(actions), MAX_ACTIONS):
-        if line.has_failed and line.text not in open_texts:
-            yield ProgressNote("tried", line.text, line.message_index, line.short_text)
-        elif not line.has_failed:
-            text, short = (each.removesuffix(f" → {DONE}") for each in (line.text, line.short_text))
-            yield ProgressNote("done", text, line.message_index, short)
-    if (step := frontier.find_last_step(covered)) is not None:
-        at, action, text = step
-        yield ProgressNote("last step", text, at, describe_action(action))
+    writes = [each for each in frontier.actions if each[0] in covered and each[1].is_write]
+    for note in islice(describe_action_groups(writes), MAX_ACTIONS):
+        if note.kind == "done":
+            text, short_text = (each.removesuffix(f" → {DONE}") for each in (note.text, note.short_text))
+            yield note._replace(text=text, short_text=short_text)
+        elif note.text not in open_texts:
+            yield note
+    if step := frontier.find_last_step(covered):
+        yield step
 
 
 def _list_answered(
@@ -469,10 +427,10 @@ def _list_answered(
 
     Requests with the same outcome share a note.
     """
-    texts_by_outcome: dict[str, dict[str, int]] = {}
+    texts_by_outcome: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for at, spoken in statements:
         if outcome := _find_outcome(spoken, frontier):
-            texts_by_outcome.setdefault(outcome, {})[spoken.statement.text] = at
+            texts_by_outcome[outcome][spoken.statement.text] = at
     for outcome, texts in sorted(texts_by_outcome.items(), key=lambda item: -max(item[1].values())):
         yield ProgressNote("answered", f"{' '.join(texts)} → {outcome}", max(texts.values()))
 
@@ -488,8 +446,8 @@ def _list_other_calls(frontier: Frontier, covered: Collection[int]) -> Iterator[
         for at, each in frontier.actions
         if at in covered and not each.is_write and (each.has_failed or not each.is_read)
     ]
-    for line in islice(describe_action_groups(actions), MAX_ACTIONS):
-        yield ProgressNote("ran", line.text, line.message_index, line.short_text)
+    for note in islice(describe_action_groups(actions), MAX_ACTIONS):
+        yield note._replace(kind="ran")
 
 
 def _drop_excess_rules(entries: Sequence[LedgerEntry]) -> Iterator[LedgerEntry]:
@@ -506,20 +464,18 @@ def _drop_excess_rules(entries: Sequence[LedgerEntry]) -> Iterator[LedgerEntry]:
     yield from (entry for number, entry in enumerate(entries) if number not in left_out)
 
 
-def _iter_remarks(
-    statements: Sequence[tuple[int, UserStatement]], get_message_id: Callable[[int], str]
-) -> Iterator[Remark]:
+def _iter_remarks(statements: Sequence[tuple[int, UserStatement]]) -> Iterator[Remark]:
     """Yields one remark for each message that has statements without a kind. The remark joins them.
 
     Of messages with the same remark, only the last counts.
     """
-    rest: dict[int, list[str]] = {}
+    rest: defaultdict[int, list[str]] = defaultdict(list)
     for at, spoken in statements:
         if not spoken.kind:
-            rest.setdefault(at, []).append(spoken.statement.text)
+            rest[at].append(spoken.statement.text)
     last_indices = {" ".join(said)[:REMARK_CHARACTERS]: at for at, said in rest.items()}
     for text, at in sorted(last_indices.items(), key=lambda item: item[1]):
-        yield Remark(text, get_message_id(at), at)
+        yield Remark(text, at)
 
 
 def list_rules(ledger: Ledger) -> tuple[str, ...]:

@@ -1,19 +1,19 @@
 """Splits user messages into statements, and finds the kind and the subject of each.
 
-A statement is a sentence, quoted as it was written.
+A statement is a sentence, quoted as it was written. This module also finds orders, which are rules and
+imperatives to the reader, in text that must not contain any.
 """
 
 # ruff: noqa: RUF001 - punctuation of many scripts
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
-from compaction_proxy.core.ledger import cues
-from compaction_proxy.core.ledger.cues import StatementKind
+from compaction_proxy.core.ledger.cues import LABELS, NARRATIVE, STOP_WORDS, THESAURUS, StatementKind, has_cue
 from compaction_proxy.core.ledger.facts import take_head_and_tail
 from compaction_proxy.core.ledger.values import ExactValue, find_values
 
@@ -30,6 +30,12 @@ HEAD_STATEMENTS = 6
 SMALL_TEXT_CHARACTERS = 4_096
 # Maximum number of words whose stems are cached. Everyday text in one language has hardly more.
 ROOT_CACHE_SIZE = 16_384
+
+# An order counts as given by a user if one statement of the user contains at least this share of the order's
+# words and values.
+MIN_SHARED_SHARE = 0.5
+# Maximum number of user statements with which an order is compared. The newest ones are used.
+MAX_COMPARED_STATEMENTS = 3_000
 
 # A code block, which is not read. The opening of a code block that is never closed does not count, because a
 # rule may follow it.
@@ -54,6 +60,15 @@ _COPULA = re.compile(
     r"our)\b|[:=]|是|は|है|هو|ہے|"
 )
 
+# Cues and the kinds that they show, in the order in which they are tried.
+_KIND_CUES = (
+    ("rule_start", StatementKind.RULE),
+    ("rule", StatementKind.RULE),
+    ("preference", StatementKind.PREFERENCE),
+    ("decision", StatementKind.DECISION),
+    ("request", StatementKind.REQUEST),
+    ("request_start", StatementKind.REQUEST),
+)
 _SUBJECT_END = re.compile(r"(?<=\w)(?: (?:is|are|es|son|est|sont|é|são|ist|sind|это) |: |：|是|は)")
 
 
@@ -117,7 +132,7 @@ def stem_word(word: str) -> str:
     return word[:-1] if len(word) > 3 and word[-1] == word[-2] else word
 
 
-_SYNONYM_STEMS = {stem_word(word): row.split()[0] for row in cues.THESAURUS for word in row.split()}
+_SYNONYM_STEMS = {stem_word(word): row.split()[0] for row in THESAURUS for word in row.split()}
 
 
 @lru_cache(maxsize=ROOT_CACHE_SIZE)
@@ -135,13 +150,8 @@ def _extract_words(text: str, values: list[ExactValue]) -> frozenset[str]:
     if not plain.isascii():
         pairs = {run[k : k + 2] for run in _UNSPACED.findall(plain) for k in range(len(run) - 1)}
         plain = _UNSPACED.sub(" ", plain)
-    words = (word for word in _WORD.findall(plain) if len(word) > 1 and word not in cues.STOP_WORDS)
+    words = (word for word in _WORD.findall(plain) if len(word) > 1 and word not in STOP_WORDS)
     return frozenset(map(_find_root, words)).union(pairs)
-
-
-def _extract_subject(text: str) -> frozenset[str]:
-    found = _SUBJECT_END.search(text)
-    return _extract_words(text[: found.start()], []) if found else frozenset()
 
 
 def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
@@ -154,15 +164,10 @@ def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
     if found is None:
         return "", None, 0
     label = fold_text(found.group(found.lastgroup or 0))
-    kind = next((kind for kind, pattern in cues.LABELS.items() if pattern.search(label)), None)
-    if kind is None and found.lastgroup == "loud" and not cues.PRINTED.match(label):
+    kind = next((kind for kind, find_label in LABELS.items() if find_label(label)), None)
+    if kind is None and found.lastgroup == "loud" and not has_cue(label, "printed"):
         kind = StatementKind.FACT
     return (label, kind, found.end()) if kind else ("", None, 0)
-
-
-def _states_value(plain: str, values: frozenset[tuple[str, str]]) -> bool:
-    """Returns whether a statement says that something has a value. Values of weak kinds do not count."""
-    return not {kind for kind, _ in values} <= _WEAK_KINDS and _COPULA.search(plain) is not None
 
 
 def _classify_words(plain: str) -> StatementKind | None:
@@ -170,16 +175,13 @@ def _classify_words(plain: str) -> StatementKind | None:
 
     `plain` is the statement as `fold_text` returns it, without its label.
     """
-    is_narrative = cues.NARRATIVE.search(plain)
-    if not is_narrative and (cues.RULE_START.match(plain) or cues.RULE.search(plain)):
-        return StatementKind.RULE
-    if cues.PREFERENCE.search(plain):
-        return StatementKind.PREFERENCE
-    if cues.DECISION.search(plain):
-        return StatementKind.DECISION
-    if cues.REQUEST.search(plain) or cues.REQUEST_START.match(plain):
-        return StatementKind.REQUEST
-    return None
+    is_narrative = has_cue(plain, "narrative")
+    shown = (
+        kind
+        for name, kind in _KIND_CUES
+        if has_cue(plain, name) and not (is_narrative and kind is StatementKind.RULE)
+    )
+    return next(shown, None)
 
 
 def _classify_statement(
@@ -194,7 +196,9 @@ def _classify_statement(
         )
     if kind is StatementKind.RULE:
         return kind
-    return label_kind or kind or (StatementKind.FACT if _states_value(plain, values) else None)
+    # A fact says that something has a value. Values of weak kinds do not count.
+    has_value = not {kind for kind, _ in values} <= _WEAK_KINDS
+    return label_kind or kind or (StatementKind.FACT if has_value and _COPULA.search(plain) else None)
 
 
 def _build_statement(text: str, block: tuple[str, StatementKind | None]) -> Statement:
@@ -203,21 +207,21 @@ def _build_statement(text: str, block: tuple[str, StatementKind | None]) -> Stat
         label, labelled = block
     body = text[start:]
     plain = fold_text(body)
-    found = list(find_values(body))
+    found, subject_end = list(find_values(body)), _SUBJECT_END.search(body)
     exact = frozenset((value.kind, value.text.casefold()) for value in found)
     question = plain.rstrip("\"')").endswith(("?", "？", "؟")) or (
-        not plain.endswith((".", "!")) and cues.QUESTION.match(plain) is not None
+        not plain.endswith((".", "!")) and has_cue(plain, "question")
     )
     return Statement(
         text,
         _classify_statement(plain, labelled, exact, question=question),
         label,
         _extract_words(body, found),
-        _extract_subject(body),
+        _extract_words(body[: subject_end.start()], []) if subject_end else frozenset(),
         exact,
-        question or cues.HYPOTHESIS.match(plain) is not None,
-        cues.CORRECTION.search(plain) is not None,
-        cues.ADDITION.search(plain) is not None,
+        question or has_cue(plain, "hypothesis"),
+        has_cue(plain, "correction"),
+        has_cue(plain, "addition"),
         fold_text(text),
         frozenset(kind for kind, _ in exact),
     )
@@ -283,3 +287,38 @@ def read_statements(text: str) -> tuple[Statement, ...]:
         return tuple(_iter_statements(text))
     found = enumerate(islice(_iter_statements(take_head_and_tail(text)), MAX_STATEMENTS_PER_MESSAGE))
     return tuple(statement for number, statement in found if statement.kind or number < HEAD_STATEMENTS)
+
+
+def reads_as_order(sentence: str) -> bool:
+    """Returns whether a sentence reads as a rule or as an order to its reader."""
+    plain = fold_text(sentence)
+    is_addressed = has_cue(plain, "injected") or has_cue(plain, "imperative") or has_cue(plain, "obligation")
+    return is_addressed or has_cue(NARRATIVE.sub(" ", plain), "rule")
+
+
+# The check of one summary needs the statements of the same texts many times. A larger cache would keep many
+# conversations in memory.
+@lru_cache(maxsize=2)
+def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str], bool], ...]:
+    """Returns the newest statements of a user: for each, its words and values, and whether it is negated."""
+    found: list[tuple[frozenset[str], bool]] = []
+    for text in reversed(texts):
+        found += [
+            (collect_subject_words([each]), has_cue(fold_text(each.text), "negation"))
+            for each in read_statements(text)
+        ]
+        if len(found) >= MAX_COMPARED_STATEMENTS:
+            break
+    return tuple(found[:MAX_COMPARED_STATEMENTS])
+
+
+def is_backed_by_user(order: str, user_texts: Sequence[str]) -> bool:
+    """Returns whether some statement of a user says the same as `order`.
+
+    Both must be negated, or neither.
+    """
+    about, negated = collect_subject_words(read_statements(order)), has_cue(fold_text(order), "negation")
+    return bool(about) and any(
+        negated == sign and len(about & words) >= MIN_SHARED_SHARE * len(about)
+        for words, sign in _list_user_statements(tuple(user_texts))
+    )

@@ -102,12 +102,10 @@ def validate_summary(
 
 
 def _require_usable_text(text: str) -> str:
-    if not text:
-        raise SummaryError("empty")
     if _is_refusal(text):
         raise SummaryError("refused")
     if len(text) < MIN_CHARACTERS:
-        raise SummaryError("too-short")
+        raise SummaryError("too-short" if text else "empty")
     return text
 
 
@@ -215,11 +213,6 @@ class PromptSection:
     heading: str
     is_optional: bool = False
 
-    @property
-    def is_numbered(self) -> bool:
-        """Whether the heading is a number and a title without any markup."""
-        return bool(_PLAIN_NUMBER.match(self.heading))
-
 
 class _SectionHeading(NamedTuple):
     """A line that opens a section.
@@ -252,10 +245,11 @@ def repair_sections(text: str, sections: Sequence[PromptSection], *, is_cut: boo
     """
     lines = text.splitlines()
     headings = _find_headings(lines, sections)
-    if 2 * _count_required_sections(headings, sections) < sum(not each.is_optional for each in sections):
+    required = {k for k, each in enumerate(sections) if not each.is_optional}
+    if 2 * len(required.intersection(each.section_index for each in headings)) < len(required):
         return ""
     order = [each.section_index for each in headings]
-    wanted = [k for k, each in enumerate(sections) if k in order or not each.is_optional]
+    wanted = sorted(required.union(order))
     if order == wanted and all(
         lines[each.line_index].rstrip() == sections[each.section_index].heading for each in headings
     ):
@@ -276,11 +270,6 @@ def has_last_section(text: str, sections: Sequence[PromptSection]) -> bool:
     required = [k for k, each in enumerate(sections) if not each.is_optional]
     headings = _find_headings(text.splitlines(), sections)
     return not required or required[-1] in {each.section_index for each in headings}
-
-
-def _count_required_sections(headings: Sequence[_SectionHeading], sections: Sequence[PromptSection]) -> int:
-    """Returns how many different required sections the headings open."""
-    return len({each.section_index for each in headings if not sections[each.section_index].is_optional})
 
 
 def _find_headings(lines: Sequence[str], sections: Sequence[PromptSection]) -> list[_SectionHeading]:
@@ -338,7 +327,8 @@ def _find_headings_by_form(
     for form, places in forms.items():
         numbers = [_PLAIN_NUMBER.match(lines[at]) for at in places] if form == "number" else []
         counts = [int(each[1]) for each in numbers if each]
-        if form == "number" and (counts != sorted(set(counts)) or not sections[0].is_numbered):
+        is_numbered = _PLAIN_NUMBER.match(sections[0].heading) is not None
+        if form == "number" and (counts != sorted(set(counts)) or not is_numbered):
             continue
         stops = [*places[1:], len(lines)]
         filled = all("".join(lines[at + 1 : stop]).strip() for at, stop in zip(places, stops, strict=True))

@@ -20,10 +20,10 @@ from compaction_proxy.core.ledger.facts import (
     to_one_line,
 )
 from compaction_proxy.core.ledger.frontier import Frontier, is_pleasantry, read_frontier
+from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.ledger.values import find_values
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import sanitize_text
-from compaction_proxy.core.summary.injection import reads_as_order
 
 # Maximum number of messages that are read at the beginning and at the end of the conversation, and of
 # characters that are read at the beginning and at the end of each text.
@@ -78,8 +78,8 @@ def _list_read_indices(length: int) -> list[int]:
     return [*range(OLDEST_MESSAGES), *range(length - NEWEST_MESSAGES, length)]
 
 
-def _format_line(text: str) -> str:
-    return sanitize_text(to_one_line(text, LINE_CHARACTERS))
+def _format_line(text: str, max_characters: int = LINE_CHARACTERS) -> str:
+    return sanitize_text(to_one_line(text, max_characters))
 
 
 def _split_sentences(text: str) -> list[str]:
@@ -101,23 +101,16 @@ def _iter_sentences(messages: Sequence[Message], role: str) -> Iterator[_Sentenc
     turn = 0
     for at in _list_read_indices(len(messages)):
         message = messages[at]
-        user = message.role == "user" and not message.answered_call_ids
-        turn += user
-        if message.role != role or message.answered_call_ids:
+        if message.answered_call_ids:
             continue
-        pieces = _split_sentences(message.text)
-        chosen = (
-            pieces[: MAX_SENTENCES_PER_MESSAGE // 2]
-            + pieces[MAX_SENTENCES_PER_MESSAGE // 2 :][-(MAX_SENTENCES_PER_MESSAGE // 2) :]
-        )
-        for number, piece in enumerate(chosen):
+        turn += message.role == "user"
+        pieces = _split_sentences(message.text) if message.role == role else []
+        # The first and the last sentences are chosen.
+        del pieces[MAX_SENTENCES_PER_MESSAGE // 2 : -(MAX_SENTENCES_PER_MESSAGE // 2)]
+        for number, piece in enumerate(pieces):
             words = frozenset(word.casefold() for word in _WORD.findall(piece))
-            edge = number in {0, len(chosen) - 1}
-            yield _Sentence(_quote_sentence(piece), at, turn, words, edge)
-
-
-def _quote_sentence(piece: str) -> str:
-    return sanitize_text(to_one_line(piece, LONGEST))
+            edge = number in {0, len(pieces) - 1}
+            yield _Sentence(_format_line(piece, LONGEST), at, turn, words, edge)
 
 
 def _rank_sentences(sentences: Sequence[_Sentence], length: int) -> list[_Sentence]:
@@ -193,15 +186,13 @@ def _describe_state(
     messages: Sequence[Message], get_message_id: Callable[[int], str], frontier: Frontier
 ) -> Iterator[str]:
     """Yields lines about where the work stopped: the last step, the open work and the last sentence said."""
-    if (step := frontier.find_last_step(range(len(messages)))) is not None:
-        at, _, text = step
-        yield f"- last step: {sanitize_text(text)} ({get_message_id(at)})"
-    for end in reversed(frontier.loose_ends):
-        yield f"- {end.kind}: {sanitize_text(end.text)} ({get_message_id(end.message_index)})"
+    step = frontier.find_last_step(range(len(messages)))
+    for note in [*([step] if step else []), *reversed(frontier.loose_ends)]:
+        yield f"- {note.kind}: {sanitize_text(note.text)} ({get_message_id(note.message_index)})"
     recent = range(len(messages) - 1, max(-1, len(messages) - NEWEST_MESSAGES), -1)
     for at in recent:
         if messages[at].role == "assistant" and (sentences := _split_sentences(messages[at].text)):
-            yield f"- said last: {_quote_sentence(sentences[-1])} ({get_message_id(at)})"
+            yield f"- said last: {_format_line(sentences[-1], LONGEST)} ({get_message_id(at)})"
             return
 
 

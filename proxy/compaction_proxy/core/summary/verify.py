@@ -11,6 +11,7 @@ stays.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,16 +20,21 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from compaction_proxy.core.errors import SummaryError
-from compaction_proxy.core.ledger import cues
 from compaction_proxy.core.ledger.actions import Action, format_action_items
+from compaction_proxy.core.ledger.cues import has_cue
 from compaction_proxy.core.ledger.facts import ObservedFact, collect_facts
 from compaction_proxy.core.ledger.frontier import StatementStatus, read_frontier
 from compaction_proxy.core.ledger.language import detect_language
-from compaction_proxy.core.ledger.statements import collect_subject_words, fold_text, read_statements
+from compaction_proxy.core.ledger.statements import (
+    collect_subject_words,
+    fold_text,
+    is_backed_by_user,
+    read_statements,
+    reads_as_order,
+)
 from compaction_proxy.core.ledger.values import ExactValue, find_values
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.answer import EMPTY_SECTION_TEXT
-from compaction_proxy.core.summary.injection import is_backed_by_user, reads_as_order
 
 # A summary is unfaithful if sentences are dropped and fewer than `MIN_CHARACTERS` characters are left, or
 # less than `MIN_SHARE` of its characters. A repeated line is dropped only if it has at least
@@ -153,16 +159,9 @@ class _SummarySources:
             return True
         if value.kind == "version":
             return folded.removeprefix("v") in self.text
-        return value.kind == "path" and folded.startswith("/") and self._contains_path_end(folded)
-
-    def _contains_path_end(self, path: str) -> bool:
-        """Returns whether the texts contain the last two parts of a path with at least three parts.
-
-        The texts need not contain the whole path, because they may name its beginning, the working directory,
-        in another place.
-        """
-        parts = [part for part in path.split("/") if part]
-        return len(parts) > 2 and "/".join(parts[-2:]) in self.text
+        # The texts may name the beginning of an absolute path, the working directory, in another place.
+        parts = list(filter(None, folded.split("/"))) if folded.startswith("/") else []
+        return value.kind == "path" and len(parts) > 2 and "/".join(parts[-2:]) in self.text
 
 
 def _keep_digits(number: str) -> str:
@@ -206,23 +205,25 @@ def _has_invented_value(piece: str, sources: _SummarySources) -> bool:
     )
 
 
-def _split_line(line: str) -> tuple[str, list[str]]:
-    """Returns the bullet or number that opens a line, and its sentences. A table row is one sentence."""
-    start = _ENTRY.match(line)
-    opening = start[0] if start else ""
-    body = line[len(opening) :]
-    return opening, [body] if body.startswith("|") else [each for each in _SENTENCE.split(body) if each]
-
-
 def _drop_unfounded_sentences(text: str, sources: _SummarySources, user_texts: Sequence[str]) -> str:
-    """Returns the text without sentences that contain invented values or orders that no user gave."""
+    """Returns the text without sentences that contain invented values or orders that no user gave.
+
+    A heading and a table row count as one sentence.
+    """
     lines = []
     for line in text.splitlines():
-        opening, pieces = _split_line(line)
+        start = _ENTRY.match(line)
+        opening = start[0] if start else ""
+        body = line[len(opening) :]
+        pieces = [body] if body.startswith("|") else [each for each in _SENTENCE.split(body) if each]
         if _HEADING.match(line):
             pieces = [line.lstrip("# \t")]
-        sound = [each for each in pieces if not _has_invented_value(each, sources)]
-        sound = [each for each in sound if not reads_as_order(each) or is_backed_by_user(each, user_texts)]
+        sound = [
+            each
+            for each in pieces
+            if not _has_invented_value(each, sources)
+            and (not reads_as_order(each) or is_backed_by_user(each, user_texts))
+        ]
         if len(sound) == len(pieces):  # also true for an empty line
             lines.append(line)
         elif sound:
@@ -243,23 +244,23 @@ def _drop_repeated_entries(text: str) -> str:
     return "\n".join(result)
 
 
-def _count_prose_characters(text: str) -> int:
-    """Returns the number of characters of a text without its headings and the rulers of its tables."""
-    return sum(len(line.strip()) for line in text.splitlines() if not _HEADING.match(line))
+def _list_prose_lines(text: str) -> list[str]:
+    """Returns the lines of a text without its headings and the rulers of its tables."""
+    return [line for line in text.splitlines() if not _HEADING.match(line)]
 
 
 def _list_critical_values(messages: Sequence[Message], writes: Sequence[Action]) -> list[tuple[int, str]]:
     """Returns the values that must not be lost, each with its weight, the newest last."""
     seen = collect_facts(messages, range(len(messages)))
-    errors = [each for each in seen if each.kind in {"error", "exit"}]
-    last = _ERROR_NAME.findall(errors[-1].text)[:1] if errors else []
     found = [(weight, each.text) for each in seen if (weight := _weigh_fact(each, len(messages)))]
-    found += [(ERROR_WEIGHT, name) for name in last]
+    errors = [each.text for each in seen if each.kind in {"error", "exit"}]
+    if errors and (name := _ERROR_NAME.search(errors[-1])):
+        found.append((ERROR_WEIGHT, name[0]))
     known = {value for _, value in found}
-    targets = dict.fromkeys(
-        each.target[1] for each in writes if not (each.has_failed or re.search(r"\s", each.target[1]))
-    )
-    found += [(CHANGED_WEIGHT, value) for value in targets if value not in known]
+    targets = dict.fromkeys(each.target[1] for each in writes if not each.has_failed)
+    found += [
+        (CHANGED_WEIGHT, value) for value in targets if value not in known and not re.search(r"\s", value)
+    ]
     short = [each for each in found if each[1] and len(each[1]) <= ADDED_VALUE_CHARACTERS]
     return short[-MAX_CRITICAL_VALUES:]
 
@@ -309,10 +310,6 @@ def _append_missing_calls(text: str, writes: Sequence[tuple[int, Action]], room:
     return f"{text}\n\n{ADDED_CALLS_HEADING}{added}" if added else text
 
 
-def _drop_headings(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if not _HEADING.match(line))
-
-
 def verify_summary(
     text: str,
     *,
@@ -340,19 +337,20 @@ def verify_summary(
         SummaryError: With the reason `language` if the summary is certainly in another language, or
             `unfaithful` if too little of it is left.
     """
-    prose = _drop_headings(text)
-    words = len(UNSPACED.sub(" x ", prose).split())
-    written = detect_language([prose]) if words >= MIN_WORDS else ""
-    if language and written and written != language:
+    prose_lines = _list_prose_lines(text)
+    prose = "\n".join(prose_lines)
+    has_enough_words = len(UNSPACED.sub(" x ", prose).split()) >= MIN_WORDS
+    if language and has_enough_words and detect_language([prose]) not in {"", language}:
         raise SummaryError("language")
     known_texts = _SummarySources(
         tuple([each.casefold() for each in (*_iter_texts(sources), *earlier_summaries)])
     )
     user_texts = [each.text for each in sources if each.role == "user" and not each.answered_call_ids]
     sound_text = _drop_unfounded_sentences(text, known_texts, user_texts)
-    if sound_text != text.strip() and _count_prose_characters(sound_text) < max(
-        MIN_CHARACTERS, MIN_SHARE * _count_prose_characters(text)
-    ):
+    before, after = (
+        sum(len(line.strip()) for line in lines) for lines in (prose_lines, _list_prose_lines(sound_text))
+    )
+    if sound_text != text.strip() and after < max(MIN_CHARACTERS, MIN_SHARE * before):
         raise SummaryError("unfaithful")
     return _append_missing_values(
         _drop_repeated_entries(correct_states(sound_text, states)), sources, max_characters
@@ -420,9 +418,9 @@ def _collect_line_words(text: str) -> frozenset[str]:
 
 def _find_status(words: str) -> StatementStatus | None:
     plain = fold_text(words)
-    if cues.OPEN_STATUS.search(plain):
+    if has_cue(plain, "open_status"):
         return StatementStatus.OPEN
-    return StatementStatus.ANSWERED if cues.DONE_STATUS.search(plain) else None
+    return StatementStatus.ANSWERED if has_cue(plain, "done_status") else None
 
 
 def _find_claimed_status(sentence: str) -> StatementStatus | None:
@@ -440,14 +438,13 @@ def _find_state(line: str, known: list[_KnownStatement]) -> StatementStatus | No
     """
     about = _collect_line_words(line)
     requests = (each for each in known if each.state is not StatementStatus.TOLD)
-    shares = [
-        (len(shared) / len(each.words), len(shared), each.state)
-        for each in requests
-        for shared in [each.words & about]
-    ]
-    best = max((share[:2] for share in shares), default=(0.0, 0))  # among equal shares, most shared words win
+    states_by_share: defaultdict[tuple[float, int], set[StatementStatus]] = defaultdict(set)
+    for each in requests:
+        shared = len(each.words & about)
+        states_by_share[shared / len(each.words), shared].add(each.state)
+    best = max(states_by_share, default=(0.0, 0))  # among equal shares, most shared words win
     if best[0] >= LEAST_SHARE:
-        states = {state for *share, state in shares if tuple(share) == best}
+        states = states_by_share[best]
         return states.pop() if len(states) == 1 else None
     return _find_told_state(about, known)
 
@@ -459,9 +456,9 @@ def _find_told_state(about: frozenset[str], known: list[_KnownStatement]) -> Sta
     message. Returns None if there is no such statement. Returns `UNKNOWN` if the message of the statement
     also contains a request that is not answered, because the line may be about this request.
     """
-    words_by_turn: dict[int, set[str]] = {}
+    words_by_turn: defaultdict[int, set[str]] = defaultdict(set)
     for each in known:
-        words_by_turn.setdefault(each.turn, set()).update(each.words)
+        words_by_turn[each.turn] |= each.words
     repeated = [
         each.is_settled
         for each in known
@@ -495,13 +492,14 @@ def _correct_line(
     cells = line.strip().strip("|").split("|") if line.lstrip().startswith("|") else []
     if len(cells) > 1:
         return _correct_row(line, cells, known)
-    label = _find_label_status(line)
+    label = None
+    if box := _CHECKBOX.match(line):
+        label = StatementStatus.OPEN if box["box"] == " " else StatementStatus.ANSWERED
+    elif labelled := _LABELLED.match(line):
+        label = _find_status(labelled["status"])
     if label or _BULLET.match(line):
-        return (
-            None
-            if _claims_wrong_state(label or _find_claimed_status(line) or section_status, line, known)
-            else line
-        )
+        claimed = label or _find_claimed_status(line) or section_status
+        return None if _claims_wrong_state(claimed, line, known) else line
     pieces = _SENTENCE.split(line)
     correct = [
         each
@@ -511,14 +509,6 @@ def _correct_line(
     if len(correct) == len(pieces):
         return line
     return " ".join(correct) or None
-
-
-def _find_label_status(line: str) -> StatementStatus | None:
-    """Returns the state that a checkbox or a word at the beginning of a line states, or None."""
-    if box := _CHECKBOX.match(line):
-        return StatementStatus.OPEN if box["box"] == " " else StatementStatus.ANSWERED
-    labelled = _LABELLED.match(line)
-    return _find_status(labelled["status"]) if labelled else None
 
 
 def _correct_row(line: str, cells: list[str], known: list[_KnownStatement]) -> str:

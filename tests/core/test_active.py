@@ -3,12 +3,9 @@
 # ruff: noqa: RUF001 - many scripts
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from compaction_proxy.core.ledger.active import (
     find_unreplaced_part,
-    may_supersede,
     supersedes_statement,
 )
 from compaction_proxy.core.ledger.statements import read_statements
@@ -79,25 +76,3 @@ def test_a_new_value_for_a_part_leaves_the_other_part() -> None:
         "The codename is LANTERN-7", old.kind, frozenset({("code", "lantern-7")}),
     )  # fmt: skip
     assert find_unreplaced_part(old, new) is None
-
-
-PIECES = st.sampled_from(
-    [
-        "RULE: ", "Note: ", "Actually, ", "Also, ", "Please ", "Never ", "Now ", "use ", "fix ",
-        "check ", "the ",
-        "port ", "host ", "budget ", "file ", "travel ", "is ", "8080 ", "9090 ", "src/a.py ",
-        "src/b.py ",
-        "db.internal ", "$400 ", "$550 ", "and ", "not ", "? ", ". ", "Ana Ruiz ", "on Monday ",
-        "instead ",
-    ]
-)  # fmt: skip
-TEXTS = st.lists(PIECES, min_size=1, max_size=9).map("".join)
-
-
-@given(TEXTS, TEXTS, st.booleans())
-def test_what_concerns_no_statement_leaves_it_whole(first: str, second: str, next_to: bool) -> None:  # noqa: FBT001
-    for old in read_statements(first):
-        for new in read_statements(second):
-            if not may_supersede(new, old):
-                assert not supersedes_statement(new, old, is_adjacent=next_to)
-                assert find_unreplaced_part(new, old) is None
