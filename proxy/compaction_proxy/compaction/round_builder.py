@@ -20,8 +20,7 @@ from compaction_proxy.compaction.replacements import Replacement, build_replacem
 from compaction_proxy.compaction.request_view import RequestView
 from compaction_proxy.compaction.round_job import RoundJob
 from compaction_proxy.compaction.summarizer import Summarizer
-from compaction_proxy.compaction.summary_client import PriceLookup, SummaryUsage
-from compaction_proxy.compaction.summary_request import SUMMARY_CHARACTERS
+from compaction_proxy.compaction.summary_request import SUMMARY_CHARACTERS, PriceLookup, SummaryUsage
 from compaction_proxy.core.checkpoint import (
     EXTRACT_WRITER,
     Checkpoint,
@@ -363,10 +362,9 @@ class RoundBuilder:
             raise SummaryError("no-summary-model")
         try:
             async with asyncio.timeout(job.view.request.settings.summary.timeout_s):
-                summary = await self.summarizer.write_summary(job.summary_request)
+                return _RoundTexts(*await self.summarizer.write_summary(job.summary_request))
         except TimeoutError:
             raise SummaryError("timeout") from None
-        return _RoundTexts(summary.texts, summary.model)
 
     async def _make_checkpoint(self, job: RoundJob) -> Checkpoint:
         texts = await self._write_texts(job)
