@@ -12,7 +12,6 @@ from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.compactor import Compactor
 from compaction_proxy.compaction.directives import DirectiveStore
 from compaction_proxy.compaction.feedback import RoundEffectiveness, UsageFeedback
-from compaction_proxy.compaction.inflight import InflightRounds
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.price_triggers import GrowthTracker, PriceTriggers
 from compaction_proxy.compaction.request_loader import RequestLoader
@@ -126,7 +125,7 @@ class Bench:
     """
 
     compactor: Compactor
-    rounds: InflightRounds
+    rounds: RoundBuilder
     summaries: Summaries
     reading: MessageReader
     learning: ModelLimits
@@ -207,8 +206,7 @@ async def bench(
         heard.append(event)
 
     summarising = Summarizer(model, reading, price=priced, clock=clock, jitter=lambda: 0.0)
-    making = RoundBuilder(summarising, records, index, history, reading, announce=announce)
-    rounds = InflightRounds(making, history, announce=announce, clock=clock)
+    rounds = RoundBuilder(summarising, records, index, history, reading, announce=announce, clock=clock)
     growth = GrowthTracker()
     aiming = PriceTriggers(pricing, growth) if pricing else None
     viewer = RequestLoader(reading, records, index, learning, anchors, wishing, aiming)
@@ -216,7 +214,7 @@ async def bench(
         lambda tenant, prefix: mint_conversation_id(b"secret", tenant, prefix),
         TTL_S,
     )
-    replacing = RoundCoordinator(viewer, rounds, making, reading, wishing, effects, ordering)
+    replacing = RoundCoordinator(viewer, rounds, reading, wishing, effects, ordering)
     observing = UsageFeedback(learning, anchors, effects, history, growth=growth, announce=announce)
     yield Bench(
         compactor=Compactor(viewer, replacing, reading, learning),

@@ -323,7 +323,7 @@ class Compactor:
         tokens_due = view.effective_estimate if uncapped_tokens is None else uncapped_tokens
         if due_reason is not None:
             try:
-                view, reason = await self._coordinator.apply_new_round(view, due_reason)
+                view, reason = await self._coordinator.apply_round(view, due_reason)
                 status = CompactionStatus.APPLIED
             except SummaryError as failed:
                 reason = failed.reason

@@ -26,6 +26,7 @@ from compaction_proxy.compaction.request_view import (
 )
 from compaction_proxy.compaction.types import FitRequest
 from compaction_proxy.core.checkpoint import (
+    EXTRACT_WRITER,
     Checkpoint,
     find_longest_applicable_checkpoint,
     from_fields,
@@ -375,11 +376,11 @@ class RequestLoader:
         """Returns the staged checkpoint that matches this request and covers most messages.
 
         Returns None unless this checkpoint covers more messages than the checkpoint in force. With
-        `same_length`, returns None unless both cover the same number of messages. The staged checkpoint then
-        holds a summary that came too late, so that the checkpoint in force holds an extract.
+        `same_length`, returns None unless both cover the same number of messages and the checkpoint in force
+        holds an extract. The staged checkpoint then holds the summary that was not ready in time.
         """
-        root = view.root
-        if root is None:
+        root, current = view.root, view.checkpoint
+        if root is None or (same_length and (current is None or current.writer != EXTRACT_WRITER)):
             return None
         checkpoint_ids = await self._index.load_checkpoint_ids(
             staged_checkpoints_key(view.request.tenant, root, view.policy.name)
@@ -387,10 +388,10 @@ class RequestLoader:
         checkpoint = await self._find_deepest_checkpoint(
             view, root, checkpoint_ids.difference(view.directives.undone)
         )
-        covered_count = view.checkpoint.length if view.checkpoint else 0
-        is_usable = checkpoint is not None and (
-            checkpoint.length == covered_count if same_length else checkpoint.length > covered_count
-        )
+        if checkpoint is None:
+            return None
+        covered_count = current.length if current else 0
+        is_usable = checkpoint.length == covered_count if same_length else checkpoint.length > covered_count
         return checkpoint if is_usable else None
 
     async def _find_deepest_checkpoint(

@@ -10,7 +10,6 @@ from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.compactor import Compactor
 from compaction_proxy.compaction.directives import DirectiveStore
 from compaction_proxy.compaction.feedback import RoundEffectiveness
-from compaction_proxy.compaction.inflight import InflightRounds
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.request_loader import RequestLoader
 from compaction_proxy.compaction.request_view import resolve_policy
@@ -82,13 +81,12 @@ class StatelessCompaction:
             builder = RoundBuilder(
                 self.summarizer, records, index, history, self.reader, announce=self.event_bus
             )
-            rounds = InflightRounds(builder, history, announce=self.event_bus)
-            stack.push_async_callback(rounds.close)
+            stack.push_async_callback(builder.close)
             loader = RequestLoader(
                 self.reader, records, index, self.model_limits, UsageBaselineStore(records), directives
             )
             coordinator = RoundCoordinator(
-                loader, rounds, builder, self.reader, directives, RoundEffectiveness(), self.job_builder
+                loader, builder, self.reader, directives, RoundEffectiveness(), self.job_builder
             )
             yield ScratchCompactor(Compactor(loader, coordinator, self.reader, self.model_limits), history)
 
