@@ -10,7 +10,7 @@ from typing import Any
 
 from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.compactor import Compactor
-from compaction_proxy.compaction.directives import DirectiveStore
+from compaction_proxy.compaction.directives import Directives, DirectiveStore
 from compaction_proxy.compaction.feedback import RoundEffectiveness, UsageFeedback
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.price_triggers import GrowthTracker, PriceTriggers
@@ -69,6 +69,16 @@ def priced(_model: str, _url: str, prompt: int, cached: int, completion: int) ->
 
 def ignored(_: StoreUnavailableError) -> None:
     """Failures of a store that the test makes fail on purpose."""
+
+
+def mark(known: Directives) -> Directives:
+    """Asks for a compaction with the next request."""
+    return replace(known, compact=True)
+
+
+def undo(checkpoint_id: bytes) -> Callable[[Directives], Directives]:
+    """Undoes the compaction that made this checkpoint."""
+    return lambda known: known.with_undone_round(checkpoint_id)
 
 
 @dataclass

@@ -36,19 +36,6 @@ SCRATCH_TTL_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class ScratchCompactor:
-    """A temporary compactor and its history. Both exist only inside the block of `open_compactor`.
-
-    Attributes:
-        compactor: The compactor.
-        history: The events of the compactor's compactions.
-    """
-
-    compactor: Compactor
-    history: EventHistory
-
-
-@dataclass(frozen=True, slots=True)
 class StatelessCompaction:
     """Compacts without keeping anything: no checkpoint, event or archive is left after `open_compactor` ends.
 
@@ -71,8 +58,11 @@ class StatelessCompaction:
     event_bus: EventBus
 
     @asynccontextmanager
-    async def open_compactor(self) -> AsyncIterator[ScratchCompactor]:
-        """Creates a compactor with an empty store. All its work is stopped when the block ends."""
+    async def open_compactor(self) -> AsyncIterator[tuple[Compactor, EventHistory]]:
+        """Creates a compactor with an empty store, and the history of its events.
+
+        Both exist only inside the block. All work is stopped when the block ends.
+        """
         async with AsyncExitStack() as stack:
             records = RecordStore(self.create_store(), _ignore_error)
             stack.push_async_callback(records.close)
@@ -88,7 +78,7 @@ class StatelessCompaction:
             coordinator = RoundCoordinator(
                 loader, builder, self.reader, directives, RoundEffectiveness(), self.job_builder
             )
-            yield ScratchCompactor(Compactor(loader, coordinator, self.reader, self.model_limits), history)
+            yield Compactor(loader, coordinator, self.reader, self.model_limits), history
 
 
 def _ignore_error(_: object) -> None:
@@ -129,12 +119,12 @@ async def shorten_messages(
         UnreadableBodyError: A message cannot be read.
         InternalError: A fault of the proxy, which is logged.
     """
-    async with compaction.open_compactor() as scratch:
+    async with compaction.open_compactor() as (compactor, history):
         if target_tokens is not None and (
-            unchanged := await _fit_under_target(scratch.compactor, ask, target_tokens)
+            unchanged := await _fit_under_target(compactor, ask, target_tokens)
         ):
             return ShortenResult(unchanged, unchanged, None)
-        first = await scratch.compactor.fit_request(ask)
+        first = await compactor.fit_request(ask)
         report = first.report
         if report.tokens_before is None or report.tokens_after is None:
             raise (
@@ -148,12 +138,10 @@ async def shorten_messages(
         if limit < report.tokens_after:
             window = min(find_window_for_limit(limit, ask), report.window or limit)
             settings = replace(ask.settings, window=window)
-            fit = await scratch.compactor.fit_request(
+            fit = await compactor.fit_request(
                 replace(ask, settings=settings, resolve_summary_routes=_get_no_routes)
             )
-        return ShortenResult(
-            fit, first, await _find_summary_model(scratch.history, ask.tenant, report.conversation)
-        )
+        return ShortenResult(fit, first, await _find_summary_model(history, ask.tenant, report.conversation))
 
 
 async def _fit_under_target(compactor: Compactor, ask: FitRequest, target_tokens: int) -> FitResult | None:
