@@ -22,7 +22,6 @@ from compaction_proxy.compaction.round_job import (
 from compaction_proxy.compaction.round_planning import (
     RoundDraft,
     RoundPlanner,
-    build_ledger_text,
     plan_result_caps,
 )
 from compaction_proxy.core.checkpoint import Checkpoint
@@ -322,7 +321,7 @@ class RoundCoordinator:
         """
         if not job.draft.ledger:
             removed = frozenset(job.draft.plan.removed_indices)
-            text, rules = await build_ledger_text(view, removed, self._builder.ledger_cache)
+            text, rules = await self._planner.build_ledger_text(view, removed)
             job = replace(job, draft=replace(job.draft, ledger=text, rules=rules))
         extractive_job = replace(
             job,
