@@ -17,7 +17,6 @@ from compaction_proxy.compaction.round_builder import RoundBuilder
 from compaction_proxy.compaction.round_coordinator import RoundCoordinator
 from compaction_proxy.compaction.round_job import JobBuilder
 from compaction_proxy.compaction.summarizer import Summarizer
-from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitRequest, FitResult
 from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.checkpoint import EXTRACT_WRITER
@@ -139,7 +138,7 @@ async def shorten_messages(
             window = min(find_window_for_limit(limit, ask), report.window or limit)
             settings = replace(ask.settings, window=window)
             fit = await compactor.fit_request(
-                replace(ask, settings=settings, resolve_summary_routes=_get_no_routes)
+                replace(ask, settings=settings, resolve_summary_routes=lambda: ())
             )
         return ShortenResult(fit, first, await _find_summary_model(history, ask.tenant, report.conversation))
 
@@ -161,10 +160,6 @@ def find_window_for_limit(limit_tokens: int, ask: FitRequest) -> int:
         bisect_right(windows, limit_tokens, lo=1, key=lambda w: compute_budget(w, reserves, None).input_limit)
         - 1
     )
-
-
-def _get_no_routes() -> tuple[SummaryRoute, ...]:
-    return ()
 
 
 async def _find_summary_model(history: EventHistory, tenant: str, conversation: str | None) -> str | None:
