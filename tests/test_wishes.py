@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,7 @@ from compaction_proxy.storage.keys import directives_key
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
+from tests.compaction.bench import mark, undo
 
 DAY_S = 86_400.0
 WHO = ("t_1", "c_1")
@@ -62,9 +64,9 @@ async def test_another_replica_sees_every_wish(store: Store) -> None:
     saved = [
         await wishing.add_pin(*WHO, "Use SI units."),
         await wishing.add_pin(*WHO, "Be brief."),
-        await wishing.request_compaction(*WHO),
-        await wishing.undo_round(*WHO, place(1)),
-        await wishing.set_bypass(*WHO, is_enabled=True),
+        await wishing.update(*WHO, mark),
+        await wishing.update(*WHO, undo(place(1))),
+        await wishing.update(*WHO, lambda known: replace(known, bypass=True)),
     ]
     assert saved == [True] * 5
     assert await replica(store).get(*WHO) == Directives(
@@ -89,17 +91,17 @@ async def test_no_pin_is_lost_when_replicas_pin_at_once(store: Store) -> None:
 async def test_a_round_ends_the_mark_and_the_suppression_and_holds_again_if_it_was_undone() -> None:
     wishing = replica(MemoryStore())
     await wishing.add_pin(*WHO, "pin")
-    await wishing.request_compaction(*WHO)
+    await wishing.update(*WHO, mark)
     for number in (1, 2):
-        await wishing.undo_round(*WHO, place(number))
+        await wishing.update(*WHO, undo(place(number)))
     await wishing.clear_compaction_request(*WHO, place(2))
     assert await wishing.get(*WHO) == Directives(pins=("pin",), undone=(place(1),))
 
 
 async def test_nothing_to_take_ends_the_mark_and_leaves_what_was_undone() -> None:
     wishing = replica(MemoryStore())
-    await wishing.undo_round(*WHO, place(1))
-    await wishing.request_compaction(*WHO)
+    await wishing.update(*WHO, undo(place(1)))
+    await wishing.update(*WHO, mark)
     await wishing.clear_compaction_request(*WHO)
     assert await wishing.get(*WHO) == Directives(undone=(place(1),))
 
@@ -123,7 +125,7 @@ async def test_there_is_room_for_so_many_pins_and_the_first_ones_stay() -> None:
     wishing = replica(MemoryStore())
     saved = [await wishing.add_pin(*WHO, f"pin {number}") for number in range(MAX_PINS + 1)]
     assert saved == [True] * MAX_PINS + [False]
-    await wishing.remove_pin(*WHO, "pin 0")
+    await wishing.update(*WHO, lambda known: known.without_pin("pin 0"))
     assert await wishing.add_pin(*WHO, "one more")
     pins = (await wishing.get(*WHO)).pins
     assert (len(pins), pins[0], pins[-1]) == (MAX_PINS, "pin 1", "one more")
@@ -132,7 +134,7 @@ async def test_there_is_room_for_so_many_pins_and_the_first_ones_stay() -> None:
 async def test_the_newest_so_many_rounds_stay_undone() -> None:
     wishing = replica(MemoryStore())
     for number in range(MAX_UNDONE + 5):
-        await wishing.undo_round(*WHO, place(number))
+        await wishing.update(*WHO, undo(place(number)))
     assert (await wishing.get(*WHO)).undone == tuple(map(place, range(5, MAX_UNDONE + 5)))
 
 
@@ -165,7 +167,7 @@ async def test_the_wish_of_another_replica_is_noticed_after_a_moment() -> None:
     clock, store = Clock(), MemoryStore()
     wishing = DirectiveStore(RecordStore(store, ignored), DAY_S, clock=clock)
     before = await wishing.get(*WHO)
-    await replica(store).request_compaction(*WHO)
+    await replica(store).update(*WHO, mark)
     meanwhile = await wishing.get(*WHO)
     clock.time += FRESH_S
     assert (before, meanwhile, await wishing.get(*WHO)) == (
@@ -180,7 +182,7 @@ async def test_in_a_busy_conversation_wishes_are_read_again_behind_a_request() -
     records = RecordStore(store, ignored)
     wishing = DirectiveStore(records, DAY_S, clock=clock)
     await wishing.get(*WHO)
-    await replica(store).request_compaction(*WHO)
+    await replica(store).update(*WHO, mark)
     clock.time += AGING_S
     assert wishing.get_cached(*WHO) == NO_DIRECTIVES
     while records.background_tasks.has_running_tasks:  # noqa: ASYNC110 - nobody is told
@@ -226,6 +228,6 @@ async def test_what_is_forgotten_is_read_again() -> None:
     store = MemoryStore()
     records = RecordStore(store, ignored)
     wishing = DirectiveStore(records, DAY_S)
-    await wishing.request_compaction(*WHO)
+    await wishing.update(*WHO, mark)
     await records.delete_prefix(directives_key(*WHO))
     assert await wishing.get(*WHO) == NO_DIRECTIVES

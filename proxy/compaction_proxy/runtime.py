@@ -20,7 +20,6 @@ from compaction_proxy.compaction.compactor import Compactor
 from compaction_proxy.compaction.conversation_index import ConversationIndex
 from compaction_proxy.compaction.directives import DirectiveStore
 from compaction_proxy.compaction.feedback import RoundEffectiveness, UsageFeedback
-from compaction_proxy.compaction.inflight import InflightRounds
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.price_triggers import GrowthTracker, PriceTriggers
 from compaction_proxy.compaction.request_loader import RequestLoader
@@ -330,9 +329,7 @@ class Components:
             self.message_reader,
             retention=self.retention,
             announce=self.event_bus,
-        )
-        self.inflight_rounds = InflightRounds(
-            self.round_builder, self.history, announce=self.event_bus, clock=clock
+            clock=clock,
         )
 
     def _build_recall(self) -> None:
@@ -388,7 +385,7 @@ class Components:
             stack.push_async_callback(self.feed.close)
             stack.push_async_callback(self.usage_baselines.close)
             stack.push_async_callback(self.conversation_index.close)
-            stack.push_async_callback(self.inflight_rounds.close)
+            stack.push_async_callback(self.round_builder.close)
             stack.push_async_callback(self.recall.close)
             stack.push_async_callback(self.auto_recall.close)
             await asyncio.gather(
@@ -460,7 +457,6 @@ class Components:
         )
         round_coordinator = RoundCoordinator(
             request_loader,
-            self.inflight_rounds,
             self.round_builder,
             self.message_reader,
             self.directives,

@@ -10,9 +10,8 @@ from typing import Any
 
 from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.compactor import Compactor
-from compaction_proxy.compaction.directives import DirectiveStore
+from compaction_proxy.compaction.directives import Directives, DirectiveStore
 from compaction_proxy.compaction.feedback import RoundEffectiveness, UsageFeedback
-from compaction_proxy.compaction.inflight import InflightRounds
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.price_triggers import GrowthTracker, PriceTriggers
 from compaction_proxy.compaction.request_loader import RequestLoader
@@ -72,6 +71,16 @@ def ignored(_: StoreUnavailableError) -> None:
     """Failures of a store that the test makes fail on purpose."""
 
 
+def mark(known: Directives) -> Directives:
+    """Asks for a compaction with the next request."""
+    return replace(known, compact=True)
+
+
+def undo(checkpoint_id: bytes) -> Callable[[Directives], Directives]:
+    """Undoes the compaction that made this checkpoint."""
+    return lambda known: known.with_undone_round(checkpoint_id)
+
+
 @dataclass
 class Summaries:
     """A summary model: answers in the order given, then the last one again; of several runs each gets it.
@@ -126,7 +135,7 @@ class Bench:
     """
 
     compactor: Compactor
-    rounds: InflightRounds
+    rounds: RoundBuilder
     summaries: Summaries
     reading: MessageReader
     learning: ModelLimits
@@ -207,8 +216,7 @@ async def bench(
         heard.append(event)
 
     summarising = Summarizer(model, reading, price=priced, clock=clock, jitter=lambda: 0.0)
-    making = RoundBuilder(summarising, records, index, history, reading, announce=announce)
-    rounds = InflightRounds(making, history, announce=announce, clock=clock)
+    rounds = RoundBuilder(summarising, records, index, history, reading, announce=announce, clock=clock)
     growth = GrowthTracker()
     aiming = PriceTriggers(pricing, growth) if pricing else None
     viewer = RequestLoader(reading, records, index, learning, anchors, wishing, aiming)
@@ -216,7 +224,7 @@ async def bench(
         lambda tenant, prefix: mint_conversation_id(b"secret", tenant, prefix),
         TTL_S,
     )
-    replacing = RoundCoordinator(viewer, rounds, making, reading, wishing, effects, ordering)
+    replacing = RoundCoordinator(viewer, rounds, reading, wishing, effects, ordering)
     observing = UsageFeedback(learning, anchors, effects, history, growth=growth, announce=announce)
     yield Bench(
         compactor=Compactor(viewer, replacing, reading, learning),

@@ -1,8 +1,10 @@
 """A conversation that people want to be left alone: its requests go on as they come, and nothing is lost."""
 
+from dataclasses import replace
+
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
 from compaction_proxy.wires.context_errors import Overflow
-from tests.compaction.bench import WINDOW, bench, says, talk, user
+from tests.compaction.bench import WINDOW, bench, mark, says, talk, user
 
 SOON, DUE = 80, 93
 WHO = ("t", "c_1")
@@ -13,7 +15,7 @@ async def test_a_bypassed_request_goes_on_as_it_came_and_resuming_brings_the_rou
     async with bench() as made:
         assert (await made.fit(talk(DUE))).report.status is CompactionStatus.APPLIED
         before = await made.fit(longer)
-        assert await made.wishing.set_bypass(*WHO, is_enabled=True)
+        assert await made.wishing.update(*WHO, lambda known: replace(known, bypass=True))
         asked = made.ask(longer)
         fit = await made.compactor.fit_request(asked)
         assert fit.raw is asked.body.raw
@@ -23,7 +25,7 @@ async def test_a_bypassed_request_goes_on_as_it_came_and_resuming_brings_the_rou
             None,
         )
         assert (fit.report.tokens_before, fit.should_prepare) == (fit.report.tokens_after, False)
-        assert await made.wishing.set_bypass(*WHO, is_enabled=False)
+        assert await made.wishing.update(*WHO, lambda known: replace(known, bypass=False))
         after = await made.fit(longer)
         assert (after.report.status, after.raw) == (CompactionStatus.REUSED, before.raw)
         assert len(made.summaries.calls) == 1
@@ -31,8 +33,8 @@ async def test_a_bypassed_request_goes_on_as_it_came_and_resuming_brings_the_rou
 
 async def test_no_round_is_made_of_a_bypassed_conversation_whatever_is_due() -> None:
     async with bench() as made:
-        await made.wishing.set_bypass(*WHO, is_enabled=True)
-        await made.wishing.request_compaction(*WHO)
+        await made.wishing.update(*WHO, lambda known: replace(known, bypass=True))
+        await made.wishing.update(*WHO, mark)
         fits = [
             await made.answered(talk(SOON)),
             await made.answered(talk(DUE)),
@@ -48,7 +50,7 @@ async def test_no_round_is_made_of_a_bypassed_conversation_whatever_is_due() -> 
 async def test_a_bypassed_request_that_the_upstream_refuses_is_not_made_shorter() -> None:
     overflow = Overflow(kind="context", limit_tokens=8_000, used_tokens=9_500)
     async with bench() as made:
-        await made.wishing.set_bypass(*WHO, is_enabled=True)
+        await made.wishing.update(*WHO, lambda known: replace(known, bypass=True))
         asked = made.ask(talk(DUE))
         fit = await made.compactor.fit_request(asked)
         assert await made.compactor.refit_after_refusal(asked, fit, overflow) is None
@@ -60,6 +62,6 @@ async def test_a_bypassed_request_that_the_upstream_refuses_is_not_made_shorter(
 
 async def test_a_branch_of_a_bypassed_conversation_is_compacted_under_its_own_name() -> None:
     async with bench() as made:
-        await made.wishing.set_bypass(*WHO, is_enabled=True)
+        await made.wishing.update(*WHO, lambda known: replace(known, bypass=True))
         fit = await made.fit(talk(DUE), conversation="c_2")
         assert fit.report.status is CompactionStatus.APPLIED

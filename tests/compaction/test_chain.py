@@ -15,7 +15,9 @@ from tests.compaction.bench import (
     bench,
     called,
     forwarded,
+    mark,
     says,
+    undo,
     user,
 )
 
@@ -138,7 +140,7 @@ async def test_an_undone_round_is_not_applied_and_none_is_made_until_the_hard_ma
     async with bench() as made:
         fit = await made.fit(talk(95))
         assert fit.report.status is CompactionStatus.APPLIED
-        await made.wishing.undo_round("t", "c_1", bytes.fromhex(fit.report.checkpoint_id))
+        await made.wishing.update("t", "c_1", undo(bytes.fromhex(fit.report.checkpoint_id)))
         undone = [await made.answered(talk(count)) for count in (95, 96, 97)]
         assert {each.report.status for each in undone} == {CompactionStatus.NONE}
         assert not any(each.should_prepare for each in undone)
@@ -151,7 +153,7 @@ async def test_an_undone_round_is_not_applied_and_none_is_made_until_the_hard_ma
 async def test_force_ends_an_undo_and_the_very_round_may_come_back() -> None:
     async with bench() as made:
         fit = await made.fit(talk(95))
-        await made.wishing.undo_round("t", "c_1", bytes.fromhex(fit.report.checkpoint_id))
+        await made.wishing.update("t", "c_1", undo(bytes.fromhex(fit.report.checkpoint_id)))
         forced = await made.fit(talk(95), mode=CompactionMode.FORCE)
         after = await made.fit(talk(95))
     assert (forced.report.status, after.report.status) == (CompactionStatus.APPLIED, CompactionStatus.REUSED)
@@ -165,7 +167,7 @@ async def test_an_undone_round_made_ahead_of_need_is_not_installed() -> None:
         await made.settled()
         [event] = await made.events()
         assert (event.reason, event.outcome) == ("soft", "scheduled")
-        await made.wishing.undo_round("t", "c_1", bytes.fromhex(event.place))
+        await made.wishing.update("t", "c_1", undo(bytes.fromhex(event.place)))
         fit = await made.fit(talk(95))
         forced = await made.fit(talk(95), mode=CompactionMode.FORCE)
     assert fit.report.status is CompactionStatus.NONE
@@ -189,7 +191,7 @@ async def test_a_round_that_a_request_waited_for_says_that_it_was_applied() -> N
 async def test_after_an_undo_the_round_before_is_in_force() -> None:
     async with bench(numbered(9)) as made:
         first, second, *_ = await rounds(made, range(60, 250, 3))
-        await made.wishing.undo_round("t", "c_1", bytes.fromhex(second.report.checkpoint_id))
+        await made.wishing.update("t", "c_1", undo(bytes.fromhex(second.report.checkpoint_id)))
         back = await made.fit(
             [*talk((second.report.messages_before or 0) // 2 - 1), says("Yes."), user("Go.")]
         )
@@ -198,7 +200,7 @@ async def test_after_an_undo_the_round_before_is_in_force() -> None:
 
 async def test_a_mark_compacts_the_next_request_and_ends() -> None:
     async with bench() as made:
-        await made.wishing.request_compaction("t", "c_1")
+        await made.wishing.update("t", "c_1", mark)
         marked = await made.fit(talk(60))
         after = await made.fit(talk(61))
     assert (marked.report.status, after.report.status) == (CompactionStatus.APPLIED, CompactionStatus.REUSED)
@@ -207,7 +209,7 @@ async def test_a_mark_compacts_the_next_request_and_ends() -> None:
 async def test_a_mark_ends_where_there_is_nothing_to_take() -> None:
     short = [user("Hello."), says("Hi."), user("And?"), says("Yes."), user("Go.")]
     async with bench() as made:
-        await made.wishing.request_compaction("t", "c_1")
+        await made.wishing.update("t", "c_1", mark)
         marked = await made.fit(short)
         wishes = await made.wishing.get("t", "c_1")
     assert (marked.report.status, marked.report.reason) == (CompactionStatus.NONE, "nothing-to-take")

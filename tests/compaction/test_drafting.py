@@ -5,11 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from compaction_proxy.compaction import round_planning
-from compaction_proxy.compaction.ledger_cache import LedgerCache
-from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.request_view import RequestView
-from compaction_proxy.compaction.round_planning import RoundDraft, draft_round
+from compaction_proxy.compaction.round_planning import RoundDraft, RoundPlanner
 from tests.compaction.bench import bench, talk
 
 pytestmark = pytest.mark.virtual_time
@@ -32,15 +29,15 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     """What is worked out from now on."""
     made = Noted()
 
-    async def noting(
-        view: RequestView, reading: MessageReader, gleanings: LedgerCache, *, allow_small: bool
-    ) -> RoundDraft | None:
+    draft = RoundPlanner._draft_fitting_round
+
+    async def noting(planner: RoundPlanner, view: RequestView, *, allow_small: bool) -> RoundDraft | None:
         made.lengths.append(len(view.messages))
         made.begun.set()
         await asyncio.sleep(TOGETHER_S)
-        return await draft_round(view, reading, gleanings, allow_small=allow_small)
+        return await draft(planner, view, allow_small=allow_small)
 
-    monkeypatch.setattr(round_planning, "draft_round", noting)
+    monkeypatch.setattr(RoundPlanner, "_draft_fitting_round", noting)
     return made
 
 

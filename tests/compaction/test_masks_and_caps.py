@@ -18,6 +18,7 @@ from tests.compaction.bench import (
     prefix,
     says,
     talk,
+    undo,
     user,
 )
 
@@ -128,7 +129,7 @@ async def test_an_undone_cap_is_not_made_again_where_the_request_fits_without_it
     messages = [*loop(2), *results(2, lines=OVER_USABLE)]
     async with bench() as made:
         fit = await made.fit(messages)
-        await made.wishing.undo_round("t", "c_1", bytes.fromhex(fit.report.checkpoint_id))
+        await made.wishing.update("t", "c_1", undo(bytes.fromhex(fit.report.checkpoint_id)))
         undone = await made.fit(messages[:-1] + results(2, lines=TOO_LARGE)[-1:])
     assert fit.report.status is CompactionStatus.APPLIED
     assert undone.report.status is CompactionStatus.NONE

@@ -12,16 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.compaction.message_reader import CountingOptions, MessageReader
-from compaction_proxy.compaction.summarizer import (
+from compaction_proxy.compaction.summarizer import Summarizer
+from compaction_proxy.compaction.summary_client import HOUR_S, MAX_TENANTS, CallBudget
+from compaction_proxy.compaction.summary_request import (
     AlignedConversation,
-    Summarizer,
-    Summary,
     SummaryRequest,
     SummaryRoute,
     SummaryUsage,
-)
-from compaction_proxy.compaction.summary_client import HOUR_S, MAX_TENANTS, CallBudget
-from compaction_proxy.compaction.summary_request import (
     count_shown_characters,
     shrink_shape_to_fit,
     split_into_halves,
@@ -136,13 +133,23 @@ class Clock:
 
 
 @dataclass
+class Written:
+    """The texts of a summary, the model that wrote them, and what that took."""
+
+    texts: tuple[str, ...]
+    model: str
+    usage: SummaryUsage = field(compare=False)
+
+
+@dataclass
 class Bench:
     model: Model
     clock: Clock
     summarising: Summarizer
 
-    async def write(self, brief: SummaryRequest = BRIEF) -> Summary:
-        return await self.summarising.write_summary(replace(brief, usage=SummaryUsage()))
+    async def write(self, brief: SummaryRequest = BRIEF) -> "Written":
+        usage = SummaryUsage()
+        return Written(*await self.summarising.write_summary(replace(brief, usage=usage)), usage)
 
     async def reason(self, brief: SummaryRequest = BRIEF) -> str:
         with pytest.raises(SummaryError) as caught:
@@ -166,7 +173,7 @@ def failed(reason: str, **more: Any) -> SummaryError:
 
 
 async def test_one_call_with_instructions_and_data_gives_one_text(bench: Bench) -> None:
-    assert await bench.write() == Summary((TEXT,), "cheap", SummaryUsage())
+    assert await bench.write() == Written((TEXT,), "cheap", SummaryUsage())
     [call] = bench.model.calls
     assert "Set the port to 8443" in call.prompt
     assert (call.system, call.max_tokens, call.temperature, call.conversation) == (

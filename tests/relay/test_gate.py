@@ -24,6 +24,7 @@ from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.chat.wire import CHAT
+from tests.compaction.bench import mark
 
 ORIGIN, TENANT = "https://up.test:443", "t"
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
@@ -290,8 +291,8 @@ async def test_where_one_without_an_id_was_compacted_those_with_a_history_pass_n
 
 async def test_a_conversation_that_is_to_be_compacted_is_read_until_it_was(entrance: Entrance) -> None:
     raw = sized(model="large")
-    await entrance.wishing.request_compaction(TENANT, "c_1")
-    await entrance.wishing.request_compaction("another", "c_2")
+    await entrance.wishing.update(TENANT, "c_1", mark)
+    await entrance.wishing.update("another", "c_2", mark)
     await entrance.wishing.add_pin(TENANT, "c_3", "keep this")
     names = [None, "c_1", "c_2", "c_3"]
     assert [entrance.passes(raw, None, name) for name in names] == [True, False, True, True]

@@ -34,14 +34,6 @@ class _CachedIndex:
 
     ordered_ids: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     read_at: float = -math.inf
-    _frozen: frozenset[bytes] | None = None
-
-    @property
-    def checkpoint_ids(self) -> frozenset[bytes]:
-        """The ids as a set. The set is built once, and again only after an id was added."""
-        if self._frozen is None:
-            self._frozen = frozenset(self.ordered_ids)
-        return self._frozen
 
     def add_checkpoint_id(self, checkpoint_id: bytes) -> int:
         """Adds an id, and drops the oldest id if there are more than `MAX_KEPT_IDS`.
@@ -50,7 +42,7 @@ class _CachedIndex:
         """
         if checkpoint_id in self.ordered_ids:
             return 0
-        self.ordered_ids[checkpoint_id], self._frozen = None, None
+        self.ordered_ids[checkpoint_id] = None
         if len(self.ordered_ids) <= MAX_KEPT_IDS:
             return 1
         self.ordered_ids.popitem(last=False)
@@ -86,7 +78,7 @@ class CheckpointIndex:
                 continue
         cached = self._get_or_create(key)
         cached.read_at = self._clock()
-        return cached.checkpoint_ids
+        return frozenset(cached.ordered_ids)
 
     def get_cached(self, key: str) -> frozenset[bytes] | None:
         """Returns the cached ids if they were read less than `FRESH_S` seconds ago; else None."""
@@ -96,7 +88,7 @@ class CheckpointIndex:
             return None
         if age_s >= AGING_S:
             self._records.background_tasks.start_once(key, lambda: self.load_checkpoint_ids(key))
-        return cached.checkpoint_ids
+        return frozenset(cached.ordered_ids)
 
     def has_checkpoint(self, key: str, checkpoint_id: bytes) -> bool:
         """Returns whether the cache of this process contains the id in the list `key`."""

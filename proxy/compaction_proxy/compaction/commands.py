@@ -127,7 +127,9 @@ class ConversationCommands:
     async def request_compaction(self, conversation: str) -> None:
         """Requests that the conversation is compacted with its next request."""
         tenant = await self._find_tenant(conversation)
-        _require_saved(await self._directives.request_compaction(tenant, conversation))
+        _require_saved(
+            await self._directives.update(tenant, conversation, lambda known: replace(known, compact=True))
+        )
         await self._compacted.add(tenant, conversation)
         await self._record_event(tenant, Event(MARKED, self._now(), conversation))
 
@@ -145,7 +147,9 @@ class ConversationCommands:
     async def _set_bypass(self, conversation: str, event_kind: str) -> None:
         tenant, on = await self._find_tenant(conversation), event_kind == BYPASSED
         was_on = (await self._directives.get(tenant, conversation)).bypass
-        _require_saved(await self._directives.set_bypass(tenant, conversation, is_enabled=on))
+        _require_saved(
+            await self._directives.update(tenant, conversation, lambda known: replace(known, bypass=on))
+        )
         if was_on is not on:
             await self._record_event(tenant, Event(event_kind, self._now(), conversation))
 
@@ -163,7 +167,10 @@ class ConversationCommands:
             raise RequestRefusedError(
                 409, "The conversation has no round that could be undone.", "nothing_to_undo"
             )
-        _require_saved(await self._directives.undo_round(tenant, conversation, newest.place))
+        place = newest.place
+        _require_saved(
+            await self._directives.update(tenant, conversation, lambda known: known.with_undone_round(place))
+        )
         event = newest.event
         note = Event(
             UNDONE, self._now(), conversation, strategy=event.strategy, round=event.round, place=event.place
@@ -206,7 +213,9 @@ class ConversationCommands:
         pin = next((pin for pin in pins if build_pin_id(pin) == pin_id), None)
         if pin is None:
             raise _build_not_found_error("pin", "pin_not_found")
-        _require_saved(await self._directives.remove_pin(tenant, conversation, pin))
+        _require_saved(
+            await self._directives.update(tenant, conversation, lambda known: known.without_pin(pin))
+        )
         await self._record_event(tenant, Event(UNPINNED, self._now(), conversation, reason=pin_id))
 
     async def get_instructions(self, conversation: str) -> Directives:
@@ -237,8 +246,10 @@ class ConversationCommands:
         if (instruction_id in directives.removed) is removed:
             return
         _require_saved(
-            await self._directives.set_instruction_removed(
-                tenant, conversation, instruction_id, removed=removed
+            await self._directives.update(
+                tenant,
+                conversation,
+                lambda known: known.with_removed_instruction(instruction_id, removed=removed),
             )
         )
         kind = INSTRUCTION_REMOVED if removed else INSTRUCTION_RESTORED

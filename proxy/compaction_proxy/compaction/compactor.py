@@ -7,6 +7,7 @@ starts a compaction ahead of need. If anything goes wrong here, the client's own
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter, is_
 from typing import NamedTuple
 
@@ -170,11 +171,7 @@ class Compactor:
 
         Call it once the client has its answer, so that the request does not wait for the compaction.
         """
-
-        def log_failure(error: BaseException) -> None:
-            _log.warning(COMPACTION_FAILED, conversation=ask.known_conversation, error=type(error).__name__)
-
-        with suppress_and_report(log_failure):
+        with suppress_and_report(partial(_log_failure, ask)):
             await self._coordinator.prepare_round(await self._loader.load_view(ask, bypass_cache=True))
 
     async def _fit_or_fail_open(self, ask: FitRequest, pending_result: Awaitable[FitResult]) -> FitResult:
@@ -220,11 +217,7 @@ class Compactor:
         the request, its size may show that the limit is higher.
         """
         estimate = 0
-
-        def log_failure(error: BaseException) -> None:
-            _log.warning(COMPACTION_FAILED, conversation=ask.known_conversation, error=type(error).__name__)
-
-        with suppress_and_report(log_failure):
+        with suppress_and_report(partial(_log_failure, ask)):
             if await self._model_limits.is_limited(ask.tenant, ask.origin, ask.model):
                 view = await self._loader.load_view(ask)
                 estimate = view.count_tokens(view.messages)
@@ -323,7 +316,7 @@ class Compactor:
         tokens_due = view.effective_estimate if uncapped_tokens is None else uncapped_tokens
         if due_reason is not None:
             try:
-                view, reason = await self._coordinator.apply_new_round(view, due_reason)
+                view, reason = await self._coordinator.apply_round(view, due_reason)
                 status = CompactionStatus.APPLIED
             except SummaryError as failed:
                 reason = failed.reason
@@ -444,6 +437,10 @@ class Compactor:
 def _are_same_messages(messages: Sequence[Message], client_messages: Sequence[Message]) -> bool:
     """Returns whether both lists hold the same message objects in the same order."""
     return len(messages) == len(client_messages) and all(map(is_, messages, client_messages))
+
+
+def _log_failure(ask: FitRequest, error: BaseException) -> None:
+    _log.warning(COMPACTION_FAILED, conversation=ask.known_conversation, error=type(error).__name__)
 
 
 def _log_unexpected_error(error: BaseException) -> None:

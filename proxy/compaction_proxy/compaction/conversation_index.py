@@ -65,14 +65,20 @@ RESULT_CHARACTERS = 256
 _DIGEST_BYTES = 8
 _PARAGRAPH_END = re.compile(r"(?<!\n)\n\n")
 # How a request relates to the known conversations:
-# `_AGAIN`: it repeats the last request of a conversation.
-# `_ON`: it continues a conversation.
-# `_APART`: it starts a new conversation, because another request has already continued the same head, or
+# `_REPEATS`: it repeats the last request of a conversation.
+# `_CONTINUES`: it continues a conversation.
+# `_STARTS`: it starts a new conversation, because another request has already continued the same head, or
 # because no head of its conversation is known.
-# `_ANEW`: it repeats the first request of a conversation that has been continued, so it starts a new one.
-# `_BESIDE`: it belongs to no conversation, because it repeats the messages of a request with tools, but
+# `_RESTARTS`: it repeats the first request of a conversation that has been continued, so it starts a new one.
+# `_UNRELATED`: it belongs to no conversation, because it repeats the messages of a request with tools, but
 # brings no tools.
-_AGAIN, _ON, _APART, _ANEW, _BESIDE = "again", "on", "apart", "anew", "beside"
+_REPEATS, _CONTINUES, _STARTS, _RESTARTS, _UNRELATED = (
+    "repeats",
+    "continues",
+    "starts",
+    "restarts",
+    "unrelated",
+)
 
 
 class ConversationHead(NamedTuple):
@@ -326,7 +332,7 @@ class ConversationIndex:
         if recorded is not None:
             self._add_head(own_keys, request.build_head(recorded, ""))
             return recorded
-        return self._follow_match(_HeadMatch(_APART, None, counts[keys[-1]]), tenant, request, own_keys)
+        return self._follow_match(_HeadMatch(_STARTS, None, counts[keys[-1]]), tenant, request, own_keys)
 
     async def _search_lists(
         self, tenant: str, request: _IndexedRequest, keys: Sequence[str], head_counts: dict[str, int]
@@ -362,9 +368,9 @@ class ConversationIndex:
         latter case, returns None.
         """
         head = match.head
-        if head is not None and match.kind == _AGAIN:
+        if head is not None and match.kind == _REPEATS:
             return head.id
-        if match.kind == _BESIDE:
+        if match.kind == _UNRELATED:
             return None
         if head is not None:
             self._add_head(keys, request.build_head(head.id, head.prefix))
@@ -373,7 +379,7 @@ class ConversationIndex:
         # the same messages. If the list is full, its heads may have been dropped, so random bytes are added,
         # too.
         seed = bytes.fromhex(request.prefix)
-        is_known = match.kind == _ANEW or match.head_count >= KEPT_HEADS
+        is_known = match.kind == _RESTARTS or match.head_count >= KEPT_HEADS
         conversation = self._mint(tenant, seed + (secrets.token_bytes(_DIGEST_BYTES) if is_known else b""))
         self._add_head(keys, request.build_head(conversation, ""))
         return conversation
@@ -425,7 +431,7 @@ class _HeadMatch(NamedTuple):
     """Describes how a request relates to the conversations of a list.
 
     Attributes:
-        kind: One of `_AGAIN`, `_ON`, `_APART`, `_ANEW` and `_BESIDE`.
+        kind: One of `_REPEATS`, `_CONTINUES`, `_STARTS`, `_RESTARTS` and `_UNRELATED`.
         head: The head that the request repeats or continues; None if the request starts a conversation or
             belongs to none.
         head_count: Number of heads in the list.
@@ -449,8 +455,8 @@ def _match_heads(request: _IndexedRequest, heads: Sequence[ConversationHead]) ->
     earlier = next((by_prefix[each] for each in request.iterate_earlier_prefixes() if each in by_prefix), [])
     latest = _find_free_head(earlier, free) or _find_moved_head(request, free)
     if latest is not None:
-        return _HeadMatch(_ON, latest, len(heads))
-    return _HeadMatch(_APART, None, len(heads)) if earlier else None
+        return _HeadMatch(_CONTINUES, latest, len(heads))
+    return _HeadMatch(_STARTS, None, len(heads)) if earlier else None
 
 
 def _match_cleared_head(request: _IndexedRequest, heads: Sequence[ConversationHead]) -> _HeadMatch | None:
@@ -459,9 +465,9 @@ def _match_cleared_head(request: _IndexedRequest, heads: Sequence[ConversationHe
     for head in reversed(heads):
         last = request.find_last_index_despite_clearing(head)
         if last is not None and head.outline == request.outline:
-            return _HeadMatch(_AGAIN, head, len(heads))
+            return _HeadMatch(_REPEATS, head, len(heads))
         if last is not None and (head.id, head.prefix) not in extended:
-            return _HeadMatch(_ON, head, len(heads))
+            return _HeadMatch(_CONTINUES, head, len(heads))
     return None
 
 
@@ -473,12 +479,12 @@ def _match_repeated_head(
     if same_heads:
         latest = _find_free_head(same_heads, free)
         if latest is not None or request.has_answer:
-            return _HeadMatch(_AGAIN, latest or same_heads[0], len(heads))
-        is_beside = not request.has_tools and any(head.has_tools for head in same_heads)
-        return _HeadMatch(_BESIDE if is_beside else _ANEW, None, len(heads))
+            return _HeadMatch(_REPEATS, latest or same_heads[0], len(heads))
+        is_unrelated = not request.has_tools and any(head.has_tools for head in same_heads)
+        return _HeadMatch(_UNRELATED if is_unrelated else _RESTARTS, None, len(heads))
     within = next((head for head in reversed(heads) if request.is_beginning_of(head)), None)
     # The request was sent before the request of that head, but the proxy looks it up only now.
-    return None if within is None else _HeadMatch(_AGAIN, within, len(heads))
+    return None if within is None else _HeadMatch(_REPEATS, within, len(heads))
 
 
 def _find_free_head(

@@ -13,10 +13,10 @@ import math
 import time
 import unicodedata
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from weakref import WeakValueDictionary
 
 from compaction_proxy.core.errors import StoreUnavailableError
@@ -99,6 +99,31 @@ class Directives:
     instructions: tuple[NotedInstruction, ...] = ()
     removed: tuple[str, ...] = ()
 
+    def with_pin(self, text: str) -> Self:
+        """Returns the directives with another pin, if there is room for it."""
+        is_refused = text in self.pins or len(self.pins) >= MAX_PINS
+        return self if is_refused else replace(self, pins=(*self.pins, text))
+
+    def without_pin(self, text: str) -> Self:
+        """Returns the directives without a pin."""
+        return replace(self, pins=tuple(pin for pin in self.pins if pin != text))
+
+    def with_instructions(self, instructions: Iterable[NotedInstruction]) -> Self:
+        """Returns the directives with these project instructions, newer versions in place of older ones."""
+        noted = {each[:3]: each for each in (*self.instructions, *instructions)}
+        return replace(self, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])
+
+    def with_removed_instruction(self, instruction_id: str, *, removed: bool) -> Self:
+        """Returns the directives with project instructions left out (`removed`), or included again."""
+        others = [each for each in self.removed if each != instruction_id]
+        ids = [*others, instruction_id] if removed else others
+        return replace(self, removed=tuple(ids[-MAX_INSTRUCTIONS:]))
+
+    def with_undone_round(self, checkpoint_id: bytes) -> Self:
+        """Returns the directives with a compaction undone, and automatic compactions suppressed."""
+        others = [each for each in self.undone if each != checkpoint_id]
+        return replace(self, undone=(*others, checkpoint_id)[-MAX_UNDONE:], suppressed=True)
+
 
 NO_DIRECTIVES = Directives()
 _NEVER_READ = (-math.inf, NO_DIRECTIVES)
@@ -164,37 +189,6 @@ def _parse_checkpoint_id(digits: str) -> bytes | None:
     return place if len(place) == CHECKPOINT_ID_BYTES else None
 
 
-def _add_pin(directives: Directives, text: str) -> Directives:
-    """Returns the directives with another pin, if there is room for it."""
-    is_refused = text in directives.pins or len(directives.pins) >= MAX_PINS
-    return directives if is_refused else replace(directives, pins=(*directives.pins, text))
-
-
-def _remove_pin(directives: Directives, text: str) -> Directives:
-    return replace(directives, pins=tuple(pin for pin in directives.pins if pin != text))
-
-
-def _add_instructions(directives: Directives, instructions: Iterable[NotedInstruction]) -> Directives:
-    noted = {each[:3]: each for each in (*directives.instructions, *instructions)}
-    return replace(directives, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])
-
-
-def _set_instruction_removed(directives: Directives, instruction_id: str, *, removed: bool) -> Directives:
-    others = [each for each in directives.removed if each != instruction_id]
-    names = [*others, instruction_id] if removed else others
-    return replace(directives, removed=tuple(names[-MAX_INSTRUCTIONS:]))
-
-
-def _add_undone_round(directives: Directives, checkpoint_id: bytes) -> Directives:
-    others = [each for each in directives.undone if each != checkpoint_id]
-    return replace(directives, undone=(*others, checkpoint_id)[-MAX_UNDONE:], suppressed=True)
-
-
-def _clear_compaction_request(directives: Directives, checkpoint_id: bytes | None) -> Directives:
-    undone = tuple(each for each in directives.undone if each != checkpoint_id)
-    return replace(directives, compact=False, suppressed=False, undone=undone)
-
-
 class DirectiveStore:
     """Stores directives, on one event loop. No method raises an error if the store fails.
 
@@ -250,44 +244,16 @@ class DirectiveStore:
             return False
         if pin in (await self.get(tenant, conversation)).pins:
             return True
-        wishes, saved = await self._update_record(tenant, conversation, lambda known: _add_pin(known, pin))
-        return saved and pin in wishes.pins
-
-    async def remove_pin(self, tenant: str, conversation: str, text: str) -> bool:
-        """Removes a pin, and returns whether the store has saved the change."""
-        _, saved = await self._update_record(tenant, conversation, lambda known: _remove_pin(known, text))
-        return saved
+        saved = await self.update(tenant, conversation, lambda known: known.with_pin(pin))
+        return saved and pin in (await self.get(tenant, conversation)).pins
 
     async def record_instructions(
-        self, tenant: str, conversation: str, instructions: Iterable[NotedInstruction]
+        self, tenant: str, conversation: str, instructions: Sequence[NotedInstruction]
     ) -> None:
         """Records which project instructions a conversation holds. Writes only if the record changes."""
-        instructions = tuple(instructions)
         known = await self.get(tenant, conversation)
-        if _add_instructions(known, instructions) != known:
-            await self._update_record(
-                tenant, conversation, lambda wishes: _add_instructions(wishes, instructions)
-            )
-
-    async def set_instruction_removed(
-        self, tenant: str, conversation: str, instruction_id: str, *, removed: bool = True
-    ) -> bool:
-        """Leaves project instructions out of every later rewritten request, or includes them again.
-
-        With `removed` they are left out, otherwise they are included. Returns whether the store has saved the
-        change.
-        """
-        _, saved = await self._update_record(
-            tenant,
-            conversation,
-            lambda known: _set_instruction_removed(known, instruction_id, removed=removed),
-        )
-        return saved
-
-    async def request_compaction(self, tenant: str, conversation: str) -> bool:
-        """Records that the next request must be compacted. Returns whether the store has saved the change."""
-        _, saved = await self._update_record(tenant, conversation, lambda known: replace(known, compact=True))
-        return saved
+        if known.with_instructions(instructions) != known:
+            await self.update(tenant, conversation, lambda current: current.with_instructions(instructions))
 
     async def clear_compaction_request(
         self, tenant: str, conversation: str, checkpoint_id: bytes | None = None
@@ -307,33 +273,13 @@ class DirectiveStore:
         directives = await self.get(tenant, conversation)
         if directives == NO_DIRECTIVES:
             return True
-        _, saved = await self._update_record(
-            tenant,
-            conversation,
-            lambda known: _clear_compaction_request(known, checkpoint_id),
-            always_write=checkpoint_id is not None,
-        )
-        return saved
 
-    async def undo_round(self, tenant: str, conversation: str, checkpoint_id: bytes) -> bool:
-        """Undoes the compaction that made this checkpoint, and suppresses automatic compactions.
+        def clear_request(known: Directives) -> Directives:
+            undone = tuple(each for each in known.undone if each != checkpoint_id)
+            return replace(known, compact=False, suppressed=False, undone=undone)
 
-        Returns whether the store has saved the change.
-        """
-        _, saved = await self._update_record(
-            tenant, conversation, lambda known: _add_undone_round(known, checkpoint_id)
-        )
-        return saved
-
-    async def set_bypass(self, tenant: str, conversation: str, *, is_enabled: bool) -> bool:
-        """Switches the bypass on or off: with `is_enabled`, requests are forwarded unchanged.
-
-        Returns whether the store has saved the change.
-        """
-        _, saved = await self._update_record(
-            tenant, conversation, lambda known: replace(known, bypass=is_enabled)
-        )
-        return saved
+        is_new = checkpoint_id is not None
+        return await self.update(tenant, conversation, clear_request, always_write=is_new)
 
     def _forget_prefix(self, prefix: str) -> None:
         for key in [key for key in self._cache if key.startswith(prefix)]:
@@ -350,26 +296,28 @@ class DirectiveStore:
             self._cache.popitem(last=False)
         return directives
 
-    async def _update_record(
+    async def update(
         self,
         tenant: str,
         conversation: str,
         change: Callable[[Directives], Directives],
         *,
         always_write: bool = False,
-    ) -> tuple[Directives, bool]:
-        """Changes a record. Returns the directives after the change, and whether the store has saved them.
+    ) -> bool:
+        """Changes the directives of a conversation. Returns whether the store has saved them.
 
-        With `always_write` the record is written even if it is unchanged, so that its lifetime starts again.
+        `change` returns the changed directives. With `always_write` the record is written even if it is
+        unchanged, so that its lifetime starts again.
         """
         key = directives_key(tenant, conversation)
         async with self._lock_record(key):
             current = await self._read_record(key)
             changed = change(current)
             if changed == current and not always_write:
-                return changed, self._records.is_in_use
+                return self._records.is_in_use
             saved = await self._records.overwrite(key, _to_fields(changed), ttl_s=self._ttl_s)
-            return self._cache_directives(key, changed), saved
+            self._cache_directives(key, changed)
+            return saved
 
     @asynccontextmanager
     async def _lock_record(self, key: str) -> AsyncIterator[None]:

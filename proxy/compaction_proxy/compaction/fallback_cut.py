@@ -126,7 +126,7 @@ async def _mask_old_results(
             break
         result = messages[index]
         text = format_mask(result, calls.get(index), message_ids[id(result)])
-        masks[index] = _round_trip_message(
+        masks[index] = round_trip_message(
             replace(result, text=text, raw=b""), view.request.counting_options.wire
         )
         size -= result.tokens - MASK_TOKENS
@@ -171,9 +171,9 @@ def _shorten_to_allowance(
         return wire.shorten_message(message, share, handle)
     text = build_excerpt(message.text.removesuffix(ending), share, handle) + "\n\n" + ending
     shortened = Message(role=message.role, text=text)
-    return wire.attach_parts(shortened, message) if message.parts else _round_trip_message(shortened, wire)
+    return wire.attach_parts(shortened, message) if message.parts else round_trip_message(shortened, wire)
 
 
-def _round_trip_message(message: Message, wire: Wire) -> Message:
+def round_trip_message(message: Message, wire: Wire) -> Message:
     """Encodes and parses a new message, so that it equals the message that is read from these bytes later."""
     return wire.parse_message(wire.encode_message(message))

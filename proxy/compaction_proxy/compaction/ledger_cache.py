@@ -5,8 +5,8 @@ compaction searches only the messages that are new since the previous one.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from compaction_proxy.core.ledger.actions import Action, read_action
 from compaction_proxy.core.ledger.active import ActiveStatements, list_user_texts
@@ -14,6 +14,7 @@ from compaction_proxy.core.ledger.facts import MessageFact, list_message_facts
 from compaction_proxy.core.ledger.frontier import Frontier, ReplyReading, read_frontier, read_reply
 from compaction_proxy.core.ledger.statements import Statement, read_statements
 from compaction_proxy.core.message import Message, MessageToolCall
+from compaction_proxy.support.lru import LruCache
 
 # Largest size of each cache, in characters of the texts or messages. The cached results take about as much
 # memory again.
@@ -22,41 +23,22 @@ MAX_HELD_CHARACTERS = 6_000_000
 # memory mostly for its objects, not for the text.
 RECORD_CHARACTERS = 300
 
+_Key = TypeVar("_Key")
 _Known = TypeVar("_Known")
-_Asked = TypeVar("_Asked", bound=Hashable)
-
-
-class _BoundedMemo(Generic[_Asked, _Known]):
-    """Caches the results of a function, and forgets the least recently used ones first."""
-
-    def __init__(self, compute: Callable[[_Asked], _Known], max_held: int) -> None:
-        self._compute = compute
-        self._max_held = max_held
-        self._held: OrderedDict[_Asked, tuple[_Known, int]] = OrderedDict()
-        self._size = 0
-
-    def __call__(self, key: _Asked, characters: int) -> _Known:
-        if (entry := self._held.get(key)) is not None:
-            self._held.move_to_end(key)
-            return entry[0]
-        result, size = self._compute(key), characters + RECORD_CHARACTERS
-        self._held[key] = result, size
-        self._size += size
-        while self._size > self._max_held:
-            self._size -= self._held.popitem(last=False)[1][1]
-        return result
 
 
 _Content = tuple[str, str, tuple[MessageToolCall, ...], tuple[str, ...]]
 
 
-def _find_shown_facts(content: _Content) -> tuple[MessageFact, ...]:
-    role, text, calls, answers = content
-    return list_message_facts(Message(role, text, calls=calls, answered_call_ids=answers))
-
-
-def _read_call(call_and_result: tuple[MessageToolCall, str | None]) -> Action:
-    return read_action(*call_and_result)
+def _compute_once(
+    cache: LruCache[_Key, _Known], key: _Key, characters: int, compute: Callable[[], _Known]
+) -> _Known:
+    """Returns the cached result, or computes and caches it. `characters` is the size of the text."""
+    result = cache.get(key)
+    if result is None:
+        result = compute()
+        cache.put(key, result, characters + RECORD_CHARACTERS)
+    return result
 
 
 class _CachedStatements(NamedTuple):
@@ -82,16 +64,18 @@ class LedgerCache:
     """
 
     def __init__(self, max_held_characters: int = MAX_HELD_CHARACTERS) -> None:
-        self._statements = _BoundedMemo(read_statements, max_held_characters)
-        self._shown_facts = _BoundedMemo(_find_shown_facts, max_held_characters)
-        self._actions = _BoundedMemo(_read_call, max_held_characters // 2)
-        self._replies = _BoundedMemo(read_reply, max_held_characters // 2)
+        self._statements: LruCache[str, tuple[Statement, ...]] = LruCache(max_held_characters)
+        self._shown_facts: LruCache[_Content, tuple[MessageFact, ...]] = LruCache(max_held_characters)
+        self._actions: LruCache[tuple[MessageToolCall, str | None], Action] = LruCache(
+            max_held_characters // 2
+        )
+        self._replies: LruCache[str, ReplyReading] = LruCache(max_held_characters // 2)
         self._active_statements: OrderedDict[ActiveStatements, _CachedStatements] = OrderedDict()
         self._max_held = max_held_characters
 
     def get_statements(self, text: str) -> tuple[Statement, ...]:
         """Returns the statements in a user's text (`core.ledger.statements`)."""
-        return self._statements(text, len(text))
+        return _compute_once(self._statements, text, len(text), lambda: read_statements(text))
 
     def get_active_statements(self, messages: Sequence[Message]) -> ActiveStatements:
         """Returns the user statements in a list of messages that are still in force (`core.ledger.active`).
@@ -134,14 +118,14 @@ class LedgerCache:
         return read_frontier(messages, self.get_statements, self._get_action, self._get_reply)
 
     def _get_action(self, call: MessageToolCall, result: str | None) -> Action:
-        return self._actions((call, result), len(call.arguments) + len(result or ""))
+        characters = len(call.arguments) + len(result or "")
+        return _compute_once(self._actions, (call, result), characters, lambda: read_action(call, result))
 
     def _get_reply(self, text: str) -> ReplyReading:
-        return self._replies(text, len(text))
+        return _compute_once(self._replies, text, len(text), lambda: read_reply(text))
 
     def get_shown_facts(self, message: Message) -> tuple[MessageFact, ...]:
         """Returns the facts that a message of a tool or of the assistant shows (`core.ledger.facts`)."""
         characters = len(message.text) + sum(len(call.arguments) for call in message.calls)
-        return self._shown_facts(
-            (message.role, message.text, message.calls, message.answered_call_ids), characters
-        )
+        content = (message.role, message.text, message.calls, message.answered_call_ids)
+        return _compute_once(self._shown_facts, content, characters, lambda: list_message_facts(message))

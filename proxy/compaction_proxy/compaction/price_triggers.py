@@ -31,24 +31,8 @@ MEAN_REQUESTS = 16
 MAX_CONVERSATIONS = 4_096
 
 
-class GrowthStats(NamedTuple):
-    """Statistics about the requests of a conversation.
-
-    Attributes:
-        growth_tokens: Mean number of tokens by which a request exceeds the previous one.
-        cached_share: Mean share of a request's tokens that the provider reads from its cache when the next
-            request comes, 0..1.
-        tokens_after_round: Tokens of the last request for which a compaction was made, as the provider
-            counted them; None if none was made.
-    """
-
-    growth_tokens: float
-    cached_share: float
-    tokens_after_round: int | None
-
-
 @dataclass(frozen=True, slots=True)
-class _ConversationGrowth:
+class GrowthStats:
     """The last request of a conversation, and means over its requests.
 
     Attributes:
@@ -77,7 +61,7 @@ class GrowthTracker:
     """Tracks how conversations grow from request to request. Use it on one event loop only."""
 
     def __init__(self) -> None:
-        self._growth_by_thread: OrderedDict[str, _ConversationGrowth] = OrderedDict()
+        self._growth_by_thread: OrderedDict[str, GrowthStats] = OrderedDict()
 
     def record_request(self, ask: FitRequest, fit: FitResult, usage: TokenUsage) -> None:
         """Records a request that was answered. Ignores a request whose messages the proxy did not parse."""
@@ -85,7 +69,7 @@ class GrowthTracker:
         if usage_basis is None or before is None:
             return
         key = format_strategy_thread(ask, usage_basis.root, ask.strategy or ask.settings.compaction.strategy)
-        previous = self._growth_by_thread.pop(key, _ConversationGrowth())
+        previous = self._growth_by_thread.pop(key, GrowthStats())
         current = _add_cache_read(_add_growth(previous, before), usage_basis.baseline_key, usage)
         is_compacted = fit.report.status is CompactionStatus.APPLIED
         self._growth_by_thread[key] = replace(
@@ -102,7 +86,7 @@ class GrowthTracker:
         growth = self._growth_by_thread.get(thread)
         if growth is None or growth.growth_samples < LEAST_STEPS or not growth.cache_samples:
             return None
-        return GrowthStats(growth.growth_tokens, growth.cached_share, growth.tokens_after_round)
+        return growth
 
 
 def _update_mean(mean: float, number: int, value: float) -> float:
@@ -114,7 +98,7 @@ def _update_mean(mean: float, number: int, value: float) -> float:
     return mean + (value - mean) / min(number, MEAN_REQUESTS)
 
 
-def _add_growth(last: _ConversationGrowth, client_tokens: int) -> _ConversationGrowth:
+def _add_growth(last: GrowthStats, client_tokens: int) -> GrowthStats:
     added_tokens = client_tokens - last.client_tokens
     if (
         not last.client_tokens or added_tokens <= 0
@@ -129,7 +113,7 @@ def _add_growth(last: _ConversationGrowth, client_tokens: int) -> _ConversationG
     )
 
 
-def _add_cache_read(last: _ConversationGrowth, baseline_key: bytes, usage: TokenUsage) -> _ConversationGrowth:
+def _add_cache_read(last: GrowthStats, baseline_key: bytes, usage: TokenUsage) -> GrowthStats:
     current = replace(last, forwarded_tokens=usage.prompt_tokens, baseline_key=baseline_key)
     is_comparable = (
         baseline_key == last.baseline_key

@@ -9,7 +9,6 @@ earlier request with which the first one can be compared.
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.conversation_index import ConversationIndex
@@ -26,6 +25,7 @@ from compaction_proxy.compaction.request_view import (
 )
 from compaction_proxy.compaction.types import FitRequest
 from compaction_proxy.core.checkpoint import (
+    EXTRACT_WRITER,
     Checkpoint,
     find_longest_applicable_checkpoint,
     from_fields,
@@ -56,18 +56,6 @@ MAX_HELD_BYTES = 4 * 1024 * 1024
 PREFIX_BYTES = 400
 
 
-class _StoredRequestEnd(NamedTuple):
-    """The end of a request, stored under one prefix digest of the request.
-
-    Attributes:
-        end: The last messages of the request.
-        length: Number of messages that the prefix digest covers.
-    """
-
-    end: RequestEnd
-    length: int
-
-
 class PreviousRequests:
     """Remembers the last messages of requests, to recognise which messages a mover moves.
 
@@ -79,47 +67,49 @@ class PreviousRequests:
     """
 
     def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
-        self._beginnings: LruCache[tuple[str, bytes], _StoredRequestEnd] = LruCache(max_held_bytes)
+        # The end of a request, and the number of messages that the prefix digest in the key covers.
+        self._ends: LruCache[tuple[str, bytes], tuple[RequestEnd, int]] = LruCache(max_held_bytes)
 
     def record_and_count_moving_messages(
-        self, scope: str, messages: Sequence[Message], prefixes: Sequence[bytes], seed: bytes
+        self, sender: str, messages: Sequence[Message], prefixes: Sequence[bytes], seed: bytes
     ) -> int:
         """Returns how many of a request's last messages its client moves, and remembers the request's end.
 
         Args:
-            scope: Key made from the tenant, and from the conversation id if the client gave one. The request
-                is compared only with requests of the same scope.
+            sender: Key made from the tenant, and from the conversation id if the client gave one. The request
+                is compared only with requests of the same sender.
             messages: The messages of the request that are not fixed.
             prefixes: Prefix digests of these messages.
             seed: The digest from which the chain of prefix digests starts on this wire.
         """
         if not messages:
             return 0
-        previous, files_index = self._find_longest_prefix(scope, prefixes), find_shown_files_message(messages)
+        previous = self._find_longest_prefix(sender, prefixes)
+        files_index = find_shown_files_message(messages)
         moving_from = len(messages) if files_index is None else files_index
-        if previous is not None and is_continuation(previous.end, messages, previous.length):
-            moving_from = min(moving_from, find_moving_start(messages, previous.end, previous.length))
+        if previous is not None and is_continuation(previous[0], messages, previous[1]):
+            moving_from = min(moving_from, find_moving_start(messages, *previous))
         end = build_request_end(messages, moving_from)
         for length in range(max(1, end.start_index), end.message_count + 1):
-            self._beginnings.put((scope, prefixes[length - 1]), _StoredRequestEnd(end, length), PREFIX_BYTES)
+            self._ends.put((sender, prefixes[length - 1]), (end, length), PREFIX_BYTES)
         if (
             end.start_index == 0
         ):  # all messages may move, so the last one may be the first of the next request
             [first] = compute_prefix_digests(messages[-1:], seed)
-            if self._beginnings.get((scope, first)) is None:
-                self._beginnings.put((scope, first), _StoredRequestEnd(end, 0), PREFIX_BYTES)
+            if self._ends.get((sender, first)) is None:
+                self._ends.put((sender, first), (end, 0), PREFIX_BYTES)
         return len(messages) - moving_from
 
-    def _find_longest_prefix(self, scope: str, prefixes: Sequence[bytes]) -> _StoredRequestEnd | None:
+    def _find_longest_prefix(self, sender: str, prefixes: Sequence[bytes]) -> tuple[RequestEnd, int] | None:
         """Returns the entry for the longest prefix that this request shares with an earlier one.
 
         If several earlier requests share this prefix, returns the entry of the latest one. Returns None if no
         prefix is shared.
         """
         for prefix in reversed(prefixes):
-            beginning = self._beginnings.get((scope, prefix))
-            if beginning is not None:
-                return beginning
+            stored_end = self._ends.get((sender, prefix))
+            if stored_end is not None:
+                return stored_end
         return None
 
 
@@ -375,11 +365,11 @@ class RequestLoader:
         """Returns the staged checkpoint that matches this request and covers most messages.
 
         Returns None unless this checkpoint covers more messages than the checkpoint in force. With
-        `same_length`, returns None unless both cover the same number of messages. The staged checkpoint then
-        holds a summary that came too late, so that the checkpoint in force holds an extract.
+        `same_length`, returns None unless both cover the same number of messages and the checkpoint in force
+        holds an extract. The staged checkpoint then holds the summary that was not ready in time.
         """
-        root = view.root
-        if root is None:
+        root, current = view.root, view.checkpoint
+        if root is None or (same_length and (current is None or current.writer != EXTRACT_WRITER)):
             return None
         checkpoint_ids = await self._index.load_checkpoint_ids(
             staged_checkpoints_key(view.request.tenant, root, view.policy.name)
@@ -387,10 +377,10 @@ class RequestLoader:
         checkpoint = await self._find_deepest_checkpoint(
             view, root, checkpoint_ids.difference(view.directives.undone)
         )
-        covered_count = view.checkpoint.length if view.checkpoint else 0
-        is_usable = checkpoint is not None and (
-            checkpoint.length == covered_count if same_length else checkpoint.length > covered_count
-        )
+        if checkpoint is None:
+            return None
+        covered_count = current.length if current else 0
+        is_usable = checkpoint.length == covered_count if same_length else checkpoint.length > covered_count
         return checkpoint if is_usable else None
 
     async def _find_deepest_checkpoint(

@@ -1,12 +1,16 @@
-"""Makes one compaction: writes its texts, builds its checkpoint, and saves it with the original messages.
+"""Makes compactions: writes their texts, builds their checkpoints, and saves them with the original messages.
 
-It also builds the events that report compactions, and lists the messages that the model sees after one.
+Requests that need the same compaction share one summary call. If the client disconnects, the summary is still
+finished and saved, so that its price is not paid for nothing (`on_disconnect: finish`). After a failed
+summary call, the conversation requests no summary for a while. Otherwise each of its requests would wait for
+a summary model that hangs.
 """
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -20,8 +24,7 @@ from compaction_proxy.compaction.replacements import Replacement, build_replacem
 from compaction_proxy.compaction.request_view import RequestView
 from compaction_proxy.compaction.round_job import RoundJob
 from compaction_proxy.compaction.summarizer import Summarizer
-from compaction_proxy.compaction.summary_client import PriceLookup, SummaryUsage
-from compaction_proxy.compaction.summary_request import SUMMARY_CHARACTERS
+from compaction_proxy.compaction.summary_request import SUMMARY_CHARACTERS, PriceLookup, SummaryUsage
 from compaction_proxy.core.checkpoint import (
     EXTRACT_WRITER,
     Checkpoint,
@@ -37,6 +40,7 @@ from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, MAX_MESSAG
 from compaction_proxy.core.ledger.cues import StatementKind
 from compaction_proxy.core.ledger.ledger import flatten_text, has_every_rule
 from compaction_proxy.core.message import Message, Span
+from compaction_proxy.core.planner import compute_checkpoint_id
 from compaction_proxy.core.summary.extractive import build_extractive_summary
 from compaction_proxy.core.summary.retention import count_retained_facts
 from compaction_proxy.recall.archive import (
@@ -53,7 +57,7 @@ from compaction_proxy.storage.keys import checkpoint_keys, checkpoint_list_key, 
 from compaction_proxy.storage.leases import wait_for_lease_or_record
 from compaction_proxy.storage.records import ListItem, RecordItem, RecordStore
 from compaction_proxy.storage.store import Lease
-from compaction_proxy.support.log_events import COMPACTION_STARTED
+from compaction_proxy.support.log_events import COMPACTION_STARTED, ROUND_CRASHED
 from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.telemetry.event_bus import EventListener, generate_event_id, ignore_event
 from compaction_proxy.telemetry.event_history import EventHistory, build_round_event_line
@@ -63,87 +67,18 @@ from compaction_proxy.telemetry.logs import REQUEST_ID
 # later request.
 APPLIED, SCHEDULED = "applied", "scheduled"
 
-# For each kind of fact: how many facts of this kind the model still sees after a compaction, and how many the
-# replaced messages held.
-Facts = Mapping[str, tuple[int, int]]
+# How long a conversation rests after a failed summary call, that is, requests no summary, in seconds.
+FAILURE_REST_S = 30.0
+# Largest number of resting conversations that are remembered.
+MAX_RESTING = 10_000
 
-
-def build_created_event(
-    job: RoundJob,
-    checkpoint: Checkpoint,
-    facts: Facts,
-    price: PriceLookup,
-    *,
-    created_at_s: float,
-    duration_s: float,
-    outcome: str,
-) -> Event:
-    """Builds the event that reports a compaction that was made.
-
-    Args:
-        job: The compaction.
-        checkpoint: The checkpoint of the compaction.
-        facts: How many facts of the replaced messages the model still sees.
-        price: Returns what a summary call costs.
-        created_at_s: Time of the event, in seconds since the epoch.
-        duration_s: How long the compaction took, in seconds.
-        outcome: `APPLIED` or `SCHEDULED`.
-    """
-    affected = job.affected_indices
-    return Event(
-        COMPACTED,
-        created_at_s,
-        **_build_common_fields(job, price),
-        place=job.checkpoint_id.hex(),
-        reason=job.reason,
-        outcome=outcome,
-        model=checkpoint.writer,
-        tokens_after=checkpoint.tokens_after,
-        messages=len(affected),
-        message_ids=tuple(
-            format_message_id(job.view.prefixes[index]) for index in affected[:MAX_MESSAGE_IDS]
-        ),
-        seconds=round(duration_s, 3),
-        facts=facts,
-        summary=checkpoint.summary,
-    )
-
-
-def build_failed_event(job: RoundJob, reason: str, price: PriceLookup, *, failed_at_s: float) -> Event:
-    """Builds the event that reports a failed compaction, with the cost of its summary calls."""
-    return Event(FAILED, failed_at_s, **_build_common_fields(job, price), reason=reason)
-
-
-def build_installed_event(
-    view: RequestView, checkpoint: Checkpoint, checkpoint_id: bytes, due_reason: str, installed_at_s: float
-) -> Event:
-    """Builds the event that reports that a checkpoint made ahead of need is now in force."""
-    installed = view.with_checkpoint(checkpoint)
-    return Event(
-        INSTALLED,
-        installed_at_s,
-        conversation=view.conversation_id or checkpoint.conversation,
-        id=generate_event_id(),
-        request=REQUEST_ID.get(""),
-        strategy=checkpoint.strategy,
-        round=checkpoint.round,
-        place=checkpoint_id.hex(),
-        reason=due_reason,
-        outcome=APPLIED,
-        asked=view.request.model,
-        tokens_before=view.effective_estimate,
-        tokens_after=installed.effective_estimate,
-        trigger=view.automatic_trigger_tokens,
-        window=view.budget.window,
-        basis=view.price_basis,
-        listed=len(view.messages),
-    )
+_log = structlog.get_logger()
 
 
 def _build_common_fields(job: RoundJob, price: PriceLookup) -> dict[str, Any]:
     """Builds the event fields that are the same for compactions that were made and for failed ones."""
     usage = job.summary_request.usage if job.summary_request else SummaryUsage()
-    fields = {
+    fields: dict[str, Any] = {
         "conversation": job.conversation,
         "id": generate_event_id(),
         "request": REQUEST_ID.get(""),
@@ -156,25 +91,22 @@ def _build_common_fields(job: RoundJob, price: PriceLookup) -> dict[str, Any]:
         "basis": job.view.price_basis,
         "listed": len(job.view.messages),
     }
-    return {**fields, **_build_cost_fields(usage, price)} if usage.calls else fields
-
-
-def _build_cost_fields(usage: SummaryUsage, price: PriceLookup) -> dict[str, Any]:
-    return {
-        "calls": usage.calls,
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "cached_tokens": usage.cached_tokens,
-        "cost_usd": usage.compute_cost_usd(price),
-    }
+    if usage.calls:
+        fields["calls"] = usage.calls
+        fields["prompt_tokens"] = usage.prompt_tokens
+        fields["completion_tokens"] = usage.completion_tokens
+        fields["cached_tokens"] = usage.cached_tokens
+        fields["cost_usd"] = usage.compute_cost_usd(price)
+    return fields
 
 
 def find_retained_facts(
     job: RoundJob, visible_messages: Sequence[VisibleMessage], ledger_cache: LedgerCache
-) -> Facts:
+) -> Mapping[str, tuple[int, int]]:
     """Counts how many facts of the replaced messages the model still sees (`core.summary.retention`).
 
-    Returns an empty mapping if no message is replaced.
+    Returns for each kind of fact how many of them the model still sees, and how many the replaced messages
+    held. Returns an empty mapping if no message is replaced.
     """
     affected = job.affected_indices
     if not affected:
@@ -211,44 +143,10 @@ def list_messages_after_round(job: RoundJob, checkpoint: Checkpoint) -> Iterator
             index += 1
 
 
-_log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class _RoundTexts:
-    """The texts of a compaction, one for each group, and who wrote them.
-
-    `writer` is the name of a model, `EXTRACT_WRITER` for extracts, or empty if there are no texts.
-    """
-
-    texts: tuple[str, ...]
-    writer: str
-
-
-@dataclass(frozen=True, slots=True)
-class _RoundRecords:
-    """The records that are saved together with a checkpoint.
-
-    Attributes:
-        archived_round: The compaction, as the archive describes it.
-        facts: How many facts of the replaced messages the model still sees (`core.summary.retention`).
-        archive: The removed and shortened messages; None if there are none.
-        detail: Record with the prompts of the summary calls and the messages that the model then sees.
-    """
-
-    archived_round: ArchivedRound
-    facts: Facts
-    archive: Archive | None
-    detail: RecordItem
-
-    @property
-    def committed_items(self) -> tuple[RecordItem | ListItem, ...]:
-        """The items to save: the archive, if there is one, and the detail."""
-        return (*self.archive.items, self.archive.list_line, self.detail) if self.archive else (self.detail,)
-
-
 class RoundBuilder:
     """Makes compactions and installs checkpoints.
+
+    Each compaction is made only once, even if several requests wait for it.
 
     Args:
         summarizer: Writes summaries.
@@ -257,7 +155,8 @@ class RoundBuilder:
         history: Stores the events and roots of conversations.
         reader: Counts tokens.
         retention: Records which archives exist, so that old ones can be deleted. None disables this.
-        announce: Receives an event for each compaction that was made or installed.
+        announce: Receives an event for each compaction that was made or installed, or that failed.
+        clock: Returns monotonic seconds. It measures the rest after a failed summary call.
 
     Attributes:
         summarizer: Writes summaries.
@@ -274,6 +173,7 @@ class RoundBuilder:
         *,
         retention: ArchiveRetention | None = None,
         announce: EventListener = ignore_event,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.summarizer = summarizer
         self.ledger_cache = LedgerCache()
@@ -283,14 +183,165 @@ class RoundBuilder:
         self._index = index
         self._history = history
         self._reader = reader
+        self._clock = clock
+        self._running: dict[str, tuple[RoundJob, asyncio.Task[Checkpoint]]] = {}
+        self._waiting_counts: Counter[str] = Counter()
+        self._resting: dict[str, tuple[float, str]] = {}
+        self._event_tasks: set[asyncio.Task[bool]] = set()
 
-    async def make_round(self, job: RoundJob, is_awaited: Callable[[], bool]) -> Checkpoint:
-        """Makes the compaction, or returns the checkpoint that another replica has made.
+    @property
+    def is_busy(self) -> bool:
+        """Whether a compaction is running."""
+        return bool(self._running)
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of requests that wait for a compaction."""
+        return self._waiting_counts.total()
+
+    async def wait_for_round(
+        self, job: RoundJob, wait_s: float, *, finish_when_cancelled: bool
+    ) -> Checkpoint:
+        """Makes the compaction, or waits for the task that is already making it.
+
+        Does not wait at all if the strategy limits the wait and the summary model is expected to take longer
+        than `wait_s`, judging by its recent calls.
 
         Args:
             job: The compaction to make.
-            is_awaited: Returns whether a request waits for the compaction. If one does, the event reports the
-                compaction as applied, else as scheduled.
+            wait_s: How long the caller waits, in seconds. If that is too short, the compaction still goes on.
+            finish_when_cancelled: Whether the compaction goes on after every caller has been cancelled.
+
+        Raises:
+            SummaryError: No checkpoint was made within `wait_s`. The error's reason says why.
+        """
+        task = self._find_or_start_task(job)
+        if job.summary_request and job.view.policy.max_block_s is not None:
+            expected_s = self.summarizer.estimate_call_duration_s(job.summary_request)
+            wait_s = 0.0 if expected_s is not None and expected_s > wait_s else wait_s
+        self._waiting_counts[job.key] += 1
+        try:
+            await asyncio.wait({task}, timeout=wait_s)
+        except asyncio.CancelledError:
+            if not finish_when_cancelled and self._waiting_counts[job.key] == 1:
+                task.cancel()
+            raise
+        finally:
+            self._waiting_counts[job.key] -= 1
+            if not self._waiting_counts[job.key]:
+                del self._waiting_counts[job.key]
+        if not task.done():
+            raise SummaryError("deadline")
+        if task.cancelled():
+            raise SummaryError("cancelled")
+        error = task.exception()
+        if error is not None and not isinstance(error, SummaryError):
+            # A fault of the proxy counts as a missing summary, so that the caller takes the next rung of the
+            # ladder.
+            raise SummaryError("internal") from error
+        return task.result()
+
+    def begin_round(self, job: RoundJob) -> None:
+        """Starts the compaction without waiting for it, unless its conversation rests after a failure."""
+        with suppress(SummaryError):
+            self._find_or_start_task(job)
+
+    def list_pending_jobs(self, tenant: str, root: bytes, strategy: str) -> list[RoundJob]:
+        """Lists the running jobs that request a summary, for this root digest and strategy of the tenant."""
+        running = [job for job, _ in self._running.values() if job.summary_request is not None]
+        wanted = (tenant, root, strategy)
+        return [job for job in running if (job.tenant, job.root, job.view.policy.name) == wanted]
+
+    async def close(self) -> None:
+        """Cancels running compactions, and waits until the events of failed ones are stored."""
+        tasks = [task for _, task in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # lets a compaction that failed just now start storing its event
+        await asyncio.gather(*self._event_tasks, return_exceptions=True)
+
+    async def install_checkpoint(
+        self, view: RequestView, checkpoint: Checkpoint, ttl_s: float, due_reason: str | None = None
+    ) -> Checkpoint:
+        """Installs a checkpoint that was made ahead of need, so that every replica applies it.
+
+        Returns the checkpoint. An event reports `due_reason` as the reason of the installation. If it is
+        None, there is no event.
+        """
+        request, root = view.request, view.root or b""
+        checkpoint_id = compute_checkpoint_id(checkpoint, view.prefixes)
+        [key] = checkpoint_keys(request.tenant, root, checkpoint.strategy, [checkpoint_id])
+        listed = checkpoint_list_key(request.tenant, root, checkpoint.strategy)
+        # If the id is known, another request in this process has installed the checkpoint or is doing so.
+        if self._index.has_checkpoint(listed, checkpoint_id):
+            return checkpoint
+        line = self._index.cache_id_and_build_line(listed, checkpoint_id, ttl_s)
+        await self._records.save_if_absent(key, to_fields(checkpoint), ttl_s=ttl_s)
+        await self._records.write([line])
+        if due_reason is not None:
+            event = Event(
+                INSTALLED,
+                time.time(),
+                conversation=view.conversation_id or checkpoint.conversation,
+                id=generate_event_id(),
+                request=REQUEST_ID.get(""),
+                strategy=checkpoint.strategy,
+                round=checkpoint.round,
+                place=checkpoint_id.hex(),
+                reason=due_reason,
+                outcome=APPLIED,
+                asked=request.model,
+                tokens_before=view.effective_estimate,
+                tokens_after=view.with_checkpoint(checkpoint).effective_estimate,
+                trigger=view.automatic_trigger_tokens,
+                window=view.budget.window,
+                basis=view.price_basis,
+                listed=len(view.messages),
+            )
+            await self._history.record_event(request.tenant, event)
+            self._announce(request.tenant, event)
+        return checkpoint
+
+    def _find_or_start_task(self, job: RoundJob) -> asyncio.Task[Checkpoint]:
+        """Returns the task that makes the compaction.
+
+        Raises:
+            SummaryError: The conversation rests after a failure, and the compaction needs a summary.
+        """
+        if job.key in self._running:
+            return self._running[job.key][1]
+        until, reason = self._resting.get(job.view.strategy_thread, (0.0, ""))
+        if job.summary_request is not None and until > self._clock():
+            raise SummaryError(reason)
+        task = asyncio.create_task(self._build_round(job))
+        self._running[job.key] = (job, task)
+        task.add_done_callback(partial(self._finish_task, job))
+        return task
+
+    def _finish_task(self, job: RoundJob, task: asyncio.Task[Checkpoint]) -> None:
+        """Lets the conversation rest, and reports the failure, if the summary or the proxy has failed."""
+        del self._running[job.key]
+        error = None if task.cancelled() else task.exception()
+        is_fault = not isinstance(error, SummaryError)
+        if error is None or (job.summary_request is None and not is_fault):
+            return
+        reason = error.reason if isinstance(error, SummaryError) else "internal"
+        if is_fault:
+            _log.error(ROUND_CRASHED, conversation=job.conversation, exc_info=error)
+        self._resting.pop(job.view.strategy_thread, None)
+        self._resting[job.view.strategy_thread] = (self._clock() + FAILURE_REST_S, reason)
+        if len(self._resting) > MAX_RESTING:
+            del self._resting[next(iter(self._resting))]
+        fields = _build_common_fields(job, self.summarizer.price)
+        event = Event(FAILED, time.time(), **fields, reason=reason)
+        self._announce(job.tenant, event)
+        event_task = asyncio.create_task(self._history.record_event(job.tenant, event))
+        self._event_tasks.add(event_task)
+        event_task.add_done_callback(self._event_tasks.discard)
+
+    async def _build_round(self, job: RoundJob) -> Checkpoint:
+        """Makes the compaction, or returns the checkpoint that another replica has made.
 
         Raises:
             SummaryError: No summary could be written, the replacements lack a rule of the user, or they would
@@ -304,44 +355,17 @@ class RoundBuilder:
                 if existing is not None:
                     return existing
                 if made is None:
-                    made = await self._make_checkpoint(job)
-                seconds = time.monotonic() - started
-                saved = await self._save_round(
-                    job, made, current.lease, duration_s=seconds, is_awaited=is_awaited
-                )
+                    texts, writer = await self._write_texts(job)
+                    replacements = await build_replacements(job, texts, self._reader)
+                    made = await run_in_worker(partial(_build_checkpoint, job, texts, writer, replacements))
+                saved = await self._save_round(job, made, current.lease, time.monotonic() - started)
             if saved is not None:  # otherwise the lease was lost, and another replica may hold it now
                 return saved
 
-    async def install_checkpoint(
-        self,
-        checkpoint: Checkpoint,
-        *,
-        tenant: str,
-        root: bytes,
-        checkpoint_id: bytes,
-        ttl_s: float,
-        build_event: Callable[[float], Event] | None = None,
-    ) -> None:
-        """Installs a checkpoint that was made ahead of need, so that every replica applies it.
+    async def _write_texts(self, job: RoundJob) -> tuple[tuple[str, ...], str]:
+        """Returns one text for each group of the plan, and who wrote the texts.
 
-        `build_event` takes the time in seconds since the epoch and builds the event that reports the
-        installation. It is None if the installation must not be reported.
-        """
-        [key] = checkpoint_keys(tenant, root, checkpoint.strategy, [checkpoint_id])
-        listed = checkpoint_list_key(tenant, root, checkpoint.strategy)
-        # If the id is known, another request in this process has installed the checkpoint or is doing so.
-        if self._index.has_checkpoint(listed, checkpoint_id):
-            return
-        line = self._index.cache_id_and_build_line(listed, checkpoint_id, ttl_s)
-        await self._records.save_if_absent(key, to_fields(checkpoint), ttl_s=ttl_s)
-        await self._records.append_line(line.key, line.fields, ttl_s=line.ttl_s, max_lines=line.max_lines)
-        if build_event is not None:
-            event = build_event(time.time())
-            await self._history.record_event(tenant, event)
-            self._announce(tenant, event)
-
-    async def _write_texts(self, job: RoundJob) -> _RoundTexts:
-        """Writes one text for each group of the plan.
+        The writer is the name of a model, `EXTRACT_WRITER` for extracts, or empty if there are no texts.
 
         Raises:
             SummaryError: There is no summary model, it fails, or the time limit is exceeded.
@@ -356,31 +380,19 @@ class RoundBuilder:
             tokens_before=job.view.effective_estimate,
         )
         if not job.draft.plan.groups:
-            return _RoundTexts((), "")
+            return (), ""
         if job.is_extractive:
-            return _RoundTexts(await run_in_worker(partial(_write_extracts, job)), EXTRACT_WRITER)
+            return await run_in_worker(partial(_write_extracts, job)), EXTRACT_WRITER
         if job.summary_request is None:
             raise SummaryError("no-summary-model")
         try:
             async with asyncio.timeout(job.view.request.settings.summary.timeout_s):
-                summary = await self.summarizer.write_summary(job.summary_request)
+                return await self.summarizer.write_summary(job.summary_request)
         except TimeoutError:
             raise SummaryError("timeout") from None
-        return _RoundTexts(summary.texts, summary.model)
-
-    async def _make_checkpoint(self, job: RoundJob) -> Checkpoint:
-        texts = await self._write_texts(job)
-        replacements = await build_replacements(job, texts.texts, self._reader)
-        return await run_in_worker(partial(_build_checkpoint, job, texts, replacements))
 
     async def _save_round(
-        self,
-        job: RoundJob,
-        checkpoint: Checkpoint,
-        lease: Lease | None,
-        *,
-        duration_s: float,
-        is_awaited: Callable[[], bool],
+        self, job: RoundJob, checkpoint: Checkpoint, lease: Lease | None, duration_s: float
     ) -> Checkpoint | None:
         """Saves the checkpoint together with its records and event, and announces the event.
 
@@ -388,68 +400,73 @@ class RoundBuilder:
         first, it is that one. Returns None if the lease was lost and nothing was written.
         """
         await self._history.record_root(job.tenant, job.conversation, job.root)
-        at = time.time()
-        round_records = await run_in_worker(partial(self._build_records, job, checkpoint, at))
-        price = self.summarizer.price
-        outcome = APPLIED if is_awaited() else SCHEDULED
-        event = build_created_event(
-            job,
-            checkpoint,
-            round_records.facts,
-            price,
-            created_at_s=at,
-            duration_s=duration_s,
-            outcome=outcome,
+        archived_round = ArchivedRound(
+            job.conversation, checkpoint.strategy, job.checkpoint_id, checkpoint.round, time.time()
         )
-        list_key = (staged_checkpoints_key if job.is_staged else checkpoint_list_key)(
-            job.tenant, job.root, checkpoint.strategy
+        archive, detail, facts = await run_in_worker(
+            partial(self._build_records, job, checkpoint, archived_round)
         )
-        event_line = build_round_event_line(job.tenant, job.root, event, job.ttl_s)
-        other_items = [
-            event_line,
+        affected = job.affected_indices
+        event = Event(
+            COMPACTED,
+            archived_round.made_at,
+            **_build_common_fields(job, self.summarizer.price),
+            place=job.checkpoint_id.hex(),
+            reason=job.reason,
+            outcome=APPLIED if job.key in self._waiting_counts else SCHEDULED,
+            model=checkpoint.writer,
+            tokens_after=checkpoint.tokens_after,
+            messages=len(affected),
+            message_ids=tuple(format_message_id(job.view.prefixes[k]) for k in affected[:MAX_MESSAGE_IDS]),
+            seconds=round(duration_s, 3),
+            facts=facts,
+            summary=checkpoint.summary,
+        )
+        build_list_key = staged_checkpoints_key if job.is_staged else checkpoint_list_key
+        list_key = build_list_key(job.tenant, job.root, checkpoint.strategy)
+        other_items: list[RecordItem | ListItem] = [
+            build_round_event_line(job.tenant, job.root, event, job.ttl_s),
             self._index.cache_id_and_build_line(list_key, job.checkpoint_id, job.ttl_s),
-            *round_records.committed_items,
+            detail,
         ]
+        if archive is not None:
+            other_items += [*archive.items, archive.list_line]
         own_fields = to_fields(checkpoint)
         fields = await self._records.save_if_absent(
             job.key, own_fields, ttl_s=job.ttl_s, other_items=other_items, lease=lease
         )
         if fields == own_fields and not self._records.deletion_fence.is_deleted(job.key):
             self._announce(job.tenant, event)
-            if self._retention is not None and round_records.archive is not None:
-                await self._retention.add_archive(
-                    job.tenant, ArchiveRef(job.root, round_records.archived_round), round_records.archive
-                )
+            if self._retention is not None and archive is not None:
+                await self._retention.add_archive(job.tenant, ArchiveRef(job.root, archived_round), archive)
         return None if fields is None else from_fields(fields) or checkpoint
 
-    def _build_records(self, job: RoundJob, checkpoint: Checkpoint, created_at_s: float) -> _RoundRecords:
-        """Builds the records of a compaction: the archived messages, the retained facts and the detail."""
-        archived_round = ArchivedRound(
-            job.conversation, checkpoint.strategy, job.checkpoint_id, checkpoint.round, created_at_s
-        )
-        originals = _list_originals(job)
+    def _build_records(
+        self, job: RoundJob, checkpoint: Checkpoint, archived_round: ArchivedRound
+    ) -> tuple[Archive | None, RecordItem, Mapping[str, tuple[int, int]]]:
+        """Builds the archive of the removed and shortened messages, the detail, and the retained facts.
+
+        There is no archive if no message was removed or shortened. The detail holds the prompts of the
+        summary calls and the messages that the model then sees.
+        """
+        turns = list(accumulate(int(each.role == "user") for each in job.view.unfixed_messages))
+        originals = [
+            OriginalMessage(
+                k, format_message_id(job.view.prefixes[k]), turns[k], job.view.unfixed_messages[k]
+            )
+            for k in job.affected_indices
+        ]
         archive = (
             build_archive(job.tenant, job.root, archived_round, originals, job.ttl_s) if originals else None
         )
         prompts = tuple(job.summary_request.usage.prompts) if job.summary_request else ()
         visible = tuple(list_messages_after_round(job, checkpoint))
         detail = build_detail_item(job.tenant, job.root, archived_round, prompts, visible, job.ttl_s)
-        return _RoundRecords(
-            archived_round, find_retained_facts(job, visible, self.ledger_cache), archive, detail
-        )
-
-
-def _list_originals(job: RoundJob) -> list[OriginalMessage]:
-    """Lists the messages that the compaction removes or shortens, as they are archived."""
-    turns = list(accumulate(int(each.role == "user") for each in job.view.unfixed_messages))
-    return [
-        OriginalMessage(k, format_message_id(job.view.prefixes[k]), turns[k], job.view.unfixed_messages[k])
-        for k in job.affected_indices
-    ]
+        return archive, detail, find_retained_facts(job, visible, self.ledger_cache)
 
 
 def _build_checkpoint(
-    job: RoundJob, round_texts: _RoundTexts, replacements: tuple[Replacement, ...]
+    job: RoundJob, texts: tuple[str, ...], writer: str, replacements: tuple[Replacement, ...]
 ) -> Checkpoint:
     """Builds the checkpoint of a compaction.
 
@@ -469,28 +486,27 @@ def _build_checkpoint(
     plan = job.draft.plan
     spans = tuple(put.span for put in replacements)
     is_chain = any(fill.kind == "records" for fill in plan.planned_replacements)
-    earlier = job.view.checkpoint.rounds if job.view.checkpoint else ()
+    earlier = previous.rounds if previous else ()
     return Checkpoint(
         strategy=job.view.policy.name,
         conversation=job.conversation,
         round=plan.round,
         length=plan.length,
-        exact=compute_exact_digest(job.view.unfixed_messages[: plan.length]),
-        results=list_covered_results(job.view.unfixed_messages, spans),
-        names=list_participant_names(job.view.unfixed_messages[: plan.length]),
+        exact=compute_exact_digest(messages[: plan.length]),
+        results=list_covered_results(messages, spans),
+        names=list_participant_names(messages[: plan.length]),
         spans=spans,
         stand_ins=tuple(put.messages for put in replacements),
-        summary="\n\n".join(round_texts.texts)
-        or (job.view.checkpoint.summary if job.view.checkpoint else ""),
+        summary="\n\n".join(texts) or (previous.summary if previous else ""),
         tokens_before=job.view.effective_estimate,
         tokens_after=job.view.effective_estimate - int((before - after) * job.view.calibration_ratio),
-        listed=len(job.view.unfixed_messages),
+        listed=len(messages),
         carried=plan.carried_index,
         rounds=(
             *earlier[: plan.frozen_record_count],
-            *((plan.length,) if is_chain and round_texts.texts else ()),
+            *((plan.length,) if is_chain and texts else ()),
         ),
-        writer=round_texts.writer,
+        writer=writer,
         edited=frozenset(put.span.start for put in replacements if put.is_edited),
     )
 

@@ -6,15 +6,13 @@ the request would not fit otherwise. Else they leave the request unchanged.
 """
 
 from dataclasses import replace
-from functools import partial
 
 from compaction_proxy.compaction.directives import NO_DIRECTIVES, DirectiveStore
 from compaction_proxy.compaction.feedback import RoundEffectiveness
-from compaction_proxy.compaction.inflight import InflightRounds
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.request_loader import RequestLoader
 from compaction_proxy.compaction.request_view import RequestView
-from compaction_proxy.compaction.round_builder import RoundBuilder, build_installed_event
+from compaction_proxy.compaction.round_builder import RoundBuilder
 from compaction_proxy.compaction.round_job import (
     AHEAD_REASON,
     JobBuilder,
@@ -24,10 +22,9 @@ from compaction_proxy.compaction.round_job import (
 from compaction_proxy.compaction.round_planning import (
     RoundDraft,
     RoundPlanner,
-    build_ledger_text,
     plan_result_caps,
 )
-from compaction_proxy.core.checkpoint import EXTRACT_WRITER, Checkpoint
+from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import find_latest_user_message
 from compaction_proxy.core.planner import compute_checkpoint_id
@@ -62,8 +59,7 @@ class RoundCoordinator:
 
     Args:
         loader: Finds staged checkpoints.
-        rounds: Runs compactions.
-        builder: Installs staged checkpoints.
+        builder: Makes compactions and installs staged checkpoints.
         reader: Counts tokens.
         directives: Stores what users have asked for, such as a compaction.
         effectiveness: Remembers the conversations in which compactions fail or save too little.
@@ -73,7 +69,6 @@ class RoundCoordinator:
     def __init__(
         self,
         loader: RequestLoader,
-        rounds: InflightRounds,
         builder: RoundBuilder,
         reader: MessageReader,
         directives: DirectiveStore,
@@ -81,10 +76,8 @@ class RoundCoordinator:
         job_builder: JobBuilder,
     ) -> None:
         self._loader = loader
-        self._rounds = rounds
         self._builder = builder
-        self._ledger_cache = builder.ledger_cache
-        self._planner = RoundPlanner(reader, self._ledger_cache)
+        self._planner = RoundPlanner(reader, builder.ledger_cache)
         self._directives = directives
         self._effectiveness = effectiveness
         self._job_builder = job_builder
@@ -103,13 +96,13 @@ class RoundCoordinator:
         job = await self._job_builder.build_job(view, RoundDraft(plan, 0), "huge")
         try:
             return view.with_checkpoint(
-                await self._rounds.make_round(job, PLAIN_ROUND_WAIT_S, finish_when_cancelled=True)
+                await self._builder.wait_for_round(job, PLAIN_ROUND_WAIT_S, finish_when_cancelled=True)
             )
         except SummaryError:  # the capped list would be no shorter
             return view
 
-    async def apply_new_round(self, view: RequestView, due_reason: str) -> tuple[RequestView, str | None]:
-        """Returns the view with a new compaction applied.
+    async def apply_round(self, view: RequestView, due_reason: str) -> tuple[RequestView, str | None]:
+        """Returns the view with the compaction applied that is due: a new one, or one made ahead of need.
 
         `due_reason` is the reason why a compaction is due. The second result says why an extract was used
         instead of a model's summary; it is None otherwise.
@@ -140,13 +133,14 @@ class RoundCoordinator:
         While this method works for a conversation, a second call for the same conversation does nothing. A
         second compaction would replace nearly the same messages, and would cost as much.
         """
-        if view.root is None or not view.request.summary_routes or view.strategy_thread in self._preparing:
+        thread = view.strategy_thread
+        if view.root is None or not view.request.summary_routes or thread in self._preparing:
             return
-        self._preparing.add(view.strategy_thread)
+        self._preparing.add(thread)
         try:
             await self._begin_round(view)
         finally:
-            self._preparing.discard(view.strategy_thread)
+            self._preparing.discard(thread)
 
     async def _begin_round(self, view: RequestView) -> None:
         # Check running compactions before staged ones: a compaction that ends between the two checks is then
@@ -162,7 +156,8 @@ class RoundCoordinator:
             or self._is_failing(view)
         ):
             return
-        view = await self._apply_late_summary(view)
+        late = await self._find_staged(view, same_length=True)
+        view = view.with_checkpoint(late) if late else view
         growth_tokens = max(0, view.marks.trigger_tokens - view.effective_estimate)
         view = replace(view, expected_growth_tokens=growth_tokens)
         draft = await self._planner.draft_round(view)
@@ -171,10 +166,10 @@ class RoundCoordinator:
         job = await self._job_builder.build_job(view, draft, AHEAD_REASON)
         # During the `await` calls above, a request may have started a compaction that serves this view.
         if not any(_can_serve(each, view) for each in self._list_pending_jobs(view)):
-            self._rounds.begin_round(job)
+            self._builder.begin_round(job)
 
     def _list_pending_jobs(self, view: RequestView) -> list[RoundJob]:
-        return self._rounds.list_pending_jobs(view.request.tenant, view.root or b"", view.policy.name)
+        return self._builder.list_pending_jobs(view.request.tenant, view.root or b"", view.policy.name)
 
     def _is_paused(self, view: RequestView) -> bool:
         return self._effectiveness.is_paused(view.strategy_thread, view.effective_estimate)
@@ -195,7 +190,7 @@ class RoundCoordinator:
             SummaryError: The compaction cannot be made.
         """
         try:
-            return await self._rounds.make_round(job, PLAIN_ROUND_WAIT_S, finish_when_cancelled=True)
+            return await self._builder.wait_for_round(job, PLAIN_ROUND_WAIT_S, finish_when_cancelled=True)
         except SummaryError as failed:
             if failed.reason in LASTING_FAILURES:
                 tokens, window = view.effective_tokens, view.budget.window
@@ -216,67 +211,37 @@ class RoundCoordinator:
             raise SummaryError(NOTHING_TO_TAKE)
         if due_reason not in FORCED_REASONS and self._is_paused(view):
             raise SummaryError(PAUSED)
-        ready = None if due_reason == "force" else await self._apply_staged_round(view)
-        if ready is not None and _is_sufficient(ready, view):
-            return await self._install_checkpoint(view, ready.checkpoint, due_reason), None
+        staged = None if due_reason == "force" else await self._find_staged(view)
+        if staged is not None and _is_sufficient(staged, view):
+            return await self._install(view, staged, due_reason), None
+        base = staged or await self._find_staged(view, same_length=True)
         try:
             checkpoint, reason = await self._make_round(
-                ready or await self._apply_late_summary(view), due_reason
+                view.with_checkpoint(base) if base else view, due_reason
             )
         except SummaryError:
-            if ready is None:
+            if staged is None:
                 raise
-            return await self._install_checkpoint(view, ready.checkpoint, due_reason), None
+            return await self._install(view, staged, due_reason), None
         if checkpoint == view.checkpoint:  # no run was replaced, because no summary was shorter than its run
             raise SummaryError(NOTHING_TO_TAKE)
         return checkpoint, reason
 
-    async def _apply_staged_round(self, view: RequestView) -> RequestView | None:
-        """Returns the view with a staged checkpoint applied; None if no staged checkpoint matches.
+    async def _find_staged(self, view: RequestView, *, same_length: bool = False) -> Checkpoint | None:
+        """Returns the staged checkpoint to apply, with the later edits of the checkpoint in force.
 
-        If the checkpoint does not shrink the request enough, a further compaction can build on this view.
+        Returns None if no staged checkpoint matches. With `same_length`, returns a late summary, to be
+        applied in place of the extract in force. Use it only before a new compaction: that breaks the
+        provider's prompt cache anyway, so the exchange costs nothing extra.
         """
-        staged = await self._loader.find_staged_checkpoint(view)
-        return view.with_checkpoint(_merge_edits(staged, view.checkpoint)) if staged else None
+        staged = await self._loader.find_staged_checkpoint(view, same_length=same_length)
+        return _merge_edits(staged, view.checkpoint) if staged else None
 
-    async def _install_checkpoint(
-        self, view: RequestView, checkpoint: Checkpoint | None, due_reason: str | None = None
+    async def _install(
+        self, view: RequestView, checkpoint: Checkpoint, due_reason: str | None = None
     ) -> Checkpoint:
-        """Installs the checkpoint for every replica and returns it.
-
-        `due_reason` is the reason that the event of the installation reports. If it is None, there is no
-        event.
-
-        Raises:
-            SummaryError: `checkpoint` is None.
-        """
-        if checkpoint is None:
-            raise SummaryError(NOTHING_TO_TAKE)
-        checkpoint_id = compute_checkpoint_id(checkpoint, view.prefixes)
-        await self._builder.install_checkpoint(
-            checkpoint,
-            tenant=view.request.tenant,
-            root=view.root or b"",
-            checkpoint_id=checkpoint_id,
-            ttl_s=self._job_builder.ttl_s,
-            build_event=None
-            if due_reason is None
-            else partial(build_installed_event, view, checkpoint, checkpoint_id, due_reason),
-        )
-        return checkpoint
-
-    async def _apply_late_summary(self, view: RequestView) -> RequestView:
-        """Returns the view with a late summary in place of the extract in the checkpoint in force.
-
-        A late summary was not ready when its compaction was needed, so that an extract was used. Returns the
-        view unchanged if the checkpoint in force holds no extract, or if there is no late summary. Call this
-        method before a new compaction: that breaks the provider's prompt cache anyway, so the exchange costs
-        nothing extra.
-        """
-        if view.checkpoint is None or view.checkpoint.writer != EXTRACT_WRITER:
-            return view
-        late = await self._loader.find_staged_checkpoint(view, same_length=True)
-        return view.with_checkpoint(_merge_edits(late, view.checkpoint)) if late else view
+        ttl_s = self._job_builder.ttl_s
+        return await self._builder.install_checkpoint(view, checkpoint, ttl_s, due_reason)
 
     async def _make_round(self, view: RequestView, due_reason: str) -> tuple[Checkpoint, str | None]:
         """Returns the checkpoint of a new compaction, or of a running one that also serves this request.
@@ -286,45 +251,42 @@ class RoundCoordinator:
         Raises:
             SummaryError: There is nothing to remove, compactions are paused, or no summary could be written.
         """
-        if due_reason not in INSISTENT_REASONS and self._is_failing(
-            view, is_urgent=due_reason in FORCED_REASONS
-        ):
+        is_forced = due_reason in FORCED_REASONS
+        if due_reason not in INSISTENT_REASONS and self._is_failing(view, is_urgent=is_forced):
             raise SummaryError(PAUSED)
-        draft = await self._planner.draft_round(view, allow_small=due_reason in FORCED_REASONS)
+        draft = await self._planner.draft_round(view, allow_small=is_forced)
         if draft is None:
             raise SummaryError(IRREDUCIBLE if view.is_irreducible else NOTHING_TO_TAKE)
         job = await self._job_builder.build_job(view, draft, due_reason)
         if not job.draft.plan.groups:
             return await self._make_round_without_model(view, job), None
+        skip_reason = None
         if due_reason != "force":
-            shared_job = self._find_shared_job(view, job)
+            pending = self._list_pending_jobs(view)
+            shared = next((each for each in pending if each.is_staged and _can_serve(each, view)), None)
             # A compaction may have ended since staged checkpoints were last looked up, so look for its
             # checkpoint again.
-            staged = await self._apply_staged_round(view) if shared_job is job else None
+            staged = await self._find_staged(view) if shared is None else None
             if staged is not None and _is_sufficient(staged, view):
-                return await self._install_checkpoint(view, staged.checkpoint, due_reason), None
-            job = shared_job
+                return await self._install(view, staged, due_reason), None
+            job = shared or job
+        skip_reason = self._find_skip_reason(view, job, draft, due_reason)
         try:
-            checkpoint = await self._make_summarized_round(
-                view, job, self._find_skip_reason(view, draft, due_reason)
-            )
+            return await self._make_summarized_round(view, job, skip_reason), None
         except SummaryError as failed:
             if view.policy.layout is None and not view.exceeds_compaction_limit:
                 raise
             return await self._make_extractive_round(view, job, failed), failed.reason
-        return (
-            await self._install_checkpoint(view, _merge_edits(checkpoint, view.checkpoint))
-            if job.is_staged
-            else checkpoint
-        ), None
 
-    def _find_skip_reason(self, view: RequestView, draft: RoundDraft, due_reason: str) -> str | None:
+    def _find_skip_reason(
+        self, view: RequestView, job: RoundJob, draft: RoundDraft, due_reason: str
+    ) -> str | None:
         """Returns the reason for making the compaction without a summary model; None if a model is asked."""
-        if due_reason == "force":
-            return None
-        if self._is_paused(view):
+        if due_reason != "force" and self._is_paused(view):
             return PAUSED
-        return None if draft.is_worth_it or due_reason not in FORCED_REASONS else IRREDUCIBLE
+        if due_reason in FORCED_REASONS - {"force"} and not draft.is_worth_it:
+            return IRREDUCIBLE
+        return "no-summary-model" if job.summary_request is None else None
 
     async def _make_summarized_round(
         self, view: RequestView, job: RoundJob, skip_reason: str | None
@@ -334,16 +296,18 @@ class RoundCoordinator:
         Raises:
             SummaryError: `skip_reason` is not None, no summary could be written, or it is not ready in time.
         """
-        if skip_reason is not None or job.summary_request is None:
-            raise SummaryError(skip_reason or "no-summary-model")
-        finish = view.request.settings.compaction.on_disconnect == "finish"
-        return await self._rounds.make_round(job, self._compute_wait_s(view), finish_when_cancelled=finish)
-
-    def _find_shared_job(self, view: RequestView, job: RoundJob) -> RoundJob:
-        """Returns the job of a running compaction that also serves this request; else the given job."""
-        return next(
-            (each for each in self._list_pending_jobs(view) if each.is_staged and _can_serve(each, view)), job
-        )
+        if skip_reason is not None:
+            raise SummaryError(skip_reason)
+        settings, patience_s = view.request.settings, view.request.patience_s
+        max_block_s = view.policy.max_block_s
+        wait_s = settings.summary.timeout_s if max_block_s is None else max_block_s
+        if patience_s is not None:
+            wait_s = min(wait_s, patience_s * PATIENCE_SHARE)
+        finish = settings.compaction.on_disconnect == "finish"
+        checkpoint = await self._builder.wait_for_round(job, wait_s, finish_when_cancelled=finish)
+        if not job.is_staged:
+            return checkpoint
+        return await self._install(view, _merge_edits(checkpoint, view.checkpoint))
 
     async def _make_extractive_round(
         self, view: RequestView, job: RoundJob, failure: SummaryError
@@ -357,7 +321,7 @@ class RoundCoordinator:
         """
         if not job.draft.ledger:
             removed = frozenset(job.draft.plan.removed_indices)
-            text, rules = await build_ledger_text(view, removed, self._ledger_cache)
+            text, rules = await self._planner.build_ledger_text(view, removed)
             job = replace(job, draft=replace(job.draft, ledger=text, rules=rules))
         extractive_job = replace(
             job,
@@ -371,23 +335,15 @@ class RoundCoordinator:
         except SummaryError as longer:
             raise SummaryError(NOTHING_TO_TAKE if longer.reason == "longer" else longer.reason) from longer
         edited = _merge_edits(checkpoint, view.checkpoint)
-        return checkpoint if edited is checkpoint else await self._install_checkpoint(view, edited)
-
-    def _compute_wait_s(self, view: RequestView) -> float:
-        """Computes how long a request waits for a summary, in seconds."""
-        settings, patience_s = view.request.settings, view.request.patience_s
-        max_block_s = view.policy.max_block_s
-        wait_s = settings.summary.timeout_s if max_block_s is None else max_block_s
-        return wait_s if patience_s is None else min(wait_s, patience_s * PATIENCE_SHARE)
+        return checkpoint if edited is checkpoint else await self._install(view, edited)
 
 
-def _is_sufficient(staged_view: RequestView, view: RequestView) -> bool:
-    """Returns whether a staged checkpoint makes the request small enough (`READY_SHARE`).
-
-    `staged_view` is `view` with the staged checkpoint applied.
-    """
-    fixed = min(view.marks.trigger_tokens, int(view.fixed_tokens * view.calibration_ratio))
-    return staged_view.effective_estimate <= fixed + READY_SHARE * (view.marks.trigger_tokens - fixed)
+def _is_sufficient(staged: Checkpoint, view: RequestView) -> bool:
+    """Returns whether a staged checkpoint makes the request small enough (`READY_SHARE`)."""
+    trigger_tokens = view.marks.trigger_tokens
+    fixed = min(trigger_tokens, int(view.fixed_tokens * view.calibration_ratio))
+    size = view.with_checkpoint(staged).effective_estimate
+    return size <= fixed + READY_SHARE * (trigger_tokens - fixed)
 
 
 def _can_serve(pending: RoundJob, view: RequestView) -> bool:
@@ -413,16 +369,14 @@ def _merge_edits(checkpoint: Checkpoint, current: Checkpoint | None) -> Checkpoi
 
     These edits were made while `checkpoint` was being written, and apply to messages that it does not cover.
     """
-    later = (
-        []
-        if current is None
-        else [
-            (span, put)
-            for span, put in current.span_replacements
-            if span.start in current.edited and span.start >= checkpoint.length
-        ]
-    )
-    if current is None or not later:
+    if current is None:
+        return checkpoint
+    later = [
+        (span, put)
+        for span, put in current.span_replacements
+        if span.start in current.edited and span.start >= checkpoint.length
+    ]
+    if not later:
         return checkpoint
     return replace(
         checkpoint,

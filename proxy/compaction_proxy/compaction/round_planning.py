@@ -4,13 +4,11 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 
 from compaction_proxy.compaction.ledger_cache import LedgerCache
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.request_view import RequestView
 from compaction_proxy.core.digest import format_message_id
-from compaction_proxy.core.ledger.active import ActiveStatements
 from compaction_proxy.core.ledger.frontier import Frontier
 from compaction_proxy.core.ledger.ledger import build_ledger, list_rules, render_ledger
 from compaction_proxy.core.masking import MASK_TOKENS, order_results_to_mask
@@ -75,29 +73,6 @@ class RoundDraft:
     frontier: Frontier = field(default_factory=Frontier)
 
 
-async def draft_round(
-    view: RequestView, reader: MessageReader, ledger_cache: LedgerCache, *, allow_small: bool = False
-) -> RoundDraft | None:
-    """Drafts the compaction that the strategy would make now.
-
-    The compaction does not touch messages that the client moves, unless the request would not fit otherwise.
-    Returns None if there is nothing to remove. With a strategy that keeps a chain of records, also returns
-    None if the compaction saves little and `allow_small` is not set.
-
-    Args:
-        view: The request.
-        reader: Counts tokens.
-        ledger_cache: Reads statements and facts from messages.
-        allow_small: Whether a compaction is wanted even if it saves little.
-    """
-    draft = await _draft_without_moving_messages(view, reader, ledger_cache, allow_small=allow_small)
-    if not view.moving_count or not view.exceeds_window or (draft and _can_fit(view, draft)):
-        return draft
-    return await _draft_without_moving_messages(
-        replace(view, moving_count=0), reader, ledger_cache, allow_small=allow_small
-    )
-
-
 def list_edited_indices(plan: RoundPlan) -> set[int]:
     """Lists the indices of the messages that the plan masks or caps."""
     return {fill.reference_index for fill in plan.planned_replacements if fill.kind in {"mask", "cap"}}
@@ -114,23 +89,6 @@ def _can_fit(view: RequestView, draft: RoundDraft) -> bool:
     return (
         view.plan_constraints.request_tokens - saved_tokens
     ) * view.calibration_ratio <= view.budget.input_limit
-
-
-async def _draft_without_moving_messages(
-    view: RequestView, reader: MessageReader, ledger_cache: LedgerCache, *, allow_small: bool
-) -> RoundDraft | None:
-    """Drafts a compaction that does not touch the messages that the client moves."""
-    constraints = view.plan_constraints
-    if view.policy.layout is None:
-        return await run_in_worker(partial(_draft_plain, view, constraints))
-    mask_draft = await run_in_worker(partial(_draft_masks, view, constraints))
-    if mask_draft is not None:
-        return mask_draft
-    content = await run_in_worker(partial(_collect_content, view, constraints, ledger_cache))
-    ledger_tokens = await _count_text_tokens(content.ledger.text, view, reader)
-    return await run_in_worker(
-        partial(_draft_chain_record, view, content, ledger_tokens, ledger_cache, allow_small=allow_small)
-    )
 
 
 def plan_result_caps(view: RequestView) -> RoundPlan | None:
@@ -181,25 +139,6 @@ def _draft_plain(view: RequestView, constraints: PlanConstraints) -> RoundDraft 
     return RoundDraft(plan, summary_tokens, _is_worth_it(view, plan, 0, constraints)) if plan else None
 
 
-class _RecordContent(NamedTuple):
-    """The content of a further record of a chain, apart from its summary.
-
-    Attributes:
-        constraints: Sizes for the planner, and whether the chain must be written anew.
-        covered_indices: Indices of the messages that the plan is expected to remove. The plan may remove
-            others if the ledger and the records are large.
-        active_statements: User statements that still hold.
-        frontier: Where the conversation stands.
-        ledger: The ledger.
-    """
-
-    constraints: PlanConstraints
-    covered_indices: frozenset[int]
-    active_statements: ActiveStatements
-    frontier: Frontier
-    ledger: "LedgerText"
-
-
 def _draft_masks(view: RequestView, constraints: PlanConstraints) -> RoundDraft | None:
     """Drafts a compaction that only masks tool results; returns None if masks alone do not save enough."""
     stop = find_tail_start(
@@ -215,67 +154,6 @@ def _draft_masks(view: RequestView, constraints: PlanConstraints) -> RoundDraft 
         RoundDraft(add_edits(build_unchanged_plan(view.checkpoint), dict.fromkeys(masks, "mask")), 0)
         if masks
         else None
-    )
-
-
-def _collect_content(
-    view: RequestView, constraints: PlanConstraints, ledger_cache: LedgerCache
-) -> _RecordContent:
-    """Collects the ledger, the statements that hold, and the frontier, for a further record of the chain."""
-    stop = find_tail_start(
-        view.unfixed_messages, view.effective_messages, view.policy, view.checkpoint, constraints
-    )
-    staying = {find_latest_user_message(view.unfixed_messages), find_task_index(view.unfixed_messages)}
-    covered = frozenset(index for index in range(stop) if index not in staying)
-    statements = ledger_cache.get_active_statements(view.unfixed_messages)
-    recorded_text = " ".join(each.text for each in _list_chain_records(view)).casefold()
-    must_rewrite = any(value in recorded_text for value in statements.superseded.values)
-    frontier = ledger_cache.get_frontier(view.unfixed_messages)
-    ledger = _build_ledger_text(view, covered, statements, frontier, ledger_cache)
-    return _RecordContent(
-        replace(constraints, must_rewrite_chain=must_rewrite), covered, statements, frontier, ledger
-    )
-
-
-def _draft_chain_record(
-    view: RequestView,
-    content: _RecordContent,
-    ledger_tokens: int,
-    ledger_cache: LedgerCache,
-    *,
-    allow_small: bool,
-) -> RoundDraft | None:
-    """Drafts a compaction that adds a record to the chain.
-
-    Returns None if there is nothing to remove, or if the compaction saves little and `allow_small` is not
-    set.
-    """
-    room, covered, words = content.constraints, content.covered_indices, content.ledger
-    chain_tokens = sum(each.tokens for each in _list_chain_records(view))
-    summary_tokens = _compute_summary_tokens(
-        view, sum(view.unfixed_messages[index].tokens for index in covered) - chain_tokens
-    )
-    record_tokens = ledger_tokens + summary_tokens + FRAME_TOKENS + chain_tokens
-    plan = plan_round(
-        view.unfixed_messages,
-        view.effective_messages,
-        view.policy,
-        view.checkpoint,
-        replace(room, replacement_tokens=record_tokens),
-    )
-    if plan is None:
-        return None
-    is_worth_it = _is_worth_it(view, plan, summary_tokens, room)
-    if not (allow_small or is_worth_it):
-        return None
-    removed = frozenset(plan.removed_indices)
-    # The ledger was built for the messages that were expected to be removed. If the plan removes others, it
-    # must be built again.
-    if covered != removed:
-        words = _build_ledger_text(view, removed, content.active_statements, content.frontier, ledger_cache)
-    outdated = content.active_statements.superseded.texts_by_message
-    return RoundDraft(
-        _cap_long_task(view, plan, room), summary_tokens, is_worth_it, *words, outdated, content.frontier
     )
 
 
@@ -360,59 +238,9 @@ def _cap_long_task(view: RequestView, plan: RoundPlan, constraints: PlanConstrai
     return add_edits(plan, {task: "cap"}) if too_long else plan
 
 
-class LedgerText(NamedTuple):
-    """A ledger as text, and the rules that it must contain."""
-
-    text: str
-    rules: tuple[str, ...]
-
-
-async def build_ledger_text(
-    view: RequestView, covered_indices: Collection[int], ledger_cache: LedgerCache
-) -> LedgerText:
-    """Builds the ledger for the covered messages.
-
-    Every strategy uses this ledger if no summary can be written. If the strategy has no size limit for a
-    ledger, the limit of `anchored` applies.
-    """
-
-    def build_text() -> LedgerText:
-        statements, frontier = (
-            ledger_cache.get_active_statements(view.unfixed_messages),
-            ledger_cache.get_frontier(view.unfixed_messages),
-        )
-        return _build_ledger_text(view, covered_indices, statements, frontier, ledger_cache)
-
-    return await run_in_worker(build_text)
-
-
 def merge_pins(view: RequestView) -> tuple[str, ...]:
     """Returns the pins of the conversation together with those of the request, each text once."""
     return tuple(dict.fromkeys((*view.directives.pins, *view.request.pins)))
-
-
-def _build_ledger_text(
-    view: RequestView,
-    covered_indices: Collection[int],
-    active_statements: ActiveStatements,
-    frontier: Frontier,
-    ledger_cache: LedgerCache,
-) -> LedgerText:
-    layout = view.policy.layout or ANCHORED_LAYOUT
-    removed = frozenset(covered_indices) | (
-        view.checkpoint.removed_indices if view.checkpoint else frozenset()
-    )
-    characters = int(_compute_ledger_tokens(view, layout.ledger) * CHARACTERS_A_TOKEN)
-    ledger = build_ledger(
-        view.unfixed_messages,
-        removed,
-        lambda index: format_message_id(view.prefixes[index]),
-        merge_pins(view),
-        active_statements=active_statements,
-        frontier=frontier,
-        fact_reader=ledger_cache.get_shown_facts,
-    )
-    return LedgerText(render_ledger(ledger, characters), list_rules(ledger))
 
 
 def _compute_ledger_tokens(view: RequestView, limit: ScaledLimit) -> int:
@@ -435,15 +263,6 @@ def _compute_ledger_tokens(view: RequestView, limit: ScaledLimit) -> int:
     return min(max_tokens, available_tokens)
 
 
-async def _count_text_tokens(text: str, view: RequestView, reader: MessageReader) -> int:
-    if not text:
-        return 0
-    [counted] = await reader.add_token_counts(
-        [Message(role="user", text=text)], view.request.counting_options
-    )
-    return counted.tokens
-
-
 class RoundPlanner:
     """Drafts compactions. Identical drafts that are requested at the same time share one task.
 
@@ -460,32 +279,136 @@ class RoundPlanner:
     async def draft_round(self, view: RequestView, *, allow_small: bool = False) -> RoundDraft | None:
         """Drafts the compaction that the strategy would make now.
 
-        Returns None in the cases that the function `draft_round` describes.
+        The compaction does not touch messages that the client moves, unless the request would not fit
+        otherwise. Returns None if there is nothing to remove. With a strategy that keeps a chain of records,
+        also returns None if the compaction saves little and `allow_small` is not set.
 
         Args:
             view: The request.
             allow_small: Whether a compaction is wanted even if it saves little.
         """
         key = _build_key(view, allow_small=allow_small)
-        matching_tasks = (task for task, running_key in self._running.items() if running_key == key)
-        task = next(matching_tasks, None) or self._start_task(view, key, allow_small=allow_small)
+        task = next((task for task, running_key in self._running.items() if running_key == key), None)
+        if task is None:
+            task = asyncio.create_task(self._draft_fitting_round(view, allow_small=allow_small))
+            self._running[task] = key
+            task.add_done_callback(self._finish_task)
         return await asyncio.shield(task)  # if a caller is cancelled, the task goes on for the other callers
 
-    def _start_task(
-        self, view: RequestView, key: tuple[object, ...], *, allow_small: bool
-    ) -> asyncio.Task[RoundDraft | None]:
-        task = asyncio.create_task(
-            draft_round(view, self._reader, self._ledger_cache, allow_small=allow_small)
+    def _finish_task(self, task: asyncio.Task[RoundDraft | None]) -> None:
+        del self._running[task]
+        if not task.cancelled():
+            task.exception()  # else asyncio warns if all callers were cancelled and none reads the error
+
+    async def _draft_fitting_round(self, view: RequestView, *, allow_small: bool) -> RoundDraft | None:
+        draft = await self._draft_one_round(view, allow_small=allow_small)
+        if not view.moving_count or not view.exceeds_window or (draft and _can_fit(view, draft)):
+            return draft
+        return await self._draft_one_round(replace(view, moving_count=0), allow_small=allow_small)
+
+    async def _draft_one_round(self, view: RequestView, *, allow_small: bool) -> RoundDraft | None:
+        """Drafts a compaction that does not touch the messages that the client moves."""
+        constraints = view.plan_constraints
+        if view.policy.layout is None:
+            return await run_in_worker(partial(_draft_plain, view, constraints))
+        masked = await run_in_worker(partial(_draft_masks, view, constraints))
+        if masked is not None:
+            return masked
+        expected = await run_in_worker(partial(self._predict_removed_indices, view, constraints))
+        ledger = await self.build_ledger_text(view, expected)
+        ledger_tokens = 0
+        if ledger[0]:
+            message = Message(role="user", text=ledger[0])
+            [counted] = await self._reader.add_token_counts([message], view.request.counting_options)
+            ledger_tokens = counted.tokens
+        return await run_in_worker(
+            partial(self._draft_record, view, expected, ledger, ledger_tokens, allow_small=allow_small)
         )
-        self._running[task] = key
 
-        def finish_task(task: asyncio.Task[RoundDraft | None]) -> None:
-            del self._running[task]
-            if not task.cancelled():
-                task.exception()  # else asyncio warns if all callers were cancelled and none reads the error
+    def _predict_removed_indices(self, view: RequestView, constraints: PlanConstraints) -> frozenset[int]:
+        """Returns the indices of the messages that a further record of the chain will probably replace.
 
-        task.add_done_callback(finish_task)
-        return task
+        The plan may remove others if the ledger and the records are large.
+        """
+        stop = find_tail_start(
+            view.unfixed_messages, view.effective_messages, view.policy, view.checkpoint, constraints
+        )
+        staying = {find_latest_user_message(view.unfixed_messages), find_task_index(view.unfixed_messages)}
+        return frozenset(index for index in range(stop) if index not in staying)
+
+    def _draft_record(
+        self,
+        view: RequestView,
+        expected: frozenset[int],
+        ledger: tuple[str, tuple[str, ...]],
+        ledger_tokens: int,
+        *,
+        allow_small: bool,
+    ) -> RoundDraft | None:
+        """Drafts a compaction that adds a record to the chain.
+
+        Returns None if there is nothing to remove, or if the compaction saves little and `allow_small` is not
+        set. `ledger` is the ledger for the messages at the indices `expected`.
+        """
+        superseded = self._ledger_cache.get_active_statements(view.unfixed_messages).superseded
+        records = _list_chain_records(view)
+        recorded_text = " ".join(each.text for each in records).casefold()
+        must_rewrite = any(value in recorded_text for value in superseded.values)
+        constraints = replace(view.plan_constraints, must_rewrite_chain=must_rewrite)
+        chain_tokens = sum(each.tokens for each in records)
+        expected_tokens = sum(view.unfixed_messages[index].tokens for index in expected)
+        summary_tokens = _compute_summary_tokens(view, expected_tokens - chain_tokens)
+        plan = plan_round(
+            view.unfixed_messages,
+            view.effective_messages,
+            view.policy,
+            view.checkpoint,
+            replace(
+                constraints, replacement_tokens=ledger_tokens + summary_tokens + FRAME_TOKENS + chain_tokens
+            ),
+        )
+        if plan is None:
+            return None
+        is_worth_it = _is_worth_it(view, plan, summary_tokens, constraints)
+        if not (allow_small or is_worth_it):
+            return None
+        removed = frozenset(plan.removed_indices)
+        if expected != removed:
+            ledger = self._build_ledger_text(view, removed)
+        return RoundDraft(
+            _cap_long_task(view, plan, constraints),
+            summary_tokens,
+            is_worth_it,
+            *ledger,
+            superseded.texts_by_message,
+            self._ledger_cache.get_frontier(view.unfixed_messages),
+        )
+
+    async def build_ledger_text(
+        self, view: RequestView, removed_indices: Collection[int]
+    ) -> tuple[str, tuple[str, ...]]:
+        """Returns the ledger for the removed messages, and the rules that it must contain.
+
+        Every strategy uses this ledger if no summary can be written. If the strategy has no size limit for a
+        ledger, the limit of `anchored` applies.
+        """
+        return await run_in_worker(partial(self._build_ledger_text, view, removed_indices))
+
+    def _build_ledger_text(
+        self, view: RequestView, removed_indices: Collection[int]
+    ) -> tuple[str, tuple[str, ...]]:
+        layout, earlier = view.policy.layout or ANCHORED_LAYOUT, view.checkpoint
+        ledger = build_ledger(
+            view.unfixed_messages,
+            frozenset(removed_indices) | (earlier.removed_indices if earlier else frozenset()),
+            lambda index: format_message_id(view.prefixes[index]),
+            merge_pins(view),
+            active_statements=self._ledger_cache.get_active_statements(view.unfixed_messages),
+            frontier=self._ledger_cache.get_frontier(view.unfixed_messages),
+            fact_reader=self._ledger_cache.get_shown_facts,
+        )
+        characters = int(_compute_ledger_tokens(view, layout.ledger) * CHARACTERS_A_TOKEN)
+        return render_ledger(ledger, characters), list_rules(ledger)
 
 
 def _build_key(view: RequestView, *, allow_small: bool) -> tuple[object, ...]:

@@ -10,7 +10,6 @@ from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.compactor import Compactor
 from compaction_proxy.compaction.directives import DirectiveStore
 from compaction_proxy.compaction.feedback import RoundEffectiveness
-from compaction_proxy.compaction.inflight import InflightRounds
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.request_loader import RequestLoader
 from compaction_proxy.compaction.request_view import resolve_policy
@@ -18,7 +17,6 @@ from compaction_proxy.compaction.round_builder import RoundBuilder
 from compaction_proxy.compaction.round_coordinator import RoundCoordinator
 from compaction_proxy.compaction.round_job import JobBuilder
 from compaction_proxy.compaction.summarizer import Summarizer
-from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitRequest, FitResult
 from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.checkpoint import EXTRACT_WRITER
@@ -34,19 +32,6 @@ from compaction_proxy.telemetry.event_history import EventHistory
 # Lifetime of records in the temporary store, in seconds. It is so long that no record expires before the
 # store is deleted at the end of the `open_compactor` block.
 SCRATCH_TTL_S = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class ScratchCompactor:
-    """A temporary compactor and its history. Both exist only inside the block of `open_compactor`.
-
-    Attributes:
-        compactor: The compactor.
-        history: The events of the compactor's compactions.
-    """
-
-    compactor: Compactor
-    history: EventHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +57,11 @@ class StatelessCompaction:
     event_bus: EventBus
 
     @asynccontextmanager
-    async def open_compactor(self) -> AsyncIterator[ScratchCompactor]:
-        """Creates a compactor with an empty store. All its work is stopped when the block ends."""
+    async def open_compactor(self) -> AsyncIterator[tuple[Compactor, EventHistory]]:
+        """Creates a compactor with an empty store, and the history of its events.
+
+        Both exist only inside the block. All work is stopped when the block ends.
+        """
         async with AsyncExitStack() as stack:
             records = RecordStore(self.create_store(), _ignore_error)
             stack.push_async_callback(records.close)
@@ -82,15 +70,14 @@ class StatelessCompaction:
             builder = RoundBuilder(
                 self.summarizer, records, index, history, self.reader, announce=self.event_bus
             )
-            rounds = InflightRounds(builder, history, announce=self.event_bus)
-            stack.push_async_callback(rounds.close)
+            stack.push_async_callback(builder.close)
             loader = RequestLoader(
                 self.reader, records, index, self.model_limits, UsageBaselineStore(records), directives
             )
             coordinator = RoundCoordinator(
-                loader, rounds, builder, self.reader, directives, RoundEffectiveness(), self.job_builder
+                loader, builder, self.reader, directives, RoundEffectiveness(), self.job_builder
             )
-            yield ScratchCompactor(Compactor(loader, coordinator, self.reader, self.model_limits), history)
+            yield Compactor(loader, coordinator, self.reader, self.model_limits), history
 
 
 def _ignore_error(_: object) -> None:
@@ -131,12 +118,12 @@ async def shorten_messages(
         UnreadableBodyError: A message cannot be read.
         InternalError: A fault of the proxy, which is logged.
     """
-    async with compaction.open_compactor() as scratch:
+    async with compaction.open_compactor() as (compactor, history):
         if target_tokens is not None and (
-            unchanged := await _fit_under_target(scratch.compactor, ask, target_tokens)
+            unchanged := await _fit_under_target(compactor, ask, target_tokens)
         ):
             return ShortenResult(unchanged, unchanged, None)
-        first = await scratch.compactor.fit_request(ask)
+        first = await compactor.fit_request(ask)
         report = first.report
         if report.tokens_before is None or report.tokens_after is None:
             raise (
@@ -150,12 +137,10 @@ async def shorten_messages(
         if limit < report.tokens_after:
             window = min(find_window_for_limit(limit, ask), report.window or limit)
             settings = replace(ask.settings, window=window)
-            fit = await scratch.compactor.fit_request(
-                replace(ask, settings=settings, resolve_summary_routes=_get_no_routes)
+            fit = await compactor.fit_request(
+                replace(ask, settings=settings, resolve_summary_routes=lambda: ())
             )
-        return ShortenResult(
-            fit, first, await _find_summary_model(scratch.history, ask.tenant, report.conversation)
-        )
+        return ShortenResult(fit, first, await _find_summary_model(history, ask.tenant, report.conversation))
 
 
 async def _fit_under_target(compactor: Compactor, ask: FitRequest, target_tokens: int) -> FitResult | None:
@@ -175,10 +160,6 @@ def find_window_for_limit(limit_tokens: int, ask: FitRequest) -> int:
         bisect_right(windows, limit_tokens, lo=1, key=lambda w: compute_budget(w, reserves, None).input_limit)
         - 1
     )
-
-
-def _get_no_routes() -> tuple[SummaryRoute, ...]:
-    return ()
 
 
 async def _find_summary_model(history: EventHistory, tenant: str, conversation: str | None) -> str | None:

@@ -12,28 +12,19 @@ last section. Otherwise, one more call asks for half the size.
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from compaction_proxy.compaction.message_reader import MessageReader
-from compaction_proxy.compaction.summary_client import (
-    PriceLookup,
-    SummaryClient,
-    SummaryEndpoint,
-    SummaryUsage,
-    lookup_no_price,
-)
+from compaction_proxy.compaction.summary_client import SummaryClient, SummaryEndpoint
 from compaction_proxy.compaction.summary_request import (
     AlignedConversation,
-    Group,
-    RoutedSummaryRequest,
-    Summary,
+    PriceLookup,
     SummaryRequest,
     SummaryRoute,
     count_shown_characters,
-    route_summary_request,
     shrink_shape_to_fit,
     split_into_halves,
     split_into_portions,
@@ -53,8 +44,6 @@ from compaction_proxy.core.summary.prompt import build_aligned_prompt
 from compaction_proxy.core.summary.verify import verify_summary
 from compaction_proxy.providers.types import SummaryModel
 from compaction_proxy.support.offload import run_in_worker
-
-__all__ = ["AlignedConversation", "Summarizer", "Summary", "SummaryRequest", "SummaryRoute", "SummaryUsage"]
 
 # If a call was too long for the summary model, the next calls fill only this share of its context window,
 # because the token count was wrong.
@@ -78,6 +67,9 @@ NARROWINGS = 6
 _FORM_FAILURES = frozenset({"overflow", "http-400", "http-413", "http-422"})
 
 
+_Written = TypeVar("_Written")
+
+
 class CheckedAnswer(NamedTuple):
     """The usable texts of an answer.
 
@@ -88,6 +80,10 @@ class CheckedAnswer(NamedTuple):
 
     texts: tuple[str, ...]
     is_partial: bool = False
+
+
+def lookup_no_price(_model: str, _url: str, _prompt: int, _cached: int, _completion: int) -> None:
+    """Returns None for every call: no price is known."""
 
 
 class Summarizer:
@@ -122,8 +118,10 @@ class Summarizer:
         """Whether any summary model currently gets no calls because it has failed."""
         return self._client.has_resting_model
 
-    async def write_summary(self, summary_request: SummaryRequest) -> Summary:
-        """Writes the texts that a summary request asks for. The caller sets the deadline.
+    async def write_summary(self, summary_request: SummaryRequest) -> tuple[tuple[str, ...], str]:
+        """Returns one text for each group, and the name of the model that wrote the texts.
+
+        The texts are cleaned, validated, and verified if the strategy says so. The caller sets the deadline.
 
         Raises:
             SummaryError: There are no usable texts. The reason comes from the model, from validation or from
@@ -136,43 +134,37 @@ class Summarizer:
         texts, model = await self._summarize_via_routes(summary_request)
         if summary_request.shape.is_verified:
             texts = await run_in_worker(partial(_verify_texts, summary_request, texts))
-        return Summary(texts, model, summary_request.usage)
+        return texts, model
 
     def estimate_call_duration_s(self, summary_request: SummaryRequest) -> float | None:
         """Estimates how long a call to the first model takes, in seconds; None if that is unknown."""
         if not summary_request.routes:
             return None
         route = summary_request.routes[0]
-        return self._client.latency.estimate_call_duration_s(
+        return self._client.estimate_call_duration_s(
             SummaryEndpoint(summary_request.tenant, route.url, route.model)
         )
 
-    async def _summarize_via_routes(self, summary_request: SummaryRequest) -> tuple[tuple[str, ...], str]:
+    async def _summarize_via_routes(self, request: SummaryRequest) -> tuple[tuple[str, ...], str]:
         """Returns the texts and the name of the model that wrote them."""
-        if not summary_request.routes:
+        if not request.routes:
             raise SummaryError("no-model")
-        first_route = summary_request.routes[0]
-        if summary_request.aligned is not None and summary_request.aligned.body.model in {
-            "",
-            first_route.model,
-        }:
-            texts = await self._summarize_via_conversation(
-                summary_request, summary_request.aligned, first_route
-            )
+        first_route = request.routes[0]
+        if request.aligned is not None and request.aligned.body.model in {"", first_route.model}:
+            texts = await self._summarize_via_conversation(request, request.aligned, first_route)
             if texts:
                 return texts, first_route.model
-        for route in summary_request.routes[:-1]:
+        for route in request.routes[:-1]:
             try:
-                return await self._summarize_via_transcript(summary_request, route), route.model
+                return await self._summarize_via_transcript(request, route), route.model
             except SummaryError as failed:
                 if failed.reason != "unknown-model":
                     raise
-        return await self._summarize_via_transcript(
-            summary_request, summary_request.routes[-1]
-        ), summary_request.routes[-1].model
+        last_route = request.routes[-1]
+        return await self._summarize_via_transcript(request, last_route), last_route.model
 
     async def _summarize_via_conversation(
-        self, summary_request: SummaryRequest, aligned: AlignedConversation, route: SummaryRoute
+        self, request: SummaryRequest, aligned: AlignedConversation, route: SummaryRoute
     ) -> tuple[str, ...]:
         """Requests the texts from the conversation's own model, in the aligned form.
 
@@ -180,26 +172,23 @@ class Summarizer:
         does not fit, if the provider refuses its form, or if the answer does not mark where each text begins.
         """
         conversation = ContinuedConversation(aligned.body.raw, aligned.messages)
-        groups = len(summary_request.groups)
-        prompt = partial(
-            build_aligned_prompt,
-            summary_request.instructions,
-            language=summary_request.language,
-            run_count=groups,
-        )
-        prompt_text = prompt(max_tokens=summary_request.tokens)
-        max_tokens = summary_request.shape.compute_max_tokens(summary_request.tokens)
+
+        async def build_prompt(size_tokens: int) -> str:
+            return build_aligned_prompt(
+                request.instructions,
+                language=request.language,
+                max_tokens=size_tokens,
+                run_count=len(request.groups),
+            )
+
+        prompt = await build_prompt(request.tokens)
+        max_tokens = request.shape.compute_max_tokens(request.tokens)
         uncounted = [each for each in aligned.messages if not each.tokens]
         size = sum(each.tokens for each in aligned.messages)
-        size += await self._count_tokens(summary_request, *uncounted, Message(role="user", text=prompt_text))
-        size += await self._reader.count_overhead(
-            aligned.body.prompt_members, summary_request.counting_options
-        )
-        tokens = (
-            int(size * summary_request.calibration_ratio)
-            + max_tokens
-            + route.wire.summary_call_format.get_thinking_allowance(route.model, conversation)
-        )
+        size += await self._count_tokens(request, *uncounted, Message(role="user", text=prompt))
+        size += await self._reader.count_overhead(aligned.body.prompt_members, request.counting_options)
+        thinking = route.wire.summary_call_format.get_thinking_allowance(route.model, conversation)
+        tokens = int(size * request.calibration_ratio) + max_tokens + thinking
         if tokens > route.window:
             return ()
         call = SummaryCall(
@@ -207,31 +196,15 @@ class Summarizer:
             headers=route.headers,
             model=route.model,
             system="",
-            prompt=prompt_text,
+            prompt=prompt,
             max_tokens=max_tokens,
-            temperature=summary_request.shape.temperature,
+            temperature=request.shape.temperature,
             wire=route.wire.name,
             conversation=conversation,
         )
-        response_parser = partial(
-            self._check_answer,
-            summary_request,
-            summary_request.tokens,
-            groups,
-            can_cut=summary_request.shape.may_cut,
-        )
-
-        async def ask_for_size(size_tokens: int) -> CheckedAnswer:
-            sized = replace(call, prompt=prompt(max_tokens=size_tokens))
-            return await self._client.call_model(
-                sized, summary_request.account, response_parser, tokens=tokens
-            )
-
-        with self._client.admit_calls(summary_request.account, route.url, route.model):
+        with self._client.admit_calls(request.tenant, route):
             try:
-                return await self._ask_until_complete(
-                    summary_request, ask_for_size, summary_request.tokens, groups
-                )
+                return await self._ask_until_complete(request, call, build_prompt, tokens)
             except SummaryError as failed:
                 if failed.reason not in _FORM_FAILURES:
                     raise
@@ -239,10 +212,10 @@ class Summarizer:
 
     async def _ask_until_complete(
         self,
-        summary_request: SummaryRequest,
-        ask_for_size: Callable[[int], Awaitable[CheckedAnswer]],
+        request: SummaryRequest,
+        call: SummaryCall,
+        build_prompt: Callable[[int], Awaitable[str]],
         tokens: int,
-        text_count: int,
     ) -> tuple[str, ...]:
         """Returns one text for each group. If the answer was cut too early, asks again for half the size.
 
@@ -250,10 +223,10 @@ class Summarizer:
         leaves no time for a second call.
 
         Args:
-            summary_request: The summary request.
-            ask_for_size: Sends a call that asks for a size in tokens.
-            tokens: The size to ask for first.
-            text_count: Number of texts that are wanted.
+            request: The summary request.
+            call: The first call.
+            build_prompt: Builds the prompt that asks for a size in tokens.
+            tokens: Tokens that each call may take, prompt and answer together.
 
         Returns:
             The texts. If several are wanted, the result is empty if the answer does not mark where each text
@@ -261,119 +234,78 @@ class Summarizer:
 
         Raises:
             SummaryError: `truncated`: both answers were cut and hold too little. `garbage`: one text is
-                wanted, but the answer lacks most of its sections. Other reasons come from `ask_for_size`.
+                wanted, but the answer lacks most of its sections. Other reasons come from the client.
         """
+        check_answer = partial(self._check_answer, request)
         started = self._clock()
-        answer = await ask_for_size(tokens)
+        answer = await self._client.call_model(call, request, check_answer, tokens=tokens)
         duration_s = self._clock() - started
-        is_late = bool(answer.texts) and 0 < summary_request.deadline_s < 2 * duration_s
+        is_late = bool(answer.texts) and 0 < request.deadline_s < 2 * duration_s
         if answer.is_partial and not is_late:
-            answer = await self._ask_for_half(answer, ask_for_size, tokens)
-        if not answer.texts and text_count == 1:
+            half_call = replace(call, prompt=await build_prompt(max(1, request.tokens // 2)))
+            try:
+                second = await self._client.call_model(half_call, request, check_answer, tokens=tokens)
+            except SummaryError:
+                if not answer.texts:
+                    raise
+                second = answer
+            if not (second.texts or answer.texts):
+                raise SummaryError("truncated")
+            answer = second if second.texts else answer
+        if not answer.texts and len(request.groups) == 1:
             raise SummaryError("garbage")
         return answer.texts
 
-    async def _ask_for_half(
-        self,
-        first_answer: CheckedAnswer,
-        ask_for_size: Callable[[int], Awaitable[CheckedAnswer]],
-        tokens: int,
-    ) -> CheckedAnswer:
-        """Asks for half of `tokens`. Returns the new answer if it has texts, else the first answer.
-
-        Raises:
-            SummaryError: Neither answer can be used.
-        """
-        try:
-            second = await ask_for_size(max(1, tokens // 2))
-        except SummaryError:
-            if not first_answer.texts:
-                raise
-            return first_answer
-        if not (second.texts or first_answer.texts):
-            raise SummaryError("truncated")
-        return second if second.texts else first_answer
-
     async def _summarize_via_transcript(
-        self, summary_request: SummaryRequest, route: SummaryRoute
+        self, request: SummaryRequest, route: SummaryRoute
     ) -> tuple[str, ...]:
         """Requests the texts from one model. If a call is too long, tries once more with shorter calls."""
-        with self._client.admit_calls(summary_request.account, route.url, route.model):
+        with self._client.admit_calls(request.tenant, route):
             try:
-                return await self._summarize_groups(
-                    route_summary_request(summary_request, route, route.window),
-                    summary_request.groups,
-                    summary_request.shape,
-                )
+                return await self._summarize_groups(request.select_route(route))
             except SummaryError as failed:
                 if failed.reason != "overflow":
                     raise
                 window = int(min(failed.limit or route.window, route.window) * OVERFLOW_SHARE)
-            return await self._summarize_groups(
-                route_summary_request(summary_request, route, window),
-                summary_request.groups,
-                summary_request.shape,
-            )
+            return await self._summarize_groups(request.select_route(replace(route, window=window)))
 
-    async def _summarize_groups(
-        self, model_call: RoutedSummaryRequest, groups: tuple[Group, ...], shape: SummaryShape
-    ) -> tuple[str, ...]:
+    async def _summarize_groups(self, request: SummaryRequest) -> tuple[str, ...]:
         """Returns a text for each group. Uses one call if all groups fit into it, else several calls."""
-        prompt_text = await model_call.build_prompt(groups, shape)
-        size = await self._count_call_tokens(model_call, prompt_text)
-        if size <= model_call.max_input_tokens:
-            texts = await self._call_model(
-                model_call, groups, shape, prompt_text, size, can_cut=shape.may_cut
-            )
-            return texts or await self._summarize_one_by_one(model_call, groups, shape)
+        groups, shape = request.groups, request.shape
+        prompt = await request.build_prompt()
+        size = await self._count_call_tokens(request, prompt)
+        if size <= request.max_input_tokens:
+            return await self._call_model(request, prompt, size) or await self._summarize_one_by_one(request)
         messages = tuple(each for group in groups for each in group)
-        characters = await run_in_worker(
-            partial(count_shown_characters, messages, shape)
-        ) * await self._compute_fitting_share(model_call, size)
+        shown = await run_in_worker(partial(count_shown_characters, messages, shape))
+        characters = shown * await self._compute_fitting_share(request, size)
         shape = await run_in_worker(partial(shrink_shape_to_fit, messages, shape, MAX_PORTIONS * characters))
         if len(groups) == 1:
-            return (await self._split_and_merge(model_call, groups[0], shape, characters),)
-        group_texts: list[str] = []
+            return (await self._split_and_merge(replace(request, shape=shape), characters),)
+        texts: list[str] = []
         for half in split_into_halves(groups, shape):
-            share = sum(count_shown_characters(each, shape) for each in half) / count_shown_characters(
-                messages, shape
-            )
-            part = replace(model_call, tokens=max(1, int(model_call.tokens * share)))
-            group_texts += await self._summarize_groups(part, half, shape)
-        return tuple(group_texts)
+            half_size = sum(count_shown_characters(each, shape) for each in half)
+            tokens = int(request.tokens * (half_size / count_shown_characters(messages, shape)))
+            part = replace(request, groups=half, shape=shape, tokens=max(1, tokens))
+            texts += await self._summarize_groups(part)
+        return tuple(texts)
 
-    async def _summarize_one_by_one(
-        self, model_call: RoutedSummaryRequest, groups: tuple[Group, ...], shape: SummaryShape
-    ) -> tuple[str, ...]:
+    async def _summarize_one_by_one(self, request: SummaryRequest) -> tuple[str, ...]:
         """Requests the text of each group by a separate call, the earliest group first.
 
         Only the first `MAX_PORTIONS` groups get a call. For the others, the result is an empty text.
         """
-        sizes = [count_shown_characters(each, shape) for each in groups]
-        first = groups[:MAX_PORTIONS]
-        texts: list[str] = []
-        for start in range(0, len(first), PORTIONS_AT_ONCE):
-            stop = start + PORTIONS_AT_ONCE
-            batch = zip(first[start:stop], sizes[start:stop], strict=True)
-            parts = [
-                (
-                    replace(model_call, tokens=max(LEAST_RUN_TOKENS, model_call.tokens * size // sum(sizes))),
-                    each,
-                )
-                for each, size in batch
-            ]
-            texts += await _gather_texts(self._summarize_group(part, each, shape) for part, each in parts)
-        return (*texts, *[""] * (len(groups) - len(texts)))
+        sizes = [count_shown_characters(each, request.shape) for each in request.groups]
+        parts = [
+            replace(
+                request, groups=(group,), tokens=max(LEAST_RUN_TOKENS, request.tokens * size // sum(sizes))
+            )
+            for group, size in zip(request.groups[:MAX_PORTIONS], sizes, strict=False)
+        ]
+        texts = await _gather_texts(self._summarize_groups, parts)
+        return tuple(text for [text] in texts) + ("",) * (len(sizes) - len(parts))
 
-    async def _summarize_group(
-        self, model_call: RoutedSummaryRequest, group: Group, shape: SummaryShape
-    ) -> str:
-        [text] = await self._summarize_groups(model_call, (group,), shape)
-        return text
-
-    async def _split_and_merge(
-        self, model_call: RoutedSummaryRequest, group: Group, shape: SummaryShape, characters: float
-    ) -> str:
+    async def _split_and_merge(self, request: SummaryRequest, characters: float) -> str:
         """Returns one text for a group that is too large for one call.
 
         Summarises portions of the group by separate calls. One more call merges their summaries.
@@ -381,146 +313,96 @@ class Summarizer:
         Raises:
             SummaryError: `summary-window`: the group needs more than `MAX_PORTIONS` portions.
         """
-        cut = await run_in_worker(partial(split_into_portions, group, shape, characters))
+        [group], shape = request.groups, request.shape
+        portions = await run_in_worker(partial(split_into_portions, group, shape, characters))
         # Portions end between units, so they are not quite full, and there may be more of them than expected.
         # In that case, shorten the messages further.
-        if len(cut) > MAX_PORTIONS:
+        if len(portions) > MAX_PORTIONS:
             shape = await run_in_worker(
                 partial(shrink_shape_to_fit, group, shape, MAX_PORTIONS * characters / 2)
             )
-            cut = await run_in_worker(partial(split_into_portions, group, shape, characters))
-        if len(cut) > MAX_PORTIONS:
+            portions = await run_in_worker(partial(split_into_portions, group, shape, characters))
+        if len(portions) > MAX_PORTIONS:
             raise SummaryError("summary-window")
-        if len(cut) == 1:
-            return await self._summarize_shrunk_group(model_call, group, shape, can_cut=shape.may_cut)
-        tokens = max(
-            LEAST_PORTION_TOKENS, min(model_call.tokens, int(model_call.max_input_tokens / 2 / len(cut)))
+        if len(portions) == 1:
+            return await self._summarize_shrunk_group(replace(request, shape=shape))
+        tokens = max(LEAST_PORTION_TOKENS, int(request.max_input_tokens / 2 / len(portions)))
+        smaller = replace(
+            request, shape=replace(shape, may_cut=True), tokens=min(tokens, request.tokens), earlier=()
         )
-        smaller = replace(model_call, tokens=min(tokens, model_call.tokens), earlier=())
-        parts: list[str] = []
-        for start in range(0, len(cut), PORTIONS_AT_ONCE):
-            some = cut[start : start + PORTIONS_AT_ONCE]
-            parts += await _gather_texts(
-                self._summarize_shrunk_group(smaller, each, shape, can_cut=True) for each in some
-            )
+        texts = await _gather_texts(
+            self._summarize_shrunk_group, [replace(smaller, groups=(each,)) for each in portions]
+        )
         records = tuple(
-            Message(role="assistant", text=f"Record of part {number} of {len(parts)}:\n{text}")
-            for number, text in enumerate(parts, 1)
+            Message(role="assistant", text=f"Record of part {number} of {len(texts)}:\n{text}")
+            for number, text in enumerate(texts, 1)
         )
         whole = replace(shape, message_characters=max(len(each.text) for each in records))
-        return await self._summarize_shrunk_group(model_call, records, whole, can_cut=shape.may_cut)
+        return await self._summarize_shrunk_group(replace(request, groups=(records,), shape=whole))
 
-    async def _summarize_shrunk_group(
-        self, model_call: RoutedSummaryRequest, group: Group, shape: SummaryShape, *, can_cut: bool
-    ) -> str:
+    async def _summarize_shrunk_group(self, request: SummaryRequest) -> str:
         """Returns the text for one group. Shortens the messages in the prompt until the call fits.
 
         Raises:
             SummaryError: `summary-window`: the call still does not fit after `NARROWINGS` attempts.
         """
         for _ in range(NARROWINGS):
-            prompt_text = await model_call.build_prompt((group,), shape)
-            size = await self._count_call_tokens(model_call, prompt_text)
-            if size <= model_call.max_input_tokens:
-                [text] = await self._call_model(
-                    model_call, (group,), shape, prompt_text, size, can_cut=can_cut
-                )
+            prompt = await request.build_prompt()
+            size = await self._count_call_tokens(request, prompt)
+            if size <= request.max_input_tokens:
+                [text] = await self._call_model(request, prompt, size)
                 return text
-            share = await self._compute_fitting_share(model_call, size)
-            shape = await run_in_worker(partial(_narrow_shape_to_share, group, shape, share))
+            share = await self._compute_fitting_share(request, size)
+            shape = await run_in_worker(partial(_narrow_shape_to_share, request, share))
+            request = replace(request, shape=shape)
         raise SummaryError("summary-window")
 
-    async def _compute_fitting_share(self, model_call: RoutedSummaryRequest, size: int) -> float:
+    async def _compute_fitting_share(self, request: SummaryRequest, size: int) -> float:
         """Returns the share to which the messages in a prompt of `size` tokens must shrink so that it fits.
 
         Raises:
             SummaryError: `summary-window`: the prompt would not even fit without any messages.
         """
-        fixed = await self._count_call_tokens(
-            model_call, await model_call.build_prompt(((),), model_call.summary_request.shape)
-        )
-        if fixed >= model_call.max_input_tokens:
+        fixed = await self._count_call_tokens(request, await replace(request, groups=((),)).build_prompt())
+        if fixed >= request.max_input_tokens:
             raise SummaryError("summary-window")
-        return CAREFUL_SHARE * (model_call.max_input_tokens - fixed) / max(1, size - fixed)
+        return CAREFUL_SHARE * (request.max_input_tokens - fixed) / max(1, size - fixed)
 
-    async def _call_model(
-        self,
-        model_call: RoutedSummaryRequest,
-        groups: tuple[Group, ...],
-        shape: SummaryShape,
-        prompt_text: str,
-        size: int,
-        *,
-        can_cut: bool,
-    ) -> tuple[str, ...]:
-        """Calls the model with this prompt and returns one text for each group.
+    async def _call_model(self, request: SummaryRequest, prompt: str, size: int) -> tuple[str, ...]:
+        """Calls the model with this prompt of `size` tokens, and returns one text for each group.
 
         Asks a second time, for shorter texts, if the answer was cut too early. If there are several groups,
         the result is empty if the answer does not mark where each text begins.
         """
-        response_parser = partial(
-            self._check_answer, model_call.summary_request, model_call.tokens, len(groups), can_cut=can_cut
-        )
-        tokens = int(size * model_call.summary_request.calibration_ratio) + model_call.answer_tokens
-
-        async def ask_for_size(size_tokens: int) -> CheckedAnswer:
-            sized_call = replace(model_call, tokens=size_tokens)
-            prompt = (
-                prompt_text
-                if size_tokens == model_call.tokens
-                else await sized_call.build_prompt(groups, shape)
-            )
-            return await self._client.call_model(
-                model_call.build_call(prompt),
-                model_call.summary_request.account,
-                response_parser,
-                tokens=tokens,
-            )
-
+        tokens = int(size * request.calibration_ratio) + request.answer_tokens
         return await self._ask_until_complete(
-            model_call.summary_request, ask_for_size, model_call.tokens, len(groups)
+            request,
+            request.build_call(prompt),
+            lambda size_tokens: replace(request, tokens=size_tokens).build_prompt(),
+            tokens,
         )
 
-    async def _check_answer(
-        self,
-        summary_request: SummaryRequest,
-        tokens: int,
-        text_count: int,
-        answer: SummaryAnswer,
-        *,
-        can_cut: bool,
-    ) -> CheckedAnswer:
+    async def _check_answer(self, request: SummaryRequest, answer: SummaryAnswer) -> CheckedAnswer:
         """Returns the usable texts of an answer.
-
-        Args:
-            summary_request: The summary request.
-            tokens: The size that was asked for.
-            text_count: Number of texts that are wanted.
-            answer: The answer of the model.
-            can_cut: Whether to cut a text that is too long, instead of refusing it.
 
         Raises:
             SummaryError: The answer cannot be used. If its only fault is that it was cut off, or that several
                 texts cannot be separated, the result has no texts instead.
         """
-        characters = len(answer.text)
-        if (
-            characters > MAX_CHARACTERS_A_TOKEN * summary_request.shape.compute_max_tokens(tokens)
-            and not can_cut
-        ):
+        shape, tokens, text_count = request.shape, request.tokens, len(request.groups)
+        characters, max_characters = len(answer.text), None
+        if shape.may_cut:  # a text that is too long is cut, else it is refused
+            size = await self._count_tokens(request, Message(role="assistant", text=answer.text))
+            max_characters = characters * tokens // max(tokens, size)
+        elif characters > MAX_CHARACTERS_A_TOKEN * shape.compute_max_tokens(tokens):
             raise SummaryError("longer")
-        size = (
-            await self._count_tokens(summary_request, Message(role="assistant", text=answer.text))
-            if can_cut
-            else 0
-        )
         try:
             valid_text = validate_summary(
                 answer.text,
                 answer.finish_reason,
                 called_tools=answer.called_tools,
                 refused=answer.refused,
-                max_characters=characters * tokens // max(tokens, size) if can_cut else None,
+                max_characters=max_characters,
             )
             texts = split_run_texts(valid_text, text_count)
         except SummaryError as failed:
@@ -529,41 +411,45 @@ class Summarizer:
             if failed.reason == "truncated":
                 return CheckedAnswer((), is_partial=True)
             raise
-        sections = () if can_cut or text_count > 1 else summary_request.shape.sections
-        if not sections:
+        if shape.may_cut or text_count > 1 or not shape.sections:
             return CheckedAnswer(texts)
         is_cut = is_unfinished(answer.finish_reason)
-        text = repair_sections(texts[0], sections, is_cut=is_cut)
-        is_partial = is_cut and not (text and has_last_section(texts[0], sections))
+        text = repair_sections(texts[0], shape.sections, is_cut=is_cut)
+        is_partial = is_cut and not (text and has_last_section(texts[0], shape.sections))
         return CheckedAnswer((text,) if text else (), is_partial)
 
-    async def _count_call_tokens(self, model_call: RoutedSummaryRequest, prompt_text: str) -> int:
+    async def _count_call_tokens(self, request: SummaryRequest, prompt: str) -> int:
         """Counts the tokens of a transcript call."""
-        system = Message(role="system", text=model_call.summary_request.instructions)
-        return await self._count_tokens(
-            model_call.summary_request, system, Message(role="user", text=prompt_text)
-        )
+        system = Message(role="system", text=request.instructions)
+        return await self._count_tokens(request, system, Message(role="user", text=prompt))
 
-    async def _count_tokens(self, summary_request: SummaryRequest, *messages: Message) -> int:
-        return sum(
-            each.tokens
-            for each in await self._reader.add_token_counts(messages, summary_request.counting_options)
-        )
+    async def _count_tokens(self, request: SummaryRequest, *messages: Message) -> int:
+        counted = await self._reader.add_token_counts(messages, request.counting_options)
+        return sum(each.tokens for each in counted)
 
 
-async def _gather_texts(calls: Iterable[Coroutine[object, object, str]]) -> list[str]:
-    """Waits for all calls and returns their texts. If a call fails, raises its error after all have ended."""
-    results = await asyncio.gather(*calls, return_exceptions=True)
-    failures = (each for each in results if isinstance(each, BaseException))
-    failed = next(failures, None)
-    if failed is not None:
-        raise failed
-    return [each for each in results if isinstance(each, str)]
+async def _gather_texts(
+    summarize: Callable[[SummaryRequest], Awaitable[_Written]], requests: Sequence[SummaryRequest]
+) -> list[_Written]:
+    """Returns the texts of all requests, of which at most `PORTIONS_AT_ONCE` are sent at the same time.
+
+    If a call fails, raises its error after the calls that run at the same time have ended.
+    """
+    written: list[_Written] = []
+    for start in range(0, len(requests), PORTIONS_AT_ONCE):
+        batch = requests[start : start + PORTIONS_AT_ONCE]
+        results = await asyncio.gather(*map(summarize, batch), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            written.append(result)
+    return written
 
 
-def _narrow_shape_to_share(group: Group, shape: SummaryShape, share: float) -> SummaryShape:
-    """Returns a shape that shows about `share` of the characters that the given shape shows of a group."""
-    return shrink_shape_to_fit(group, shape, count_shown_characters(group, shape) * share)
+def _narrow_shape_to_share(request: SummaryRequest, share: float) -> SummaryShape:
+    """Returns a shape that shows about `share` of the characters that the request's shape shows."""
+    [group] = request.groups
+    return shrink_shape_to_fit(group, request.shape, count_shown_characters(group, request.shape) * share)
 
 
 def _verify_texts(summary_request: SummaryRequest, texts: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,17 +5,19 @@ of messages are in characters of the transcript. The caller converts them from t
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from compaction_proxy.compaction.message_reader import CountingOptions
-from compaction_proxy.compaction.summary_client import CallAccount, SummaryUsage
 from compaction_proxy.core.ledger.frontier import StatementStatus
 from compaction_proxy.core.message import Message, iter_units
 from compaction_proxy.core.strategies import SummaryShape
 from compaction_proxy.core.summary.call import SummaryCall
 from compaction_proxy.core.summary.prompt import build_prompt
+from compaction_proxy.recall.round_detail import MAX_PROMPTS, SummaryPrompt
 from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.wires.body import RequestBody
 from compaction_proxy.wires.chat.wire import CHAT
@@ -85,22 +87,18 @@ def split_into_portions(
     Each portion takes at most `characters` in a transcript of this shape. A single unit that takes more
     becomes a portion of its own.
     """
-    return tuple(_iterate_portions(messages, shape, characters))
-
-
-def _iterate_portions(messages: Sequence[Message], shape: SummaryShape, characters: float) -> Iterator[Group]:
-    portion: list[Message] = []
-    portion_size = 0
+    portions: list[Group] = []
+    last_size = characters
     for start, stop in iter_units(messages):
-        unit = messages[start:stop]
+        unit = tuple(messages[start:stop])
         size = count_shown_characters(unit, shape)
-        if portion and portion_size + size > characters:
-            yield tuple(portion)
-            portion, portion_size = [], 0
-        portion += unit
-        portion_size += size
-    if portion:
-        yield tuple(portion)
+        if portions and last_size + size <= characters:
+            portions[-1] += unit
+            last_size += size
+        else:
+            portions.append(unit)
+            last_size = size
+    return tuple(portions)
 
 
 def split_into_halves(
@@ -119,6 +117,57 @@ def split_into_halves(
 
 # Characters per token of a summary, approximately.
 SUMMARY_CHARACTERS = 3.5
+
+# Returns the price of a call in dollars; None if the price is unknown or not yet loaded. The arguments are
+# the model, its URL, the number of prompt tokens, how many of these were cached, and the number of completion
+# tokens.
+PriceLookup = Callable[[str, str, int, int, int], float | None]
+
+
+class CallUsage(NamedTuple):
+    """The tokens of one call, from the `usage` of its answer."""
+
+    model: str
+    url: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(slots=True)
+class SummaryUsage:
+    """The usage of summary calls so far, whether or not they succeeded.
+
+    Attributes:
+        calls: Number of calls made.
+        answered_calls: The usage of the calls that were answered.
+        prompts: The last few different prompts, each shortened to a limited size.
+    """
+
+    calls: int = 0
+    answered_calls: list[CallUsage] = field(default_factory=list)
+    prompts: deque[SummaryPrompt] = field(default_factory=lambda: deque(maxlen=MAX_PROMPTS), compare=False)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Input tokens of all answered calls."""
+        return sum(each.prompt_tokens for each in self.answered_calls)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Input tokens of all answered calls that were cached."""
+        return sum(each.cached_tokens for each in self.answered_calls)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Output tokens of all answered calls."""
+        return sum(each.completion_tokens for each in self.answered_calls)
+
+    def compute_cost_usd(self, price: PriceLookup) -> float | None:
+        """Computes the cost of the answered calls in dollars; None if the price of any call is unknown."""
+        costs = [price(*each) for each in self.answered_calls]
+        known_costs = [cost for cost in costs if cost is not None]
+        return sum(known_costs) if len(known_costs) == len(costs) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +203,19 @@ class AlignedConversation:
     messages: tuple[Message, ...] = field(repr=False)
 
 
+# An answer may take at most this share of the summary model's context window. If the wanted summary would
+# take more, the call asks for a summary that takes this share.
+ANSWER_SHARE = 0.25
+# A call and its answer together may take at most this share of the context window, because their sizes are
+# estimates.
+WINDOW_SHARE = 0.95
+
+
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """A request for the texts of a compaction.
+    """A request for the texts of a compaction, or for a portion of them.
+
+    The properties and methods are about a call to the first route in the transcript form.
 
     Attributes:
         shape: The form of the summary that the strategy asks for.
@@ -183,7 +242,7 @@ class SummaryRequest:
 
     shape: SummaryShape
     instructions: str = field(repr=False)
-    groups: tuple[tuple[Message, ...], ...] = field(repr=False)
+    groups: tuple[Group, ...] = field(repr=False)
     task: str = field(repr=False)
     earlier: tuple[str, ...] = field(repr=False)
     language: str
@@ -205,59 +264,11 @@ class SummaryRequest:
         return int(self.shape.compute_max_tokens(self.tokens) * SUMMARY_CHARACTERS)
 
     @property
-    def account(self) -> CallAccount:
-        """The account to which the calls are charged."""
-        return CallAccount(self.tenant, self.calls_per_hour, self.usage, self.deadline_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The texts that were written for a summary request.
-
-    Attributes:
-        texts: One text for each group: cleaned, validated, and verified if the strategy says so.
-        model: The name of the model that wrote the texts.
-        usage: The usage of all calls for this summary request.
-    """
-
-    texts: tuple[str, ...] = field(repr=False)
-    model: str
-    usage: SummaryUsage = field(compare=False)
-
-
-# An answer may take at most this share of the summary model's context window. If the wanted summary would
-# take more, the call asks for a summary that takes this share.
-ANSWER_SHARE = 0.25
-# A call and its answer together may take at most this share of the context window, because their sizes are
-# estimates.
-WINDOW_SHARE = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class RoutedSummaryRequest:
-    """A summary request, or a portion of one, for one model.
-
-    Attributes:
-        summary_request: The summary request.
-        route: The endpoint and model.
-        window: Context window that the model is assumed to have, in tokens. After a call that was too long,
-            it is smaller than the route's.
-        tokens: Size of the summary to ask for, in tokens.
-        earlier: Texts of earlier compactions that are shown to the model.
-    """
-
-    summary_request: SummaryRequest
-    route: SummaryRoute
-    window: int
-    tokens: int
-    earlier: tuple[str, ...]
-
-    @property
     def answer_tokens(self) -> int:
         """Tokens that an answer may take, thinking included."""
-        return self.summary_request.shape.compute_max_tokens(
-            self.tokens
-        ) + self.route.wire.summary_call_format.get_thinking_allowance(self.route.model, None)
+        route = self.routes[0]
+        thinking = route.wire.summary_call_format.get_thinking_allowance(route.model, None)
+        return self.shape.compute_max_tokens(self.tokens) + thinking
 
     @property
     def max_input_tokens(self) -> float:
@@ -265,55 +276,41 @@ class RoutedSummaryRequest:
 
         A margin is left for the error of estimates.
         """
-        return (WINDOW_SHARE * self.window - self.answer_tokens) / self.summary_request.calibration_ratio
+        return (WINDOW_SHARE * self.routes[0].window - self.answer_tokens) / self.calibration_ratio
 
-    async def build_prompt(self, groups: tuple[Group, ...], shape: SummaryShape) -> str:
+    def select_route(self, route: SummaryRoute) -> "SummaryRequest":
+        """Returns the request with one route. It asks for fewer tokens if the model's window is small."""
+        max_tokens = int(route.window * ANSWER_SHARE) * self.shape.tokens // self.shape.max_tokens
+        return replace(self, routes=(route,), tokens=max(1, min(self.tokens, max_tokens)))
+
+    async def build_prompt(self) -> str:
         """Builds the prompt in the worker thread, because the prompt may be megabytes long."""
-        brief = self.summary_request
         return await run_in_worker(
             partial(
                 build_prompt,
-                groups,
-                shape,
-                task=brief.task,
+                self.groups,
+                self.shape,
+                task=self.task,
                 earlier_summaries=self.earlier,
-                language=brief.language,
+                language=self.language,
                 max_tokens=self.tokens,
             )
         )
 
     def build_call(self, prompt_text: str) -> SummaryCall:
-        """Builds a call in the transcript form with this prompt."""
-        brief, route = self.summary_request, self.route
+        """Builds a call with this prompt."""
+        route = self.routes[0]
         return SummaryCall(
             url=route.url,
             headers=route.headers,
             model=route.model,
-            system=brief.instructions,
+            system=self.instructions,
             prompt=prompt_text,
-            max_tokens=brief.shape.compute_max_tokens(self.tokens),
-            temperature=brief.shape.temperature,
+            max_tokens=self.shape.compute_max_tokens(self.tokens),
+            temperature=self.shape.temperature,
             wire=route.wire.name,
-            cache_key=_build_cache_key(brief) if accepts_prompt_cache_key(route.url) else "",
+            cache_key=_build_cache_key(self) if accepts_prompt_cache_key(route.url) else "",
         )
-
-
-def route_summary_request(
-    summary_request: SummaryRequest, route: SummaryRoute, window: int
-) -> RoutedSummaryRequest:
-    """Builds the call for a whole summary request.
-
-    The model is assumed to have a context window of `window` tokens.
-    """
-    shape = summary_request.shape
-    max_tokens = int(window * ANSWER_SHARE) * shape.tokens // shape.max_tokens
-    return RoutedSummaryRequest(
-        summary_request,
-        route,
-        window,
-        max(1, min(summary_request.tokens, max_tokens)),
-        summary_request.earlier,
-    )
 
 
 def _build_cache_key(summary_request: SummaryRequest) -> str:
