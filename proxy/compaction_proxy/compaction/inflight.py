@@ -17,6 +17,7 @@ from compaction_proxy.compaction.round_job import RoundJob
 from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.support.log_events import ROUND_CRASHED
+from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.telemetry.event_bus import EventListener, ignore_event
 from compaction_proxy.telemetry.event_history import EventHistory
 
@@ -55,7 +56,7 @@ class InflightRounds:
         self._now = now
         self._running: dict[str, tuple[RoundJob, asyncio.Task[Checkpoint]]] = {}
         self._waiting_counts: dict[str, int] = {}
-        self._resting: dict[str, tuple[float, str]] = {}
+        self._resting: BoundedDict[str, tuple[float, str]] = BoundedDict(MAX_RESTING)
         self._event_tasks: set[asyncio.Task[bool]] = set()
 
     @property
@@ -159,8 +160,6 @@ class InflightRounds:
 
     def _rest_after_failure(self, job: RoundJob, error: BaseException) -> None:
         reason = error.reason if isinstance(error, SummaryError) else "internal"
-        while len(self._resting) >= MAX_RESTING:
-            self._resting.pop(next(iter(self._resting)))
         self._resting[job.view.strategy_thread] = (self._clock() + FAILURE_REST_S, reason)
         if not isinstance(error, SummaryError):
             _log.error(ROUND_CRASHED, conversation=job.conversation, exc_info=error)

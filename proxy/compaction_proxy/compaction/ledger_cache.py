@@ -14,6 +14,7 @@ from compaction_proxy.core.ledger.facts import MessageFact, list_message_facts
 from compaction_proxy.core.ledger.frontier import Frontier, ReplyReading, read_frontier, read_reply
 from compaction_proxy.core.ledger.statements import Statement, read_statements
 from compaction_proxy.core.message import Message, MessageToolCall
+from compaction_proxy.support.lru import LruCache
 
 # Largest size of each cache, in characters of the texts or messages. The cached results take about as much
 # memory again.
@@ -31,19 +32,13 @@ class _BoundedMemo(Generic[_Asked, _Known]):
 
     def __init__(self, compute: Callable[[_Asked], _Known], max_held: int) -> None:
         self._compute = compute
-        self._max_held = max_held
-        self._held: OrderedDict[_Asked, tuple[_Known, int]] = OrderedDict()
-        self._size = 0
+        self._results: LruCache[_Asked, _Known] = LruCache(max_held)
 
     def __call__(self, key: _Asked, characters: int) -> _Known:
-        if (entry := self._held.get(key)) is not None:
-            self._held.move_to_end(key)
-            return entry[0]
-        result, size = self._compute(key), characters + RECORD_CHARACTERS
-        self._held[key] = result, size
-        self._size += size
-        while self._size > self._max_held:
-            self._size -= self._held.popitem(last=False)[1][1]
+        result = self._results.get(key)
+        if result is None:
+            result = self._compute(key)
+            self._results.put(key, result, characters + RECORD_CHARACTERS)
         return result
 
 

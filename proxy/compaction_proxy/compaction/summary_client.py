@@ -1,7 +1,7 @@
 """Sends calls to summary models, with retries, an hourly budget, a circuit breaker and latency tracking."""
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.providers.types import SummaryModel
 from compaction_proxy.recall.round_detail import CONTINUED, MAX_PROMPTS, SummaryPrompt, build_bounded_prompt
+from compaction_proxy.support.lru import BoundedDict
 
 # After this many temporary failures in a row, a model gets no calls for a while.
 MAX_FAILURES = 3
@@ -71,7 +72,7 @@ class SummaryBreaker:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._failure_states: OrderedDict[SummaryEndpoint, _FailureState] = OrderedDict()
+        self._failure_states: BoundedDict[SummaryEndpoint, _FailureState] = BoundedDict(MAX_ENDPOINTS)
 
     @contextmanager
     def admit_calls(self, endpoint: SummaryEndpoint) -> Iterator[None]:
@@ -115,10 +116,7 @@ class SummaryBreaker:
             self._failure_states.pop(endpoint, None)
 
     def _record_failure(self, endpoint: SummaryEndpoint, *, lasting: bool) -> None:
-        trouble = self._failure_states.setdefault(endpoint, _FailureState())
-        self._failure_states.move_to_end(endpoint)
-        while len(self._failure_states) > MAX_ENDPOINTS:
-            self._failure_states.popitem(last=False)
+        trouble = self._failure_states[endpoint] = self._failure_states.get(endpoint) or _FailureState()
         trouble.failures += 1
         if self.is_open(endpoint):
             return  # the call had started before the breaker opened
@@ -135,7 +133,7 @@ class LatencyTracker:
     """Keeps a moving average of the duration of calls, in seconds, for each tenant and model."""
 
     def __init__(self) -> None:
-        self._averages: OrderedDict[SummaryEndpoint, float] = OrderedDict()
+        self._averages: BoundedDict[SummaryEndpoint, float] = BoundedDict(MAX_ENDPOINTS)
 
     def estimate_call_duration_s(self, endpoint: SummaryEndpoint) -> float | None:
         """Estimates the duration of the next call, in seconds; None if no call has been recorded."""
@@ -145,9 +143,6 @@ class LatencyTracker:
         """Records how long a call took until it was answered."""
         average = self._averages.get(endpoint, seconds)
         self._averages[endpoint] = average + NEWEST_SHARE * (seconds - average)
-        self._averages.move_to_end(endpoint)
-        while len(self._averages) > MAX_ENDPOINTS:
-            self._averages.popitem(last=False)
 
     def record_cancellation(self, endpoint: SummaryEndpoint, seconds: float) -> None:
         """Records a call that was cancelled after `seconds` without an answer.
@@ -174,7 +169,7 @@ class CallBudget:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._calls: OrderedDict[str, deque[float]] = OrderedDict()
+        self._calls: BoundedDict[str, deque[float]] = BoundedDict(MAX_TENANTS)
 
     def book_call(self, tenant: str, calls_per_hour: int, tokens: int = 0) -> None:
         """Counts one call against the tenant's limit. A long call counts as several (`CALL_TOKENS`).
@@ -193,10 +188,7 @@ class CallBudget:
         if not calls_per_hour:
             return
         now = self._clock()
-        calls = self._calls.setdefault(tenant, deque())
-        self._calls.move_to_end(tenant)
-        while len(self._calls) > MAX_TENANTS:
-            self._calls.popitem(last=False)
+        calls = self._calls[tenant] = self._calls.get(tenant, deque())
         while calls and calls[0] <= now - HOUR_S:
             calls.popleft()
         if len(calls) >= calls_per_hour:

@@ -1,11 +1,11 @@
 """Reports requests that went wrong. The same incident is reported only once a minute."""
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
 from compaction_proxy.compaction.types import CompactionReport, CompactionStatus
 from compaction_proxy.core.event import FAILED_OPEN, OVER_LIMIT, RECOVERED, Event
+from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.telemetry.event_bus import EventBus, generate_event_id
 from compaction_proxy.telemetry.event_history import EventHistory
 
@@ -39,7 +39,9 @@ class IncidentReporter:
         self._history = history
         self._clock = clock
         self._now = now
-        self._quiet_until: OrderedDict[tuple[str, str | None, str, str | None], float] = OrderedDict()
+        self._quiet_until: BoundedDict[tuple[str, str | None, str, str | None], float] = BoundedDict(
+            MAX_KNOWN
+        )
 
     async def __call__(
         self,
@@ -82,9 +84,7 @@ class IncidentReporter:
 
     def _should_suppress(self, incident_key: tuple[str, str | None, str, str | None]) -> bool:
         now = self._clock()
-        quiet_until = self._quiet_until.pop(incident_key, None)
-        is_due = quiet_until is None or quiet_until <= now
-        self._quiet_until[incident_key] = now + QUIET_S if is_due or quiet_until is None else quiet_until
-        if len(self._quiet_until) > MAX_KNOWN:
-            self._quiet_until.popitem(last=False)
+        quiet_until = self._quiet_until.get(incident_key, now)
+        is_due = quiet_until <= now
+        self._quiet_until[incident_key] = now + QUIET_S if is_due else quiet_until
         return not is_due
