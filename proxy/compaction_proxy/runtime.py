@@ -291,7 +291,7 @@ class Components:
         self.metrics.breakers["store"] = lambda: not self.records.is_in_use
         self.engine = NativeEngine(proxies=read_environment_proxies())
         self.transport = EngineTransport(self.engine)
-        self.counter = ToktokCounter(TiktokenCounter(_log_tokenizer_failure), _log_tokenizer_failure)
+        self.counter = ToktokCounter(TiktokenCounter(_log_tokenizer_failure))
         self.token_scheduler = TokenScheduler(self.counter)
         self.token_schedulers = {
             "tiktoken": self.token_scheduler,

@@ -622,7 +622,7 @@ class ModelLimits:
         if key not in self._known:
             return _build_unknown(model)
         known, now = self._known[key].limits, self._now()
-        expired = {
+        expired: dict[str, Any] = {
             name: value
             for name, until, value in _EXPIRING_FIELDS
             if getattr(known, name) and getattr(known, until) <= now
