@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
-from compaction_proxy.recall.fulltext import SearchDocument, SqliteTextIndexBuilder
+from compaction_proxy.recall.fulltext import SqliteTextIndexBuilder
 from compaction_proxy.recall.ranking import RankingParameters
 from compaction_proxy.recall.stems import stem_word
 
@@ -84,34 +84,46 @@ class Speed:
     warm_s: list[float]
 
 
+class Passage(NamedTuple):
+    """A message that an archive would hold.
+
+    Attributes:
+        index: Its index in the conversation.
+        text: Its text.
+    """
+
+    index: int
+    text: str
+
+
 def rows(file: Path) -> list[JsonObject]:
     """The conversations of a file."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def passages(row: JsonObject) -> list[SearchDocument]:
-    """The messages that an archive would hold; their ids are their indexes in the conversation."""
+def passages(row: JsonObject) -> list[Passage]:
+    """The messages that an archive would hold."""
     return [
-        SearchDocument(str(index), message.get("content") or "", message["role"])
+        Passage(index, message.get("content") or "")
         for index, message in enumerate(row["messages"])
         if message["role"] not in {"system", "developer"}
     ]
 
 
-def ranked(ranking: RankingParameters) -> Callable[[Sequence[SearchDocument]], Search]:
+def ranked(ranking: RankingParameters) -> Callable[[Sequence[Passage]], Search]:
     """Our index with a ranking."""
 
-    def build(held: Sequence[SearchDocument]) -> Search:
-        index = SqliteTextIndexBuilder(ranking).build(held)
+    def build(held: Sequence[Passage]) -> Search:
+        index = SqliteTextIndexBuilder(ranking).build([passage.text for passage in held])
         return lambda query: [found.document_index for found in index.search(query, HITS)]
 
     return build
 
 
-def plain(reach: int) -> Callable[[Sequence[SearchDocument]], Search]:
+def plain(reach: int) -> Callable[[Sequence[Passage]], Search]:
     """FTS5 with its own stems and its own BM25, each message with so many neighbours as one text."""
 
-    def build(held: Sequence[SearchDocument]) -> Search:
+    def build(held: Sequence[Passage]) -> Search:
         database = sqlite3.connect(":memory:")
         database.execute("CREATE VIRTUAL TABLE told USING fts5(text, tokenize='porter unicode61')")
         for place in range(len(held)):
@@ -130,14 +142,14 @@ def _any(query: str) -> str:
     return " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))
 
 
-def questions(file: Path, build: Callable[[Sequence[SearchDocument]], Search]) -> Iterator[Asked]:
+def questions(file: Path, build: Callable[[Sequence[Passage]], Search]) -> Iterator[Asked]:
     """Every question whose evidence is known, asked of the conversation that it is about."""
     for row in rows(file):
         held = passages(row)
         search = build(held)
         for each in row["qa"]:
             if each["evidence_msgs"]:
-                hits = {int(held[place].id) for place in search(each["question"])}
+                hits = {held[place].index for place in search(each["question"])}
                 yield Asked(
                     kind=row["id"].partition("-")[0],
                     chosen_by=row["id"] in CHOSEN_BY,
@@ -154,7 +166,7 @@ def recall(asked: Sequence[Asked], kind: str, **wanted: bool) -> float:
     )
 
 
-def longest(folder: Path) -> list[SearchDocument]:
+def longest(folder: Path) -> list[Passage]:
     """The longest conversation of a developer, of about 265,000 tokens in the file this was written for."""
     return max(
         (passages(row) for row in rows(folder / "coding_aider.jsonl")),
@@ -162,10 +174,10 @@ def longest(folder: Path) -> list[SearchDocument]:
     )
 
 
-def speed(held: Sequence[SearchDocument], queries: int = WARM_QUERIES) -> Speed:
+def speed(held: Sequence[Passage], queries: int = WARM_QUERIES) -> Speed:
     """What it costs to make an index and to search it, once for each query, by words of the texts."""
     began = time.process_time()
-    index = SqliteTextIndexBuilder().build(held)
+    index = SqliteTextIndexBuilder().build([passage.text for passage in held])
     built = time.process_time() - began
     words = re.findall(r"\S+", " ".join(passage.text for passage in held))
     rng = random.Random(1)
@@ -178,7 +190,7 @@ def speed(held: Sequence[SearchDocument], queries: int = WARM_QUERIES) -> Speed:
     return Speed(sum(len(passage.text) for passage in held), built, index.size_bytes, warm)
 
 
-def planted(held: Sequence[SearchDocument], number: int = PLANTED) -> Mapping[str, float]:
+def planted(held: Sequence[Passage], number: int = PLANTED) -> Mapping[str, float]:
     """Share of names of each kind that are the first hit where they were put, one message each."""
     rng = random.Random(2)
     kinds: Mapping[str, Callable[[], str]] = {
@@ -193,7 +205,7 @@ def planted(held: Sequence[SearchDocument], number: int = PLANTED) -> Mapping[st
     names = {kind: {made(): rng.randrange(len(texts)) for _ in range(number)} for kind, made in kinds.items()}
     for name, place in (each for put in names.values() for each in put.items()):
         texts[place].insert(rng.randint(0, len(texts[place])), name)
-    search = ranked(DEFAULT)([SearchDocument("", " ".join(words), "user") for words in texts])
+    search = ranked(DEFAULT)([Passage(0, " ".join(words)) for words in texts])
     return {
         kind: mean(search(name)[:1] == [place] for name, place in put.items()) for kind, put in names.items()
     }

@@ -12,7 +12,7 @@ from compaction_proxy.recall.archive import (
     OriginalMessage,
     build_archive,
 )
-from compaction_proxy.recall.fulltext import SearchDocument, TextMatch
+from compaction_proxy.recall.fulltext import TextMatch
 from compaction_proxy.recall.index_cache import MAX_CONCURRENT_LOADS, SearchIndexCache
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
@@ -49,7 +49,7 @@ class Slow:
         self.busy = False
         self._lock = threading.Lock()
 
-    def build(self, _passages: Sequence[SearchDocument]) -> "Slow":
+    def build(self, _texts: Sequence[str]) -> "Slow":
         self.begun.set()
         assert self.go.wait(LIMIT_S)
         self.built += 1

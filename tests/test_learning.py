@@ -57,7 +57,7 @@ async def test_a_window_named_by_an_error_is_believed_for_a_day_and_after_a_rest
     await learning.learn_window(TENANT, ORIGIN, MODEL, 12_000)  # an error about a larger one changes nothing
     assert (await ModelLimits(records, lambda: 0.0).get(TENANT, ORIGIN, MODEL)).window == 9_000
     now[0] = LIMITS_TTL_S
-    assert learning.peek_window(TENANT, ORIGIN, MODEL) is None
+    assert learning.peek_effective_window(TENANT, ORIGIN, MODEL, None) == 128_000
 
 
 async def test_what_was_learned_while_the_store_was_asked_is_not_lost() -> None:
@@ -82,7 +82,7 @@ async def test_no_more_models_are_remembered_than_a_bound(monkeypatch: pytest.Mo
         1,
         1,
     ]
-    assert len(learning._kept) == 2
+    assert len(learning._known) == 2
 
 
 class Replica:
@@ -96,7 +96,7 @@ class Replica:
     async def look_again(self) -> None:
         """Let a request come by when it is time to look, and wait for what it begins."""
         self.time += REFRESH_INTERVAL_S
-        self.learning.peek_window(TENANT, ORIGIN, MODEL)
+        self.learning.peek_effective_window(TENANT, ORIGIN, MODEL, None)
         while self.records.background_tasks.has_running_tasks:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
 
@@ -123,9 +123,9 @@ async def test_a_model_that_a_process_has_not_seen_is_looked_up_behind_its_first
     store = MemoryStore()
     await Replica(store).learning.learn_window(TENANT, ORIGIN, MODEL, 9_000)
     started = Replica(store)
-    assert started.learning.peek_window(TENANT, ORIGIN, MODEL) is None
+    assert started.learning.peek_effective_window(TENANT, ORIGIN, MODEL, None) == 128_000
     await asyncio.sleep(0.01)
-    assert started.learning.peek_window(TENANT, ORIGIN, MODEL) == 9_000
+    assert started.learning.peek_effective_window(TENANT, ORIGIN, MODEL, None) == 9_000
 
 
 async def test_no_request_waits_for_what_other_replicas_may_have_learned() -> None:
@@ -175,7 +175,7 @@ async def test_of_many_models_only_a_few_are_looked_up_at_once() -> None:
     records = RecordStore(Slow(), ignored)
     learning = ModelLimits(records)
     for number in range(50):
-        learning.peek_window(TENANT, ORIGIN, f"model-{number}")
+        learning.peek_effective_window(TENANT, ORIGIN, f"model-{number}", None)
     assert len(records.background_tasks._tasks) == MAX_BACKGROUND_TASKS
     await records.close()
     assert not records.background_tasks.has_running_tasks
@@ -329,7 +329,7 @@ def told(tokens: int | None, asked: list[None] | None = None) -> Callable[[], Aw
 
 
 async def settled(learning: ModelLimits) -> None:
-    while learning._asking:  # noqa: ASYNC110 - nobody is told
+    while learning._discoveries.has_running_tasks:  # noqa: ASYNC110 - nobody is told
         await asyncio.sleep(0)
 
 
@@ -356,10 +356,10 @@ async def test_no_request_waits_while_an_upstream_is_asked() -> None:
     never: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
     for _ in range(3):
         learning.start_discovery(TENANT, ORIGIN, MODEL, lambda: never)
-    assert len(learning._asking) == 1
+    assert len(learning._discoveries._tasks) == 1
     assert await window(learning) == 128_000
     await learning.close()
-    assert learning._asking == {}
+    assert not learning._discoveries.has_running_tasks
 
 
 async def test_an_upstream_that_cannot_be_asked_is_left_alone_for_a_day() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compaction_proxy.core.search_tool import LINE_RANGE_HELP, NO_HITS_TEXT, UNKNOWN_ID_TEXT
-from compaction_proxy.recall.archive import ArchivedRound, RemovedMessage
-from compaction_proxy.recall.search import ArchiveSearch, RecalledMessage, SearchHit
+from compaction_proxy.recall.archive import ArchivedRound, RecalledMessage, RemovedMessage
+from compaction_proxy.recall.search import ArchiveSearch, SearchHit
 from compaction_proxy.recall.tool import (
     MAX_QUERY_CHARACTERS,
     STORE_UNAVAILABLE_TEXT,

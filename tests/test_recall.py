@@ -12,6 +12,7 @@ from compaction_proxy.recall.archive import (
     ArchivedRound,
     ArchiveRef,
     OriginalMessage,
+    RecalledMessage,
     RemovedMessage,
     build_archive,
 )
@@ -21,7 +22,6 @@ from compaction_proxy.recall.retention import ArchiveBounds, ArchiveRetention
 from compaction_proxy.recall.search import (
     SNIPPET_CHARACTERS,
     ArchiveSearch,
-    RecalledMessage,
     SearchHit,
     _extract_snippet,
 )

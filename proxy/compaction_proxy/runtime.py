@@ -65,7 +65,7 @@ from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.resilient import RateLimitedReporter, run_with_deadline
 from compaction_proxy.storage.store import Store
-from compaction_proxy.storage.timed import InstrumentedStore
+from compaction_proxy.storage.timed import measure_store_calls
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import (
     JOURNAL_NOT_WRITTEN,
@@ -285,12 +285,12 @@ class Components:
             report(error)
 
         self.records = RecordStore(
-            InstrumentedStore(self.store, self.metrics.observe_store_call), record_store_failure
+            measure_store_calls(self.store, self.metrics.observe_store_call), record_store_failure
         )
         self.metrics.breakers["store"] = lambda: not self.records.is_in_use
         self.engine = NativeEngine(proxies=read_environment_proxies())
         self.transport = EngineTransport(self.engine)
-        self.counter = ToktokCounter(TiktokenCounter(_log_tokenizer_failure), _log_tokenizer_failure)
+        self.counter = ToktokCounter(TiktokenCounter(_log_tokenizer_failure))
         self.token_scheduler = TokenScheduler(self.counter)
         self.token_schedulers = {
             "tiktoken": self.token_scheduler,

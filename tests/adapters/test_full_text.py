@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from compaction_proxy.recall.fulltext import (
     ROW_CHARACTERS,
-    SearchDocument,
     SqliteTextIndexBuilder,
     TextIndex,
     TextIndexBuilder,
@@ -35,7 +34,7 @@ TALK = (
 
 
 def index(texts: Sequence[str]) -> TextIndex:
-    return FULL_TEXT.build([SearchDocument(f"m_{k}", text, "user") for k, text in enumerate(texts)])
+    return FULL_TEXT.build(texts)
 
 
 def places(texts: Sequence[str], query: str, limit: int = 5) -> list[int]:

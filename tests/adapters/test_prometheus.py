@@ -16,7 +16,7 @@ from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import COMPACTED, FAILED, FAILED_OPEN, MEASURED, Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.timed import InstrumentedStore
+from compaction_proxy.storage.timed import measure_store_calls
 from compaction_proxy.telemetry.metrics import (
     ACTIVE_S,
     COUNTERS,
@@ -168,7 +168,7 @@ async def test_calls_of_the_store_are_timed_whether_they_succeed_or_not() -> Non
             clock.s += 2
             raise OSError("gone")
 
-    store = InstrumentedStore(Failing(), lambda *each: told.append(each), clock=clock)
+    store = measure_store_calls(Failing(), lambda *each: told.append(each), clock=clock)
     assert await store.read(["a"]) == [None]
     with pytest.raises(OSError, match="gone"):
         await store.read_tail("a", 1)

@@ -22,7 +22,7 @@ def silent(line: str) -> None:
 
 
 def adopted(known: Path = GOLDEN_COUNTS_PATH, report: Callable[[str], None] = silent) -> ToktokCounter:
-    made = ToktokCounter(TiktokenCounter(report), report, known)
+    made = ToktokCounter(TiktokenCounter(report), known)
     made.warm_up()
     return made
 
@@ -53,7 +53,7 @@ def test_it_is_adopted_without_loading_tiktokens_vocabulary(monkeypatch: pytest.
 
 
 def test_until_it_is_warm_tiktoken_counts(reference: TiktokenCounter) -> None:
-    counter = ToktokCounter(reference, silent)
+    counter = ToktokCounter(reference)
     assert (counter.count("hello world", "gpt-5"), counter.chosen) == (2, "tiktoken")
 
 

@@ -76,7 +76,7 @@ def plain() -> TokenCounter:
 @pytest.fixture(scope="module")
 def fast() -> TokenCounter:
     pytest.importorskip("toktok", reason="needs the extra `fast`")
-    counter = ToktokCounter(TiktokenCounter(print), print)
+    counter = ToktokCounter(TiktokenCounter(print))
     counter.warm_up()
     assert counter.chosen.startswith("toktok")
     return counter

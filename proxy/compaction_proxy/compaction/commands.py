@@ -30,7 +30,8 @@ from compaction_proxy.core.event import (
     UNPINNED,
     Event,
 )
-from compaction_proxy.recall.search import ArchiveSearch, RecalledMessage, SearchHit
+from compaction_proxy.recall.archive import RecalledMessage
+from compaction_proxy.recall.search import ArchiveSearch, SearchHit
 from compaction_proxy.storage.keys import conversation_key, scope_prefix, tenant_prefix
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry

@@ -29,6 +29,7 @@ from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 from compaction_proxy.storage.resilient import run_with_deadline
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTED_NOT_HEARD
+from compaction_proxy.support.lru import BoundedDict
 
 # Largest numbers of conversations of one tenant, of conversations of all tenants, and of listed tenants.
 MAX_OF_TENANT = 10_000
@@ -90,7 +91,8 @@ class CompactedConversations:
         self._known: OrderedDict[str, OrderedDict[str, float]] = OrderedDict()
         self._count = 0
         self._unlisted: set[tuple[str, str]] = set()  # conversations without a line in the store
-        self._tenants: dict[str, float] = {}  # when this process last listed each tenant, in epoch seconds
+        # When this process last listed each tenant, in seconds since the epoch.
+        self._tenants: BoundedDict[str, float] = BoundedDict(MAX_TENANTS)
         self._change = ""  # the id of the last change that was read
         self._is_loaded = False
         self._is_listening = False
@@ -171,8 +173,6 @@ class CompactedConversations:
             ):
                 return False
             self._tenants[tenant] = listed_at_s
-            if len(self._tenants) > MAX_TENANTS:
-                del self._tenants[next(iter(self._tenants))]
         change = {**line, "tenant": tenant, "change": token_hex(_CHANGE_BYTES)}
         await asyncio.gather(
             self._records.publish(CHANNEL, change),

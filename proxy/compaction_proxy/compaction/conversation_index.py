@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import re
 import secrets
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -25,6 +24,7 @@ from compaction_proxy.core.message import Message, find_latest_user_message
 from compaction_proxy.core.title_request import is_title_request
 from compaction_proxy.storage.keys import conversation_heads_key, tenant_prefix
 from compaction_proxy.storage.records import Fields, RecordStore
+from compaction_proxy.support.lru import BoundedDict
 
 # Conversations with the same first 1, 4, 16 or 64 messages share a list of heads. A head is stored in the
 # list for the largest of these numbers that its conversation has reached. It is also stored in a list for the
@@ -259,7 +259,7 @@ class ConversationIndex:
         self._ttl_s = ttl_s
         # Heads that this process has added, by list. They are needed because the store returns a head only
         # after it was written, and no heads while it is unavailable.
-        self._added_heads: OrderedDict[str, tuple[ConversationHead, ...]] = OrderedDict()
+        self._added_heads: BoundedDict[str, tuple[ConversationHead, ...]] = BoundedDict(MAX_HELD_LISTS)
         self._save_tasks: set[asyncio.Task[bool]] = set()
         records.on_delete_callbacks.append(self._forget_prefix)
 
@@ -414,9 +414,6 @@ class ConversationIndex:
         for key in keys:
             cached = self._added_heads.get(key, ())
             self._added_heads[key] = (*cached, head)[-MAX_HELD_HEADS:]
-            self._added_heads.move_to_end(key)
-            if len(self._added_heads) > MAX_HELD_LISTS:
-                self._added_heads.popitem(last=False)
             write = self._records.append_line(key, _to_fields(head), ttl_s=self._ttl_s, max_lines=KEPT_HEADS)
             task = asyncio.create_task(write)
             self._save_tasks.add(task)

@@ -12,7 +12,6 @@ import hashlib
 import math
 import time
 import unicodedata
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from compaction_proxy.core.project_instructions import compute_instruction_id
 from compaction_proxy.storage.keys import directives_key, lease_key
 from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.storage.store import Lease
+from compaction_proxy.support.lru import BoundedDict
 
 MAX_PINS = 50
 MAX_PIN_CHARACTERS = 2_000
@@ -204,7 +204,7 @@ class DirectiveStore:
         self._records = records
         self._ttl_s = ttl_s
         self._clock = clock
-        self._cache: OrderedDict[str, tuple[float, Directives]] = OrderedDict()
+        self._cache: BoundedDict[str, tuple[float, Directives]] = BoundedDict(MAX_CONVERSATIONS)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         records.on_delete_callbacks.append(self._forget_prefix)
 
@@ -291,9 +291,6 @@ class DirectiveStore:
 
     def _cache_directives(self, key: str, directives: Directives) -> Directives:
         self._cache[key] = (self._clock(), directives)
-        self._cache.move_to_end(key)
-        if len(self._cache) > MAX_CONVERSATIONS:
-            self._cache.popitem(last=False)
         return directives
 
     async def update(

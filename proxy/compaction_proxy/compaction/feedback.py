@@ -8,7 +8,6 @@ tried again at once.
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,7 @@ from compaction_proxy.core.event import MEASURED, Event
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.silent_truncation import AnsweredRequest
 from compaction_proxy.providers.usage_baseline import UsageBaselineStore, build_baseline
+from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.telemetry.event_bus import EventListener, generate_event_id, ignore_event
 from compaction_proxy.telemetry.event_history import EventHistory
 from compaction_proxy.wires.prescan import MentionedNumbers
@@ -86,8 +86,8 @@ class RoundEffectiveness:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: OrderedDict[str, _RoundEffect] = OrderedDict()
-        self._failures: OrderedDict[str, _RoundFailure] = OrderedDict()
+        self._known: BoundedDict[str, _RoundEffect] = BoundedDict(MAX_CONVERSATIONS)
+        self._failures: BoundedDict[str, _RoundFailure] = BoundedDict(MAX_CONVERSATIONS)
 
     def record_round(
         self,
@@ -107,7 +107,7 @@ class RoundEffectiveness:
             after_tokens: Tokens of the compacted request, as the provider counted them.
             fixed_tokens: Tokens of the request that no compaction removes.
         """
-        effect = self._known.pop(thread, _RoundEffect())
+        effect = self._known.get(thread, _RoundEffect())
         if effect.baseline_key != baseline_key:
             is_ineffective = before_tokens - after_tokens < LEAST_SAVING * max(
                 0, before_tokens - fixed_tokens
@@ -120,8 +120,6 @@ class RoundEffectiveness:
                 recorded_at_s=self._clock(),
             )
         self._known[thread] = effect
-        if len(self._known) > MAX_CONVERSATIONS:
-            self._known.popitem(last=False)
 
     def is_paused(self, thread: str, tokens: int) -> bool:
         """Returns whether compactions of this conversation are paused at this request size."""
@@ -142,10 +140,7 @@ class RoundEffectiveness:
             tokens: Counted tokens of the request. They are not calibrated, because a change of the
                 calibration must not look like growth of the request.
         """
-        self._failures.pop(thread, None)
         self._failures[thread] = _RoundFailure(len(prefixes), prefixes[-1], window, tokens, self._clock())
-        if len(self._failures) > MAX_CONVERSATIONS:
-            self._failures.popitem(last=False)
 
     def is_failing(
         self, thread: str, prefixes: Sequence[bytes], *, window: int, tokens: int, is_urgent: bool

@@ -1,6 +1,5 @@
 """Computes the token thresholds of triggers that depend on prices."""
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from compaction_proxy.core.cost.savings import MIN_CACHED_TOKENS
 from compaction_proxy.core.strategies import Policy, ScaledLimit
 from compaction_proxy.core.trigger import UNKNOWN_PRICE_THRESHOLDS, PriceThresholds, TriggerRule
 from compaction_proxy.providers.pricing import PriceBook
+from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.wires.usage import TokenUsage
 
 # The statistics of a conversation are used only after this many of its requests have continued the previous
@@ -61,7 +61,7 @@ class GrowthTracker:
     """Tracks how conversations grow from request to request. Use it on one event loop only."""
 
     def __init__(self) -> None:
-        self._growth_by_thread: OrderedDict[str, GrowthStats] = OrderedDict()
+        self._growth_by_thread: BoundedDict[str, GrowthStats] = BoundedDict(MAX_CONVERSATIONS)
 
     def record_request(self, ask: FitRequest, fit: FitResult, usage: TokenUsage) -> None:
         """Records a request that was answered. Ignores a request whose messages the proxy did not parse."""
@@ -75,8 +75,6 @@ class GrowthTracker:
         self._growth_by_thread[key] = replace(
             current, tokens_after_round=usage.prompt_tokens if is_compacted else previous.tokens_after_round
         )
-        if len(self._growth_by_thread) > MAX_CONVERSATIONS:
-            self._growth_by_thread.popitem(last=False)
 
     def get_stats(self, thread: str) -> GrowthStats | None:
         """Returns the statistics of a conversation; None if too little is known.

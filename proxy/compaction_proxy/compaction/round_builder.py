@@ -58,6 +58,7 @@ from compaction_proxy.storage.leases import wait_for_lease_or_record
 from compaction_proxy.storage.records import ListItem, RecordItem, RecordStore
 from compaction_proxy.storage.store import Lease
 from compaction_proxy.support.log_events import COMPACTION_STARTED, ROUND_CRASHED
+from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.telemetry.event_bus import EventListener, generate_event_id, ignore_event
 from compaction_proxy.telemetry.event_history import EventHistory, build_round_event_line
@@ -186,7 +187,7 @@ class RoundBuilder:
         self._clock = clock
         self._running: dict[str, tuple[RoundJob, asyncio.Task[Checkpoint]]] = {}
         self._waiting_counts: Counter[str] = Counter()
-        self._resting: dict[str, tuple[float, str]] = {}
+        self._resting: BoundedDict[str, tuple[float, str]] = BoundedDict(MAX_RESTING)
         self._event_tasks: set[asyncio.Task[bool]] = set()
 
     @property
@@ -329,10 +330,7 @@ class RoundBuilder:
         reason = error.reason if isinstance(error, SummaryError) else "internal"
         if is_fault:
             _log.error(ROUND_CRASHED, conversation=job.conversation, exc_info=error)
-        self._resting.pop(job.view.strategy_thread, None)
         self._resting[job.view.strategy_thread] = (self._clock() + FAILURE_REST_S, reason)
-        if len(self._resting) > MAX_RESTING:
-            del self._resting[next(iter(self._resting))]
         fields = _build_common_fields(job, self.summarizer.price)
         event = Event(FAILED, time.time(), **fields, reason=reason)
         self._announce(job.tenant, event)

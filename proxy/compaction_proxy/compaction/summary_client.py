@@ -1,7 +1,7 @@
 """Sends calls to summary models, with retries, an hourly budget, a circuit breaker and latency tracking."""
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.providers.types import SummaryModel
 from compaction_proxy.recall.round_detail import CONTINUED, build_bounded_prompt
+from compaction_proxy.support.lru import BoundedDict
 
 # After this many temporary failures in a row, a model gets no calls for a while.
 MAX_FAILURES = 3
@@ -77,7 +78,7 @@ class CallBudget:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._calls: OrderedDict[str, deque[float]] = OrderedDict()
+        self._calls: BoundedDict[str, deque[float]] = BoundedDict(MAX_TENANTS)
 
     def book_call(self, tenant: str, calls_per_hour: int, tokens: int = 0) -> None:
         """Counts one call against the tenant's limit. A long call counts as several (`CALL_TOKENS`).
@@ -96,10 +97,7 @@ class CallBudget:
         if not calls_per_hour:
             return
         now = self._clock()
-        calls = self._calls.setdefault(tenant, deque())
-        self._calls.move_to_end(tenant)
-        while len(self._calls) > MAX_TENANTS:
-            self._calls.popitem(last=False)
+        calls = self._calls[tenant] = self._calls.get(tenant, deque())
         while calls and calls[0] <= now - HOUR_S:
             calls.popleft()
         if len(calls) >= calls_per_hour:
@@ -147,7 +145,7 @@ class SummaryClient:
         self._sleep = sleep
         self._jitter = jitter
         self._budget = CallBudget(clock)
-        self._states: OrderedDict[SummaryEndpoint, _EndpointState] = OrderedDict()
+        self._states: BoundedDict[SummaryEndpoint, _EndpointState] = BoundedDict(MAX_ENDPOINTS)
 
     @property
     def has_resting_model(self) -> bool:
@@ -247,10 +245,7 @@ class SummaryClient:
         return answer
 
     def _get_or_create_state(self, endpoint: SummaryEndpoint) -> _EndpointState:
-        state = self._states.setdefault(endpoint, _EndpointState())
-        self._states.move_to_end(endpoint)
-        if len(self._states) > MAX_ENDPOINTS:
-            self._states.popitem(last=False)
+        state = self._states[endpoint] = self._states.get(endpoint) or _EndpointState()
         return state
 
     def _record_outcome(self, state: _EndpointState, reason: str) -> None:

@@ -8,7 +8,6 @@ features, it is taken for a request of the conversation. The only effect is one 
 conversation's history.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from enum import Enum
 from typing import Final
@@ -18,6 +17,7 @@ from compaction_proxy.core.title_request import (
     is_title_or_side_prompt,
     is_title_request,
 )
+from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.wires.prescan import decode_member, read_system_and_user_texts, scan_outline
 
 # The header field in which Claude Code classifies a request: `main`, `subagent`, `workflow`, `compaction` or
@@ -137,7 +137,7 @@ class SideRequestDetector:
     """
 
     def __init__(self) -> None:
-        self._inspected: OrderedDict[str, int] = OrderedDict()
+        self._inspected: BoundedDict[str, int] = BoundedDict(MAX_CONVERSATIONS)
 
     def classify_request(
         self, raw: bytes, header_map: Mapping[bytes, bytes], conversation: str | None
@@ -163,6 +163,3 @@ class SideRequestDetector:
         Later requests are not searched, because the search reads the whole body.
         """
         self._inspected[conversation] = _MAX_INSPECTED + 1 if _TOOLS in raw else inspected_count + 1
-        self._inspected.move_to_end(conversation)
-        if len(self._inspected) > MAX_CONVERSATIONS:
-            self._inspected.popitem(last=False)

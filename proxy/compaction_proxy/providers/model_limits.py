@@ -12,11 +12,12 @@ and merges it with the one in memory; no request waits for this. The merged reco
 the most observations, the smallest window that an error named, and the window that was discovered last.
 """
 
-import asyncio
 import math
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import structlog
@@ -30,9 +31,10 @@ from compaction_proxy.providers.silent_truncation import (
 )
 from compaction_proxy.providers.windows import get_known_window
 from compaction_proxy.storage.keys import model_limits_key
-from compaction_proxy.storage.records import Fields, RecordStore
+from compaction_proxy.storage.records import BackgroundTasks, Fields, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED, UPSTREAM_TRUNCATES
+from compaction_proxy.support.lru import BoundedDict
 
 # If an upstream refuses requests as too long without naming a limit, this share of the smallest refused size
 # is taken as the limit.
@@ -255,8 +257,6 @@ DRIFT_WEIGHT = 0.5
 MAX_DRIFT = 0.15
 # Interval at which the stored record, to which other replicas write, is read again, in seconds.
 REFRESH_INTERVAL_S = 10.0
-# Number of window discoveries that may run at the same time.
-MAX_DISCOVERIES = 4
 # Number of conversations whose last answer is remembered, for `judge_answer`.
 MAX_THREADS = 4_096
 # Lifetime of an inferred window and of a refused or accepted size, in seconds. After it, requests are no
@@ -265,7 +265,38 @@ INFERRED_TTL_S = 3_600.0
 # Number of answers with low token counts that are remembered for each model, for `infer_window`.
 MAX_LOW_COUNTS = 8
 
+# Each fact that expires, the field with the time of its expiry, and its value from then on.
+_EXPIRING_FIELDS = (
+    ("window", "window_until", None),
+    ("discovered_window", "asked_until", None),
+    ("accepted_tokens", "accepted_until", 0),
+    ("adds_output_until", "adds_output_until", 0.0),
+    ("refused_estimate", "refused_until", 0),
+    ("accepted_estimate", "accepted_estimate_until", 0),
+)
+
 _log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _KnownModel:
+    """What this process knows about a model. Times are in monotonic seconds.
+
+    Attributes:
+        limits: The learned limits.
+        read_at: When the stored record was last read.
+        stored_mean: The mean of the stored calibration; infinite if none is stored.
+        saved_at: When a calibration was last stored.
+        largest_count: The largest token count of all answers.
+        low_answers: The newest answers with low token counts.
+    """
+
+    limits: LearnedLimits
+    read_at: float = -math.inf
+    stored_mean: float = math.inf
+    saved_at: float = -math.inf
+    largest_count: int = 0
+    low_answers: deque[AnsweredRequest] = field(default_factory=lambda: deque(maxlen=MAX_LOW_COUNTS))
 
 
 class ModelLimits:
@@ -290,16 +321,11 @@ class ModelLimits:
         self._records = records
         self._now = now
         self._clock = clock
-        self._known: dict[str, LearnedLimits] = {}
-        self._kept: dict[str, float] = {}  # the mean of each stored calibration
-        self._kept_at: dict[str, float] = {}
-        self._looked: dict[str, float] = {}
-        self._drifts: dict[str, float] = {}  # see `DRIFT_WEIGHT`
-        self._asking: dict[str, asyncio.Task[None]] = {}
-        self._last: OrderedDict[tuple[str, str | bytes], AnsweredRequest] = OrderedDict()
-        self._most: dict[str, int] = {}  # the largest token count of each model
-        self._low: dict[str, deque[AnsweredRequest]] = {}  # each model's answers with low token counts
-        self._accepted_bytes: dict[str, int] = {}  # see `record_accepted_bytes`
+        self._known: BoundedDict[str, _KnownModel] = BoundedDict(MAX_MODELS)
+        self._drifts: BoundedDict[str, float] = BoundedDict(MAX_MODELS)  # see `DRIFT_WEIGHT`
+        self._accepted_bytes: BoundedDict[str, int] = BoundedDict(MAX_MODELS)  # see `record_accepted_bytes`
+        self._last: BoundedDict[tuple[str, str | bytes], AnsweredRequest] = BoundedDict(MAX_THREADS)
+        self._discoveries = BackgroundTasks()
 
     async def get(self, tenant: str, origin: str, model: str) -> LearnedLimits:
         """Returns the learned limits of a model. Waits for the store only at the first use in a process."""
@@ -310,13 +336,7 @@ class ModelLimits:
             self._refresh_in_background(key, model)
         else:
             await self._load_from_store(key, model)
-        return self._drop_expired(key)
-
-    def peek_window(self, tenant: str, origin: str, model: str) -> int | None:
-        """Returns `LearnedLimits.window`; None if this process knows none. Never waits."""
-        key = model_limits_key(tenant, origin, model)
-        self._refresh_in_background(key, model)
-        return self._drop_expired(key).window if key in self._known else None
+        return self._peek_limits(key, model)
 
     def peek_effective_window(self, tenant: str, origin: str, model: str, configured: int | None) -> int:
         """Returns the result of `LearnedLimits.get_effective_window`, in tokens. Never waits.
@@ -325,10 +345,7 @@ class ModelLimits:
         """
         key = model_limits_key(tenant, origin, model)
         self._refresh_in_background(key, model)
-        known = (
-            self._drop_expired(key) if key in self._known else LearnedLimits(Calibration.build_prior(model))
-        )
-        return known.get_effective_window(model, configured)
+        return self._peek_limits(key, model).get_effective_window(model, configured)
 
     def is_known(self, tenant: str, origin: str, model: str) -> bool:
         """Returns whether this process has the limits of a model in memory."""
@@ -336,8 +353,7 @@ class ModelLimits:
 
     def peek_calibration(self, tenant: str, origin: str, model: str) -> Calibration:
         """Returns the calibration in memory, or else `Calibration.build_prior`. Never waits."""
-        known = self._known.get(model_limits_key(tenant, origin, model))
-        return known.calibration if known else Calibration.build_prior(model)
+        return self._peek_limits(model_limits_key(tenant, origin, model), model).calibration
 
     def get_post_compaction_factor(self, tenant: str, origin: str, model: str) -> float:
         """Returns the learned ratio of counted to predicted tokens of the first request after a compaction.
@@ -345,8 +361,7 @@ class ModelLimits:
         Returns 1.0 if nothing was learned. The ratio is not 1 because removed messages and their replacements
         are different kinds of text, for which our estimates err differently.
         """
-        drift = self._drifts.get(model_limits_key(tenant, origin, model))
-        return math.exp(drift) if drift else 1.0
+        return math.exp(self._drifts.get(model_limits_key(tenant, origin, model), 0.0))
 
     def learn_post_compaction_factor(
         self, tenant: str, origin: str, model: str, estimate: int, actual: int
@@ -361,10 +376,8 @@ class ModelLimits:
             actual: The upstream's count, in tokens.
         """
         key = model_limits_key(tenant, origin, model)
-        drift = self._drifts.pop(key, 0.0) + DRIFT_WEIGHT * math.log(max(1, actual) / max(1, estimate))
+        drift = self._drifts.get(key, 0.0) + DRIFT_WEIGHT * math.log(max(1, actual) / max(1, estimate))
         self._drifts[key] = max(-MAX_DRIFT, min(MAX_DRIFT, drift))
-        if len(self._drifts) > MAX_MODELS:
-            del self._drifts[next(iter(self._drifts))]
 
     async def learn_window(
         self, tenant: str, origin: str, model: str, window: int, ttl_s: float = LIMITS_TTL_S
@@ -382,14 +395,11 @@ class ModelLimits:
         """
         known = await self.get(tenant, origin, model)
         smaller = min(window, known.window or window)
-        until = self._now() + ttl_s
-        key = model_limits_key(tenant, origin, model)
-        known = known._replace(window=smaller, window_until=until)
+        known = known._replace(window=smaller, window_until=self._now() + ttl_s)
         # If a larger request was accepted before, the upstream now accepts less.
         if known.accepted_tokens > smaller:
             known = known._replace(accepted_tokens=smaller, accepted_until=self._now() + LIMITS_TTL_S)
-        self._remember_limits(key, known)
-        await self._save_to_store(key, model)
+        await self._remember_and_save(model_limits_key(tenant, origin, model), model, known)
 
     def record_accepted_bytes(self, tenant: str, origin: str, model: str, size_bytes: int) -> None:
         """Records the size of an answered body whose tokens we did not count.
@@ -399,8 +409,6 @@ class ModelLimits:
         key = model_limits_key(tenant, origin, model)
         if size_bytes > self._accepted_bytes.get(key, 0):
             self._accepted_bytes[key] = size_bytes
-            if len(self._accepted_bytes) > MAX_MODELS:
-                del self._accepted_bytes[next(iter(self._accepted_bytes))]
 
     async def learn_refused(
         self, tenant: str, origin: str, model: str, estimate: int, size_bytes: int
@@ -426,8 +434,7 @@ class ModelLimits:
         accepted_bytes = self._accepted_bytes.pop(key, 0)
         if accepted_bytes < size_bytes:
             known = known.with_accepted_estimate(accepted_bytes * estimate // size_bytes, until)
-        self._remember_limits(key, known.with_refused_estimate(estimate, until))
-        await self._save_to_store(key, model)
+        await self._remember_and_save(key, model, known.with_refused_estimate(estimate, until))
 
     async def learn_accepted(self, tenant: str, origin: str, model: str, estimate: int) -> None:
         """Learns that a request of this size, in uncalibrated tokens, was answered in full."""
@@ -450,21 +457,18 @@ class ModelLimits:
         An upstream shows this by an error that adds them to the input tokens.
         """
         known = await self.get(tenant, origin, model)
-        key = model_limits_key(tenant, origin, model)
-        self._remember_limits(key, known._replace(adds_output_until=self._now() + LIMITS_TTL_S))
-        await self._save_to_store(key, model)
+        learned = known._replace(adds_output_until=self._now() + LIMITS_TTL_S)
+        await self._remember_and_save(model_limits_key(tenant, origin, model), model, learned)
 
     def adds_output(self, tenant: str, origin: str, model: str) -> bool:
         """Returns whether the upstream counts the requested output against the window; never waits."""
-        key = model_limits_key(tenant, origin, model)
-        return key in self._known and self._drop_expired(key).adds_output
+        return self._peek_limits(model_limits_key(tenant, origin, model), model).adds_output
 
     async def learn_lacks_compaction(self, tenant: str, origin: str, model: str) -> None:
         """Learns that the upstream does not answer a compaction trigger with a compaction item."""
         known = await self.get(tenant, origin, model)
-        key = model_limits_key(tenant, origin, model)
-        self._remember_limits(key, known._replace(lacks_compaction_until=self._now() + LIMITS_TTL_S))
-        await self._save_to_store(key, model)
+        learned = known._replace(lacks_compaction_until=self._now() + LIMITS_TTL_S)
+        await self._remember_and_save(model_limits_key(tenant, origin, model), model, learned)
 
     async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
         """Returns whether the upstream is assumed not to answer a compaction trigger with an item."""
@@ -483,9 +487,10 @@ class ModelLimits:
         calibration = known.calibration.add_observation(estimate, actual)
         if calibration is not known.calibration:
             self._remember_limits(key, known._replace(calibration=calibration))
-        moved = abs(calibration.mean - self._kept.get(key, math.inf)) >= SAVE_STEP
-        if moved and self._clock() - self._kept_at.get(key, -math.inf) >= SAVE_INTERVAL_S:
-            self._kept_at[key] = self._clock()
+        entry = self._known[key]
+        has_moved = abs(calibration.mean - entry.stored_mean) >= SAVE_STEP
+        if has_moved and self._clock() - entry.saved_at >= SAVE_INTERVAL_S:
+            entry.saved_at = self._clock()
             await self._save_to_store(key, model)
 
     async def learn_answer(
@@ -518,12 +523,14 @@ class ModelLimits:
         key = model_limits_key(tenant, origin, model)
         known = await self._get_by_key(key, model)
         last = self._replace_last_answer(key, thread, answer)
-        most = self._most[key] = max(self._most.get(key, 0), answer.prompt)
+        entry = self._known[key]
+        entry.largest_count = max(entry.largest_count, answer.prompt)
         verdict = judge_answer(answer, last, known.calibration)
         if verdict == "low" and answer.prompt not in find_mentioned_numbers():
-            low = self._low.setdefault(key, deque(maxlen=MAX_LOW_COUNTS))
-            low.extend((last, answer) if last and last.prompt == answer.prompt and not low else (answer,))
-            window = infer_window(low, most)
+            if last and last.prompt == answer.prompt and not entry.low_answers:
+                entry.low_answers.append(last)
+            entry.low_answers.append(answer)
+            window = infer_window(entry.low_answers, entry.largest_count)
             if window is None or window in find_mentioned_numbers():
                 return False
             if known.window is None or window < known.window:
@@ -546,18 +553,13 @@ class ModelLimits:
         Does nothing for a model that this process has not looked up yet (`get`).
         """
         key = model_limits_key(tenant, origin, model)
-        known = self._known.get(key)
-        due = known is not None and known.asked_until <= self._now()
-        if due and key not in self._asking and len(self._asking) < MAX_DISCOVERIES:
-            self._asking[key] = task = asyncio.create_task(self._run_discovery(key, model, discover_window))
-            task.add_done_callback(lambda _: self._asking.pop(key, None))
+        entry = self._known.get(key)
+        if entry is not None and entry.limits.asked_until <= self._now():
+            self._discoveries.start_once(key, lambda: self._run_discovery(key, model, discover_window))
 
     async def close(self) -> None:
         """Cancels all running discoveries and waits for them to end."""
-        tasks = list(self._asking.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._discoveries.close()
 
     def _replace_last_answer(
         self, key: str, thread: str | bytes | None, answer: AnsweredRequest
@@ -569,10 +571,8 @@ class ModelLimits:
         """
         if thread is None:
             return None
-        last = self._last.pop((key, thread), None)
+        last = self._last.get((key, thread))
         self._last[key, thread] = last if last and last.prompt == answer.prompt else answer
-        if len(self._last) > MAX_THREADS:
-            self._last.popitem(last=False)
         return last
 
     async def _learn_larger_window(
@@ -584,11 +584,11 @@ class ModelLimits:
         """
         if not (known.window or known.get_base_window(model)) < answer.prompt <= MAX_RATIO * answer.estimate:
             return known
-        self._low.pop(key, None)
+        self._known[key].low_answers.clear()
         until = self._now() + LIMITS_TTL_S
-        self._remember_limits(key, known._replace(accepted_tokens=answer.prompt, accepted_until=until))
-        await self._save_to_store(key, model)
-        return self._drop_expired(key)
+        larger = known._replace(accepted_tokens=answer.prompt, accepted_until=until)
+        await self._remember_and_save(key, model, larger)
+        return self._peek_limits(key, model)
 
     async def _run_discovery(
         self, key: str, model: str, discover_window: Callable[[], Awaitable[int | None]]
@@ -596,76 +596,74 @@ class ModelLimits:
         window = None
         with suppress_and_report(_log_failed_discovery):
             window = await discover_window()
-        known = self._known.get(key) or LearnedLimits(Calibration.build_prior(model))
+        known = self._known[key].limits if key in self._known else _build_unknown(model)
         until = self._now() + LIMITS_TTL_S
-        self._remember_limits(key, known._replace(discovered_window=window, asked_until=until))
-        await self._save_to_store(key, model)
+        discovered = known._replace(discovered_window=window, asked_until=until)
+        await self._remember_and_save(key, model, discovered)
 
     def _refresh_in_background(self, key: str, model: str) -> None:
         """Starts a background read of the stored record if the last read is old enough."""
-        if self._clock() - self._looked.get(key, -math.inf) >= REFRESH_INTERVAL_S:
+        if key not in self._known or self._clock() - self._known[key].read_at >= REFRESH_INTERVAL_S:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key, model))
 
     async def _load_from_store(self, key: str, model: str) -> None:
         """Merges the stored record into the one in memory. If the read fails, the latter stays unchanged."""
         [fields] = await self._records.get_many([key], bypass_cache=True)
-        theirs = self._parse_stored(fields, model)
-        ours = self._known.get(key)  # read after the wait, in which the process may have learned more
-        self._remember_limits(key, merge_limits(ours, theirs, self._now()) if ours else theirs)
-        self._looked[key] = self._clock()
-        if fields is None:
-            self._kept.pop(key, None)
-        else:
-            self._kept[key] = theirs.calibration.mean
+        limits = theirs = _parse_stored(fields, model)
+        if key in self._known:  # looked up after the wait, in which the process may have learned more
+            limits = merge_limits(self._known[key].limits, theirs, self._now())
+        self._remember_limits(key, limits)
+        entry = self._known[key]
+        entry.read_at = self._clock()
+        entry.stored_mean = math.inf if fields is None else theirs.calibration.mean
 
-    def _drop_expired(self, key: str) -> LearnedLimits:
-        known, now = self._known[key], self._now()
-        accepted = known.accepted_tokens if known.accepted_until > now else 0
-        if known.window and (known.window_until <= now or known.window < accepted):
-            known = known._replace(window=None)
-        if known.discovered_window and known.asked_until <= now:
-            known = known._replace(discovered_window=None)
-        if known.adds_output_until and known.adds_output_until <= now:
-            known = known._replace(adds_output_until=0.0)
-        if known.refused_estimate and known.refused_until <= now:
-            known = known._replace(refused_estimate=0, refused_until=0.0)
-        if known.accepted_estimate and known.accepted_estimate_until <= now:
-            known = known._replace(accepted_estimate=0, accepted_estimate_until=0.0)
-        return (
-            known._replace(accepted_tokens=0)
-            if known.accepted_tokens and known.accepted_until <= now
-            else known
-        )
+    def _peek_limits(self, key: str, model: str) -> LearnedLimits:
+        """Returns the limits in memory that have not expired, or those of an unknown model."""
+        if key not in self._known:
+            return _build_unknown(model)
+        known, now = self._known[key].limits, self._now()
+        expired: dict[str, Any] = {
+            name: value
+            for name, until, value in _EXPIRING_FIELDS
+            if getattr(known, name) and getattr(known, until) <= now
+        }
+        known = known._replace(**expired) if expired else known
+        return known._replace(window=None) if known.window and known.window < known.accepted_tokens else known
 
     def _remember_limits(self, key: str, learned: LearnedLimits) -> None:
-        known = self._known.get(key)
+        entry = self._known.get(key)
+        known = entry.limits if entry else None
         before = (known.window, known.adds_output, known.limit_estimate) if known else (None, False, 0)
         if before != (learned.window, learned.adds_output, learned.limit_estimate):
             self.changes += 1
-        if key not in self._known and len(self._known) >= MAX_MODELS:
-            oldest = next(iter(self._known))
-            del self._known[oldest]
-            self._kept.pop(oldest, None)
-            self._kept_at.pop(oldest, None)
-            self._most.pop(oldest, None)
-            self._low.pop(oldest, None)
-            self._looked.pop(oldest, None)
-        self._known[key] = learned
+        if entry is None:
+            self._known[key] = _KnownModel(learned)
+        else:
+            entry.limits = learned
+
+    async def _remember_and_save(self, key: str, model: str, learned: LearnedLimits) -> None:
+        self._remember_limits(key, learned)
+        await self._save_to_store(key, model)
 
     async def _save_to_store(self, key: str, model: str) -> None:
         """Merges the record in memory with the stored one, which replicas share, and stores the result."""
         await self._load_from_store(key, model)
-        learned = self._known[key]
-        self._kept[key] = learned.calibration.mean
-        await self._records.overwrite(key, to_fields(learned), ttl_s=LIMITS_TTL_S)
+        entry = self._known[key]
+        entry.stored_mean = entry.limits.calibration.mean
+        await self._records.overwrite(key, to_fields(entry.limits), ttl_s=LIMITS_TTL_S)
 
-    def _parse_stored(self, fields: Fields | None, model: str) -> LearnedLimits:
-        try:
-            return (
-                from_fields(fields) if fields is not None else LearnedLimits(Calibration.build_prior(model))
-            )
-        except (KeyError, ValueError, TypeError, OverflowError):
-            return LearnedLimits(Calibration.build_prior(model))
+
+def _build_unknown(model: str) -> LearnedLimits:
+    """Returns the limits of a model about which nothing was learned."""
+    return LearnedLimits(Calibration.build_prior(model))
+
+
+def _parse_stored(fields: Fields | None, model: str) -> LearnedLimits:
+    """Restores a stored record. Returns the limits of an unknown model if there is none or it is damaged."""
+    with suppress(KeyError, ValueError, TypeError, OverflowError):
+        if fields is not None:
+            return from_fields(fields)
+    return _build_unknown(model)
 
 
 def _log_failed_discovery(error: BaseException) -> None:

@@ -225,7 +225,7 @@ class TiktokenCounter:
 
     def _count_or_estimate(self, text: str, encoding: tiktoken.Encoding) -> int:
         with suppress_and_report(
-            lambda error: self._report_once(f"text was estimated, not counted: {type(error).__name__}")
+            lambda error: self.report_once(f"text was estimated, not counted: {type(error).__name__}")
         ):
             return len(encoding.encode_ordinary(replace_surrogates(text)))
         return estimate_tokens(text)
@@ -240,7 +240,7 @@ class TiktokenCounter:
 
     def _load_encoding(self, vocabulary: Vocabulary) -> tiktoken.Encoding | None:
         def report_failure(error: BaseException) -> None:
-            self._report_once(
+            self.report_once(
                 f"vocabulary {vocabulary.name} is unusable, tokens are estimated: {type(error).__name__}"
             )
 
@@ -248,7 +248,8 @@ class TiktokenCounter:
             return load_encoding(vocabulary, self._data)
         return None
 
-    def _report_once(self, line: str) -> None:
+    def report_once(self, line: str) -> None:
+        """Reports a line, unless it was reported before."""
         if line not in self._reported:
             self._reported.add(line)
             self._report(line)

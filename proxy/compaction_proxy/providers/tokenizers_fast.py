@@ -8,7 +8,7 @@ o200k_base.
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -119,24 +119,18 @@ class ToktokCounter:
     in `warm_up`.
 
     Args:
-        fallback: Counter that uses tiktoken.
-        report: Receives a line that explains why a count is estimated, once for each cause. The line contains
-            no part of the text.
+        fallback: Counter that uses tiktoken. It also reports why a count is estimated.
         golden_path: File with the golden texts, for the check.
 
     Attributes:
         chosen: Line that names the package in use and, after `warm_up`, why toktok is not used.
     """
 
-    def __init__(
-        self, fallback: TiktokenCounter, report: Callable[[str], None], golden_path: Path = GOLDEN_COUNTS_PATH
-    ) -> None:
+    def __init__(self, fallback: TiktokenCounter, golden_path: Path = GOLDEN_COUNTS_PATH) -> None:
         self._otherwise = fallback
-        self._report = report
         self._known = golden_path
         self._tokenizer: Tokenizer | None = None
         self._lock = threading.Lock()
-        self._reported: set[str] = set()
         self.chosen = "tiktoken"
 
     def warm_up(self, model: str = "") -> None:
@@ -186,10 +180,7 @@ class ToktokCounter:
         """
 
         def report_failure(error: BaseException) -> None:
-            line = f"text was estimated, not counted: {type(error).__name__}"
-            if line not in self._reported:
-                self._reported.add(line)
-                self._report(line)
+            self._otherwise.report_once(f"text was estimated, not counted: {type(error).__name__}")
 
         with suppress_and_report(report_failure):
             return _count_text(tokenizer, text)

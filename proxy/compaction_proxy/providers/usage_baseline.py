@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +23,7 @@ from compaction_proxy.storage.keys import usage_anchors_key
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
+from compaction_proxy.support.lru import BoundedDict
 
 # Factor by which the estimated difference in tokens between an anchor and a request may be wrong.
 DIFFERENCE_MARGIN = 1.15
@@ -179,6 +179,21 @@ def _merge_baselines(
     return tuple(merged.values())[-ANCHORS_PER_ROOT:]
 
 
+@dataclass(slots=True)
+class _KnownRoot:
+    """The anchors of a root.
+
+    Attributes:
+        anchors: The anchors, the newest last.
+        read_at: When the stored anchors were last read, in monotonic seconds; infinite if they were not.
+        is_unwritten: Whether there are anchors that are not in the store.
+    """
+
+    anchors: tuple[UsageBaseline, ...] = ()
+    read_at: float = math.inf
+    is_unwritten: bool = False
+
+
 class UsageBaselineStore:
     """Keeps the anchors of conversations, on one event loop.
 
@@ -190,9 +205,7 @@ class UsageBaselineStore:
     def __init__(self, records: RecordStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._records = records
         self._clock = clock
-        self._known: OrderedDict[str, tuple[UsageBaseline, ...]] = OrderedDict()
-        self._looked: dict[str, float] = {}
-        self._unwritten: set[str] = set()
+        self._known: BoundedDict[str, _KnownRoot] = BoundedDict(MAX_ROOTS)
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         records.on_delete_callbacks.append(self._forget_prefix)
@@ -209,30 +222,31 @@ class UsageBaselineStore:
 
     def is_loaded(self, tenant: str, root: bytes) -> bool:
         """Returns whether this process has loaded the anchors of a root from the store."""
-        return usage_anchors_key(tenant, root) in self._looked
+        return self._peek_root(usage_anchors_key(tenant, root)).read_at < math.inf
 
     async def load_baselines(self, tenant: str, root: bytes) -> None:
         """Loads the anchors of a root from the store, unless this process has already loaded them."""
-        key = usage_anchors_key(tenant, root)
-        if key not in self._looked:
-            await self._load_from_store(key)
+        if not self.is_loaded(tenant, root):
+            await self._load_from_store(usage_anchors_key(tenant, root))
 
     def peek_deepest(
         self, tenant: str, root: bytes, prefixes: Sequence[bytes], baseline_key: bytes
     ) -> UsageBaseline | None:
         """Returns the same as `find_deepest`, but only from the anchors in memory. Never waits."""
         key = usage_anchors_key(tenant, root)
-        if self._clock() - self._looked.get(key, math.inf) >= REFRESH_INTERVAL_S:
+        known = self._peek_root(key)
+        if self._clock() - known.read_at >= REFRESH_INTERVAL_S:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key))
-        return select_deepest_baseline(self._known.get(key, ()), prefixes, baseline_key)
+        return select_deepest_baseline(known.anchors, prefixes, baseline_key)
 
     def record_baseline(self, tenant: str, root: bytes, baseline: UsageBaseline) -> None:
         """Keeps the anchor of an answered request. A background task writes it to the store."""
         key = usage_anchors_key(tenant, root)
         if self._records.deletion_fence.is_deleted(key):
             return
-        self._remember_root(key, _merge_baselines(self._known.get(key, ()), [baseline]))
-        self._unwritten.add(key)
+        known = self._known[key] = self._peek_root(key)
+        known.anchors = _merge_baselines(known.anchors, [baseline])
+        known.is_unwritten = True
 
     def start(self) -> None:
         """Starts the background task that writes anchors to the store."""
@@ -249,7 +263,7 @@ class UsageBaselineStore:
     async def flush(self) -> None:
         """Writes new anchors to the store, merged with those that other replicas wrote for the same roots."""
         async with self._writing:
-            for key in list(self._unwritten):
+            for key in [key for key, known in self._known.items() if known.is_unwritten]:
                 if not self._records.is_in_use:
                     return  # the rest waits until the store is back
                 with self._records.deletion_fence.scoped_start_mark():
@@ -257,20 +271,18 @@ class UsageBaselineStore:
 
     async def _write_root(self, key: str) -> None:
         await self._load_from_store(key)
-        if key not in self._unwritten:  # deleted during the load
-            return
-        self._unwritten.discard(key)
-        fields = {"anchors": [to_fields(anchor) for anchor in self._known.get(key, ())]}
-        await self._records.overwrite(key, fields, ttl_s=BASELINE_TTL_S)
+        known = self._peek_root(key)
+        if known.is_unwritten:  # otherwise deleted during the load
+            known.is_unwritten = False
+            fields = {"anchors": [to_fields(anchor) for anchor in known.anchors]}
+            await self._records.overwrite(key, fields, ttl_s=BASELINE_TTL_S)
 
     def _forget_prefix(self, prefix: str) -> None:
         for key in [key for key in self._known if key.startswith(prefix)]:
-            self._drop_root(key)
+            del self._known[key]
 
-    def _drop_root(self, key: str) -> None:
-        del self._known[key]
-        self._looked.pop(key, None)
-        self._unwritten.discard(key)
+    def _peek_root(self, key: str) -> _KnownRoot:
+        return self._known.get(key) or _KnownRoot()
 
     async def _flush_periodically(self) -> None:
         while True:
@@ -283,15 +295,11 @@ class UsageBaselineStore:
         [fields] = await self._records.get_many([key], bypass_cache=True)
         if self._records.deletion_fence.is_deleted(key):
             fields = None
-        ours = self._known.get(key, ())  # read after the wait, in which anchors may have been added
-        self._remember_root(key, _merge_baselines(from_fields(fields), ours))
-        self._looked[key] = self._clock()
-
-    def _remember_root(self, key: str, baselines: tuple[UsageBaseline, ...]) -> None:
-        self._known[key] = baselines
-        self._known.move_to_end(key)
-        if len(self._known) > MAX_ROOTS:
-            self._drop_root(next(iter(self._known)))
+        known = self._known[key] = self._peek_root(
+            key
+        )  # after the wait, in which anchors may have been added
+        known.anchors = _merge_baselines(from_fields(fields), known.anchors)
+        known.read_at = self._clock()
 
 
 def _log_failed_write(error: BaseException) -> None:

@@ -12,7 +12,7 @@ the archive record itself. Such records are still read.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -231,13 +231,10 @@ def compute_cut_size(sizes: Sequence[int], limit: int) -> int:
     return limit
 
 
-def _shorten_messages(messages: Sequence[RemovedMessage]) -> Iterator[RemovedMessage]:
-    newest = messages[-MAX_MESSAGES:]
-    limit = compute_cut_size(
-        [min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], MAX_RECORD_CHARACTERS
-    )
-    for each in newest:
-        yield replace(each, text=shorten_text(each.text, min(limit, MAX_MESSAGE_CHARACTERS)))
+def shorten_texts(texts: Sequence[str], limit: int) -> list[str]:
+    """Shortens the longest texts of a record until they have at most `limit` characters together."""
+    size = compute_cut_size([min(len(text), MAX_MESSAGE_CHARACTERS) for text in texts], limit)
+    return [shorten_text(text, min(size, MAX_MESSAGE_CHARACTERS)) for text in texts]
 
 
 class Archive(NamedTuple):
@@ -266,7 +263,12 @@ def build_archive(
         messages: The messages that this compaction replaces and no earlier compaction has archived, in order.
         ttl_s: Seconds for which the archive is kept.
     """
-    removed_messages = _shorten_messages([_to_removed_message(each) for each in messages])
+    newest = [*messages][-MAX_MESSAGES:]
+    texts_left = shorten_texts([format_message_text(each.message) for each in newest], MAX_RECORD_CHARACTERS)
+    removed_messages = [
+        RemovedMessage(each.id, each.index, each.message.role[:MAX_ROLE_CHARACTERS], text, each.turn)
+        for each, text in zip(newest, texts_left, strict=True)
+    ]
     stretches: dict[ArchivePieceInfo, Fields] = {}
     texts: dict[ArchivePieceInfo, Fields] = {}
     for _, stretch in groupby(removed_messages, key=lambda each: each.index // STRETCH_MESSAGES):
@@ -294,11 +296,6 @@ def build_archive(
         ListItem(root_archives_key(tenant, root), list_fields, ttl_s, MAX_ARCHIVES),
         pieces,
     )
-
-
-def _to_removed_message(each: OriginalMessage) -> RemovedMessage:
-    role = each.message.role[:MAX_ROLE_CHARACTERS]
-    return RemovedMessage(each.id, each.index, role, format_message_text(each.message), each.turn)
 
 
 def _round_to_fields(archived_round: ArchivedRound) -> dict[str, Any]:

@@ -22,25 +22,11 @@ from compaction_proxy.recall.stems import list_irregular_forms
 from compaction_proxy.recall.tokenize import ParsedQuery, parse_query, split_terms
 
 
-class SearchDocument(NamedTuple):
-    """One archived message in the form that is indexed.
-
-    Attributes:
-        id: The message's id.
-        text: Its whole text.
-        role: Its role.
-    """
-
-    id: str
-    text: str
-    role: str
-
-
 class TextMatch(NamedTuple):
     """One document that a query found.
 
     Attributes:
-        document_index: Its index in the sequence from which the index was built.
+        document_index: Index of its text in the sequence from which the search index was built.
         score: Share of the query that the document and its neighbours match, above 0 and at most 1. Words of
             the query that occur in no document count as unmatched. Scores of different queries are only
             roughly comparable.
@@ -77,8 +63,8 @@ class TextIndex(Protocol):
 class TextIndexBuilder(Protocol):
     """Builds search indexes from the messages of one or several conversations."""
 
-    def build(self, documents: Sequence[SearchDocument]) -> TextIndex:
-        """Builds an index of the documents. Neighbours in the sequence are neighbours in the conversation.
+    def build(self, texts: Sequence[str]) -> TextIndex:
+        """Builds an index of texts. Neighbours in the sequence are neighbours in the conversation.
 
         This takes seconds for many megabytes. Call it in a thread.
 
@@ -135,15 +121,15 @@ class SqliteTextIndexBuilder:
     def __init__(self, ranking: RankingParameters | None = None) -> None:
         self._ranking = ranking or RankingParameters()
 
-    def build(self, documents: Sequence[SearchDocument]) -> "SqliteTextIndex":
-        """Builds an index of the documents. Any thread may call it.
+    def build(self, texts: Sequence[str]) -> "SqliteTextIndex":
+        """Builds an index of texts. Any thread may call it.
 
         Raises:
             SearchUnavailableError: SQLite was built without FTS5.
         """
         if not is_fts5_available():
             raise SearchUnavailableError("no-full-text", FTS5_MISSING)
-        return SqliteTextIndex([passage.text for passage in documents], self._ranking)
+        return SqliteTextIndex(texts, self._ranking)
 
 
 class SqliteTextIndex:

@@ -15,7 +15,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
 from compaction_proxy.recall.archive import ArchiveReader, ArchiveRef, RecalledMessage, build_archive_key
-from compaction_proxy.recall.fulltext import SearchDocument, TextIndex, TextIndexBuilder, TextMatch
+from compaction_proxy.recall.fulltext import TextIndex, TextIndexBuilder, TextMatch
 from compaction_proxy.storage.records import RecordStore
 
 # Maximum bytes of all cached texts and indexes.
@@ -33,9 +33,6 @@ THREADS = 2
 # Maximum number of indexes whose archives are read at the same time. Each may have 16 MB of text, which a
 # thread decompresses.
 MAX_CONCURRENT_LOADS = 2
-# Empty document between two conversations in an index. It separates the last message of one from the first
-# message of the other, because a match counts in part for neighbouring documents.
-_SEPARATOR_DOCUMENT = SearchDocument("", "", "")
 
 
 class MessageIndex:
@@ -81,7 +78,7 @@ class MessageIndex:
 
     async def search(self, query: str, limit: int) -> list[tuple[RecalledMessage, TextMatch]]:
         """Returns at most `limit` matching messages, best first."""
-        # The search also finds the empty documents between conversations, because their neighbours match. The
+        # The search also finds the empty texts between conversations, because their neighbours match. The
         # limit is therefore increased by their number, and they are removed from the result below.
         padded_limit = limit + len(self._messages) - len(self._by_id)
         task = asyncio.create_task(self._search_in_thread(query, padded_limit))
@@ -113,17 +110,12 @@ class MessageIndex:
         run = asyncio.get_running_loop().run_in_executor
         async with self._build_lock:
             if self._index is None:
-                build, passages = self._index_builder.build, self._build_documents()
-                self._index = await run(self._threads, build, passages)
+                # An empty text between two conversations separates the last message of one from the first of
+                # the other, because a match counts in part for neighbouring texts.
+                texts = [each.message.text if each else "" for each in self._messages]
+                self._index = await run(self._threads, self._index_builder.build, texts)
             index = self._index
         return await run(self._threads, index.search, query, limit)
-
-    def _build_documents(self) -> list[SearchDocument]:
-        messages = (each.message if each else None for each in self._messages)
-        return [
-            SearchDocument(each.id, each.text, each.role) if each else _SEPARATOR_DOCUMENT
-            for each in messages
-        ]
 
 
 def _order_messages(messages: Iterable[RecalledMessage]) -> list[RecalledMessage | None]:

@@ -11,7 +11,6 @@ The other records of a compaction, such as its checkpoint and its events, are no
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
@@ -30,6 +29,7 @@ from compaction_proxy.recall.archive import (
 )
 from compaction_proxy.storage.keys import archive_piece_key, lease_key, root_archives_key, tenant_archives_key
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
+from compaction_proxy.support.lru import BoundedDict
 
 # Maximum number of archives of a tenant that are listed and counted, and maximum number of lines in the
 # tenant's list, which also has lines for deletions.
@@ -166,9 +166,8 @@ class ArchiveRetention:
         self._bounds = bounds
         self._clock = clock
         self._now = now
-        # Time from which each tenant's limit may be checked again. The tenant that was checked last is at the
-        # end.
-        self._check_due_at: OrderedDict[str, float] = OrderedDict()
+        # Time from which each tenant's limit may be checked again.
+        self._check_due_at: BoundedDict[str, float] = BoundedDict(_MAX_TENANTS)
 
     async def add_archive(self, tenant: str, ref: ArchiveRef, archive: Archive) -> None:
         """Adds a committed archive to its tenant's list, and starts `enforce_bounds` in the background."""
@@ -261,9 +260,6 @@ class ArchiveRetention:
         if self._check_due_at.get(tenant, now) > now:
             return False
         self._check_due_at[tenant] = now + TENANT_CHECK_INTERVAL_S
-        self._check_due_at.move_to_end(tenant)
-        if len(self._check_due_at) > _MAX_TENANTS:
-            self._check_due_at.popitem(last=False)
         return True
 
     async def _delete_archives(self, tenant: str, refs: Sequence[ArchiveRef]) -> None:

@@ -8,11 +8,10 @@ fixed messages.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 
 from compaction_proxy.core.event import COMPACTED, Event
 from compaction_proxy.recall.archive import (
-    MAX_MESSAGE_CHARACTERS,
     MAX_MESSAGES,
     MAX_RECORD_CHARACTERS,
     MAX_ROLE_CHARACTERS,
@@ -20,8 +19,8 @@ from compaction_proxy.recall.archive import (
     ArchiveReader,
     ArchiveRef,
     RemovedMessage,
-    compute_cut_size,
     shorten_text,
+    shorten_texts,
 )
 from compaction_proxy.storage.keys import round_detail_key
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
@@ -113,10 +112,13 @@ def build_detail_item(
     """
     kept_prompts = prompts[-MAX_PROMPTS:]
     room = MAX_RECORD_CHARACTERS - sum(len(each.system) + len(each.text) for each in kept_prompts)
+    newest = visible_messages[-MAX_MESSAGES:]
+    texts = shorten_texts([each.text for each in newest], room)
     fields = {
         "prompts": [list(astuple(each)) for each in kept_prompts],
         "seen": [
-            [each.role, each.text, each.origin, each.id] for each in _shorten_messages(visible_messages, room)
+            [each.role[:MAX_ROLE_CHARACTERS], text, each.origin, each.id]
+            for each, text in zip(newest, texts, strict=True)
         ],
     }
     return RecordItem(
@@ -124,14 +126,6 @@ def build_detail_item(
         fields,
         ttl_s,
     )
-
-
-def _shorten_messages(seen: Sequence[VisibleMessage], room: int) -> Iterator[VisibleMessage]:
-    newest = seen[-MAX_MESSAGES:]
-    most = compute_cut_size([min(len(each.text), MAX_MESSAGE_CHARACTERS) for each in newest], room)
-    for each in newest:
-        text = shorten_text(each.text, min(most, MAX_MESSAGE_CHARACTERS))
-        yield replace(each, role=each.role[:MAX_ROLE_CHARACTERS], text=text)
 
 
 def parse_prompts(fields: Fields) -> Iterator[SummaryPrompt]:

@@ -16,8 +16,6 @@ from compaction_proxy.recall.retention import ArchiveRetention, ListedArchive
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry.event_history import EventHistory
 
-__all__ = ["ArchiveSearch", "RecalledMessage", "SearchHit"]
-
 MAX_HITS = 100
 SNIPPET_CHARACTERS = 300
 # Only words (runs without white space) with more characters than this may be cut at the ends of a snippet.

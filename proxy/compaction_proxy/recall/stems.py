@@ -1,35 +1,17 @@
-"""Stems English words with M. F. Porter's stemmer and a table of irregular forms.
+"""Stems English words with Porter's stemmer (the library snowballstemmer) and a table of irregular forms.
 
 Two words count as forms of one word if their stems are equal. A stem need not be a word. The stemmer knows
 only English endings. A word with characters other than a to z, or with less than three letters, is its own
 stem.
-Source: M. F. Porter, "An algorithm for suffix stripping", Program 14 (1980) 130-137.
 """
 
 import re
-from collections.abc import Iterator
-from itertools import groupby
+from functools import lru_cache
+from pkgutil import resolve_name
 
+_STEMMER = "snowballstemmer:stemmer"  # imported if used: it takes 14 MB of memory
+_CACHED_STEMS = 16_384  # number of words; the stemmer takes 40 µs for each
 _LETTERS = re.compile(r"[a-z]{3,}")
-# Pairs of an ending and its replacement. A longer ending comes before the shorter endings that it contains,
-# so that the longest matching ending is replaced.
-_STEP_2 = (
-    ("ational", "ate"), ("ization", "ize"), ("iveness", "ive"), ("fulness", "ful"), ("ousness", "ous"),
-    ("tional", "tion"), ("biliti", "ble"), ("entli", "ent"), ("ousli", "ous"), ("ation", "ate"),
-    ("alism", "al"), ("aliti", "al"), ("iviti", "ive"), ("enci", "ence"), ("anci", "ance"), ("izer", "ize"),
-    ("alli", "al"), ("ator", "ate"), ("logi", "log"), ("bli", "ble"), ("eli", "e"),
-)  # fmt: skip
-_STEP_3 = (
-    ("icate", "ic"), ("ative", ""), ("alize", "al"), ("iciti", "ic"), ("ical", "ic"), ("ness", ""),
-    ("ful", ""),
-)  # fmt: skip
-_STEP_4 = tuple(
-    (ending, "")
-    for ending in (
-        "ement", "ance", "ence", "able", "ible", "ment", "ant", "ent", "sion", "tion", "ism", "ate", "iti",
-        "ous", "ive", "ize", "al", "er", "ic", "ou",
-    )
-)  # fmt: skip
 # Each entry lists the forms of one word, with the basic form first. A form that two words share (left, found,
 # saw) is listed only for the word that is meant most often.
 _IRREGULAR = (
@@ -60,9 +42,14 @@ _IRREGULAR = (
 _BASE_FORMS = {form: forms.split()[0] for forms in _IRREGULAR for form in forms.split()}
 
 
+@lru_cache(maxsize=_CACHED_STEMS)
 def stem_word(word: str) -> str:
     """Returns the stem of a word, which must be in lower case."""
-    return _strip_final_letter(_strip_suffixes(_strip_inflection(word))) if _LETTERS.fullmatch(word) else word
+    if not _LETTERS.fullmatch(word):
+        return word
+    # A stemmer keeps the word in its attributes, and several threads search, so each call has its own.
+    stem: str = resolve_name(_STEMMER)("porter").stemWord(word)
+    return stem
 
 
 def find_word_root(word: str) -> str:
@@ -70,94 +57,6 @@ def find_word_root(word: str) -> str:
     return stem_word(_BASE_FORMS.get(word, word))
 
 
-def list_irregular_forms(word_root: str) -> tuple[str, ...]:
+def list_irregular_forms(word_root: str) -> list[str]:
     """Returns all forms of the irregular words with this root, including their basic forms."""
-    return _FORMS_BY_ROOT.get(word_root, ())
-
-
-def _group_irregular_forms_by_stem() -> Iterator[tuple[str, tuple[str, ...]]]:
-    by_root = sorted((find_word_root(form), form) for form in _BASE_FORMS)
-    for of, pairs in groupby(by_root, key=lambda pair: pair[0]):
-        yield of, tuple(form for _, form in pairs)
-
-
-def _classify_letters(word: str) -> str:
-    """Returns a string with `v` for each vowel of a word and `c` for each consonant.
-
-    A y after a consonant is a vowel.
-    """
-    shape = ""
-    for letter in word:
-        vowel = letter in "aeiou" or (letter == "y" and shape.endswith("c"))
-        shape += "v" if vowel else "c"
-    return shape
-
-
-def _count_vowel_groups(word: str) -> int:
-    """Returns the number of vowel groups of a word that a consonant follows (Porter's measure m)."""
-    return _classify_letters(word).count("vc")
-
-
-def _ends_in_double_consonant(word: str) -> bool:
-    return word[-2:-1] == word[-1:] and _classify_letters(word).endswith("c")
-
-
-def _is_short(word: str) -> bool:
-    """Returns whether a word ends in consonant, vowel, consonant (but not w, x or y).
-
-    Such a word may have lost a final e, as in hop(e)-ing.
-    """
-    return _classify_letters(word).endswith("cvc") and word[-1] not in "wxy"
-
-
-def _strip_inflection(word: str) -> str:
-    """Step 1: removes plural endings, -ed and -ing, then corrects the end of what remains."""
-    if word.endswith(("sses", "ies")):
-        word = word[:-2]
-    elif word.endswith("s") and not word.endswith("ss"):
-        word = word[:-1]
-    if word.endswith("eed"):
-        word = word[:-1] if _count_vowel_groups(word[:-3]) else word
-    else:
-        for ending in ("ed", "ing"):
-            rest = word.removesuffix(ending)
-            if rest != word and "v" in _classify_letters(rest):
-                word = _restore_final_letter(rest)
-                break
-    return word[:-1] + "i" if word.endswith("y") and "v" in _classify_letters(word[:-1]) else word
-
-
-def _restore_final_letter(word: str) -> str:
-    if word.endswith(("at", "bl", "iz")):
-        return word + "e"
-    if _ends_in_double_consonant(word) and word[-1] not in "lsz":
-        return word[:-1]
-    return word + "e" if _count_vowel_groups(word) == 1 and _is_short(word) else word
-
-
-def _strip_suffixes(word: str) -> str:
-    """Steps 2 to 4: removes suffixes, the outermost first."""
-    word = _replace_ending(word, _STEP_2, 1)
-    word = _replace_ending(word, _STEP_3, 1)
-    return _replace_ending(word, _STEP_4, 2)
-
-
-def _replace_ending(word: str, endings: tuple[tuple[str, str], ...], least: int) -> str:
-    for ending, by in endings:
-        if word.endswith(ending):
-            kept = ending[:1] if ending in {"sion", "tion"} else ""
-            rest = word[: -len(ending)] + kept
-            return rest + by if _count_vowel_groups(rest) >= least else word
-    return word
-
-
-def _strip_final_letter(word: str) -> str:
-    """Step 5: removes a final e, and one of two final l."""
-    if word.endswith("e"):
-        rest = word[:-1]
-        if _count_vowel_groups(rest) > 1 or (_count_vowel_groups(rest) == 1 and not _is_short(rest)):
-            word = rest
-    return word[:-1] if word.endswith("ll") and _count_vowel_groups(word) > 1 else word
-
-
-_FORMS_BY_ROOT = dict(_group_irregular_forms_by_stem())
+    return sorted(form for form in _BASE_FORMS if find_word_root(form) == word_root)

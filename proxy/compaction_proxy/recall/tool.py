@@ -19,7 +19,8 @@ from compaction_proxy.core.search_tool import (
     format_hits,
     format_message,
 )
-from compaction_proxy.recall.search import SNIPPET_CHARACTERS, ArchiveSearch, RecalledMessage, SearchHit
+from compaction_proxy.recall.archive import RecalledMessage
+from compaction_proxy.recall.search import SNIPPET_CHARACTERS, ArchiveSearch, SearchHit
 
 Scope = Literal["conversation", "tenant"]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from compaction_proxy.providers.types import TokenCounter
+from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.wires.json.values import encode_json
 
 JsonObject = dict[str, Any]
@@ -52,8 +53,8 @@ class SimulatedProvider:
 
     def __init__(self, counter: TokenCounter) -> None:
         self._counter = counter
-        self._sizes: dict[int, int] = {}
-        self._known: dict[int, None] = {}
+        self._sizes: BoundedDict[int, int] = BoundedDict(MAX_REMEMBERED)
+        self._known: BoundedDict[int, None] = BoundedDict(MAX_REMEMBERED)
 
     def count_text_tokens(self, text: str, model: str) -> int:
         """Counts the tokens of a text."""
@@ -78,7 +79,6 @@ class SimulatedProvider:
             if beginning in self._known:
                 longest = size
             self._known[beginning] = None
-        _drop_oldest(self._known)
         return round_down_to_cache_blocks(longest)
 
     def _count_message(self, raw: bytes, model: str) -> int:
@@ -87,7 +87,6 @@ class SimulatedProvider:
             self._sizes[key] = count_message_tokens(
                 json.loads(raw), lambda text: self._counter.count(text, model)
             )
-            _drop_oldest(self._sizes)
         return self._sizes[key]
 
     def _count_definitions(self, prompt: ProviderPrompt) -> int:
@@ -134,8 +133,3 @@ def _iter_texts(message: JsonObject) -> Iterator[str]:
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             yield from (str(function.get("name", "")), str(function.get("arguments", "")))
-
-
-def _drop_oldest(entries: dict[Any, Any]) -> None:
-    while len(entries) > MAX_REMEMBERED:
-        del entries[next(iter(entries))]

@@ -10,8 +10,9 @@ opening takes even longer, it continues in the background, and the store is used
 """
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ from compaction_proxy.storage.resilient import (
     run_with_deadline,
 )
 from compaction_proxy.storage.store import Lease, ListEntry, Record, Store
-from compaction_proxy.support.lru import ExpiringLruCache
+from compaction_proxy.support.lru import LruCache
 
 Fields = Mapping[str, Any]
 """The content of a record: JSON values by name. All readers share one cached object; do not change it."""
@@ -90,16 +91,12 @@ def to_entry(item: RecordItem | ListItem) -> Record | ListEntry:
     return Record(item.key, value, item.ttl_s)
 
 
-def count_json_bytes(value: bytes) -> int:
-    """Returns the bytes of the JSON in an envelope, or 0 if it cannot be decoded."""
-    return len(envelope.extract_json(value) or b"")
-
-
-__all__ = ["Fields", "ListItem", "RecordItem", "RecordStore"]
-
 OPEN_LIMIT_S = 1.0
 DELETE_LIMIT_S = 60.0
 CACHE_BYTES = 16 * 1024 * 1024
+# Additional size of each cached record. A record counts as this many bytes, plus the length of its key, plus
+# twice its JSON size, because the decoded fields take more memory than the JSON.
+ENTRY_BYTES = 600
 CACHE_TTL_S = 3600.0
 """How long a cached record is used without a new read; other processes may change it meanwhile."""
 
@@ -153,7 +150,7 @@ class RecordStore:
         clock: Returns monotonic seconds.
         deadline_s: Maximum duration of one call of the store, in seconds.
         probe_every_s: Seconds between two probes of a store that is left alone.
-        cache_bytes: Maximum bytes of the cache (`support.lru`).
+        cache_bytes: Maximum bytes of the cache (`ENTRY_BYTES`).
 
     Attributes:
         deletion_fence: Prevents work that began before the deletion of a key from writing the key again.
@@ -179,7 +176,9 @@ class RecordStore:
         self._resilient_store = ResilientStore(
             store, clock=clock, deadline_s=deadline_s, probe_every_s=probe_every_s
         )
-        self._cache = ExpiringLruCache(cache_bytes, clock)
+        # The fields of each record, and the time in monotonic seconds until which they are used.
+        self._cache: LruCache[str, tuple[Fields, float]] = LruCache(cache_bytes)
+        self._clock = clock
         self.deletion_fence = DeletionFence()
         self.background_tasks = BackgroundTasks()
         self.failed_reads = 0
@@ -218,7 +217,7 @@ class RecordStore:
             keep_in_cache: Whether to cache the records that are read. If False, they are decoded in a thread.
                 Use False for large amounts of data that are seldom read.
         """
-        records = {key: fields for key in keys if (fields := self._cache.get(key)) is not None}
+        records = {key: fields for key in keys if (fields := self._get_cached(key)) is not None}
         missing = list(dict.fromkeys(keys)) if bypass_cache else [key for key in keys if key not in records]
         if missing:
             records.update(await self._fetch_records(missing, keep_in_cache=keep_in_cache))
@@ -378,7 +377,9 @@ class RecordStore:
 
     def evict_cached_prefix(self, prefix: str) -> None:
         """Removes all cached records whose keys begin with `prefix`."""
-        self._cache.evict_prefix(prefix)
+        for key in self._cache.list_keys():
+            if key.startswith(prefix):
+                self._cache.remove(key)
 
     async def close(self) -> None:
         """Ends the background tasks and closes the store."""
@@ -395,7 +396,7 @@ class RecordStore:
         await self._store.write([record])
         return True
 
-    async def _call_store(self, call: Callable[[], Awaitable[ValueT]]) -> ValueT:
+    async def _call_store(self, call: Callable[[], Coroutine[Any, Any, ValueT]]) -> ValueT:
         try:
             return await self._resilient_store.run_call(call)
         except StoreUnavailableError as error:
@@ -441,7 +442,7 @@ class RecordStore:
 
         Returns the fields that are cached under `claim.key`, or those of `claim` if they are not cacheable.
         """
-        cached = self._cache.get(claim.key)
+        cached = self._get_cached(claim.key)
         if cached is not None:
             return cached
         for item in (claim, *other_items):
@@ -450,12 +451,20 @@ class RecordStore:
                     StoreUnavailableError
                 ):  # too large for a record; the failed save has reported it
                     self._cache_record(item.key, pack_fields(item.fields), item.ttl_s)
-        return self._cache.get(claim.key) or claim.fields
+        return self._get_cached(claim.key) or claim.fields
+
+    def _get_cached(self, key: str) -> Fields | None:
+        fields, expires = self._cache.get(key) or (None, math.inf)
+        if expires <= self._clock():
+            self._cache.remove(key)
+            return None
+        return fields
 
     def _cache_record(self, key: str, value: bytes, ttl_s: float) -> Fields | None:
         fields = envelope.unpack(value)
         if fields is not None and not self.deletion_fence.is_deleted(key):
-            self._cache.put(key, fields, count_json_bytes(value), ttl_s)
+            size = 2 * len(envelope.extract_json(value) or b"") + len(key) + ENTRY_BYTES
+            self._cache.put(key, (fields, self._clock() + ttl_s), size)
         return fields
 
     def _report_failure(self, error: StoreUnavailableError) -> None:

@@ -9,13 +9,13 @@ second after it answers again.
 
 import asyncio
 import time
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.storage.store import Store
-from compaction_proxy.support.circuit_breaker import CircuitBreaker
+from compaction_proxy.support.lru import BoundedDict
 
 REPEAT_AFTER_S = 60.0
 MAX_KEYS = 100
@@ -27,17 +27,16 @@ class ReportThrottle(Generic[_Key]):
     """Limits the reports of each key to one in `REPEAT_AFTER_S` seconds.
 
     Args:
-        max_keys: Maximum number of keys that are tracked. If there are more, the key whose last report is
-            oldest is dropped.
+        max_keys: Maximum number of keys that are tracked. If there are more, the key that was last passed to
+            `admit_report` longest ago is dropped.
         clock: Returns monotonic seconds.
     """
 
     def __init__(self, *, max_keys: int = MAX_KEYS, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_keys = max_keys
         self._clock = clock
         # For each key: the time from which it may be reported again, and the number of reports suppressed
         # since its last report.
-        self._known: OrderedDict[_Key, tuple[float, int]] = OrderedDict()
+        self._known: BoundedDict[_Key, tuple[float, int]] = BoundedDict(max_keys)
 
     def admit_report(self, key: _Key) -> int | None:
         """Decides whether to make a report of this key, and counts suppressed reports.
@@ -51,9 +50,6 @@ class ReportThrottle(Generic[_Key]):
             self._known[key] = (quiet_until, suppressed + 1)
             return None
         self._known[key] = (now + REPEAT_AFTER_S, 0)
-        self._known.move_to_end(key)
-        if len(self._known) > self._max_keys:
-            self._known.popitem(last=False)
         return suppressed
 
 
@@ -117,7 +113,7 @@ PROBE_LIMIT_S = 1.0
 """Longer than a call's deadline, because a probe may first have to try sentinels that do not answer."""
 CALLS_AT_ONCE = 8
 TURN_LIMIT_S = 2.0
-"""The longest that a call waits for its slot. If the store fails meanwhile, the wait ends at once."""
+"""The longest time that a call waits for its slot."""
 
 RESTING_REASON = "store-resting"
 """The error reason while the store is left alone."""
@@ -127,52 +123,8 @@ RESTING_REASON = "store-resting"
 _REFUSAL_REASONS = frozenset({"store-full", "store-readonly", "store-too-large"})
 
 
-class CallSlots:
-    """Limits the number of calls in progress. Further calls wait in the order of their arrival.
-
-    Use it on one event loop.
-
-    Args:
-        count: Maximum number of calls in progress.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._queue: deque[asyncio.Future[bool]] = deque()
-
-    async def acquire(self, limit_s: float) -> bool:
-        """Waits for a slot. Returns True with a slot, False if `refuse_waiting_calls` was called meanwhile.
-
-        Raises:
-            TimeoutError: No slot became free within `limit_s` seconds.
-        """
-        if self._free:
-            self._free -= 1
-            return True
-        place = asyncio.get_running_loop().create_future()
-        self._queue.append(place)
-        try:
-            return await run_with_deadline(limit_s, place)
-        except asyncio.CancelledError:
-            if not place.cancelled() and place.result():  # it got the slot in the same iteration of the loop
-                self.release()
-            raise
-
-    def release(self) -> None:
-        """Gives a slot back. The call that has waited longest gets it."""
-        while self._queue:
-            place = self._queue.popleft()
-            if not place.done():
-                place.set_result(True)
-                return
-        self._free += 1
-
-    def refuse_waiting_calls(self) -> None:
-        """Ends the wait of all waiting calls: their `acquire` returns False."""
-        while self._queue:
-            place = self._queue.popleft()
-            if not place.done():
-                place.set_result(False)
+MAX_FAILURES = 3
+FAILURE_WINDOW_S = 1.0
 
 
 class ResilientStore:
@@ -186,6 +138,10 @@ class ResilientStore:
         clock: Returns monotonic seconds.
         deadline_s: Maximum duration of one call of the store, in seconds.
         probe_every_s: Seconds between two probes of a store that is left alone.
+
+    Attributes:
+        is_in_use: Whether the store is in use; False while it is left alone.
+        is_reachable: Whether the store answered the last call or probe. A refusal to write is an answer, too.
     """
 
     def __init__(
@@ -196,25 +152,17 @@ class ResilientStore:
         deadline_s: float = DEADLINE_S,
         probe_every_s: float = PROBE_INTERVAL_S,
     ) -> None:
+        self.is_in_use = True
+        self.is_reachable = True
         self._store = store
+        self._clock = clock
         self._deadline_s = deadline_s
         self._probe_every_s = probe_every_s
-        self._breaker = CircuitBreaker(clock)
-        self._slots = CallSlots(CALLS_AT_ONCE)
+        self._failed_at: deque[float] = deque(maxlen=MAX_FAILURES)
+        self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
         self._probe: asyncio.Task[None] | None = None
-        self._reachable = True
 
-    @property
-    def is_reachable(self) -> bool:
-        """Whether the store answered the last call or probe. A refusal to write is an answer, too."""
-        return self._reachable
-
-    @property
-    def is_in_use(self) -> bool:
-        """Whether the store is in use; False while it is left alone."""
-        return self._breaker.is_closed
-
-    async def run_call(self, call: Callable[[], Awaitable[_T]], limit_s: float | None = None) -> _T:
+    async def run_call(self, call: Callable[[], Coroutine[Any, Any, _T]], limit_s: float | None = None) -> _T:
         """Runs a call of the store and returns its result.
 
         `limit_s` is the call's deadline in seconds; None means `deadline_s` of this object.
@@ -223,7 +171,7 @@ class ResilientStore:
             StoreUnavailableError: The call failed or took too long. The reason is `RESTING_REASON` if the
                 call was not made because the store is left alone.
         """
-        if not self._breaker.is_closed:
+        if not self.is_in_use:
             self._ensure_probing()
             raise StoreUnavailableError(RESTING_REASON)
         try:
@@ -240,7 +188,7 @@ class ResilientStore:
             if error.reason not in _REFUSAL_REASONS | {RESTING_REASON}:
                 self._record_failure()
             raise
-        if self._breaker.is_closed:  # otherwise another call has failed meanwhile, perhaps after this answer
+        if self.is_in_use:  # otherwise another call has failed meanwhile, perhaps after this answer
             self._record_success()
         return answer
 
@@ -250,31 +198,34 @@ class ResilientStore:
             self._probe.cancel()
             await asyncio.wait((self._probe,))
 
-    async def _start_call_in_slot(self, call: Callable[[], Awaitable[_T]]) -> asyncio.Task[_T]:
+    async def _start_call_in_slot(self, call: Callable[[], Coroutine[Any, Any, _T]]) -> asyncio.Task[_T]:
         """Waits for a slot and starts the call. The slot becomes free when the call ends.
 
         Raises:
             StoreUnavailableError: The store failed while this call waited for its slot.
             TimeoutError: No slot became free in time.
         """
-        has_slot = await self._slots.acquire(TURN_LIMIT_S)
-        if not self._breaker.is_closed:
-            if has_slot:
-                self._slots.release()
+        async with asyncio.timeout(TURN_LIMIT_S):
+            await self._slots.acquire()
+        if not self.is_in_use:
+            self._slots.release()
             raise StoreUnavailableError(RESTING_REASON)
-        task = asyncio.ensure_future(call())
+        task = asyncio.create_task(call())
         task.add_done_callback(lambda _: self._slots.release())
         return task
 
     def _record_success(self) -> None:
-        self._breaker.record_success()
-        self._reachable = True
+        self._failed_at.clear()
+        self.is_in_use = self.is_reachable = True
 
     def _record_failure(self, *, timed_out: bool = False) -> None:
-        self._breaker.record_failure(timed_out=timed_out)
-        self._reachable = False
-        if not self._breaker.is_closed:
-            self._slots.refuse_waiting_calls()
+        """Records a failed call. Leaves the store alone after a timeout or `MAX_FAILURES` in a short time."""
+        now = self._clock()
+        self._failed_at.append(now)
+        is_frequent = len(self._failed_at) == MAX_FAILURES and now - self._failed_at[0] <= FAILURE_WINDOW_S
+        self.is_reachable = False
+        if timed_out or is_frequent:
+            self.is_in_use = False
         self._ensure_probing()
 
     def _ensure_probing(self) -> None:
@@ -282,19 +233,14 @@ class ResilientStore:
             self._probe = asyncio.create_task(self._probe_until_reachable())
 
     async def _probe_until_reachable(self) -> None:
-        """Probes the store until it answers. A failed probe opens the circuit breaker."""
-        while not self._reachable:
+        """Probes the store until it answers. After a failed probe, the store is left alone."""
+        while not self.is_reachable:
             await asyncio.sleep(self._probe_every_s)
-            if self._reachable:  # a call has reached the store meanwhile
+            if self.is_reachable:  # a call has reached the store meanwhile
                 return
-            if await self._probe_once():
-                self._record_success()
+            try:
+                await run_with_deadline(PROBE_LIMIT_S, self._store.read([]))
+            except (TimeoutError, OSError, StoreUnavailableError):
+                self.is_in_use = False
             else:
-                self._breaker.record_failure(timed_out=True)
-
-    async def _probe_once(self) -> bool:
-        try:
-            await run_with_deadline(PROBE_LIMIT_S, self._store.read([]))
-        except (TimeoutError, OSError, StoreUnavailableError):
-            return False
-        return True
+                self._record_success()

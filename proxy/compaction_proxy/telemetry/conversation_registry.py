@@ -19,6 +19,7 @@ from compaction_proxy.storage.keys import (
     recent_conversations_key,
 )
 from compaction_proxy.storage.records import Fields, RecordStore
+from compaction_proxy.support.lru import BoundedDict
 
 # Shortest time between two writes of a conversation's tenant, in seconds.
 WRITE_INTERVAL_S = 60.0
@@ -84,7 +85,7 @@ class ConversationRegistry:
         self._clock = clock
         self._now = now
         # By conversation key: the time from which a new line may be added to the day's list.
-        self._list_due_at: OrderedDict[str, float] = OrderedDict()
+        self._list_due_at: BoundedDict[str, float] = BoundedDict(MAX_CONVERSATIONS)
         self._was_unavailable = False
         # By conversation key: the time from which the tenant may be written again.
         self._write_due_at: OrderedDict[str, float] = OrderedDict()
@@ -154,9 +155,6 @@ class ConversationRegistry:
             self._list_due_at[key] = min(
                 registered.last_at + LIST_INTERVAL_S, (registered.last_at // DAY_S + 1) * DAY_S
             )
-            self._list_due_at.move_to_end(key)
-            if len(self._list_due_at) > MAX_CONVERSATIONS:
-                self._list_due_at.popitem(last=False)
 
     async def _collect_conversations_of_day(
         self, day: int, limit: int, found: dict[str, RegisteredConversation]

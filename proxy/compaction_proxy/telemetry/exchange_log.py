@@ -6,7 +6,7 @@ results are written to the store once a second.
 """
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from compaction_proxy.providers.types import PriceSource
 from compaction_proxy.storage.deletions import DeletionFence
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import JOURNAL_NOT_WRITTEN
+from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.telemetry.live_feed import EXCHANGE, EXCHANGES_PER_S, LiveFeed
 from compaction_proxy.telemetry.statistics import Statistics
 from compaction_proxy.telemetry.usage import ExchangeEntry, UsageStore, get_entry_time, to_line
@@ -71,7 +72,9 @@ class SavingsTracker:
 
     def __init__(self) -> None:
         # By tenant and conversation: the cache state, and the later exchanges that it does not include yet.
-        self._known: OrderedDict[tuple[str, str], tuple[CacheState, deque[RecordedExchange]]] = OrderedDict()
+        self._known: BoundedDict[tuple[str, str], tuple[CacheState, deque[RecordedExchange]]] = BoundedDict(
+            MAX_TRACKED_CONVERSATIONS
+        )
 
     def track_exchange(self, recorded: RecordedExchange, price: ModelPrice | None) -> Saving | None:
         """Returns the saving of an exchange; None if it is unknown. Call it in the order of the exchanges.
@@ -93,8 +96,6 @@ class SavingsTracker:
             saving, state = compute_saving(exchange, recorded.prefixes, state, price, recorded.counted_tokens)
         if recorded.conversation is not None:
             self._known[key] = state, deferred
-            if len(self._known) > MAX_TRACKED_CONVERSATIONS:
-                self._known.popitem(last=False)
         return saving
 
 

@@ -29,6 +29,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import COMPACTED, FAILED, FAILURE_KINDS, Event
 from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange
+from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.telemetry.statistics import OVERHEAD_BOUNDS_S
 from compaction_proxy.telemetry.usage import ExchangeEntry
 
@@ -271,7 +272,7 @@ class Metrics:
             )  # not with several workers, because it would show only the worker that renders the metrics
         self._models, self._reasons, self._targets = LabelValues(), LabelValues(), LabelValues()
         # Time and form of each conversation's last request. The last used conversation is at the end.
-        self._active: dict[str, tuple[float, _Form]] = {}
+        self._active: BoundedDict[str, tuple[float, _Form]] = BoundedDict(MAX_ACTIVE)
         self.breakers: dict[str, Callable[[], bool]] = {}
         self.figures: dict[str, Callable[[], float]] = {}
         self._gauges["build_info"].labels(version).set(1)
@@ -390,10 +391,8 @@ class Metrics:
 
         Returns an empty tuple if the last request is unknown. Keeps the form for the next call.
         """
-        before = self._active.pop(conversation, None)
+        before = self._active.get(conversation)
         self._active[conversation] = now, form
-        if len(self._active) > MAX_ACTIVE:
-            del self._active[next(iter(self._active))]
         return () if before is None else (float(before[1] == form),)
 
     def _add_times(self, model: str, code: int, exchanges: Sequence[Exchange]) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from compaction_proxy.core.event import COMPACTED, FAILED, Event
 from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.support.lru import BoundedDict
 
 # Names of providers in the OpenTelemetry conventions, by host. Other providers are named by their host.
 PROVIDERS = {
@@ -81,7 +81,7 @@ class OtelTracer:
         self._provider.add_span_processor(processor)
         self._spans = self._provider.get_tracer(SERVICE, version)
         self._about = _build_upstream_attributes(upstream)
-        self._requests: OrderedDict[str, SpanContext] = OrderedDict()
+        self._requests: BoundedDict[str, SpanContext] = BoundedDict(MAX_REQUESTS)
 
     def start_request(self, headers: Sequence[tuple[bytes, bytes]], request_id: str) -> "OtelTrace":
         """Starts the span of a client request, in the trace that its headers name, or in a new one."""
@@ -91,8 +91,6 @@ class OtelTracer:
         span = self._spans.start_span("POST chat/completions", _w3c.extract(carrier), SpanKind.SERVER)
         _set_attributes(span, {"http.request.method": "POST", "compaction_proxy.request.id": request_id})
         self._requests[request_id] = span.get_span_context()
-        if len(self._requests) > MAX_REQUESTS:
-            self._requests.popitem(last=False)
         return OtelTrace(self._spans, span, self._about)
 
     def set_upstream(self, upstream: str) -> None:

@@ -7,7 +7,6 @@ as strictly as a whole body. Any other body is parsed from its first byte (ADR 0
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from compaction_proxy.core.errors import UnreadableBodyError
+from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.support.offload import MAX_INLINE_BYTES
 from compaction_proxy.wires.body import (
     MAX_MESSAGES,
@@ -230,9 +230,8 @@ class IncrementalReader:
     def __init__(self, key: bytes, wire: Wire, max_beginnings: int = MAX_BEGINNINGS) -> None:
         self._wire = wire
         self._empty_hasher = blake3(key=key)
-        self._max_beginnings = max_beginnings
-        self._beginnings: OrderedDict[BeginningKey, BodyBeginning] = OrderedDict()
-        self._latest: OrderedDict[ConversationKey, BodyBeginning] = OrderedDict()
+        self._beginnings: BoundedDict[BeginningKey, BodyBeginning] = BoundedDict(max_beginnings)
+        self._latest: BoundedDict[ConversationKey, BodyBeginning] = BoundedDict(max_beginnings)
         self._thread_slots = asyncio.Semaphore(MAX_READ_THREADS)
 
     async def read_without_blocking(
@@ -376,8 +375,3 @@ class IncrementalReader:
         if older is not None and older.previous_key is not None:
             self._beginnings.pop(older.previous_key, None)
         self._beginnings[beginning.key] = self._latest[owner] = beginning
-        self._beginnings.move_to_end(beginning.key)
-        self._latest.move_to_end(owner)
-        for memory in (self._beginnings, self._latest):
-            while len(memory) > self._max_beginnings:
-                memory.popitem(last=False)

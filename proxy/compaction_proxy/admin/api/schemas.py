@@ -21,9 +21,9 @@ from compaction_proxy.core.event import Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.core.search_tool import parse_line_range, split_lines
 from compaction_proxy.core.upstream_failure import UpstreamFailure
-from compaction_proxy.recall.archive import RemovedMessage
+from compaction_proxy.recall.archive import RecalledMessage, RemovedMessage
 from compaction_proxy.recall.round_detail import RoundDetail, SummaryPrompt, VisibleMessage
-from compaction_proxy.recall.search import RecalledMessage, SearchHit
+from compaction_proxy.recall.search import SearchHit
 from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
 from compaction_proxy.telemetry.statistics import COUNTS, ExchangeCounters, StatisticsRow
 from compaction_proxy.telemetry.usage import DOLLARS, ExchangeEntry, Totals
