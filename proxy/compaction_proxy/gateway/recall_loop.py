@@ -200,7 +200,7 @@ class RecallLoop:
 
         Args:
             message: The assistant message that makes the calls (`StreamJoiner.start_next_answer` or
-                `AnswerJoiner.get_assistant_message`).
+                `AnswerJoiner.message`).
             calls: The arguments of the calls in the message.
 
         Raises:

@@ -223,7 +223,7 @@ async def _relay_whole_answer(
         body = await _join_answer(joiner, answer, recall_loop)
         while body is None:
             await answer.aclose()
-            answer = await recall_loop.run_calls_and_continue(joiner.get_assistant_message(), joiner.calls)
+            answer = await recall_loop.run_calls_and_continue(joiner.message, joiner.calls)
             if answer.response.status != httpx.codes.OK:
                 break
             body = await _join_answer(joiner, answer, recall_loop)

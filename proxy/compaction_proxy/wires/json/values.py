@@ -132,6 +132,11 @@ def as_object(value: object) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
+def as_list(value: object) -> list[Any]:
+    """Returns the value if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
 def as_string(value: object) -> str:
     """Returns the value if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""
