@@ -78,14 +78,9 @@ def parse_body(raw: bytes, wire: Wire) -> RequestBody:
             `find_skip_reason` returns.
     """
     members, elements = split_body(raw, wire)
+    options = parse_options(pick_small_members(raw, members, wire), wire)
     place = members[wire.member_names.messages]
-    return build_body(
-        raw,
-        place,
-        wire.group_into_pieces(elements),
-        parse_options(pick_small_members(raw, members, wire), wire),
-        wire,
-    )
+    return RequestBody(raw, place, wire.group_into_pieces(elements), *options, wire)
 
 
 def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, ...]]:
@@ -94,21 +89,14 @@ def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, .
     Raises:
         UnreadableBodyError: See `parse_body`.
     """
-    try:
-        found = find_members(raw)
-        place = found.get(wire.member_names.messages)
-        elements = wire.split_message_list(memoryview(raw)[place.start : place.stop]) if place else ()
-    except RecursionError:
-        raise UnreadableBodyError("too-deep") from None
+    found = find_members(raw)
+    place = found.get(wire.member_names.messages)
+    elements = wire.split_message_list(memoryview(raw)[place.start : place.stop]) if place else ()
     if len(elements) > MAX_MESSAGES:
         raise UnreadableBodyError("too-many")
     if not elements:
         raise UnreadableBodyError("no-messages")
-    indicators = {
-        key: raw[found[key].start : found[key].stop]
-        for key in wire.member_names.skip_indicators
-        if key in found
-    }
+    indicators = _pick_members(raw, found, wire.member_names.skip_indicators)
     if indicators and (reason := wire.find_skip_reason(indicators)):
         raise UnreadableBodyError(reason)
     return found, elements
@@ -135,55 +123,27 @@ def split_objects(value: memoryview) -> tuple[bytes, ...]:
 def pick_small_members(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> dict[str, bytes]:
     """Returns the JSON of those members, other than the messages, that the proxy reads and the body has."""
     names = ("model", *wire.member_names.output_limits, *wire.member_names.prompt_members)
+    return _pick_members(raw, member_slices, names)
+
+
+def _pick_members(raw: bytes, member_slices: Mapping[str, Slice], names: Sequence[str]) -> dict[str, bytes]:
     return {
         key: raw[member_slices[key].start : member_slices[key].stop] for key in names if key in member_slices
     }
 
 
-class BodyOptions(NamedTuple):
-    """The parsed values of a body's small members. `RequestBody` explains the fields."""
+def parse_options(members: Mapping[str, bytes], wire: Wire) -> tuple[str, int | None, tuple[str, ...]]:
+    """Parses the members that `pick_small_members` returns.
 
-    model: str
-    max_output: int | None
-    prompt_members: tuple[str, ...]
-
-
-def parse_options(members: Mapping[str, bytes], wire: Wire) -> BodyOptions:
-    """Parses the members that `pick_small_members` returns."""
+    Returns `model`, `max_output` and `prompt_members` of `RequestBody`.
+    """
     model = _decode_member(members.get("model"))
-    return BodyOptions(
+    limits = [_decode_member(members.get(key)) for key in wire.member_names.output_limits]
+    prompt_members = [members[key] for key in wire.member_names.prompt_members if key in members]
+    return (
         shorten_model_name(model) if isinstance(model, str) else "",
-        _find_max_output(members, wire),
-        tuple(
-            [
-                members[key].decode("utf-8", "replace")
-                for key in wire.member_names.prompt_members
-                if key in members
-            ]
-        ),
-    )
-
-
-def build_body(
-    raw: bytes,
-    messages_slice: Slice,
-    new_pieces: tuple[bytes, ...],
-    options: BodyOptions,
-    wire: Wire,
-    fingerprint: bytes = b"",
-    previous_fingerprint: bytes = b"",
-) -> RequestBody:
-    """Builds a `RequestBody` from its parts."""
-    return RequestBody(
-        raw,
-        messages_slice,
-        new_pieces,
-        options.model,
-        options.max_output,
-        options.prompt_members,
-        wire,
-        fingerprint,
-        previous_fingerprint,
+        next((limit for limit in limits if type(limit) is int and limit > 0), None),
+        tuple([member.decode("utf-8", "replace") for member in prompt_members]),
     )
 
 
@@ -259,14 +219,6 @@ def _find_thinking_budget_slices(raw: bytes, member_slices: Mapping[str, Slice],
         if type(decode_small_json(raw[place.start : place.stop])) in {int, float}:
             places.append(place)
     return places
-
-
-def _find_max_output(members: Mapping[str, bytes], wire: Wire) -> int | None:
-    for key in wire.member_names.output_limits:
-        requested = _decode_member(members[key]) if key in members else None
-        if type(requested) is int and requested > 0:
-            return requested
-    return None
 
 
 def _decode_member(raw: bytes | None) -> Any:

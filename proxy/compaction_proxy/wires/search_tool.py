@@ -402,10 +402,7 @@ class SearchTool:
         Raises:
             UnreadableBodyError: The body is not a request (see `json.slices.find_members`).
         """
-        try:
-            places = find_members(raw)
-        except RecursionError:
-            raise UnreadableBodyError("too-deep") from None
+        places = find_members(raw)
         read = partial(read_member, raw, places)
         tools = read("tools")
         is_list = not tools or tools.startswith(b"[")

@@ -81,7 +81,7 @@ def _split_container(raw: bytes) -> dict[str, bytes] | list[bytes] | None:
             values = {key: raw[place.start : place.stop] for key, place in find_members(raw).items()}
         elif raw.startswith(b"["):
             values = list(split_elements(raw))
-    except (UnreadableBodyError, RecursionError):
+    except UnreadableBodyError:
         return None
     return values if 0 < len(values) <= _MAX_ITEMS else None
 

@@ -21,7 +21,7 @@ import msgspec
 
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message, find_latest_user_message
-from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
+from compaction_proxy.wires.json.slices import find_members, split_elements
 from compaction_proxy.wires.json.values import as_object, as_string, decode_value, parse_json
 from compaction_proxy.wires.wire import AdaptedMessages
 
@@ -58,18 +58,6 @@ def read_kind(block: bytes) -> str:
     return as_string(as_object(decode_value(block)).get("type"))
 
 
-def find_message_members(raw: bytes) -> Mapping[str, Slice]:
-    """Returns the positions of the members of a message.
-
-    Raises:
-        UnreadableBodyError: The bytes are not a message.
-    """
-    try:
-        return find_members(raw)
-    except RecursionError:
-        raise UnreadableBodyError("too-deep") from None
-
-
 def split_blocks(content: bytes) -> tuple[bytes, ...]:
     """Returns the blocks of a message's content. A string becomes one block of text.
 
@@ -78,17 +66,12 @@ def split_blocks(content: bytes) -> tuple[bytes, ...]:
     """
     if content.startswith(b'"'):
         return (b'{"type":"text","text":%b}' % content,)
-    if not content.startswith(b"["):
-        return ()
-    try:
-        return split_elements(content)
-    except RecursionError:
-        raise UnreadableBodyError("too-deep") from None
+    return split_elements(content) if content.startswith(b"[") else ()
 
 
 def split_content_blocks(raw: bytes) -> tuple[bytes, ...]:
     """Returns the blocks of a message; none if it has no content."""
-    place = find_message_members(raw).get("content")
+    place = find_members(raw).get("content")
     return split_blocks(raw[place.start : place.stop]) if place else ()
 
 
@@ -142,7 +125,7 @@ def group_into_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def _split_by_tool_result(raw: bytes) -> Iterator[bytes]:
-    places = find_message_members(raw)
+    places = find_members(raw)
     content, role = (
         raw[place.start : place.stop] if (place := places.get(name)) else b"" for name in _MEMBERS
     )
@@ -237,7 +220,7 @@ def _drop_message_thoughts(record: Message) -> Message | None:
     remaining = [each for each in blocks if read_kind(each) not in THINKING]
     if len(remaining) == len(blocks):
         return record
-    place = find_message_members(record.raw)["content"]
+    place = find_members(record.raw)["content"]
     content = b"[" + b",".join(remaining) + b"]"
     changed = record.raw[: place.start] + content + record.raw[place.stop :]
     return replace(record, raw=changed) if remaining else None

@@ -35,6 +35,7 @@ from compaction_proxy.wires.content import (
     hash_text,
     read_content,
 )
+from compaction_proxy.wires.json.slices import find_members
 from compaction_proxy.wires.json.values import (
     JsonObject,
     TextCutter,
@@ -49,7 +50,6 @@ from compaction_proxy.wires.messages.blocks import (
     RESULT,
     TEXT,
     THINKING,
-    find_message_members,
     has_thoughts,
     is_blank,
     is_decoded_reminder,
@@ -285,7 +285,7 @@ def _change_content(raw: bytes, change: Callable[[Any], Any]) -> bytes:
     Thinking stays unchanged. Blocks whose other half is in another message lose only their cache marks (see
     `_find_unpaired_ids`).
     """
-    place = find_message_members(raw).get("content")
+    place = find_members(raw).get("content")
     if place is None:
         return raw
     content = raw[place.start : place.stop]

@@ -173,15 +173,11 @@ def _cut_items(raw: bytes) -> tuple[dict[str, Slice], Slice | None, tuple[bytes,
     Raises:
         UnreadableBodyError: The bytes are not a request body.
     """
-    try:
-        members = find_members(raw)
-        place = members.get("input")
-        if place is None or not raw.startswith(b"[", place.start):
-            return members, None, ()
-        items = split_elements(memoryview(raw)[place.start : place.stop])
-    except RecursionError:
-        raise UnreadableBodyError("too-deep") from None
-    return members, place, items
+    members = find_members(raw)
+    place = members.get("input")
+    if place is None or not raw.startswith(b"[", place.start):
+        return members, None, ()
+    return members, place, split_elements(memoryview(raw)[place.start : place.stop])
 
 
 def _replace_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[bytes]) -> bytes:

@@ -97,10 +97,7 @@ def read_type_and_role(raw: bytes) -> tuple[str, str]:
 
 
 def _read_long_type_and_role(raw: bytes) -> tuple[str, str]:
-    try:
-        members = find_members(raw)
-    except RecursionError:
-        raise UnreadableBodyError("too-deep") from None
+    members = find_members(raw)
     values = {key: raw[members[key].start : members[key].stop] for key in ("type", "role") if key in members}
     strings = {key: decode_plain(value) for key, value in values.items() if value.startswith(b'"')}
     return strings.get("type", ""), strings.get("role", "")
@@ -164,10 +161,7 @@ def split_items(piece: bytes) -> tuple[bytes, ...]:
     Raises:
         UnreadableBodyError: The bytes are not a piece.
     """
-    try:
-        items = split_elements(b"[%b]" % piece)
-    except RecursionError:
-        raise UnreadableBodyError("too-deep") from None
+    items = split_elements(b"[%b]" % piece)
     if not items or not are_objects(items):
         raise UnreadableBodyError("no-messages")
     return items
