@@ -174,16 +174,16 @@ def lower_output_limits(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
     the answer, but not below `LEAST_THINKING_TOKENS`. If no token would remain for the answer, the body is
     returned unchanged.
     """
-    member_slices = find_members(raw)
+    limits, budgets = _find_limits(raw, wire)
     replacements = dict[Slice, bytes]()
-    for place in _find_thinking_budget_slices(raw, member_slices, wire):
+    for place in budgets:
         requested = decode_small_json(raw[place.start : place.stop])
         lowered = min(requested, max(LEAST_THINKING_TOKENS, max_tokens - MIN_OUTPUT_TOKENS))
         if lowered >= max_tokens:
             return raw
         if lowered < requested:
             replacements[place] = b"%d" % lowered
-    for place in _find_output_limit_slices(member_slices, wire):
+    for place in limits:
         requested = decode_small_json(raw[place.start : place.stop])
         if not isinstance(requested, int) or requested > max_tokens:
             replacements[place] = b"%d" % max_tokens
@@ -192,33 +192,24 @@ def lower_output_limits(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
 
 def clear_output_limits(raw: bytes, wire: Wire) -> bytes:
     """Returns the body with null as the value of each output limit and each thinking budget."""
-    member_slices = find_members(raw)
-    places = [
-        *_find_output_limit_slices(member_slices, wire),
-        *_find_thinking_budget_slices(raw, member_slices, wire),
-    ]
-    return _replace_slices(raw, dict.fromkeys(places, b"null"))
+    limits, budgets = _find_limits(raw, wire)
+    return _replace_slices(raw, dict.fromkeys([*limits, *budgets], b"null"))
 
 
-def _find_output_limit_slices(member_slices: Mapping[str, Slice], wire: Wire) -> list[Slice]:
-    """Returns the positions of the output limits."""
-    return [member_slices[key] for key in wire.member_names.output_limits if key in member_slices]
-
-
-def _find_thinking_budget_slices(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> list[Slice]:
-    """Returns the positions of those thinking budgets that are numbers."""
-    places = list[Slice]()
+def _find_limits(raw: bytes, wire: Wire) -> tuple[list[Slice], list[Slice]]:
+    """Returns the positions of the output limits, and of those thinking budgets that are numbers."""
+    members, budgets = find_members(raw), list[Slice]()
     for member, key in wire.member_names.thinking_budgets:
-        outer = member_slices.get(member)
-        if outer is None or raw[outer.start : outer.start + 1] != b"{":
+        outer = members.get(member)
+        if outer is None or not raw.startswith(b"{", outer.start):
             continue
         inner = find_members(raw[outer.start : outer.stop]).get(key)
         if inner is None:
             continue
         place = Slice(outer.start + inner.start, outer.start + inner.stop)
         if type(decode_small_json(raw[place.start : place.stop])) in {int, float}:
-            places.append(place)
-    return places
+            budgets.append(place)
+    return [members[key] for key in wire.member_names.output_limits if key in members], budgets
 
 
 def _decode_member(raw: bytes | None) -> Any:

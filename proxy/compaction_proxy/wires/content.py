@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from compaction_proxy.core.digest import compute_message_digest
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import ContentPart, Message
-from compaction_proxy.wires.json.values import JsonObject, as_string, decode_value, hash_base64
+from compaction_proxy.wires.json.values import JsonObject, TextCutter, as_string, decode_value, hash_base64
 
 # A message with more content parts than this is not parsed, because no model could read it.
 MAX_PARTS: Final = 10_000
@@ -172,3 +172,15 @@ def estimate_unknown_part(part: Any) -> int:
     The estimate is never more tokens than the part has bytes of JSON, because the gate relies on that.
     """
     return min(UNKNOWN_PART_TOKENS, len(json.dumps(part)))
+
+
+def shorten_member(
+    fields: JsonObject, name: str, cut: TextCutter, shorten_part: Callable[[Any], Any]
+) -> JsonObject:
+    """Returns an object whose content in the member `name` is shorter: a text, or a list of parts."""
+    content = fields.get(name)
+    if isinstance(content, str):
+        return {**fields, name: cut(content)}
+    if isinstance(content, list):
+        return {**fields, name: [shorten_part(each) for each in content]}
+    return fields

@@ -16,7 +16,7 @@ with each request, but a shortened message must keep its bytes in all later requ
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -34,11 +34,13 @@ from compaction_proxy.wires.content import (
     hash_part,
     hash_text,
     read_content,
+    shorten_member,
 )
 from compaction_proxy.wires.json.slices import find_members
 from compaction_proxy.wires.json.values import (
     JsonObject,
     TextCutter,
+    as_list,
     as_string,
     cut_long_texts,
     decode_value,
@@ -62,6 +64,9 @@ from compaction_proxy.wires.project_instructions import rejoin_divided_messages
 # The `name` in the record of a failed tool result. A mask that replaces the text keeps the name, so the
 # result still counts as failed.
 FAILED_RESULT_NAME: Final = "error"
+_ASSISTANT: Final = "assistant"
+_USER: Final = "user"
+_TURNS: Final = frozenset({_ASSISTANT, _USER})
 # Kinds of blocks that go neither into the `text` nor into the `parts` of a record. Calls have their own
 # field, and thinking is left out because only the model reads it.
 _NONCONTENT_KINDS: Final = THINKING | {CALL}
@@ -106,12 +111,9 @@ def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
 
 def _build_call(block: Mapping[str, Any]) -> MessageToolCall:
     block_input = block.get("input", {})
-    arguments = block_input if isinstance(block_input, str) else _dump_compact(block_input)
-    return MessageToolCall(as_string(block.get("id")), as_string(block.get("name")), arguments)
-
-
-def _dump_compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if not isinstance(block_input, str):
+        block_input = json.dumps(block_input, ensure_ascii=False, separators=(",", ":"))
+    return MessageToolCall(as_string(block.get("id")), as_string(block.get("name")), block_input)
 
 
 def _read_text(block: Any) -> str | None:
@@ -153,7 +155,7 @@ def encode_message(record: Message) -> bytes:
 
 
 def _choose_role(record: Message) -> str:
-    return "assistant" if record.role == "assistant" else "user"
+    return _ASSISTANT if record.role == _ASSISTANT else _USER
 
 
 def attach_parts(record: Message, source: Message) -> Message:
@@ -166,10 +168,9 @@ def attach_parts(record: Message, source: Message) -> Message:
         record: A message that the proxy has written itself.
         source: A message of the client.
     """
-    content = decode_fields(source.raw).get("content")
     parts = [
         drop_cache_marks(each)
-        for each in (content if isinstance(content, list) else ())
+        for each in as_list(decode_fields(source.raw).get("content"))
         if not is_text(each) and get_kind(each) not in {*_NONCONTENT_KINDS, RESULT}
     ]
     text = [{"type": TEXT, "text": record.text}] if record.text.strip() or not parts else []
@@ -200,8 +201,7 @@ def _has_nontext(record: Message) -> bool:
 
 
 def _sum_block_tokens(fields: Mapping[str, Any], model: str) -> int:
-    content = fields.get("content")
-    return sum([_estimate_block(each, model) for each in content]) if isinstance(content, list) else 0
+    return sum([_estimate_block(each, model) for each in as_list(fields.get("content"))])
 
 
 def _estimate_block(block: Any, model: str) -> int:
@@ -340,22 +340,8 @@ def _shorten_block(value: Any, cut: TextCutter, handle: str) -> Any:
     if kind == CALL:
         return {**block, "input": cut_long_texts(block.get("input", {}), cut)}
     if kind == RESULT:
-        return _shorten_result(block, cut, handle)
+        return shorten_member(block, "content", cut, partial(_shorten_block, cut=cut, handle=handle))
     return {"type": TEXT, "text": f"[{kind} of {handle} left out]"}
-
-
-def _shorten_result(block: dict[str, Any], cut: TextCutter, handle: str) -> dict[str, Any]:
-    content = block.get("content")
-    if isinstance(content, str):
-        return {**block, "content": cut(content)}
-    if isinstance(content, list):
-        return {**block, "content": [_shorten_block(each, cut, handle) for each in content]}
-    return block
-
-
-_ASSISTANT: Final = "assistant"
-_USER: Final = "user"
-_TURNS: Final = frozenset({_ASSISTANT, _USER})
 
 
 def join_messages(messages: Sequence[Message]) -> bytes:
@@ -370,40 +356,29 @@ def _choose_turn_role(record: Message) -> str:
     return record.role if record.is_privileged and record.raw else _choose_role(record)
 
 
-def _group_turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[Message]]]:
-    """Yields each turn with its role, in order.
+def _group_turns(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
+    """Returns each turn with its role, in order.
 
     The first turn is a user's turn; if the list begins with another role, one is added. A privileged message
     is allowed only after a user's turn. If a compaction has removed the user's turn before it, the privileged
     message is written after the next user's turn.
     """
-    waiting: list[Message] = []
-    role, run = "", list[Message]()
+    turns: list[tuple[str, list[Message]]] = []
+    waiting: list[Message] = []  # privileged messages that wait for the end of a user's turn
     for each in messages:
-        own_role = _choose_turn_role(each)
-        if own_role not in _TURNS:
+        role = _choose_turn_role(each)
+        if role not in _TURNS:
             waiting.append(each)
-            if role == _USER:
-                yield from _end_turn(role, run, waiting)
-                role, run = own_role, []
-        elif own_role == role:
-            run.append(each)
-        else:
-            if own_role == _ASSISTANT and not role:
-                yield from _end_turn(_USER, [Message(role=_USER, text=CONTINUE_TEXT)], waiting)
-            yield from _end_turn(role, run, waiting)
-            role, run = own_role, [each]
-    yield from _end_turn(role, run, waiting)
-    yield from ((each.role, [each]) for each in waiting)
-
-
-def _end_turn(role: str, run: list[Message], waiting: list[Message]) -> Iterator[tuple[str, list[Message]]]:
-    """Yields a finished turn, and after a user's turn the privileged messages that have waited for it."""
-    if run:
-        yield role, run
-    if run and role == _USER:
-        yield from ((each.role, [each]) for each in waiting)
-        waiting.clear()
+        elif role == _ASSISTANT and not turns:
+            turns.append((_USER, [Message(role=_USER, text=CONTINUE_TEXT)]))
+        if role != _USER and turns and turns[-1][0] == _USER:
+            turns += [(record.role, [record]) for record in waiting]
+            waiting.clear()
+        if role in _TURNS and turns and turns[-1][0] == role:
+            turns[-1][1].append(each)
+        elif role in _TURNS:
+            turns.append((role, [each]))
+    return [*turns, *((record.role, [record]) for record in waiting)]
 
 
 def _write_turn(role: str, run: Sequence[Message]) -> bytes:

@@ -8,7 +8,7 @@ them.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from compaction_proxy.core.errors import UnreadableBodyError
@@ -113,31 +113,18 @@ def _expand_tokens(raw: bytes, open_token: Callable[[str], bytes], *, with_lates
             known = set(_compute_user_digests(expanded)) - set(
                 _compute_user_digests(sealed)[-1:] if with_latest else ()
             )
-            expanded += _select_items(sealed, known, instructed=instructed)
+            for each in sealed:
+                record = _read_message(each)
+                is_known = record is not None and (
+                    record.digest in known or (instructed and _has_instructions(record))
+                )
+                if not is_known:
+                    expanded.append(each)
     return _replace_items(raw, place, expanded) if expanded else raw
 
 
 def _compute_user_digests(items: Iterable[bytes]) -> list[bytes]:
     return [record.digest for record in map(_read_message, items) if record and record.role == "user"]
-
-
-def _select_items(
-    items: tuple[bytes, ...], known_digests: set[bytes], *, instructed: bool
-) -> Iterator[bytes]:
-    """Yields the items of a token that the body does not already hold.
-
-    Args:
-        items: The items of the token.
-        known_digests: The digests of user messages in the body. The same messages in the token are left out.
-        instructed: Whether the body holds instructions. Then the instructions in the token are left out.
-    """
-    for item in items:
-        record = _read_message(item)
-        if record is not None and (
-            record.digest in known_digests or (_has_instructions(record) and instructed)
-        ):
-            continue
-        yield item
 
 
 def _read_message(item: bytes) -> Message | None:
