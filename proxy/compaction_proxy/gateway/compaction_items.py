@@ -25,8 +25,7 @@ from compaction_proxy.support.offload import run_in_worker
 from compaction_proxy.wires.incremental_reader import MAX_INLINE_BYTES
 from compaction_proxy.wires.json.slices import split_elements
 from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expand_tokens, may_have_token
-from compaction_proxy.wires.responses.items import read_type_and_role
-from compaction_proxy.wires.responses.messages import PARSER, encode_message
+from compaction_proxy.wires.responses.messages import PARSER, encode_message, read_type_and_role
 
 # The texts with which the replacements of all strategies begin, up to the round number in them. A user
 # message that begins with one of these texts was written by the proxy.

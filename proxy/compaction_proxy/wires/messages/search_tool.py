@@ -20,7 +20,7 @@ from compaction_proxy.wires.json.values import (
     is_json_object,
     parse_json,
 )
-from compaction_proxy.wires.messages.blocks import CALL, RESULT, TEXT, THINKING
+from compaction_proxy.wires.messages.messages import CALL, RESULT, TEXT, THINKING
 from compaction_proxy.wires.search_tool import (
     AnswerJoiner,
     ItemAnswerFilter,

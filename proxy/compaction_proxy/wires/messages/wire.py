@@ -18,16 +18,14 @@ from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAns
 from compaction_proxy.wires.body import decode_small_json, parse_body, splice_messages, split_objects
 from compaction_proxy.wires.json.slices import split_elements
 from compaction_proxy.wires.json.values import JsonObject, as_object, as_string, parse_json
-from compaction_proxy.wires.messages.blocks import (
-    PROVIDER_COMPACTS,
-    adapt_for_provider,
-    drop_thoughts,
-    group_into_pieces,
-)
 from compaction_proxy.wires.messages.messages import (
     PARSER,
+    PROVIDER_COMPACTS,
+    adapt_for_provider,
     attach_parts,
+    drop_thoughts,
     encode_message,
+    group_into_pieces,
     join_messages,
     shorten_message,
 )

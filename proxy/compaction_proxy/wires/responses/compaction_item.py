@@ -16,8 +16,13 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.wires.body import decode_small_json
 from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
 from compaction_proxy.wires.project_instructions import starts_like_instructions
-from compaction_proxy.wires.responses.items import COMPACTION_TYPES, TRIGGER_TYPE, read_type_and_role
-from compaction_proxy.wires.responses.messages import PARSER, encode_message
+from compaction_proxy.wires.responses.messages import (
+    COMPACTION_TYPES,
+    PARSER,
+    TRIGGER_TYPE,
+    encode_message,
+    read_type_and_role,
+)
 
 # Every token of the proxy begins like this. The encrypted content of a provider's item never does.
 TOKEN_PREFIX: Final = "compaction-proxy:1:"  # noqa: S105 - a prefix, not a secret

@@ -8,21 +8,19 @@ from typing import Any, Final
 from compaction_proxy.core.errors import SummaryError, format_openai_error
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.wires.json.values import JsonObject, as_object, as_string, parse_json
-from compaction_proxy.wires.responses.items import (
-    OUTPUT_TYPES_BY_CALL,
-    find_skip_reason,
-    group_into_pieces,
-    may_continue_piece,
-    regroups_previous,
-    split_message_list,
-)
 from compaction_proxy.wires.responses.messages import (
+    OUTPUT_TYPES_BY_CALL,
     PARSER,
     attach_parts,
     encode_message,
+    find_skip_reason,
     get_item_kind,
+    group_into_pieces,
     join_messages,
+    may_continue_piece,
+    regroups_previous,
     shorten_message,
+    split_message_list,
 )
 from compaction_proxy.wires.responses.search_tool import SEARCH_TOOL
 from compaction_proxy.wires.sse import has_only_events
