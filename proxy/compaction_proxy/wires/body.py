@@ -8,7 +8,6 @@ change together with this array.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from compaction_proxy.core.budget import MIN_OUTPUT_TOKENS
@@ -17,14 +16,11 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
 from compaction_proxy.wires.wire import AdaptedMessages, Wire
 
-_get_first_byte = itemgetter(0)
 # A list with more messages is not parsed, because no model could read such a conversation.
 MAX_MESSAGES = 100_000
 # No model has a longer name. The proxy keeps only the beginning and a digest of a longer name, so that the
 # name does not fill memory or logs.
 MAX_MODEL_CHARACTERS = 256
-# Whole numbers with at most this many digits are parsed by `int`, without a JSON decoder.
-_MAX_PLAIN_DIGITS = 18
 # The output limit of a probe, in tokens.
 PROBE_TOKENS = 16
 # The smallest thinking budget that Anthropic accepts, in tokens.
@@ -104,7 +100,7 @@ def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, .
 
 def are_objects(values: Iterable[bytes]) -> bool:
     """Returns whether all of these JSON values are objects."""
-    return set(map(_get_first_byte, values)) <= {ord("{")}
+    return all(value.startswith(b"{") for value in values)
 
 
 def split_objects(value: memoryview) -> tuple[bytes, ...]:
@@ -137,8 +133,8 @@ def parse_options(members: Mapping[str, bytes], wire: Wire) -> tuple[str, int | 
 
     Returns `model`, `max_output` and `prompt_members` of `RequestBody`.
     """
-    model = _decode_member(members.get("model"))
-    limits = [_decode_member(members.get(key)) for key in wire.member_names.output_limits]
+    model = decode_small_json(members.get("model"))
+    limits = [decode_small_json(members.get(key)) for key in wire.member_names.output_limits]
     prompt_members = [members[key] for key in wire.member_names.prompt_members if key in members]
     return (
         shorten_model_name(model) if isinstance(model, str) else "",
@@ -210,15 +206,6 @@ def _find_limits(raw: bytes, wire: Wire) -> tuple[list[Slice], list[Slice]]:
         if type(decode_small_json(raw[place.start : place.stop])) in {int, float}:
             budgets.append(place)
     return [members[key] for key in wire.member_names.output_limits if key in members], budgets
-
-
-def _decode_member(raw: bytes | None) -> Any:
-    """Decodes the valid JSON of a small member. Plain strings and whole numbers need no JSON decoder."""
-    if raw is None:
-        return None
-    if raw.startswith(b'"') and b"\\" not in raw:
-        return raw[1:-1].decode()
-    return int(raw) if raw.isdigit() and len(raw) <= _MAX_PLAIN_DIGITS else decode_small_json(raw)
 
 
 def decode_small_json(raw: bytes | None) -> Any:

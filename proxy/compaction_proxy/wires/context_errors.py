@@ -14,7 +14,7 @@ from typing import Final, Literal
 import msgspec
 
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
-from compaction_proxy.wires.json.values import parse_json
+from compaction_proxy.wires.json.values import as_list, as_object, parse_json
 from compaction_proxy.wires.sse import EventSplitter, read_data
 
 _MAX_DIGITS: Final = 9
@@ -286,10 +286,9 @@ def _match_wording(status: int, text: str) -> Overflow | None:
 
 def _has_answer(choice: object) -> bool:
     """Returns whether an element of `choices` holds a part of the model's answer, apart from its role."""
-    if not isinstance(choice, dict):
-        return False
-    message = choice.get("delta") or choice.get("message")
-    return isinstance(message, dict) and any(value for name, value in message.items() if name != "role")
+    fields = as_object(choice)
+    message = as_object(fields.get("delta") or fields.get("message"))
+    return any(value for name, value in message.items() if name != "role")
 
 
 def _find_failure(payload: object) -> object:
@@ -298,15 +297,12 @@ def _find_failure(payload: object) -> object:
     Of a list, only the first element counts. A payload with a part of an answer is not an error.
     """
     if isinstance(payload, list):
-        payload = payload[0] if payload else None
-    if not isinstance(payload, dict):
+        payload = next(iter(payload), None)
+    fields = as_object(payload)
+    if any(map(_has_answer, as_list(fields.get("choices")))):
         return None
-    choices = payload.get("choices")
-    if isinstance(choices, list) and any(map(_has_answer, choices)):
-        return None
-    response = payload.get("response")
-    failed = isinstance(response, dict) and response.get("error")
-    return payload if payload.get("error") or payload.get("type") == "error" or failed else None
+    response_error = as_object(fields.get("response")).get("error")
+    return fields if fields.get("error") or fields.get("type") == "error" or response_error else None
 
 
 def _read_event_payload(text: str) -> object:

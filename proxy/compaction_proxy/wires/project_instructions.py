@@ -250,8 +250,7 @@ def find_client_by_prompt(text: str) -> str:
 
 def find_client_by_messages(messages: Sequence[Message]) -> str:
     """Returns the name of the known client whose system prompt the list holds; empty if there is none."""
-    first = next((each for each in messages if each.is_privileged), None)
-    return find_client_by_prompt(first.text) if first is not None else ""
+    return find_client_by_prompt(next((each.text for each in messages if each.is_privileged), ""))
 
 
 def find_client_by_members(prompt_members: Sequence[str]) -> str:

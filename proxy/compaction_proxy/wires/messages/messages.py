@@ -284,16 +284,11 @@ def _find_result(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
     Only reminders may follow the block (see `blocks.is_reminder`).
     """
-    content = fields.get("content")
-    if not isinstance(content, list) or fields.get("role") != "user":
+    content = as_list(fields.get("content"))
+    if fields.get("role") != "user" or as_object(next(iter(content), None)).get("type") != RESULT:
         return None
-    first, *rest = content or [None]
-    is_result = isinstance(first, dict) and first.get("type") == RESULT
-    return (
-        first
-        if is_result and all(isinstance(each, dict) and is_decoded_reminder(each) for each in rest)
-        else None
-    )
+    first, *rest = content
+    return as_object(first) if all(is_decoded_reminder(as_object(each)) for each in rest) else None
 
 
 def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
@@ -556,11 +551,6 @@ def join_messages(messages: Sequence[Message]) -> bytes:
     )
 
 
-def _choose_turn_role(record: Message) -> str:
-    """Returns the role with which a record is written: `user`, `assistant`, or a client's privileged role."""
-    return record.role if record.is_privileged and record.raw else _choose_role(record)
-
-
 def _group_turns(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
     """Returns each turn with its role, in order.
 
@@ -571,7 +561,7 @@ def _group_turns(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]
     turns: list[tuple[str, list[Message]]] = []
     waiting: list[Message] = []  # privileged messages that wait for the end of a user's turn
     for each in messages:
-        role = _choose_turn_role(each)
+        role = each.role if each.is_privileged and each.raw else _choose_role(each)
         if role not in _TURNS:
             waiting.append(each)
         elif role == _ASSISTANT and not turns:

@@ -15,6 +15,7 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message
 from compaction_proxy.wires.body import decode_small_json
 from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
+from compaction_proxy.wires.json.values import as_object, as_string
 from compaction_proxy.wires.project_instructions import starts_like_instructions
 from compaction_proxy.wires.responses.messages import (
     COMPACTION_TYPES,
@@ -152,9 +153,8 @@ def _read_token(item: bytes) -> str | None:
     """Returns the proxy's token that an item holds; None if it holds none."""
     if _PREFIX_BYTES not in item or read_type_and_role(item)[0] not in COMPACTION_TYPES:
         return None
-    fields = decode_small_json(item)
-    token = fields.get("encrypted_content") if isinstance(fields, dict) else None
-    return token if isinstance(token, str) and token.startswith(TOKEN_PREFIX) else None
+    token = as_string(as_object(decode_small_json(item)).get("encrypted_content"))
+    return token if token.startswith(TOKEN_PREFIX) else None
 
 
 def _cut_items(raw: bytes) -> tuple[dict[str, Slice], Slice | None, tuple[bytes, ...]]:

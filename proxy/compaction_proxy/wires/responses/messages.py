@@ -123,16 +123,13 @@ def read_type_and_role(raw: bytes) -> tuple[str, str]:
     Raises:
         UnreadableBodyError: `too-deep`.
     """
-    if len(raw) > LONG_BYTES:
-        return _read_long_type_and_role(raw)
-    try:
-        seen = _ITEM_HEAD.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _read_long_type_and_role(raw)
-    return seen.type or "", seen.role or ""
-
-
-def _read_long_type_and_role(raw: bytes) -> tuple[str, str]:
+    if len(raw) <= LONG_BYTES:
+        try:
+            head = _ITEM_HEAD.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass  # for example, a lone surrogate, which JSON allows
+        else:
+            return head.type or "", head.role or ""
     members = find_members(raw)
     values = {key: raw[members[key].start : members[key].stop] for key in ("type", "role") if key in members}
     strings = {key: decode_plain(value) for key, value in values.items() if value.startswith(b'"')}
@@ -586,19 +583,17 @@ def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
         return cut(part)
     if is_text(part):
         text = cut(part["text"])
-        return part if text == part["text"] else _replace_text(part, text)
+        if text == part["text"]:
+            return part
+        # Members that refer to positions in the old text are left out or cleared.
+        remaining = {key: each for key, each in part.items() if key != "logprobs"}
+        return {**remaining, "text": text, **({"annotations": []} if "annotations" in remaining else {})}
     if isinstance(part, Mapping) and isinstance(part.get("refusal"), str):
         return {**part, "refusal": cut(part["refusal"])}
     if not handle:
         return part
     kind = part.get("type", "part") if isinstance(part, Mapping) else "part"
     return {"type": "input_text", "text": f"[{kind} of {handle} left out]"}
-
-
-def _replace_text(part: Mapping[str, Any], text: str) -> JsonObject:
-    """Returns a part with another text, and without members that refer to positions in the old text."""
-    remaining = {key: each for key, each in part.items() if key != "logprobs"}
-    return {**remaining, "text": text, **({"annotations": []} if "annotations" in remaining else {})}
 
 
 def _shorten_streams(shown: Any, cut: TextCutter) -> Any:
