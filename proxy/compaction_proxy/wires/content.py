@@ -14,8 +14,6 @@ from compaction_proxy.wires.json.values import JsonObject, TextCutter, as_string
 MAX_PARTS: Final = 10_000
 # The largest estimate for a part of unknown kind, in tokens.
 UNKNOWN_PART_TOKENS: Final = 1_000
-# Bytes per character of base64, which encodes three bytes as four characters.
-_BASE64_RATIO: Final = 0.75
 
 _Decoded = TypeVar("_Decoded")
 
@@ -163,7 +161,7 @@ def hash_part(part: Any) -> bytes:
 
 def count_base64_bytes(data: str) -> int:
     """Returns the number of bytes that base64 text encodes."""
-    return int(len(data) * _BASE64_RATIO)
+    return len(data) * 3 // 4  # four characters encode three bytes
 
 
 def estimate_unknown_part(part: Any) -> int:

@@ -17,8 +17,7 @@ from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.json.values import as_list, as_object, parse_json
 from compaction_proxy.wires.sse import EventSplitter, read_data
 
-_MAX_DIGITS: Final = 9
-_NUMBER: Final = rf"(?<!\d)(?P<%s>\d{{1,3}}(?:[,._' ]\d{{3}}){{1,2}}|\d{{1,{_MAX_DIGITS}}})(?!\d)"
+_NUMBER: Final = r"(?<!\d)(?P<%s>\d{1,3}(?:[,._' ]\d{3}){1,2}|\d{1,9})(?!\d)"
 
 
 def _compile_rule(wording: str) -> re.Pattern[str]:

@@ -25,8 +25,6 @@ from compaction_proxy.wires.sse import EventSplitter
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 # Kept events are compressed once they exceed this many bytes in total. It takes a third of a millisecond.
 BLOCK_BYTES: Final = 64 * 1024
-# The fastest level of compression.
-_FAST_LEVEL: Final = 1
 
 
 class EventBuffer:
@@ -35,8 +33,6 @@ class EventBuffer:
     Attributes:
         size_bytes: The size of all events that were added, before compression.
     """
-
-    __slots__ = ("_blocks", "_unpacked", "size_bytes")
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
@@ -54,7 +50,7 @@ class EventBuffer:
         self._unpacked += event
         if len(self._unpacked) > BLOCK_BYTES:
             if self.is_complete:
-                self._blocks.append(zlib.compress(self._unpacked, _FAST_LEVEL))
+                self._blocks.append(zlib.compress(self._unpacked, zlib.Z_BEST_SPEED))
             else:
                 self._blocks.clear()
             self._unpacked.clear()

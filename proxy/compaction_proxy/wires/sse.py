@@ -26,8 +26,6 @@ _DATA: Final = b"data:"
 class EventSplitter:
     """Splits a stream into events. Each event keeps its own bytes and the blank line after it."""
 
-    __slots__ = ("_buffer", "_search_start")
-
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._search_start = 0

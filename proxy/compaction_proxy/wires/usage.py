@@ -5,12 +5,12 @@ ended. Usage is read only from the JSON member in which a provider reports it, n
 model mentions usage. This member's place differs between wires, so each wire has its own `UsageFormat`.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
+from compaction_proxy.wires.json.slices import DECODER
 from compaction_proxy.wires.json.values import JsonObject, as_object, parse_json
 
 _MAX_KEPT_BYTES: Final = 65_536
@@ -21,7 +21,6 @@ _MAX_CANDIDATES: Final = 8
 
 _LINE_ENDS: Final = re.compile(rb"\r\n|\n|\r")
 _USAGE: Final = re.compile(rb'"usage"\s*:')
-_DECODER: Final = json.JSONDecoder()
 
 
 class TokenUsage(NamedTuple):
@@ -159,7 +158,7 @@ def _find_usage_in_head(
         if parse_json(head[: match.start()] + b'"usage":0}') is None:
             continue
         try:
-            value, _ = _DECODER.raw_decode(head[match.end() :].decode("utf-8", "replace").lstrip())
+            value, _ = DECODER.raw_decode(head[match.end() :].decode("utf-8", "replace").lstrip())
         except (ValueError, RecursionError):
             continue
         return parse_counts(value)
@@ -178,8 +177,6 @@ class UsageTap:
         content_encoding: The coding as sent. The result for a body that is not plain, gzip or deflate is
             None.
     """
-
-    __slots__ = ("_format", "_head", "_head_bytes", "_inflater", "_is_stream", "_seen_bytes", "_tail")
 
     def __init__(self, usage_format: UsageFormat, content_type: str, content_encoding: str = "") -> None:
         self._format = usage_format

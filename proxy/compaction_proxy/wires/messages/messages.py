@@ -51,7 +51,7 @@ from compaction_proxy.wires.content import (
     read_content,
     shorten_member,
 )
-from compaction_proxy.wires.json.slices import find_members, split_elements
+from compaction_proxy.wires.json.slices import find_members, read_member, split_elements
 from compaction_proxy.wires.json.values import (
     JsonObject,
     TextCutter,
@@ -112,8 +112,7 @@ def split_blocks(content: bytes) -> tuple[bytes, ...]:
 
 def split_content_blocks(raw: bytes) -> tuple[bytes, ...]:
     """Returns the blocks of a message; none if it has no content."""
-    place = find_members(raw).get("content")
-    return split_blocks(raw[place.start : place.stop]) if place else ()
+    return split_blocks(read_member(raw, find_members(raw), "content"))
 
 
 def is_reminder(block: bytes) -> bool:
@@ -138,7 +137,6 @@ def is_blank(block: bytes) -> bool:
     return isinstance(text, str) and not text.strip()
 
 
-_MEMBERS: Final = ("content", "role")
 # A message that contains neither of these is one piece, so it need not be parsed.
 _SPLIT_MARKERS: Final = b'"tool_result"', b'"compaction"'
 # The kind of a block with a provider's own compaction. The model reads nothing that precedes this block.
@@ -166,9 +164,7 @@ def group_into_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 def _split_by_tool_result(raw: bytes) -> Iterator[bytes]:
     places = find_members(raw)
-    content, role = (
-        raw[place.start : place.stop] if (place := places.get(name)) else b"" for name in _MEMBERS
-    )
+    content, role = read_member(raw, places, "content"), read_member(raw, places, "role")
     blocks = split_blocks(content) if content.startswith(b"[") else ()
     kinds = [read_kind(each) for each in blocks]
     if _COMPACTION in kinds:
@@ -225,8 +221,7 @@ def drop_thoughts(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
 
 
 def _read_thinking(raw: bytes) -> Mapping[str, Any]:
-    place = find_members(raw).get("thinking")
-    return as_object(parse_json(raw[place.start : place.stop])) if place else {}
+    return as_object(parse_json(read_member(raw, find_members(raw), "thinking")))
 
 
 def _has_required_thinking(messages: Sequence[Message]) -> bool:
@@ -458,9 +453,6 @@ def _estimate_unknown(block: Any) -> int:
 PARSER: Final = PieceParser[JsonObject](decode_fields, _convert_fields, _has_nontext, _sum_block_tokens)
 
 
-_MARKED: Final = b'"%b"' % CACHE_MARK.encode()
-
-
 def shorten_message(record: Message, share: float, handle: str) -> Message:
     """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
@@ -472,7 +464,7 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
     cut = partial(build_excerpt, share=share, source_name=handle)
     try:
         shortened = _change_content(raw, partial(_shorten_block, cut=cut, handle=handle))
-        if len(shortened) >= len(raw) and _MARKED in raw:
+        if len(shortened) >= len(raw) and b'"cache_control"' in raw:
             shortened = _change_content(raw, drop_cache_marks)
     except (UnreadableBodyError, ValueError, RecursionError):
         return record

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message
 from compaction_proxy.wires.body import decode_small_json
-from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
+from compaction_proxy.wires.json.slices import Slice, find_members, read_member, split_elements
 from compaction_proxy.wires.json.values import as_object, as_string
 from compaction_proxy.wires.project_instructions import starts_like_instructions
 from compaction_proxy.wires.responses.messages import (
@@ -65,9 +65,8 @@ def parse_triggered_request(raw: bytes) -> TriggeredRequest | None:
         return None
     if place is None or TRIGGER_TYPE not in kinds or kinds.index(TRIGGER_TYPE) != len(kinds) - 1:
         return None
-    stream = members.get("stream")
-    streamed = stream is not None and decode_small_json(raw[stream.start : stream.stop]) is True
-    return TriggeredRequest(_replace_items(raw, place, items[:-1]), streamed)
+    is_streamed = decode_small_json(read_member(raw, members, "stream")) is True
+    return TriggeredRequest(_replace_items(raw, place, items[:-1]), is_streamed)
 
 
 def read_items(raw: bytes) -> tuple[bytes, ...]:

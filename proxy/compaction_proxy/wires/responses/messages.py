@@ -38,7 +38,7 @@ from compaction_proxy.wires.content import (
     read_content,
     shorten_member,
 )
-from compaction_proxy.wires.json.slices import find_members, split_elements
+from compaction_proxy.wires.json.slices import find_members, read_member, split_elements
 from compaction_proxy.wires.json.values import (
     LONG_BYTES,
     JsonObject,
@@ -131,9 +131,9 @@ def read_type_and_role(raw: bytes) -> tuple[str, str]:
         else:
             return head.type or "", head.role or ""
     members = find_members(raw)
-    values = {key: raw[members[key].start : members[key].stop] for key in ("type", "role") if key in members}
-    strings = {key: decode_plain(value) for key, value in values.items() if value.startswith(b'"')}
-    return strings.get("type", ""), strings.get("role", "")
+    values = [read_member(raw, members, name) for name in ("type", "role")]
+    kind, role = [decode_plain(value) if value.startswith(b'"') else "" for value in values]
+    return kind, role
 
 
 def split_message_list(value: memoryview) -> tuple[bytes, ...]:
