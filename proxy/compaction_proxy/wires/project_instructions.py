@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final, NamedTuple
 
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Instruction, Message, SourceMessage
 from compaction_proxy.wires.json.slices import find_members, split_elements
 from compaction_proxy.wires.json.values import as_list, as_object, as_string, decode_value, encode_json
@@ -309,7 +310,10 @@ def split_off_instructions(
     """
     if record.role != "user" or record.answered_call_ids or not may_hold_form(record.raw, client):
         return []
-    content = decode_value(record.raw).get("content")
+    try:
+        content = as_object(decode_value(record.raw)).get("content")
+    except UnreadableBodyError:
+        return []
     texts = [content] if isinstance(content, str) else [_read_text(each) for each in as_list(content)]
     if any(_TOOL_RESULT_OPENING.match(each) for each in texts):
         return []
