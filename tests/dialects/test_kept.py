@@ -9,7 +9,7 @@ from compaction_proxy.wires import search_tool
 from compaction_proxy.wires.search_tool import EventBuffer
 
 
-@given(st.lists(st.binary(max_size=40_000).map(lambda each: each.replace(b"\0", b"")), max_size=8))
+@given(st.lists(st.binary(max_size=40_000).map(lambda each: each.hex().encode() + b"\n\n"), max_size=8))
 def test_what_was_added_comes_back(events: list[bytes]) -> None:
     held = EventBuffer()
     for each in events:

@@ -14,8 +14,7 @@ from compaction_proxy.core.message import Message, iter_units
 from compaction_proxy.core.repair import CONTINUE_TEXT, repair_messages
 from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
-from compaction_proxy.wires.messages.blocks import has_thoughts
-from compaction_proxy.wires.messages.messages import PARSER
+from compaction_proxy.wires.messages.messages import PARSER, has_thoughts
 from compaction_proxy.wires.messages.wire import MESSAGES
 
 # The machine may be busy.

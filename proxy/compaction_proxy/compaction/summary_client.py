@@ -200,7 +200,8 @@ class SummaryClient:
         Raises:
             SummaryError: The model or `parse_answer` failed, or the tenant has no calls left (`budget`).
         """
-        state = self._get_or_create_state(SummaryEndpoint(summary_request.tenant, call.url, call.model))
+        endpoint = SummaryEndpoint(summary_request.tenant, call.url, call.model)
+        state = self._states[endpoint] = self._states.get(endpoint) or _EndpointState()
         attempt = 0
         while True:
             attempt += 1
@@ -243,10 +244,6 @@ class SummaryClient:
         counts = answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens
         usage.answered_calls.append(CallUsage(call.model, call.url, *counts))
         return answer
-
-    def _get_or_create_state(self, endpoint: SummaryEndpoint) -> _EndpointState:
-        state = self._states[endpoint] = self._states.get(endpoint) or _EndpointState()
-        return state
 
     def _record_outcome(self, state: _EndpointState, reason: str) -> None:
         """Records the outcome of a call. `reason` says why it failed; it is empty if the call was answered.

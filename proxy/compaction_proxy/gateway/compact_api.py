@@ -60,7 +60,7 @@ from compaction_proxy.wires.responses.compaction_item import (
     parse_triggered_request,
     read_items,
 )
-from compaction_proxy.wires.responses.items import COMPACTION_TYPES, TRIGGER_TYPE
+from compaction_proxy.wires.responses.messages import COMPACTION_TYPES, TRIGGER_TYPE
 from compaction_proxy.wires.responses.wire import RESPONSES
 from compaction_proxy.wires.sse import EventSplitter, read_data
 

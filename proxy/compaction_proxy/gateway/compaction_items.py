@@ -23,8 +23,7 @@ from compaction_proxy.gateway.identity import IdentityResolver
 from compaction_proxy.support.offload import run_in_worker_if_large
 from compaction_proxy.wires.json.slices import split_elements
 from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expand_tokens, may_have_token
-from compaction_proxy.wires.responses.items import read_type_and_role
-from compaction_proxy.wires.responses.messages import PARSER, encode_message
+from compaction_proxy.wires.responses.messages import PARSER, encode_message, read_type_and_role
 
 # The module that encrypts and decrypts. It is imported for the first item, because its library takes 8 MB of
 # memory.

@@ -292,7 +292,7 @@ class RecallLoop:
             body = await self._join_answer(joiner, answer)
             while body is None:
                 await answer.aclose()
-                answer = await self.run_calls_and_continue(joiner.get_assistant_message(), joiner.calls)
+                answer = await self.run_calls_and_continue(joiner.message, joiner.calls)
                 if answer.response.status != httpx.codes.OK:
                     break
                 body = await self._join_answer(joiner, answer)
@@ -345,7 +345,7 @@ class RecallLoop:
 
         Args:
             message: The assistant message that makes the calls (`StreamJoiner.start_next_answer` or
-                `AnswerJoiner.get_assistant_message`).
+                `AnswerJoiner.message`).
             calls: The arguments of the calls in the message.
 
         Raises:

@@ -8,7 +8,6 @@ change together with this array.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from compaction_proxy.core.budget import MIN_OUTPUT_TOKENS
@@ -17,14 +16,11 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
 from compaction_proxy.wires.wire import AdaptedMessages, Wire
 
-_get_first_byte = itemgetter(0)
 # A list with more messages is not parsed, because no model could read such a conversation.
 MAX_MESSAGES = 100_000
 # No model has a longer name. The proxy keeps only the beginning and a digest of a longer name, so that the
 # name does not fill memory or logs.
 MAX_MODEL_CHARACTERS = 256
-# Whole numbers with at most this many digits are parsed by `int`, without a JSON decoder.
-_MAX_PLAIN_DIGITS = 18
 # The output limit of a probe, in tokens.
 PROBE_TOKENS = 16
 # The smallest thinking budget that Anthropic accepts, in tokens.
@@ -78,14 +74,9 @@ def parse_body(raw: bytes, wire: Wire) -> RequestBody:
             `find_skip_reason` returns.
     """
     members, elements = split_body(raw, wire)
+    options = parse_options(pick_small_members(raw, members, wire), wire)
     place = members[wire.member_names.messages]
-    return build_body(
-        raw,
-        place,
-        wire.group_into_pieces(elements),
-        parse_options(pick_small_members(raw, members, wire), wire),
-        wire,
-    )
+    return RequestBody(raw, place, wire.group_into_pieces(elements), *options, wire)
 
 
 def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, ...]]:
@@ -94,21 +85,14 @@ def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, .
     Raises:
         UnreadableBodyError: See `parse_body`.
     """
-    try:
-        found = find_members(raw)
-        place = found.get(wire.member_names.messages)
-        elements = wire.split_message_list(memoryview(raw)[place.start : place.stop]) if place else ()
-    except RecursionError:
-        raise UnreadableBodyError("too-deep") from None
+    found = find_members(raw)
+    place = found.get(wire.member_names.messages)
+    elements = wire.split_message_list(memoryview(raw)[place.start : place.stop]) if place else ()
     if len(elements) > MAX_MESSAGES:
         raise UnreadableBodyError("too-many")
     if not elements:
         raise UnreadableBodyError("no-messages")
-    indicators = {
-        key: raw[found[key].start : found[key].stop]
-        for key in wire.member_names.skip_indicators
-        if key in found
-    }
+    indicators = _pick_members(raw, found, wire.member_names.skip_indicators)
     if indicators and (reason := wire.find_skip_reason(indicators)):
         raise UnreadableBodyError(reason)
     return found, elements
@@ -116,7 +100,7 @@ def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, .
 
 def are_objects(values: Iterable[bytes]) -> bool:
     """Returns whether all of these JSON values are objects."""
-    return set(map(_get_first_byte, values)) <= {ord("{")}
+    return all(value.startswith(b"{") for value in values)
 
 
 def split_objects(value: memoryview) -> tuple[bytes, ...]:
@@ -135,55 +119,27 @@ def split_objects(value: memoryview) -> tuple[bytes, ...]:
 def pick_small_members(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> dict[str, bytes]:
     """Returns the JSON of those members, other than the messages, that the proxy reads and the body has."""
     names = ("model", *wire.member_names.output_limits, *wire.member_names.prompt_members)
+    return _pick_members(raw, member_slices, names)
+
+
+def _pick_members(raw: bytes, member_slices: Mapping[str, Slice], names: Sequence[str]) -> dict[str, bytes]:
     return {
         key: raw[member_slices[key].start : member_slices[key].stop] for key in names if key in member_slices
     }
 
 
-class BodyOptions(NamedTuple):
-    """The parsed values of a body's small members. `RequestBody` explains the fields."""
+def parse_options(members: Mapping[str, bytes], wire: Wire) -> tuple[str, int | None, tuple[str, ...]]:
+    """Parses the members that `pick_small_members` returns.
 
-    model: str
-    max_output: int | None
-    prompt_members: tuple[str, ...]
-
-
-def parse_options(members: Mapping[str, bytes], wire: Wire) -> BodyOptions:
-    """Parses the members that `pick_small_members` returns."""
-    model = _decode_member(members.get("model"))
-    return BodyOptions(
+    Returns `model`, `max_output` and `prompt_members` of `RequestBody`.
+    """
+    model = decode_small_json(members.get("model"))
+    limits = [decode_small_json(members.get(key)) for key in wire.member_names.output_limits]
+    prompt_members = [members[key] for key in wire.member_names.prompt_members if key in members]
+    return (
         shorten_model_name(model) if isinstance(model, str) else "",
-        _find_max_output(members, wire),
-        tuple(
-            [
-                members[key].decode("utf-8", "replace")
-                for key in wire.member_names.prompt_members
-                if key in members
-            ]
-        ),
-    )
-
-
-def build_body(
-    raw: bytes,
-    messages_slice: Slice,
-    new_pieces: tuple[bytes, ...],
-    options: BodyOptions,
-    wire: Wire,
-    fingerprint: bytes = b"",
-    previous_fingerprint: bytes = b"",
-) -> RequestBody:
-    """Builds a `RequestBody` from its parts."""
-    return RequestBody(
-        raw,
-        messages_slice,
-        new_pieces,
-        options.model,
-        options.max_output,
-        options.prompt_members,
-        wire,
-        fingerprint,
-        previous_fingerprint,
+        next((limit for limit in limits if type(limit) is int and limit > 0), None),
+        tuple([member.decode("utf-8", "replace") for member in prompt_members]),
     )
 
 
@@ -214,16 +170,16 @@ def lower_output_limits(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
     the answer, but not below `LEAST_THINKING_TOKENS`. If no token would remain for the answer, the body is
     returned unchanged.
     """
-    member_slices = find_members(raw)
+    limits, budgets = _find_limits(raw, wire)
     replacements = dict[Slice, bytes]()
-    for place in _find_thinking_budget_slices(raw, member_slices, wire):
+    for place in budgets:
         requested = decode_small_json(raw[place.start : place.stop])
         lowered = min(requested, max(LEAST_THINKING_TOKENS, max_tokens - MIN_OUTPUT_TOKENS))
         if lowered >= max_tokens:
             return raw
         if lowered < requested:
             replacements[place] = b"%d" % lowered
-    for place in _find_output_limit_slices(member_slices, wire):
+    for place in limits:
         requested = decode_small_json(raw[place.start : place.stop])
         if not isinstance(requested, int) or requested > max_tokens:
             replacements[place] = b"%d" % max_tokens
@@ -232,50 +188,24 @@ def lower_output_limits(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
 
 def clear_output_limits(raw: bytes, wire: Wire) -> bytes:
     """Returns the body with null as the value of each output limit and each thinking budget."""
-    member_slices = find_members(raw)
-    places = [
-        *_find_output_limit_slices(member_slices, wire),
-        *_find_thinking_budget_slices(raw, member_slices, wire),
-    ]
-    return _replace_slices(raw, dict.fromkeys(places, b"null"))
+    limits, budgets = _find_limits(raw, wire)
+    return _replace_slices(raw, dict.fromkeys([*limits, *budgets], b"null"))
 
 
-def _find_output_limit_slices(member_slices: Mapping[str, Slice], wire: Wire) -> list[Slice]:
-    """Returns the positions of the output limits."""
-    return [member_slices[key] for key in wire.member_names.output_limits if key in member_slices]
-
-
-def _find_thinking_budget_slices(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> list[Slice]:
-    """Returns the positions of those thinking budgets that are numbers."""
-    places = list[Slice]()
+def _find_limits(raw: bytes, wire: Wire) -> tuple[list[Slice], list[Slice]]:
+    """Returns the positions of the output limits, and of those thinking budgets that are numbers."""
+    members, budgets = find_members(raw), list[Slice]()
     for member, key in wire.member_names.thinking_budgets:
-        outer = member_slices.get(member)
-        if outer is None or raw[outer.start : outer.start + 1] != b"{":
+        outer = members.get(member)
+        if outer is None or not raw.startswith(b"{", outer.start):
             continue
         inner = find_members(raw[outer.start : outer.stop]).get(key)
         if inner is None:
             continue
         place = Slice(outer.start + inner.start, outer.start + inner.stop)
         if type(decode_small_json(raw[place.start : place.stop])) in {int, float}:
-            places.append(place)
-    return places
-
-
-def _find_max_output(members: Mapping[str, bytes], wire: Wire) -> int | None:
-    for key in wire.member_names.output_limits:
-        requested = _decode_member(members[key]) if key in members else None
-        if type(requested) is int and requested > 0:
-            return requested
-    return None
-
-
-def _decode_member(raw: bytes | None) -> Any:
-    """Decodes the valid JSON of a small member. Plain strings and whole numbers need no JSON decoder."""
-    if raw is None:
-        return None
-    if raw.startswith(b'"') and b"\\" not in raw:
-        return raw[1:-1].decode()
-    return int(raw) if raw.isdigit() and len(raw) <= _MAX_PLAIN_DIGITS else decode_small_json(raw)
+            budgets.append(place)
+    return [members[key] for key in wire.member_names.output_limits if key in members], budgets
 
 
 def decode_small_json(raw: bytes | None) -> Any:

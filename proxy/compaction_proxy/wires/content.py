@@ -8,14 +8,12 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from compaction_proxy.core.digest import compute_message_digest
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import ContentPart, Message
-from compaction_proxy.wires.json.values import JsonObject, as_string, decode_value, hash_base64
+from compaction_proxy.wires.json.values import JsonObject, TextCutter, as_string, decode_value, hash_base64
 
 # A message with more content parts than this is not parsed, because no model could read it.
 MAX_PARTS: Final = 10_000
 # The largest estimate for a part of unknown kind, in tokens.
 UNKNOWN_PART_TOKENS: Final = 1_000
-# Bytes per character of base64, which encodes three bytes as four characters.
-_BASE64_RATIO: Final = 0.75
 
 _Decoded = TypeVar("_Decoded")
 
@@ -163,7 +161,7 @@ def hash_part(part: Any) -> bytes:
 
 def count_base64_bytes(data: str) -> int:
     """Returns the number of bytes that base64 text encodes."""
-    return int(len(data) * _BASE64_RATIO)
+    return len(data) * 3 // 4  # four characters encode three bytes
 
 
 def estimate_unknown_part(part: Any) -> int:
@@ -172,3 +170,15 @@ def estimate_unknown_part(part: Any) -> int:
     The estimate is never more tokens than the part has bytes of JSON, because the gate relies on that.
     """
     return min(UNKNOWN_PART_TOKENS, len(json.dumps(part)))
+
+
+def shorten_member(
+    fields: JsonObject, name: str, cut: TextCutter, shorten_part: Callable[[Any], Any]
+) -> JsonObject:
+    """Returns an object whose content in the member `name` is shorter: a text, or a list of parts."""
+    content = fields.get(name)
+    if isinstance(content, str):
+        return {**fields, name: cut(content)}
+    if isinstance(content, list):
+        return {**fields, name: [shorten_part(each) for each in content]}
+    return fields

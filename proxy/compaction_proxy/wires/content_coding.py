@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import brotli
 
@@ -39,21 +39,6 @@ _AUTO_BITS: Final = 32 + zlib.MAX_WBITS
 _RAW_BITS: Final = -zlib.MAX_WBITS
 _GZIP_BITS: Final = 16 + zlib.MAX_WBITS
 _HEAD_BYTES: Final = 2
-
-
-class Decoder(Protocol):
-    """Decodes one gzip member, zlib stream or zstd frame."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the decoder has reached the end of its member."""
-
-    @property
-    def unused_data(self) -> bytes:
-        """The input that follows the end of the member."""
-
-    def decompress(self, data: memoryview, max_length: int, /) -> bytes:
-        """Decodes more input, and returns at most `max_length` bytes of output."""
 
 
 def parse_codings(values: Iterable[bytes]) -> tuple[str, ...] | None:
@@ -95,7 +80,10 @@ def decode_body(raw: bytes, codings: Sequence[str], limit_bytes: int) -> bytes |
 
 
 def _decode_members(
-    raw: bytes, limit_bytes: int, open_decoder: Callable[[bytes], Decoder], max_members: int
+    raw: bytes,
+    limit_bytes: int,
+    open_decoder: Callable[[bytes], "zlib._Decompress | zstd.ZstdDecompressor"],
+    max_members: int,
 ) -> bytes | None:
     """Decodes the gzip members, zlib streams or zstd frames of a body, one after the other.
 
@@ -120,17 +108,17 @@ def _decode_members(
     raise UnreadableBodyError("encoded")
 
 
-def _open_gzip(_: bytes) -> Decoder:
+def _open_gzip(_: bytes) -> "zlib._Decompress":
     return zlib.decompressobj(_GZIP_BITS)
 
 
-def _open_deflate(head: bytes) -> Decoder:
+def _open_deflate(head: bytes) -> "zlib._Decompress":
     if len(head) < _HEAD_BYTES:
         raise UnreadableBodyError("encoded")
     return zlib.decompressobj(detect_zlib_wbits(head))
 
 
-def _open_zstd(_: bytes) -> Decoder:
+def _open_zstd(_: bytes) -> zstd.ZstdDecompressor:
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG})
 
 
@@ -184,8 +172,6 @@ class Inflater:
         is_identity: Whether the body is not compressed.
         has_failed: Whether the body cannot be decompressed, or has more than `limit_bytes` bytes.
     """
-
-    __slots__ = ("_engine", "_head", "_remaining_bytes", "has_failed", "is_identity")
 
     def __init__(self, encoding: str, limit_bytes: int) -> None:
         coding = encoding.strip().lower()

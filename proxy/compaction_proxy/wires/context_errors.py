@@ -5,20 +5,19 @@ some send the error inside a stream with status 200. So the proxy compares the w
 It reads the wording only from fields that hold error texts, never from an echo of the request.
 """
 
-import json
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import msgspec
 
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
+from compaction_proxy.wires.json.values import as_list, as_object, parse_json
 from compaction_proxy.wires.sse import EventSplitter, read_data
 
-_MAX_DIGITS: Final = 9
-_NUMBER: Final = rf"(?<!\d)(?P<%s>\d{{1,3}}(?:[,._' ]\d{{3}}){{1,2}}|\d{{1,{_MAX_DIGITS}}})(?!\d)"
+_NUMBER: Final = r"(?<!\d)(?P<%s>\d{1,3}(?:[,._' ]\d{3}){1,2}|\d{1,9})(?!\d)"
 
 
 def _compile_rule(wording: str) -> re.Pattern[str]:
@@ -139,7 +138,8 @@ _CUT_AWAY_STATUS: Final = 500
 _OPENING: Final = frozenset({"{", "["})
 _JSON_STARTS: Final = _OPENING | {'"'}
 _STREAM_STARTS: Final = ("data:", "event:", "id:", "retry:", ":")
-_LINE_ENDS: Final = re.compile(r"\r\n|\n|\r")
+# Matches the line of an event that names it an error.
+_ERROR_NAME: Final = re.compile(rb"(?:^|[\r\n])event:[ \t]*error[ \t]*(?:[\r\n]|\Z)")
 
 _QUOTA_STATUS: Final = 429
 _UNSIZED_STATUSES: Final = frozenset({413, _QUOTA_STATUS})
@@ -192,14 +192,6 @@ def _decode_text(body: bytes, content_encoding: str) -> str | None:
     return body.decode("utf-8", "replace").strip("\ufeff \t\r\n")
 
 
-def _parse_json(text: str) -> object:
-    """Parses JSON; None if it is invalid."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
 def _iter_error_texts(root: object) -> Iterator[str]:
     """Yields the codes and messages of an error of any shape, outermost first. Parses JSON inside strings."""
     nodes = deque([root])
@@ -214,7 +206,9 @@ def _iter_error_texts(root: object) -> Iterator[str]:
         elif isinstance(node, list):
             nodes.extend(node[:_MAX_ITEMS])
         elif isinstance(node, str):
-            inner = _parse_json(node) if node.lstrip()[:1] in _OPENING else None
+            inner = (
+                parse_json(node.encode("utf-8", "surrogatepass")) if node.lstrip()[:1] in _OPENING else None
+            )
             if inner is None:
                 yield node
             nodes.append(inner)
@@ -226,49 +220,38 @@ def _normalize_texts(words: Iterator[str]) -> str:
     return " ".join(text.replace("\u2019", "'").replace("`", "").lower().split())
 
 
-def _parse_number(digits: str | None) -> int | None:
-    value = int(re.sub(r"\D", "", digits)) if digits else 0
-    return value or None
+def _match_first(rules: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | None:
+    return next(filter(None, (rule.search(text) for rule in rules)), None)
 
 
-def _build_overflow(numbers: Mapping[str, str | None]) -> Overflow:
-    limit, used, output = (_parse_number(numbers.get(name)) for name in ("limit", "used", "output"))
+def _parse_number(match: re.Match[str], name: str) -> int | None:
+    """Returns the number in a group of a rule; None if it is 0, or if the rule has no such group."""
+    digits = match.groupdict().get(name)
+    return (int(re.sub(r"\D", "", digits)) or None) if digits else None
+
+
+def _build_overflow(limit: int | None, used: int | None, output: int | None) -> Overflow:
     fits = limit is not None and used is not None and output is not None and used < limit
     return Overflow("context_output" if fits else "context", limit, used, output)
 
 
-def _match_sum(text: str) -> Overflow | None:
-    """Matches an error with a sum, such as `(658 of text input, 732 of tool input, 4096 in the output)`."""
-    match = SUM_RULE.search(text)
-    if match is None:
-        return None
-    used = output = 0
-    shares = SUM_ENDS.split(text[match.end() : match.end() + _SUM_CHARACTERS], 1)[0]
-    for share in SUM_SHARE_RULE.finditer(shares):
-        count = _parse_number(share["count"]) or 0
-        if share["what"] in OUTPUT_SHARES:
-            output += count
-        else:
-            used += count
-    return (
-        _build_overflow({"limit": match["limit"], "used": str(used), "output": str(output)}) if used else None
-    )
-
-
 def _match_context(text: str) -> Overflow | None:
-    overflow = _match_sum(text)
-    if overflow is not None:
-        return overflow
-    match = next(filter(None, (rule.search(text) for rule in RULES)), None)
-    return _build_overflow(match.groupdict()) if match else None
-
-
-def _match_quota(text: str) -> Overflow | None:
-    match = next(filter(None, (rule.search(text) for rule in QUOTA_RULES)), None)
+    if match := SUM_RULE.search(text):
+        # The error has a sum, such as `(658 of text input, 732 of tool input, 4096 in the output)`.
+        used = output = 0
+        shares = SUM_ENDS.split(text[match.end() : match.end() + _SUM_CHARACTERS], 1)[0]
+        for share in SUM_SHARE_RULE.finditer(shares):
+            count = _parse_number(share, "count") or 0
+            if share["what"] in OUTPUT_SHARES:
+                output += count
+            else:
+                used += count
+        if used:
+            return _build_overflow(_parse_number(match, "limit"), used, output or None)
+    match = _match_first(RULES, text)
     if match is None:
         return None
-    numbers = match.groupdict()
-    return Overflow("tpm", _parse_number(numbers.get("limit")), _parse_number(numbers.get("used")))
+    return _build_overflow(*[_parse_number(match, name) for name in ("limit", "used", "output")])
 
 
 def _classify_error_texts(status: int, words: Iterator[str]) -> Overflow | None:
@@ -282,7 +265,10 @@ def _classify_error_texts(status: int, words: Iterator[str]) -> Overflow | None:
     if status in _TEXT_STATUSES:
         return _match_wording(status, text)
     if TOKENS_PER_MINUTE_WORDING.search(text):
-        return _match_quota(text)
+        quota = _match_first(QUOTA_RULES, text)
+        if quota is None:
+            return None
+        return Overflow("tpm", _parse_number(quota, "limit"), _parse_number(quota, "used"))
     if OVERFLOW_CODES.search(text):
         return _match_context(text) or Overflow("context")
     return None if status == _QUOTA_STATUS else _match_wording(status, text)
@@ -299,10 +285,9 @@ def _match_wording(status: int, text: str) -> Overflow | None:
 
 def _has_answer(choice: object) -> bool:
     """Returns whether an element of `choices` holds a part of the model's answer, apart from its role."""
-    if not isinstance(choice, dict):
-        return False
-    message = choice.get("delta") or choice.get("message")
-    return isinstance(message, dict) and any(value for name, value in message.items() if name != "role")
+    fields = as_object(choice)
+    message = as_object(fields.get("delta") or fields.get("message"))
+    return any(value for name, value in message.items() if name != "role")
 
 
 def _find_failure(payload: object) -> object:
@@ -311,15 +296,12 @@ def _find_failure(payload: object) -> object:
     Of a list, only the first element counts. A payload with a part of an answer is not an error.
     """
     if isinstance(payload, list):
-        payload = payload[0] if payload else None
-    if not isinstance(payload, dict):
+        payload = next(iter(payload), None)
+    fields = as_object(payload)
+    if any(map(_has_answer, as_list(fields.get("choices")))):
         return None
-    choices = payload.get("choices")
-    if isinstance(choices, list) and any(map(_has_answer, choices)):
-        return None
-    response = payload.get("response")
-    failed = isinstance(response, dict) and response.get("error")
-    return payload if payload.get("error") or payload.get("type") == "error" or failed else None
+    response_error = as_object(fields.get("response")).get("error")
+    return fields if fields.get("error") or fields.get("type") == "error" or response_error else None
 
 
 def _read_event_payload(text: str) -> object:
@@ -327,18 +309,11 @@ def _read_event_payload(text: str) -> object:
 
     The data of an `error` event is returned as the value of `error`, even if it is not JSON.
     """
-    data: list[str] = []
-    failed = False
-    for line in _LINE_ENDS.split(text):
-        name, _, value = line.partition(":")
-        if name == "data":
-            data.append(value)
-        elif name == "event":
-            failed = value.strip() == "error"
-        elif not line and data:
-            break
-    text_data = "\n".join(data)
-    return {"error": _parse_json(text_data) or text_data} if failed else _parse_json(text_data)
+    for event in EventSplitter().feed(text.encode() + b"\n\n"):
+        if data := read_data(event):
+            payload = parse_json(data)
+            return {"error": payload or data.decode()} if _ERROR_NAME.search(event) else payload
+    return None
 
 
 _NULL: Final = msgspec.Raw(b"null")
@@ -387,7 +362,7 @@ def parse_overflow(status: int, body: bytes, content_encoding: str = "") -> Over
     if text.startswith(_STREAM_STARTS):
         payload = _read_event_payload(text)
     elif text[0] in _JSON_STARTS:
-        payload = _parse_json(text)
+        payload = parse_json(text.encode())
     else:
         payload = text
     overflow = _classify_error_texts(

@@ -1,9 +1,9 @@
 """Reads request bodies. Of a body that has grown since an earlier request, only the new end is parsed.
 
 Clients send their whole list of messages with every request. The *beginning* of a body is all its bytes up to
-the end of its last message; the bytes after that are its *closing*. The reader remembers a keyed fingerprint
-of the beginning. If a later body begins with exactly these bytes, only the rest of it, its *tail*, is parsed,
-as strictly as a whole body. Any other body is parsed from its first byte (ADR 0018).
+the end of its last message. The reader remembers a keyed fingerprint of the beginning. If a later body begins
+with exactly these bytes, only the rest of it is parsed, as strictly as a whole body. Any other body is parsed
+from its first byte (ADR 0018).
 """
 
 import asyncio
@@ -18,10 +18,8 @@ from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.support.offload import MAX_INLINE_BYTES
 from compaction_proxy.wires.body import (
     MAX_MESSAGES,
-    BodyOptions,
     RequestBody,
     are_objects,
-    build_body,
     parse_options,
     pick_small_members,
     split_body,
@@ -33,27 +31,9 @@ from compaction_proxy.wires.wire import Wire
 ENDING_BYTES = 48
 # If more bytes of white space follow the last message of a body, its beginning is not remembered.
 MAX_SPACE_BYTES = 256
-# A closing is remembered only if it has, together with the parsed members of its body, at most this many
-# bytes.
-MAX_CLOSING_BYTES = 512
-
 ConversationKey = tuple[str, str | None]  # tenant, conversation
 # Tenant, conversation, the length of a beginning in bytes, and its last `ENDING_BYTES`.
 BeginningKey = tuple[str, str | None, int, bytes]
-
-
-class BodyClosing(NamedTuple):
-    """The bytes of a body after its last message. Usually, the next body ends with the same bytes.
-
-    Attributes:
-        raw: The bytes.
-        array_bytes: How many of these bytes belong to the array of messages: white space and the bracket.
-        options: The parsed values of the body's small members.
-    """
-
-    raw: bytes
-    array_bytes: int
-    options: BodyOptions
 
 
 class BodyBeginning(NamedTuple):
@@ -69,7 +49,6 @@ class BodyBeginning(NamedTuple):
             same piece.
         leading_members: The positions of the members before `messages`.
         previous_key: The key of the shorter beginning from which this one has grown; None if there is none.
-        closing: The closing of the body; None if it is too large to remember.
     """
 
     fingerprint: bytes
@@ -79,27 +58,11 @@ class BodyBeginning(NamedTuple):
     element_count: int
     is_ended: bool
     leading_members: Mapping[str, Slice]
-    previous_key: BeginningKey | None
-    closing: BodyClosing | None
+    previous_key: BeginningKey | None = None
 
 
-class BodyTail(NamedTuple):
-    """The part of a body after a known beginning.
-
-    Attributes:
-        messages_slice: The position of the array of messages in the body.
-        new_elements: The elements of this array that follow the beginning.
-        options: The parsed values of the body's small members.
-        last_message_stop: The position at which the last message ends; 0 if `find_last_message_end` does not
-            find it.
-        closing: The closing of the body; None if it is too large to remember.
-    """
-
-    messages_slice: Slice
-    new_elements: tuple[bytes, ...]
-    options: BodyOptions
-    last_message_stop: int
-    closing: BodyClosing | None
+# A body, and its beginning if it must be remembered.
+ReadResult = tuple[RequestBody, BodyBeginning | None]
 
 
 def build_beginning_key(raw: bytes, stop: int, owner: ConversationKey) -> BeginningKey:
@@ -121,70 +84,6 @@ def find_last_message_end(raw: bytes, messages_slice: Slice) -> int:
     return stop - len(ending) + len(message) if message else 0
 
 
-def build_closing(raw: bytes, stop: int, messages_slice: Slice, options: BodyOptions) -> BodyClosing | None:
-    """Builds the record of a body's closing; None if it is too large to remember."""
-    size = len(raw) - stop + len(options.model) + sum(map(len, options.prompt_members))
-    return BodyClosing(raw[stop:], messages_slice.stop - stop, options) if size <= MAX_CLOSING_BYTES else None
-
-
-def parse_tail_with_known_closing(raw: bytes, beginning: BodyBeginning) -> BodyTail | None:
-    """Returns the tail if it consists of new messages and the same closing as the earlier body, else None.
-
-    Then only the new messages need to be parsed. The earlier body was valid, and it stays valid with more
-    elements at the end of its array.
-    """
-    closing = beginning.closing
-    if closing is None or not raw.startswith(b",", beginning.stop) or not raw.endswith(closing.raw):
-        return None
-    stop = len(raw) - len(closing.raw)
-    text = b"[%b]" % raw[beginning.stop + 1 : stop]
-    try:
-        if not text.isascii():
-            text.decode()
-        elements = split_elements(text)
-    except (UnreadableBodyError, UnicodeDecodeError, RecursionError):
-        return None
-    if not elements or beginning.element_count + len(elements) > MAX_MESSAGES or not are_objects(elements):
-        return None
-    if not text.endswith(b"}]"):  # white space precedes the closing
-        return None
-    return BodyTail(
-        Slice(beginning.messages_start, stop + closing.array_bytes), elements, closing.options, stop, closing
-    )
-
-
-def parse_tail(raw: bytes, beginning: BodyBeginning, wire: Wire) -> BodyTail | None:
-    """Parses the tail after a known beginning. Returns None if the body must be parsed as a whole."""
-    position = skip_space(raw, beginning.stop)
-    has_more = raw.startswith(b",", position)
-    if not has_more and not raw.startswith(b"]", position):
-        return None
-    opening = b'{"%b":[' % wire.member_names.messages.encode()
-    text = opening + raw[position + has_more :]
-    try:
-        members = find_members(text)
-        place = members.pop(wire.member_names.messages)
-        elements = split_elements(memoryview(text)[place.start : place.stop])
-    except (UnreadableBodyError, RecursionError):
-        return None
-    if (
-        has_more != bool(elements)
-        or beginning.element_count + len(elements) > MAX_MESSAGES
-        or not beginning.leading_members.keys().isdisjoint(members)
-    ):
-        return None
-    if not are_objects(elements) or any(key in members for key in wire.member_names.skip_indicators):
-        return None
-    shift = position + has_more - len(opening)
-    options = parse_options(
-        pick_small_members(raw, beginning.leading_members, wire) | pick_small_members(text, members, wire),
-        wire,
-    )
-    whole = Slice(beginning.messages_start, place.stop + shift)
-    stop = find_last_message_end(raw, whole)
-    return BodyTail(whole, elements, options, stop, build_closing(raw, stop, whole, options))
-
-
 KEY_BYTES = 32
 # The number of beginnings to remember. Each takes one or two kilobytes of memory.
 MAX_BEGINNINGS = 4_096
@@ -203,18 +102,6 @@ MAX_KEY_CHARACTERS = 1_024
 MAX_INLINE_GROWN_BYTES = 1024 * 1024
 # At most this many bodies are read in threads at the same time.
 MAX_READ_THREADS = 2
-
-
-class _ReadResult(NamedTuple):
-    """The result of reading a body.
-
-    Attributes:
-        body: The body.
-        beginning: The beginning of the body, to be remembered; None if it must not be remembered.
-    """
-
-    body: RequestBody
-    beginning: BodyBeginning | None
 
 
 class IncrementalReader:
@@ -242,10 +129,10 @@ class IncrementalReader:
         Raises:
             UnreadableBodyError: See `body.parse_body`.
         """
-        size, owner = len(raw), (tenant, conversation)
-        if size <= MAX_INLINE_BYTES:
-            return self._remember_result(owner, self._read_body(raw, owner))
-        result = self._read_from_known_beginning(raw, owner) if size <= MAX_INLINE_GROWN_BYTES else None
+        if len(raw) <= MAX_INLINE_BYTES:
+            return self.read(raw, tenant, conversation)
+        owner = (tenant, conversation)
+        result = self._read_from_known_beginning(raw, owner) if len(raw) <= MAX_INLINE_GROWN_BYTES else None
         if result is None:
             async with self._thread_slots:
                 result = await asyncio.to_thread(self._read_body, raw, owner)
@@ -263,16 +150,11 @@ class IncrementalReader:
         owner = (tenant, conversation)
         return self._remember_result(owner, self._read_body(raw, owner))
 
-    def _remember_result(self, owner: ConversationKey, result: _ReadResult) -> RequestBody:
-        if result.beginning is not None:
-            self._remember_beginning(owner, result.beginning)
-        return result.body
-
-    def _read_body(self, raw: bytes, owner: ConversationKey) -> _ReadResult:
+    def _read_body(self, raw: bytes, owner: ConversationKey) -> ReadResult:
         """Reads a body. Changes no state, so it may run in a thread."""
         return self._read_from_known_beginning(raw, owner) or self._read_whole(raw, owner)
 
-    def _read_from_known_beginning(self, raw: bytes, owner: ConversationKey) -> _ReadResult | None:
+    def _read_from_known_beginning(self, raw: bytes, owner: ConversationKey) -> ReadResult | None:
         """Reads a body that begins like an earlier body. Returns None if the body must be read in full."""
         for beginning in islice(self._iter_candidates(raw, owner), MAX_CANDIDATES):
             hasher = self._start_hasher(owner).update(memoryview(raw)[: beginning.stop])
@@ -297,53 +179,50 @@ class IncrementalReader:
                 yield beginning
             stop = brace
 
-    def _extend_beginning(self, raw: bytes, beginning: BodyBeginning, hasher: blake3) -> _ReadResult | None:
-        """Reads the tail after a known beginning; None if the body must be read in full."""
-        wire = self._wire
-        tail = parse_tail_with_known_closing(raw, beginning) or parse_tail(raw, beginning, wire)
-        if tail is None:
+    def _extend_beginning(self, raw: bytes, beginning: BodyBeginning, hasher: blake3) -> ReadResult | None:
+        """Parses what follows a known beginning; None if the body must be read in full."""
+        wire, name = self._wire, self._wire.member_names.messages
+        position = skip_space(raw, beginning.stop)
+        has_more = raw.startswith(b",", position)
+        if not has_more and not raw.startswith(b"]", position):
             return None
-        if not tail.new_elements:
-            return _ReadResult(
-                build_body(
-                    raw,
-                    tail.messages_slice,
-                    (),
-                    tail.options,
-                    wire,
-                    beginning.fingerprint,
-                    beginning.fingerprint,
-                ),
-                beginning,
-            )
+        opening = b'{"%b":[' % name.encode()
+        rest = opening + raw[position + has_more :]
+        try:
+            members = find_members(rest)
+            place = members.pop(name)
+            elements = split_elements(memoryview(rest)[place.start : place.stop])
+        except UnreadableBodyError:
+            return None
+        element_count = beginning.element_count + len(elements)
         if (
-            not (stop := tail.last_message_stop)
-            or not beginning.is_ended
-            or wire.regroups_previous(tail.new_elements)
+            has_more != bool(elements)
+            or element_count > MAX_MESSAGES
+            or not are_objects(elements)
+            or not members.keys().isdisjoint((*beginning.leading_members, *wire.member_names.skip_indicators))
         ):
             return None
-        mark = hasher.update(memoryview(raw)[beginning.stop : stop]).digest()
-        key = build_beginning_key(raw, stop, beginning.key[:2])
-        element_count = beginning.element_count + len(tail.new_elements)
-        is_ended = not wire.may_continue_piece(tail.new_elements[-1])
-        grown = BodyBeginning(
-            mark,
-            key,
-            stop,
-            beginning.messages_start,
-            element_count,
-            is_ended,
-            beginning.leading_members,
-            beginning.key,
-            tail.closing,
+        messages_slice = Slice(beginning.messages_start, place.stop + position + has_more - len(opening))
+        leading = pick_small_members(raw, beginning.leading_members, wire)
+        options = parse_options(leading | pick_small_members(rest, members, wire), wire)
+        known = beginning.fingerprint
+        if not elements:
+            return RequestBody(raw, messages_slice, (), *options, wire, known, known), beginning
+        stop = find_last_message_end(raw, messages_slice)
+        if not stop or not beginning.is_ended or wire.regroups_previous(elements):
+            return None
+        grown = beginning._replace(
+            fingerprint=hasher.update(memoryview(raw)[beginning.stop : stop]).digest(),
+            key=build_beginning_key(raw, stop, beginning.key[:2]),
+            stop=stop,
+            element_count=element_count,
+            is_ended=not wire.may_continue_piece(elements[-1]),
+            previous_key=beginning.key,
         )
-        pieces = wire.group_into_pieces(tail.new_elements)
-        return _ReadResult(
-            build_body(raw, tail.messages_slice, pieces, tail.options, wire, mark, beginning.fingerprint),
-            grown,
-        )
+        pieces = wire.group_into_pieces(elements)
+        return RequestBody(raw, messages_slice, pieces, *options, wire, grown.fingerprint, known), grown
 
-    def _read_whole(self, raw: bytes, owner: ConversationKey) -> _ReadResult:
+    def _read_whole(self, raw: bytes, owner: ConversationKey) -> ReadResult:
         wire = self._wire
         members, elements = split_body(raw, wire)
         pieces = wire.group_into_pieces(elements)
@@ -356,22 +235,28 @@ class IncrementalReader:
             or len(leading_members) > MAX_LEADING_MEMBERS
             or sum(map(len, leading_members)) > MAX_KEY_CHARACTERS
         ):
-            return _ReadResult(build_body(raw, messages_slice, pieces, options, wire), None)
-        mark = self._start_hasher(owner).update(memoryview(raw)[:stop]).digest()
-        closing = build_closing(raw, stop, messages_slice, options)
-        key = build_beginning_key(raw, stop, owner)
-        is_ended = not wire.may_continue_piece(elements[-1])
+            return RequestBody(raw, messages_slice, pieces, *options, wire), None
         beginning = BodyBeginning(
-            mark, key, stop, messages_slice.start, len(elements), is_ended, leading_members, None, closing
+            self._start_hasher(owner).update(memoryview(raw)[:stop]).digest(),
+            build_beginning_key(raw, stop, owner),
+            stop,
+            messages_slice.start,
+            len(elements),
+            not wire.may_continue_piece(elements[-1]),
+            leading_members,
         )
-        return _ReadResult(build_body(raw, messages_slice, pieces, options, wire, mark), beginning)
+        return RequestBody(raw, messages_slice, pieces, *options, wire, beginning.fingerprint), beginning
 
     def _start_hasher(self, owner: ConversationKey) -> blake3:
         return self._empty_hasher.copy().update(owner[0].encode() + b"\0")
 
-    def _remember_beginning(self, owner: ConversationKey, beginning: BodyBeginning) -> None:
+    def _remember_result(self, owner: ConversationKey, result: ReadResult) -> RequestBody:
         """Stores a beginning. Of the shorter beginnings that led to it, only the latest stays stored."""
+        body, beginning = result
+        if beginning is None:
+            return body
         older = self._beginnings.get(beginning.previous_key) if beginning.previous_key else None
         if older is not None and older.previous_key is not None:
             self._beginnings.pop(older.previous_key, None)
         self._beginnings[beginning.key] = self._latest[owner] = beginning
+        return body

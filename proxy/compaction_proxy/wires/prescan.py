@@ -52,10 +52,13 @@ def scan_outline(raw: bytes) -> BodyOutline | None:
 
 def decode_member(member: bytes) -> object:
     """Decodes a short member; None if it is absent, too long or not JSON."""
-    if not 0 < len(member) <= MAX_MEMBER_BYTES:
-        return None
+    return _decode(member) if 0 < len(member) <= MAX_MEMBER_BYTES else None
+
+
+def _decode(raw: bytes) -> object:
+    """Decodes JSON; None if it is invalid."""
     try:
-        value: object = _ANY.decode(member)
+        value: object = _ANY.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return value
@@ -67,10 +70,7 @@ def read_system_and_user_texts(raw: bytes) -> tuple[list[str], list[str]]:
     Messages of all roles except `user` count as system prompts. The whole body is parsed, so it should be
     small.
     """
-    try:
-        body = _ANY.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return [], []
+    body = _decode(raw)
     if not isinstance(body, dict):
         return [], []
     system = [_join_text(body.get("system")), _join_text(body.get("instructions"))]

@@ -10,12 +10,13 @@ sources for these forms.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from itertools import groupby
+from typing import Final, NamedTuple
 
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Instruction, Message, SourceMessage
 from compaction_proxy.wires.json.slices import find_members, split_elements
-from compaction_proxy.wires.json.values import decode_value, encode_json
+from compaction_proxy.wires.json.values import as_list, as_object, as_string, decode_value, encode_json
 
 INSTRUCTIONS: Final = "instructions"
 MEMORY: Final = "memory"
@@ -250,8 +251,7 @@ def find_client_by_prompt(text: str) -> str:
 
 def find_client_by_messages(messages: Sequence[Message]) -> str:
     """Returns the name of the known client whose system prompt the list holds; empty if there is none."""
-    first = next((each for each in messages if each.is_privileged), None)
-    return find_client_by_prompt(first.text) if first is not None else ""
+    return find_client_by_prompt(next((each.text for each in messages if each.is_privileged), ""))
 
 
 def find_client_by_members(prompt_members: Sequence[str]) -> str:
@@ -310,11 +310,11 @@ def split_off_instructions(
     """
     if record.role != "user" or record.answered_call_ids or not may_hold_form(record.raw, client):
         return []
-    content = _read_content(record.raw)
-    if isinstance(content, str):
-        instruction = _find_instruction(content, client, is_before_first_answer=is_before_first_answer)
-        return [(record.raw, instruction)] if instruction else []
-    texts = [_read_text(each) for each in content]
+    try:
+        content = as_object(decode_value(record.raw)).get("content")
+    except UnreadableBodyError:
+        return []
+    texts = [content] if isinstance(content, str) else [_read_text(each) for each in as_list(content)]
     if any(_TOOL_RESULT_OPENING.match(each) for each in texts):
         return []
     kinds = [_find_instruction(each, client, is_before_first_answer=is_before_first_answer) for each in texts]
@@ -368,22 +368,10 @@ def drop_instructions(
     return tuple(each for each in unmark_pasted_instructions(divided) if each.instruction is None)
 
 
-def _read_content(raw: bytes) -> str | list[Any]:
-    """Returns the content of a message; empty if it is neither a string nor a list of parts."""
-    try:
-        fields = decode_value(raw)
-    except UnreadableBodyError:
-        return ""
-    content = fields.get("content") if isinstance(fields, dict) else ""
-    return content if isinstance(content, str | list) else ""
-
-
 def _read_text(part: object) -> str:
     """Returns the text of a part; empty if the part is not text."""
-    if not isinstance(part, Mapping) or part.get("type", "text") not in _TEXT_KINDS:
-        return ""
-    text = part.get("text")
-    return text if isinstance(text, str) else ""
+    fields = as_object(part)
+    return as_string(fields.get("text")) if fields.get("type", "text") in _TEXT_KINDS else ""
 
 
 def _find_instruction(text: str, client: str, *, is_before_first_answer: bool) -> Instruction | None:
@@ -459,19 +447,14 @@ def rejoin_divided_messages(messages: Sequence[Message]) -> Sequence[Message]:
     if not any(each.source for each in messages):
         return messages
     joined: list[Message] = []
-    index = 0
-    while index < len(messages):
-        source = messages[index].source
-        if source is None:
-            joined.append(messages[index])
-            index += 1
-            continue
-        count = 1
-        while index + count < len(messages) and messages[index + count].source is source:
-            count += 1
-        if count == source.part_count:
-            joined.append(replace(messages[index], raw=source.raw, source=None))
-        else:
-            joined += messages[index : index + count]
-        index += count
+    for _, group in groupby(messages, _get_source_id):
+        parts = list(group)
+        source = parts[0].source
+        if source is not None and len(parts) == source.part_count:
+            parts = [replace(parts[0], raw=source.raw, source=None)]
+        joined += parts
     return joined
+
+
+def _get_source_id(record: Message) -> int:
+    return id(record.source)

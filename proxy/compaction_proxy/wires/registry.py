@@ -19,7 +19,4 @@ def find_wire(method: str, raw_path: bytes) -> Wire | None:
     """
     if method != "POST":
         return None
-    for each in WIRES.values():
-        if raw_path.endswith(each.path_suffix):
-            return each
-    return None
+    return next((each for each in WIRES.values() if raw_path.endswith(each.path_suffix)), None)

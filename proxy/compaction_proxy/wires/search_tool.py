@@ -6,7 +6,7 @@ their `SearchTool` and its filters.
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.wires.json.slices import DECODER, Slice, find_members, read_member
 from compaction_proxy.wires.json.values import (
     JsonObject,
+    as_list,
     as_object,
     decode_value,
     encode_ascii_json,
@@ -24,10 +25,6 @@ from compaction_proxy.wires.sse import EventSplitter
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 # Kept events are compressed once they exceed this many bytes in total. It takes a third of a millisecond.
 BLOCK_BYTES: Final = 64 * 1024
-# The fastest level of compression.
-_FAST_LEVEL: Final = 1
-# Separates the events of a block. JSON cannot contain this byte, so no event that can be parsed contains it.
-_EVENT_SEPARATOR: Final = b"\0"
 
 
 class EventBuffer:
@@ -37,12 +34,9 @@ class EventBuffer:
         size_bytes: The size of all events that were added, before compression.
     """
 
-    __slots__ = ("_blocks", "_unpacked_bytes", "_unpacked_events", "size_bytes")
-
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
-        self._unpacked_events: list[bytes] = []
-        self._unpacked_bytes = 0
+        self._unpacked = bytearray()
         self.size_bytes = 0
 
     @property
@@ -53,27 +47,22 @@ class EventBuffer:
     def add(self, event: bytes) -> None:
         """Adds an event."""
         self.size_bytes += len(event)
-        self._unpacked_events.append(event)
-        self._unpacked_bytes += len(event)
-        if self._unpacked_bytes > BLOCK_BYTES:
-            self._pack_block()
-
-    def _pack_block(self) -> None:
-        if self.is_complete:
-            self._blocks.append(zlib.compress(_EVENT_SEPARATOR.join(self._unpacked_events), _FAST_LEVEL))
-        else:
-            self._blocks.clear()
-        self._unpacked_events.clear()
-        self._unpacked_bytes = 0
+        self._unpacked += event
+        if len(self._unpacked) > BLOCK_BYTES:
+            if self.is_complete:
+                self._blocks.append(zlib.compress(self._unpacked, zlib.Z_BEST_SPEED))
+            else:
+                self._blocks.clear()
+            self._unpacked.clear()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields all events that were added, but only if `is_complete`.
-
-        An event that contains `_EVENT_SEPARATOR` may be yielded in pieces.
-        """
+        """Yields all events that were added, but only if `is_complete`."""
+        events = EventSplitter()
         for block in self._blocks:
-            yield from zlib.decompress(block).split(_EVENT_SEPARATOR)
-        yield from self._unpacked_events
+            yield from events.feed(zlib.decompress(block))
+        yield from events.feed(bytes(self._unpacked))
+        if rest := events.flush_rest():
+            yield rest
 
 
 def decode_event(data: bytes) -> JsonObject:
@@ -100,34 +89,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-@dataclass(slots=True)
-class StreamState:
-    """What a joiner of streams and the filter of its wire know of the answers.
-
-    Attributes:
-        tool_name: The name of the search tool.
-        is_first_answer: Whether the current answer is the first one.
-        may_answer_calls: Whether the proxy may answer calls of its tool in the current answer. If False, they
-            are only removed.
-        previous_usage: The usage of all earlier answers.
-        usage: The usage of the current answer, as far as it has arrived.
-        buffered_events: Events of the current answer that are read again when the next one starts.
-        is_continuing: Whether the next answer continues the current one.
-        is_done: Whether the upstream has signalled the end of the current answer.
-    """
-
-    tool_name: str
-    is_first_answer: bool = True
-    may_answer_calls: bool = True
-    previous_usage: JsonObject = field(default_factory=dict)
-    usage: JsonObject = field(default_factory=dict)
-    buffered_events: EventBuffer = field(default_factory=EventBuffer)
-    is_continuing: bool = False
-    is_done: bool = False
-
-
 class StreamFilter(Protocol):
-    """Hides the calls of the search tool in the events of one wire. It is made with a `StreamState`."""
+    """Hides the calls of the search tool in the events of one wire. It is made with its `StreamJoiner`."""
 
     def filter_event(self, event: bytes) -> bytes:
         """Returns the bytes to send to the client for an event of the upstream."""
@@ -149,25 +112,36 @@ class StreamJoiner:
     its end is held back, and the upstream's next answer follows as part of the same answer.
 
     Args:
-        name: The name of the search tool.
-        open_filter: Returns a new filter for the events of the wire.
+        open_filter: Returns a new filter for the events of the wire. The filter reads the attributes of the
+            joiner, and sets `is_continuing`, `is_done` and `usage`.
+        tool_name: The name of the search tool.
+
+    Attributes:
+        is_first_answer: Whether the current answer is the first one.
+        may_answer_calls: Whether the proxy may answer calls of its tool in the current answer. If False, they
+            are only removed.
+        previous_usage: The usage of all earlier answers.
+        usage: The usage of the current answer, as far as it has arrived.
+        buffered_events: Events of the current answer that are read again when the next one starts.
+        is_continuing: Whether the next answer continues the current one.
+        is_done: Whether the upstream has signalled the end of the current answer.
     """
 
-    def __init__(self, name: str, open_filter: Callable[[StreamState], StreamFilter]) -> None:
-        self._state = StreamState(name)
-        self._filter = open_filter(self._state)
+    def __init__(self, open_filter: Callable[["StreamJoiner"], StreamFilter], tool_name: str) -> None:
+        self.tool_name = tool_name
+        self.is_first_answer = self.may_answer_calls = True
+        self.is_continuing = self.is_done = False
+        self.previous_usage: JsonObject = {}
+        self.usage: JsonObject = {}
+        self.buffered_events = EventBuffer()
         self._events = EventSplitter()
+        self._filter = open_filter(self)
         self.encode_error_event = self._filter.encode_error_event
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the upstream has signalled the end of the current answer."""
-        return self._state.is_done
 
     @property
     def buffered_bytes(self) -> int:
         """The number of bytes of the current answer that `start_next_answer` will read again."""
-        return self._state.buffered_events.size_bytes
+        return self.buffered_events.size_bytes
 
     @property
     def calls(self) -> tuple[str, ...]:
@@ -175,7 +149,7 @@ class StreamJoiner:
 
         Empty if the answer does not continue.
         """
-        return tuple(self._filter.list_own_calls()) if self._state.is_continuing else ()
+        return tuple(self._filter.list_own_calls()) if self.is_continuing else ()
 
     def feed(self, chunk: bytes) -> bytes:
         """Returns the bytes to send to the client when this chunk arrives."""
@@ -193,13 +167,11 @@ class StreamJoiner:
             may_answer_calls: Whether the proxy may answer calls of its tool in the next answer as well. If
                 False, that is the last answer, and these calls are removed from it.
         """
-        state = self._state
         message = self._filter.end_answer()
-        state.previous_usage = add_usage(state.previous_usage, state.usage)
-        state.is_first_answer, state.may_answer_calls = False, may_answer_calls
-        state.is_continuing = state.is_done = False
-        state.usage, state.buffered_events = {}, EventBuffer()
-        self._events = EventSplitter()
+        self.previous_usage = add_usage(self.previous_usage, self.usage)
+        self.may_answer_calls = may_answer_calls
+        self.is_first_answer = self.is_continuing = self.is_done = False
+        self.usage, self.buffered_events, self._events = {}, EventBuffer(), EventSplitter()
         return message
 
 
@@ -226,22 +198,27 @@ class AnswerFilter(Protocol):
         """Keeps what the client gets of an answer that continues, and returns the message of the answer."""
 
     def complete_answer(self) -> None:
-        """Removes the calls of the tool from the last answer, and adds what earlier answers said."""
+        """Removes the calls of the tool from the last answer, and adds the content of earlier answers."""
 
 
 class AnswerJoiner:
     """Joins one or more upstream answers that are not streams, and hides the calls of the search tool.
 
     Args:
-        answer_filter: The filter of the wire, not used before.
+        open_filter: Returns a new filter of the wire, given the name of the search tool.
+        tool_name: The name of the search tool.
+
+    Attributes:
+        message: The message of the latest answer for which `join_answer` returned None. It is an argument for
+            `SearchTool.build_turn`.
     """
 
-    def __init__(self, answer_filter: AnswerFilter) -> None:
-        self._filter = answer_filter
+    def __init__(self, open_filter: Callable[[str], AnswerFilter], tool_name: str) -> None:
+        self.message: JsonObject = {}
+        self._filter = open_filter(tool_name)
         self._is_first_answer = True
         self._first_envelope: JsonObject = {}
         self._previous_usage: JsonObject = {}
-        self._message: JsonObject = {}
 
     @property
     def calls(self) -> tuple[str, ...]:
@@ -268,7 +245,7 @@ class AnswerJoiner:
         if not is_answer:
             return body if payload else b""  # a body without an answer may be an error for the client
         if may_answer_calls and self.calls and self._filter.may_continue():
-            self._message = self._filter.keep_answer()
+            self.message = self._filter.keep_answer()
             self._previous_usage = add_usage(self._previous_usage, as_object(payload.get("usage")))
             if self._is_first_answer:
                 self._first_envelope = {key: payload[key] for key in self._filter.envelope if key in payload}
@@ -279,13 +256,6 @@ class AnswerJoiner:
         if isinstance(payload.get("usage"), dict):
             payload["usage"] = add_usage(self._previous_usage, payload["usage"])
         return encode_ascii_json(payload)
-
-    def get_assistant_message(self) -> JsonObject:
-        """Returns the message of the answer for which `join_answer` returned None.
-
-        The message is an argument for `SearchTool.build_turn`.
-        """
-        return self._message
 
 
 def _decode_body(body: bytes) -> JsonObject:
@@ -307,7 +277,7 @@ class ItemFormat(NamedTuple):
         must_client_answer: Tells whether an item is a call that the client must answer.
         is_complete: Tells whether an answer was not cut off.
         build_message: Builds the message of an answer from its items.
-        mend_end: Adapts the end of the last answer, given whether it had only calls of the search tool.
+        adapt_end: Adapts the end of the last answer, given whether it had only calls of the search tool.
     """
 
     list_member: str
@@ -317,7 +287,7 @@ class ItemFormat(NamedTuple):
     must_client_answer: Callable[[JsonObject], bool]
     is_complete: Callable[[JsonObject], bool]
     build_message: Callable[[Iterable[JsonObject]], JsonObject]
-    mend_end: Callable[[JsonObject, bool], None] | None = None
+    adapt_end: Callable[[JsonObject, bool], None] | None = None
 
 
 class ItemAnswerFilter:
@@ -337,23 +307,20 @@ class ItemAnswerFilter:
         self._payload: JsonObject = {}
         self._previous_items: list[JsonObject] = []  # items of earlier answers that the client gets
         self._items: list[JsonObject] = []
-        self._shown: list[JsonObject] = []
 
     def read_answer(self, payload: JsonObject) -> bool:
         """Reads the next answer, and returns whether it has a list of items."""
         self._payload, value = payload, payload.get(self._format.list_member)
-        self._items = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+        self._items = [item for item in as_list(value) if isinstance(item, dict)]
         own_calls = [item for item in self._items if is_call(item, self._format.call_type, self._name)]
-        self._shown = [item for item in self._items if not is_call(item, self._format.call_type, self._name)]
+        self._shown = [item for item in self._items if item not in own_calls]
+        self._calls_client = any(map(self._format.must_client_answer, self._shown))
         self.calls = tuple(map(self._format.read_arguments, own_calls))
         return isinstance(value, list)
 
     def may_continue(self) -> bool:
         """Returns whether the answer is complete and calls no tool of the client."""
-        return not self._calls_client() and self._format.is_complete(self._payload)
-
-    def _calls_client(self) -> bool:
-        return any(map(self._format.must_client_answer, self._shown))
+        return not self._calls_client and self._format.is_complete(self._payload)
 
     def keep_answer(self) -> JsonObject:
         """Keeps the items that the client gets, and returns the message of the answer."""
@@ -362,8 +329,8 @@ class ItemAnswerFilter:
 
     def complete_answer(self) -> None:
         """Removes the calls of the tool from the last answer, and adds the items of earlier answers."""
-        if self._format.mend_end:
-            self._format.mend_end(self._payload, bool(self.calls) and not self._calls_client())
+        if self._format.adapt_end:
+            self._format.adapt_end(self._payload, bool(self.calls) and not self._calls_client)
         self._payload[self._format.list_member] = [*self._previous_items, *self._shown]
 
 
@@ -408,8 +375,8 @@ class SearchTool:
             member of its body; see `json.slices.read_member`.
         build_turn: Builds the elements to add to the next request: the message that the joiner returned, and
             the results of its calls, in order.
-        open_stream_filter: Returns a new filter for streams.
-        open_answer_filter: Returns a new filter for answers that are not streams, given the tool's name.
+        open_stream_joiner: Returns a new joiner for streams, given the tool's name.
+        open_answer_joiner: Returns a new joiner for answers that are not streams, given the tool's name.
         requires_same_tools: Tells whether a provider accepts these elements only in a request that has the
             same tools as the request that they answer.
     """
@@ -419,17 +386,9 @@ class SearchTool:
     forbidding_choice: bytes
     allows_tool: Callable[[MemberReader], bool]
     build_turn: Callable[[JsonObject, Iterable[str]], list[JsonObject]]
-    open_stream_filter: Callable[[StreamState], StreamFilter]
-    open_answer_filter: Callable[[str], AnswerFilter]
+    open_stream_joiner: Callable[[str], StreamJoiner]
+    open_answer_joiner: Callable[[str], AnswerJoiner]
     requires_same_tools: Callable[[Sequence[Mapping[str, Any]]], bool] = _never_requires_same_tools
-
-    def open_stream_joiner(self, name: str) -> StreamJoiner:
-        """Returns a new joiner for streams, given the tool's name."""
-        return StreamJoiner(name, self.open_stream_filter)
-
-    def open_answer_joiner(self, name: str) -> AnswerJoiner:
-        """Returns a new joiner for answers that are not streams, given the tool's name."""
-        return AnswerJoiner(self.open_answer_filter(name))
 
     def inspect_tool_support(self, raw: bytes, name: str) -> ToolSupport:
         """Tells whether a tool of this name can be added to a body.
@@ -439,10 +398,7 @@ class SearchTool:
         Raises:
             UnreadableBodyError: The body is not a request (see `json.slices.find_members`).
         """
-        try:
-            places = find_members(raw)
-        except RecursionError:
-            raise UnreadableBodyError("too-deep") from None
+        places = find_members(raw)
         read = partial(read_member, raw, places)
         tools = read("tools")
         is_list = not tools or tools.startswith(b"[")

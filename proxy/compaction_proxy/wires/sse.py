@@ -7,6 +7,8 @@ of the chunks in which the stream arrives. Comments and fields other than `data`
 import re
 from typing import Final
 
+import msgspec
+
 DONE_DATA: Final = b"[DONE]"
 # A larger event is returned in parts, as if each part were an event. Then its data cannot be read.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
@@ -23,8 +25,6 @@ _DATA: Final = b"data:"
 
 class EventSplitter:
     """Splits a stream into events. Each event keeps its own bytes and the blank line after it."""
-
-    __slots__ = ("_buffer", "_search_start")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -75,3 +75,19 @@ def replace_data(event: bytes, data: bytes) -> bytes:
             is_written = True
             parts += b"data: ", data, line[len(line.rstrip(b"\r\n")) :]
     return b"".join(parts)
+
+
+class _TypedEvent(msgspec.Struct, gc=False):
+    type: str = ""
+
+
+_TYPED_EVENT: Final = msgspec.json.Decoder(_TypedEvent)
+
+
+def has_only_events(seen: bytes, types: frozenset[str]) -> bool:
+    """Returns whether the first bytes of a stream hold only comments and whole events of these types."""
+    try:
+        data = filter(None, map(read_data, EventSplitter().feed(seen)))
+        return all(_TYPED_EVENT.decode(each).type in types for each in data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False

@@ -5,12 +5,12 @@ ended. Usage is read only from the JSON member in which a provider reports it, n
 model mentions usage. This member's place differs between wires, so each wire has its own `UsageFormat`.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
+from compaction_proxy.wires.json.slices import DECODER
 from compaction_proxy.wires.json.values import JsonObject, as_object, parse_json
 
 _MAX_KEPT_BYTES: Final = 65_536
@@ -21,7 +21,6 @@ _MAX_CANDIDATES: Final = 8
 
 _LINE_ENDS: Final = re.compile(rb"\r\n|\n|\r")
 _USAGE: Final = re.compile(rb'"usage"\s*:')
-_DECODER: Final = json.JSONDecoder()
 
 
 class TokenUsage(NamedTuple):
@@ -69,22 +68,21 @@ class UsageFormat(NamedTuple):
         usage = self.parse_counts(answer.get("usage"))
         return self.find_other_usage(answer) if usage is None and self.find_other_usage else usage
 
-    def parse_body(self, body: bytes) -> TokenUsage | None:
-        """Parses a JSON answer, or an object that holds only the last members of an answer."""
-        return self.parse_answer(as_object(parse_json(body)))
-
-    def parse_answer(self, answer: JsonObject) -> TokenUsage | None:
-        """Returns the usage in an answer, with its finish reason; None if there is no credible usage."""
-        usage = self.find_usage(answer)
-        return usage and usage._replace(finish_reason=self.find_finish_reason(answer))
-
-    def parse_event(self, data: bytes) -> TokenUsage | None:
-        """Parses the data of an event like an answer."""
-        return self.parse_answer(self.get_answer(as_object(parse_json(data))))
-
     def get_answer(self, event: JsonObject) -> JsonObject:
         """Returns the part of an event that has the form of an answer."""
         return as_object(event.get(self.event_member)) if self.event_member else event
+
+    def parse_body(self, body: bytes, *, is_event: bool = False) -> TokenUsage | None:
+        """Parses a JSON answer, or an object that holds only the last members of an answer.
+
+        Args:
+            body: The answer.
+            is_event: Whether `body` is the data of an event.
+        """
+        payload = as_object(parse_json(body))
+        answer = self.get_answer(payload) if is_event else payload
+        usage = self.find_usage(answer)
+        return usage and usage._replace(finish_reason=self.find_finish_reason(answer))
 
 
 def as_token_count(value: object) -> int | None:
@@ -103,13 +101,9 @@ def build_usage(prompt: object, completion: object, cached: object) -> TokenUsag
 
 def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator[JsonObject]:
     """Yields the data of the events at the end of a stream that match a pattern, the last event first."""
-    stop = len(tail)
-    while stop > 0:
-        start = max(tail.rfind(b"\n", 0, stop), tail.rfind(b"\r", 0, stop)) + 1
-        line = tail[start:stop]
+    for line in reversed(tail.replace(b"\r", b"\n").split(b"\n")):
         if line.startswith(b"data:") and pattern.search(line):
             yield as_object(parse_json(line[5:]))
-        stop = start - 1
 
 
 def _parse_last_events(usage_format: UsageFormat, first: bytes, rest: bytes) -> TokenUsage | None:
@@ -128,26 +122,29 @@ def _parse_last_events(usage_format: UsageFormat, first: bytes, rest: bytes) -> 
         if usage and reason:
             break
     if usage is None and usage_format.event_member:
-        opening = b'{"%b":{' % usage_format.event_member.encode()
-        return _find_usage_in_tail(first, usage_format.parse_event, opening)
+        return _find_usage_in_tail(usage_format, first, is_event=True)
     return usage and usage._replace(finish_reason=reason)
 
 
 def _find_usage_in_tail(
-    tail: bytes, parse_body: Callable[[bytes], TokenUsage | None], opening: bytes = b"{"
+    usage_format: UsageFormat, tail: bytes, *, is_event: bool = False
 ) -> TokenUsage | None:
     """Finds the usage among the last members of a body that is too large to keep.
 
     The bytes from a member to the end of the body close exactly the objects around the member. So a `usage`
-    member is the provider's if `opening`, the member, and everything after it form valid JSON.
+    member is the provider's if valid JSON results from the bytes that open these objects, the member, and
+    everything after it.
 
     Args:
+        usage_format: The format of the wire.
         tail: The end of the body.
-        parse_body: Parses the object that these bytes form.
-        opening: The bytes that open the objects around the provider's `usage` member.
+        is_event: Whether the body is the data of an event.
     """
-    places = [match.start() for match in _USAGE.finditer(tail)][-_MAX_CANDIDATES:]
-    return next(filter(None, (parse_body(opening + tail[place:]) for place in reversed(places))), None)
+    opening = b'{"%b":{' % usage_format.event_member.encode() if is_event else b"{"
+    for match in [*_USAGE.finditer(tail)][: -_MAX_CANDIDATES - 1 : -1]:
+        if usage := usage_format.parse_body(opening + tail[match.start() :], is_event=is_event):
+            return usage
+    return None
 
 
 def _find_usage_in_head(
@@ -161,7 +158,7 @@ def _find_usage_in_head(
         if parse_json(head[: match.start()] + b'"usage":0}') is None:
             continue
         try:
-            value, _ = _DECODER.raw_decode(head[match.end() :].decode("utf-8", "replace").lstrip())
+            value, _ = DECODER.raw_decode(head[match.end() :].decode("utf-8", "replace").lstrip())
         except (ValueError, RecursionError):
             continue
         return parse_counts(value)
@@ -181,8 +178,6 @@ class UsageTap:
             None.
     """
 
-    __slots__ = ("_format", "_head", "_head_bytes", "_inflater", "_is_stream", "_seen_bytes", "_tail")
-
     def __init__(self, usage_format: UsageFormat, content_type: str, content_encoding: str = "") -> None:
         self._format = usage_format
         self._is_stream = content_type.strip().lower().startswith("text/event-stream")
@@ -196,13 +191,7 @@ class UsageTap:
     def feed(self, chunk: bytes) -> None:
         """Records the next bytes as sent. Never fails, and only copies or decompresses the bytes."""
         if self._inflater is None:
-            if self._seen_bytes >= self._head_bytes:  # the usual case for streams, without another call
-                self._seen_bytes += len(chunk)
-                self._tail += chunk
-                if len(self._tail) > _MAX_KEPT_BYTES:
-                    del self._tail[:-_MAX_KEPT_BYTES]
-            else:
-                self._buffer_bytes(chunk)
+            self._buffer_bytes(chunk)
             return
         for start in range(0, len(chunk), _INFLATE_STEP_BYTES):
             self._buffer_bytes(self._inflater.feed(chunk[start : start + _INFLATE_STEP_BYTES]))
@@ -229,9 +218,8 @@ class UsageTap:
         if not self._is_stream:
             if whole:
                 return self._format.parse_body(head + tail)
-            return _find_usage_in_tail(tail, self._format.parse_body) or _find_usage_in_head(
-                head, self._format.parse_counts
-            )
+            usage = _find_usage_in_tail(self._format, tail)
+            return usage or _find_usage_in_head(head, self._format.parse_counts)
         # The rest of a line whose beginning was not kept may look like another line.
         first, *lines = (b"", head + tail) if whole else _LINE_ENDS.split(tail, 1)
         rest = lines[0] if lines else b""

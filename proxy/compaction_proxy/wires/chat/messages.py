@@ -23,10 +23,12 @@ from compaction_proxy.wires.content import (
     hash_part,
     hash_text,
     read_content,
+    shorten_member,
 )
 from compaction_proxy.wires.json.values import (
     JsonObject,
     TextCutter,
+    as_list,
     as_object,
     as_string,
     cut_arguments,
@@ -71,11 +73,9 @@ def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
 
 def _has_signature(fields: Mapping[str, Any]) -> bool:
     """Returns whether a message with calls carries thinking that its provider verifies."""
-    tool_calls, content = fields.get("tool_calls"), fields.get("content")
-    calls = [each for each in tool_calls if isinstance(each, dict)] if isinstance(tool_calls, list) else []
-    thoughts = isinstance(content, list) and any(map(_is_thought, content))
-    return thoughts or any(
-        each.get(name) for each in (fields, *calls) for name in _SIGNED_FIELDS.intersection(each)
+    holders = [fields, *(each for each in as_list(fields.get("tool_calls")) if isinstance(each, dict))]
+    return any(map(_is_thought, as_list(fields.get("content")))) or any(
+        each.get(name) for each in holders for name in _SIGNED_FIELDS.intersection(each)
     )
 
 
@@ -93,8 +93,7 @@ def _iter_calls(fields: Mapping[str, Any]) -> Iterator[MessageToolCall]:
 
 def _iter_call_contents(fields: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yields the id and the content of each call. The legacy `function_call` has no id."""
-    calls = fields.get("tool_calls")
-    for each in calls if isinstance(calls, list) else ():
+    for each in as_list(fields.get("tool_calls")):
         if isinstance(each, dict):
             yield each.get("id"), as_object(each.get("function") or each.get("custom"))
     legacy = fields.get("function_call")
@@ -146,10 +145,9 @@ def attach_parts(record: Message, source: Message) -> Message:
         record: A message that the proxy has written itself.
         source: A message of the client. Its parts are copied unchanged.
     """
-    content = decode_fields(source.raw).get("content")
     parts = [
         each
-        for each in (content if isinstance(content, list) else ())
+        for each in as_list(decode_fields(source.raw).get("content"))
         if not isinstance(each, str) and not (isinstance(each, dict) and isinstance(each.get("text"), str))
     ]
     return PARSER.parse_message(
@@ -170,7 +168,7 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
     raw = record.raw or encode_message(record)
     fields = decode_fields(raw)
     fields = fields if record.calls else _drop_thoughts(fields)
-    _shorten_fields(fields, partial(build_excerpt, share=share, source_name=handle), handle)
+    fields = _shorten_fields(fields, partial(build_excerpt, share=share, source_name=handle), handle)
     try:
         shortened = encode_json(fields)
     except (ValueError, RecursionError):
@@ -178,18 +176,16 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
     return PARSER.parse_message(shortened) if len(shortened) < len(raw) else record
 
 
-def _shorten_fields(fields: dict[str, Any], cut: TextCutter, handle: str) -> None:
+def _shorten_fields(fields: JsonObject, cut: TextCutter, handle: str) -> JsonObject:
     if isinstance(fields.get("refusal"), str):
         fields["refusal"] = cut(fields["refusal"])
-    if isinstance(fields.get("content"), str):
-        fields["content"] = cut(fields["content"])
-    elif isinstance(fields.get("content"), list):
-        fields["content"] = [_shorten_part(each, cut, handle) for each in fields["content"]]
+    fields = shorten_member(fields, "content", cut, partial(_shorten_part, cut=cut, handle=handle))
     for _, content in _iter_call_contents(fields):
         if isinstance(content.get("arguments"), str):
             content["arguments"] = cut_arguments(content["arguments"], cut)
         if isinstance(content.get("input"), str):
             content["input"] = cut_long_argument(content["input"], cut)
+    return fields
 
 
 def _drop_thoughts(fields: dict[str, Any]) -> dict[str, Any]:
@@ -215,8 +211,7 @@ def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
 
 
 def _sum_part_tokens(fields: Mapping[str, Any], model: str) -> int:
-    content = fields.get("content")
-    return sum([_estimate_part(part, model) for part in content]) if isinstance(content, list) else 0
+    return sum([_estimate_part(part, model) for part in as_list(fields.get("content"))])
 
 
 def _estimate_part(part: Any, model: str) -> int:

@@ -8,12 +8,15 @@ result for each call.
 import json
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from compaction_proxy.core.search_tool import TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS
 from compaction_proxy.wires.json.values import (
     JsonObject,
+    as_list,
     as_object,
     as_string,
     encode_ascii_json,
@@ -21,9 +24,10 @@ from compaction_proxy.wires.json.values import (
     is_json_object,
 )
 from compaction_proxy.wires.search_tool import (
+    AnswerJoiner,
     MemberReader,
     SearchTool,
-    StreamState,
+    StreamJoiner,
     add_usage,
     decode_event,
 )
@@ -45,7 +49,7 @@ class PartialToolCall:
     """The part of one tool call that has arrived.
 
     Attributes:
-        fields: The fields of the call that have arrived, without the index.
+        fields: The fields of the call that have arrived.
         index: The index that the provider gave the call, if any.
         is_ours: Whether the call is for the proxy's tool. None as long as its name may be incomplete.
         client_index: The call's index among the calls that the client sees.
@@ -88,19 +92,21 @@ class ToolCallFilter:
         client_call_count: How many calls the client has been shown.
     """
 
-    __slots__ = ("_calls", "_has_own_calls", "_latest_by_index", "_name", "client_call_count")
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._calls: list[PartialToolCall] = []
         self._latest_by_index: dict[int | None, PartialToolCall] = {}
-        self._has_own_calls = False
         self.client_call_count = 0
 
     @property
     def own_calls(self) -> list[PartialToolCall]:
         """The calls of the proxy's tool, in order."""
         return [call for call in self._calls if call.is_ours]
+
+    @property
+    def has_only_own_calls(self) -> bool:
+        """Whether the answer calls the proxy's tool, and the client has been shown no call."""
+        return bool(self.own_calls) and not self.client_call_count
 
     def filter_pieces(self, pieces: list[Any]) -> list[Any]:
         """Returns the pieces to send to the client. Until the proxy's tool is called, none are changed.
@@ -114,23 +120,17 @@ class ToolCallFilter:
 
         To be called when the answer ends.
         """
-        return [self._release_call_to_client(call) for call in self._calls if call.is_ours is None]
+        return [self._show_call(call) for call in self._calls if call.is_ours is None]
 
-    def _filter_piece(self, piece: Any) -> Iterable[Any]:
+    def _filter_piece(self, piece: Any) -> list[Any]:
         if not isinstance(piece, dict):
-            return (piece,)
+            return [piece]
         call = self._find_call(piece)
-        was_ours, is_first = call.is_ours, not call.fields
         merge_piece(call.fields, piece)
-        if was_ours is None:
+        if call.is_ours is None:
             call.is_ours = self._is_ours(call)
-            self._has_own_calls = self._has_own_calls or bool(call.is_ours)
-        if call.is_ours is not False:
-            return ()
-        if was_ours is None:
-            shown = self._release_call_to_client(call)
-            return (self._renumber_piece(call, piece) if is_first else shown,)
-        return (self._renumber_piece(call, piece),)
+            return [self._show_call(call)] if call.is_ours is False else []
+        return [] if call.is_ours else [self._renumber_piece(call, piece)]
 
     def _find_call(self, piece: JsonObject) -> PartialToolCall:
         """Returns the call to which a piece belongs.
@@ -167,39 +167,32 @@ class ToolCallFilter:
         return begins_object and last.arguments.rstrip().endswith("}") and is_json_object(last.arguments)
 
     def _is_ours(self, call: PartialToolCall) -> bool | None:
-        name = call.name
-        if name == self._name:
+        if call.name == self._name:
             return True
-        is_incomplete = not name or (self._name.startswith(name) and not call.arguments)
-        is_undecided = is_incomplete and "custom" not in call.fields
-        return None if is_undecided else False
+        is_incomplete = not call.name or (self._name.startswith(call.name) and not call.arguments)
+        return None if is_incomplete and "custom" not in call.fields else False
 
-    def _release_call_to_client(self, call: PartialToolCall) -> JsonObject:
+    def _show_call(self, call: PartialToolCall) -> JsonObject:
+        """Returns the part of a client's call that has arrived, as one piece."""
         call.is_ours = False
         call.client_index = self.client_call_count
         self.client_call_count += 1
-        index = {} if call.index is None else {"index": call.index}
-        return self._renumber_piece(call, {**index, **call.fields})
+        return self._renumber_piece(call, deepcopy(call.fields))
 
     def _renumber_piece(self, call: PartialToolCall, piece: JsonObject) -> JsonObject:
         """Returns the piece with an index that leaves no gap where calls of the proxy's tool were removed."""
-        is_moved = call.index is not None and self._has_own_calls
-        return {**piece, "index": call.client_index} if is_moved else piece
+        return {**piece, "index": call.client_index} if call.index is not None and self.own_calls else piece
 
 
 def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
     """Merges a piece into `fields`, which hold the earlier pieces of the same object."""
     for key, value in piece.items():
         previous = fields.get(key)
-        if key == "index":
-            continue
+        is_text = isinstance(previous, str) and isinstance(value, str)
         if isinstance(previous, dict) and isinstance(value, dict):
             merge_piece(previous, value)
-        elif isinstance(previous, str) and isinstance(value, str) and key in _STREAMED_FIELDS:
-            fields[key] = previous + value
-        elif key == "name" and isinstance(previous, str) and isinstance(value, str):
-            # Some providers repeat the whole name in each piece.
-            fields[key] = previous if value == previous else previous + value
+        elif is_text and (key in _STREAMED_FIELDS or (key == "name" and value != previous)):
+            fields[key] += value  # some providers repeat the whole name in each piece
         elif key not in fields or value not in (None, ""):
             fields[key] = dict(value) if isinstance(value, dict) else value
 
@@ -228,21 +221,19 @@ class AnswerContent:
     """The text and the thinking of one answer, without its calls.
 
     Attributes:
-        texts: The answer's text, in pieces.
+        texts: The content and the thinking, where they are plain text: a list of pieces for each field name.
         parts: The parts of the answer's content, if the provider sent the content as an array.
-        thinking: Thinking that is plain text: a list of pieces for each field name.
         reasoning: Thinking in other forms, by field name.
     """
 
-    texts: list[str] = field(default_factory=list)
+    texts: dict[str, list[str]] = field(default_factory=dict)
     parts: list[Any] = field(default_factory=list)
-    thinking: dict[str, list[str]] = field(default_factory=dict)
     reasoning: JsonObject = field(default_factory=dict)
 
     @property
     def text(self) -> str:
         """The answer's whole text, without the text in `parts`."""
-        return "".join(self.texts)
+        return "".join(self.texts.get("content", ()))
 
     @property
     def reasoning_index_count(self) -> int:
@@ -251,21 +242,18 @@ class AnswerContent:
 
     def add_delta(self, delta: Mapping[str, Any]) -> None:
         """Adds the content and the thinking of one `delta` of a stream, or of a whole message."""
-        content = delta.get("content")
-        if isinstance(content, str):
-            self.texts.append(content)
-        elif isinstance(content, list):
-            self.parts += content
-        for key in REASONING_FIELDS:
+        for key in ("content", *REASONING_FIELDS):
             value = delta.get(key)
-            if value not in (None, "", [], {}):
+            if isinstance(value, str) and value:
+                self.texts.setdefault(key, []).append(value)
+            elif isinstance(value, list) and key == "content":
+                self.parts += value
+            elif value and key != "content":
                 self._add_reasoning(key, value)
 
     def _add_reasoning(self, key: str, value: Any) -> None:
         previous = self.reasoning.get(key)
-        if isinstance(value, str):
-            self.thinking.setdefault(key, []).append(value)
-        elif isinstance(previous, list) and isinstance(value, list):
+        if isinstance(previous, list) and isinstance(value, list):
             for each in value:
                 _join_reasoning(previous, each)
         elif isinstance(previous, dict) and isinstance(value, dict):
@@ -275,14 +263,11 @@ class AnswerContent:
 
     def build_message(self, calls: Iterable[PartialToolCall]) -> JsonObject:
         """Builds the assistant message of the next request from this content and the proxy's tool calls."""
-        text = self.text
-        content: Any = text or None
-        if self.parts:
-            content = [*([{"type": "text", "text": text}] if text else ()), *self.parts]
+        text_parts = [{"type": "text", "text": self.text}] if self.text else []
         return {
             "role": "assistant",
-            "content": content,
-            **{key: "".join(pieces) for key, pieces in self.thinking.items()},
+            "content": [*text_parts, *self.parts] if self.parts else self.text or None,
+            **{key: "".join(pieces) for key, pieces in self.texts.items() if key != "content"},
             **self.reasoning,
             TOOL_CALLS: [_build_returned_call(call, number) for number, call in enumerate(calls)],
         }
@@ -298,10 +283,10 @@ def _build_returned_call(call: PartialToolCall, index: int) -> JsonObject:
         call: The call as the model made it.
         index: The call's position in its message. A call without an id gets an id that contains it.
     """
-    fields, function = call.fields, get_function(call.fields)
+    fields = {name: value for name, value in call.fields.items() if name != "index"}
     arguments = call.arguments if is_json_object(call.arguments) else "{}"
     identity = {"id": call.id or f"call_{index}", "type": "function"}
-    return {**fields, **identity, "function": {**function, "arguments": arguments}}
+    return {**fields, **identity, "function": {**get_function(fields), "arguments": arguments}}
 
 
 def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
@@ -339,7 +324,7 @@ def shift_indices(pieces: object, offset: int) -> None:
 
     The client joins pieces with the same index, so an answer must not use the indices of earlier answers.
     """
-    for piece in pieces if isinstance(pieces, list) else ():
+    for piece in as_list(pieces):
         if _get_index(piece) >= 0:
             piece["index"] += offset
 
@@ -363,14 +348,14 @@ _EVENT_PATTERN: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usa
 
 
 class ChatStreamFilter:
-    """Hides calls of the search tool in streams on the Chat Completions wire.
+    """Hides calls of the search tool in streams on the Chat Completions wire; see `StreamFilter`.
 
     In the first answer, an event without calls is forwarded unparsed. Later answers are forwarded with the id
     of the first one, without a second role, and with the usage of all answers together.
     """
 
-    def __init__(self, state: StreamState) -> None:
-        self._state = state
+    def __init__(self, stream: StreamJoiner) -> None:
+        self._stream = stream
         self._envelope: JsonObject = {}
         self._has_sent_role = False
         self._previous_text = ""  # text of the previous answer, until the separator after it is chosen
@@ -378,7 +363,7 @@ class ChatStreamFilter:
         self._reset_answer()
 
     def _reset_answer(self) -> None:
-        self._calls = ToolCallFilter(self._state.tool_name)
+        self._calls = ToolCallFilter(self._stream.tool_name)
         self._has_finish_reason = False  # the provider has given a finish reason
 
     def list_own_calls(self) -> list[str]:
@@ -388,13 +373,13 @@ class ChatStreamFilter:
     def end_answer(self) -> JsonObject:
         """Returns the message of the current answer, and forgets what belongs to this answer alone."""
         content = AnswerContent()
-        for event in self._state.buffered_events:
+        for event in self._stream.buffered_events:
             payload = decode_event(read_data(event))
-            choice = _get_choice(payload)
+            choice = get_choice(payload)
             delta = as_object(choice.get("delta"))
             content.add_delta(delta)
             self._has_sent_role = self._has_sent_role or "role" in delta
-            if self._state.is_first_answer and not self._envelope and choice:
+            if self._stream.is_first_answer and not self._envelope and choice:
                 self._envelope = {key: payload[key] for key in ENVELOPE if key in payload}
         self._previous_text = content.text or self._previous_text
         self._reasoning_offset += content.reasoning_index_count
@@ -409,108 +394,89 @@ class ChatStreamFilter:
     def filter_event(self, event: bytes) -> bytes:
         """Returns the bytes to send to the client for an event of the upstream."""
         if (
-            self._state.is_first_answer
-            and not self._state.is_continuing
+            self._stream.is_first_answer
+            and not self._stream.is_continuing
             and DONE_DATA not in event
             and not _EVENT_PATTERN.search(event)
         ):
-            self._state.buffered_events.add(event)
+            self._stream.buffered_events.add(event)
             return event
         data = read_data(event)
         if not data:
             return event  # only a comment, which keeps the connection alive
         if data == DONE_DATA:
-            return self._receive_done(event)
+            self._stream.is_done = True
+            if not self._has_finish_reason and self._may_continue(""):
+                self._stream.is_continuing = True
+            return b"" if self._stream.is_continuing else event
         payload = decode_event(data)
         if payload.get("error"):
-            self._state.is_continuing = False
+            self._stream.is_continuing = False
             return event
         return self._filter_payload(event, payload)
-
-    def _receive_done(self, event: bytes) -> bytes:
-        self._state.is_done = True
-        self._state.is_continuing = self._state.is_continuing or (
-            not self._has_finish_reason and self._may_continue("")
-        )
-        return b"" if self._state.is_continuing else event
 
     def _may_continue(self, reason: str) -> bool:
         """Returns whether the proxy answers its tool's calls and continues an answer that ended for `reason`.
 
         It does not if the client must answer calls too, or if the answer was cut off or is too large to keep.
         """
-        only_own_calls = bool(self._calls.own_calls) and not self._calls.client_call_count
         return (
-            self._state.may_answer_calls
-            and self._state.buffered_events.is_complete
-            and only_own_calls
+            self._stream.may_answer_calls
+            and self._stream.buffered_events.is_complete
+            and self._calls.has_only_own_calls
             and reason not in CUT_OFF_REASONS
         )
 
     def _filter_payload(self, event: bytes, payload: JsonObject) -> bytes:
-        usage_holders = _find_usage_holders(payload)
+        usage_holders = find_usage_holders(payload)
         for holder in usage_holders:
-            self._state.usage = holder["usage"]
-        choice = _get_choice(payload)
-        if self._state.is_continuing:
+            self._stream.usage = holder["usage"]
+        if self._stream.is_continuing:
             return b""
         if not payload:
             return event
-        self._state.buffered_events.add(event)
-        changed = bool(choice) and self._filter_choice(choice)
-        if self._state.is_continuing:
+        self._stream.buffered_events.add(event)
+        choice = get_choice(payload)
+        is_changed = self._filter_choice(choice)
+        if self._stream.is_continuing:
             for holder in usage_holders:
                 holder["usage"] = None
             usage_holders = []
-        if self._state.is_first_answer and not changed:
+        if self._stream.is_first_answer and not is_changed:
             return event
-        if not self._state.is_first_answer:
+        if not self._stream.is_first_answer:
             self._rewrite_as_continuation(payload, choice, usage_holders)
-        return (
-            replace_data(event, encode_ascii_json(payload))
-            if _has_content(payload, choice, usage_holders)
-            else b""
-        )
+        has_delta = any(as_object(choice.get("delta")).values())
+        is_empty = choice and not (usage_holders or choice.get("finish_reason") or has_delta)
+        return b"" if is_empty else replace_data(event, encode_ascii_json(payload))
 
     def _filter_choice(self, choice: JsonObject) -> bool:
-        """Removes calls of the proxy's tool from a choice, and adapts the finish reason of this choice.
-
-        Returns whether the choice has changed.
-        """
-        delta = as_object(choice.get("delta"))
-        pieces = delta.get(TOOL_CALLS)
-        before = pieces if isinstance(pieces, list) else []
-        shown = self._calls.filter_pieces(before)
-        reason = choice.get("finish_reason")
-        if isinstance(reason, str) and reason:
-            shown += self._calls.release_unnamed()
-        changed = shown != before
-        if changed:
-            choice["delta"] = delta
-            delta[TOOL_CALLS] = shown
-            if not shown:
-                del delta[TOOL_CALLS]
-        return self._filter_end(choice, reason) or changed
-
-    def _filter_end(self, choice: JsonObject, reason: object) -> bool:
-        """Adapts the finish reason of a choice, and returns whether the choice changed.
+        """Removes calls of the proxy's tool from a choice, and returns whether the choice has changed.
 
         The finish reason is removed if the answer continues. It becomes `stop` if the answer cannot continue
         and all its calls were removed.
         """
-        if not isinstance(reason, str) or not reason:
-            return False
-        self._has_finish_reason = True
-        if not self._calls.own_calls:
-            return False
-        if self._may_continue(reason):
-            self._state.is_continuing = True
+        delta = as_object(choice.get("delta"))
+        pieces = as_list(delta.get(TOOL_CALLS))
+        shown = self._calls.filter_pieces(pieces)
+        reason = as_string(choice.get("finish_reason"))
+        if reason:
+            self._has_finish_reason = True
+            shown += self._calls.release_unnamed()
+        is_changed = shown != pieces
+        if is_changed:
+            choice["delta"] = delta
+            delta[TOOL_CALLS] = shown
+            if not shown:
+                del delta[TOOL_CALLS]
+        if reason and self._may_continue(reason):
+            self._stream.is_continuing = True
             choice["finish_reason"] = None
             return True
-        if self._calls.client_call_count or reason != TOOL_CALLS:
-            return False
-        choice["finish_reason"] = STOP  # the client has nothing left to call
-        return True
+        if reason == TOOL_CALLS and self._calls.has_only_own_calls:
+            choice["finish_reason"] = STOP  # the client has nothing left to call
+            return True
+        return is_changed
 
     def _rewrite_as_continuation(
         self, payload: JsonObject, choice: JsonObject, usage_holders: list[JsonObject]
@@ -518,7 +484,7 @@ class ChatStreamFilter:
         """Changes an event of a later answer so that, for the client, it continues the first answer."""
         payload.update(self._envelope)
         for holder in usage_holders:
-            holder["usage"] = add_usage(self._state.previous_usage, holder["usage"])
+            holder["usage"] = add_usage(self._stream.previous_usage, holder["usage"])
         delta = as_object(choice.get("delta"))
         if self._has_sent_role:
             delta.pop("role", None)
@@ -529,23 +495,15 @@ class ChatStreamFilter:
             self._previous_text = ""
 
 
-def _get_choice(payload: Mapping[str, Any]) -> JsonObject:
+def get_choice(payload: Mapping[str, Any]) -> JsonObject:
     """Returns the first choice of an answer or an event; empty if there is none."""
-    choices = payload.get("choices")
-    return as_object(choices[0]) if isinstance(choices, list) and choices else {}
+    return as_object(next(iter(as_list(payload.get("choices"))), None))
 
 
-def _find_usage_holders(payload: JsonObject) -> list[JsonObject]:
+def find_usage_holders(payload: JsonObject) -> list[JsonObject]:
     """Returns the objects that hold usage: the event itself, its choice (Kimi), or `x_groq` (Groq)."""
-    holders = (payload, _get_choice(payload), as_object(payload.get("x_groq")))
+    holders = (payload, get_choice(payload), as_object(payload.get("x_groq")))
     return [holder for holder in holders if isinstance(holder.get("usage"), dict)]
-
-
-def _has_content(payload: JsonObject, choice: JsonObject, usage_holders: list[JsonObject]) -> bool:
-    """Returns whether a changed event still holds anything for the client."""
-    if not choice or usage_holders or choice.get("finish_reason"):
-        return bool(payload)
-    return any(as_object(choice.get("delta")).values())
 
 
 class ChatAnswerFilter:
@@ -559,21 +517,17 @@ class ChatAnswerFilter:
         self.call_marker = b'"tool_calls"'
         self.envelope: tuple[str, ...] = ENVELOPE
         self.calls: tuple[str, ...] = ()
-        self._name = name
+        self._tool_name = name
         self._previous_text = ""
         self._previous_logprobs: list[Any] = []
-        self._call_filter = ToolCallFilter(name)
-        self._choice: JsonObject = {}
-        self._message: JsonObject = {}
-        self._shown: list[Any] = []  # the calls that the client gets
 
     def read_answer(self, payload: JsonObject) -> bool:
         """Reads the next answer, and returns whether it has a message."""
-        self._call_filter = ToolCallFilter(self._name)
-        self._choice = _get_choice(payload)
+        self._call_filter = ToolCallFilter(self._tool_name)
+        self._choice = get_choice(payload)
         self._message = as_object(self._choice.get("message"))
-        pieces = self._message.get(TOOL_CALLS)
-        self._shown = self._call_filter.filter_pieces(pieces if isinstance(pieces, list) else [])
+        # The calls that the client gets.
+        self._shown = self._call_filter.filter_pieces(as_list(self._message.get(TOOL_CALLS)))
         self._shown += self._call_filter.release_unnamed()
         self.calls = tuple(call.arguments for call in self._call_filter.own_calls)
         return bool(self._message)
@@ -611,8 +565,7 @@ class ChatAnswerFilter:
 
 def _get_logprobs(choice: Mapping[str, Any]) -> list[Any]:
     """Returns the log probabilities of the tokens; empty if the client has not asked for them."""
-    content = as_object(choice.get("logprobs")).get("content")
-    return content if isinstance(content, list) else []
+    return as_list(as_object(choice.get("logprobs")).get("content"))
 
 
 # The proxy does not add its tool to a body with one of these members: the legacy form of tools, which cannot
@@ -653,6 +606,6 @@ SEARCH_TOOL: Final = SearchTool(
     forbidding_choice=b'"none"',
     allows_tool=_allows_tool,
     build_turn=build_turn,
-    open_stream_filter=ChatStreamFilter,
-    open_answer_filter=ChatAnswerFilter,
+    open_stream_joiner=partial(StreamJoiner, ChatStreamFilter),
+    open_answer_joiner=partial(AnswerJoiner, ChatAnswerFilter),
 )

@@ -11,7 +11,7 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.wires.body import split_objects
 from compaction_proxy.wires.chat.messages import PARSER, attach_parts, encode_message, shorten_message
-from compaction_proxy.wires.chat.search_tool import SEARCH_TOOL
+from compaction_proxy.wires.chat.search_tool import SEARCH_TOOL, find_usage_holders, get_choice
 from compaction_proxy.wires.json.values import JsonObject, as_object, as_string, parse_json
 from compaction_proxy.wires.project_instructions import rejoin_divided_messages
 from compaction_proxy.wires.summary_call import (
@@ -39,11 +39,6 @@ _ANSWER_MEMBERS: Final = frozenset(
 )
 
 
-def _get_choice(payload: JsonObject) -> JsonObject:
-    choices = payload.get("choices")
-    return as_object(choices[0]) if isinstance(choices, list) and choices else {}
-
-
 def _parse_counts(value: object) -> TokenUsage | None:
     usage = as_object(value)
     counts = (
@@ -57,12 +52,11 @@ def _parse_counts(value: object) -> TokenUsage | None:
 
 def _find_other_usage(payload: JsonObject) -> TokenUsage | None:
     """Returns the usage where Kimi, in streams, and Groq report it."""
-    holders = (_get_choice(payload), as_object(payload.get("x_groq")))
-    return next(filter(None, (_parse_counts(each.get("usage")) for each in holders)), None)
+    return next(filter(None, (_parse_counts(each["usage"]) for each in find_usage_holders(payload))), None)
 
 
 def _find_finish_reason(payload: JsonObject) -> str:
-    return as_string(_get_choice(payload).get("finish_reason"))
+    return as_string(get_choice(payload).get("finish_reason"))
 
 
 _USAGE_FORMAT: Final = UsageFormat(
@@ -124,7 +118,7 @@ def parse_answer(body: bytes) -> SummaryAnswer:
         SummaryError: `garbage`: the body is not a chat completion.
     """
     completion = as_object(parse_json(body))
-    message = _get_choice(completion).get("message")
+    message = get_choice(completion).get("message")
     if not isinstance(message, dict):
         raise SummaryError("garbage")
     return build_summary_answer(

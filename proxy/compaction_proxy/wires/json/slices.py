@@ -188,8 +188,7 @@ def find_members(raw: bytes) -> dict[str, Slice]:
 
     Raises:
         UnreadableBodyError: `not-json`; `too-many` for more than `MAX_MEMBERS` or `MAX_STRUCTURAL`;
-            `duplicate-keys`. Keys that differ only in their escapes may count as duplicates.
-        RecursionError: The object is nested too deeply.
+            `duplicate-keys`; `too-deep`. Keys that differ only in their escapes may count as duplicates.
     """
     if len(raw) > MAX_STRUCTURAL and has_excess_structure(raw, MAX_STRUCTURAL):
         raise UnreadableBodyError("too-many")
@@ -232,8 +231,7 @@ def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
     Raises:
         UnreadableBodyError: With the reason `no-array` if `raw` is no JSON array. With the reason `too-many`
             if the array is long and has many commas, and its elements are shorter than `MIN_ELEMENT_BYTES` on
-            average or are not objects.
-        RecursionError: The array is nested too deeply.
+            average or are not objects. With the reason `too-deep` if it is nested too deeply.
     """
     whole = bytes(raw)
     if len(whole) > MAX_UNCHECKED_ARRAY_BYTES and whole.count(b",") * MIN_ELEMENT_BYTES > len(whole):
@@ -261,16 +259,18 @@ def _decode_container(
     Returns the JSON that was decoded (`raw` itself, or a copy in which escapes are masked) and the result.
 
     Raises:
-        UnreadableBodyError: The JSON is not what `decoder` expects. The error has the given `reason`.
-        RecursionError: The JSON is nested too deeply.
+        UnreadableBodyError: The JSON is not what `decoder` expects. The error has the given `reason`, or
+            `too-deep` if the JSON is nested too deeply.
     """
     try:
-        smooth = mask_escapes(raw) if len(raw) > SHORT_BYTES else raw
-        return smooth, decoder.decode(smooth)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        smooth = mask_escapes(raw, mask_all=True)
-    try:
-        return smooth, decoder.decode(smooth)
+        try:
+            smooth = mask_escapes(raw) if len(raw) > SHORT_BYTES else raw
+            return smooth, decoder.decode(smooth)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            smooth = mask_escapes(raw, mask_all=True)
+            return smooth, decoder.decode(smooth)
+    except RecursionError:
+        raise UnreadableBodyError("too-deep") from None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise UnreadableBodyError(reason) from None
 
@@ -294,8 +294,6 @@ def _find_elements(raw: bytes, values: list[msgspec.Raw]) -> tuple[bytes, ...]:
 
 
 def _copy_elements(values: list[msgspec.Raw]) -> tuple[bytes, ...]:
-    if len(values) <= _BATCH_ELEMENTS:
-        return tuple(map(bytes, values))
     copies: list[bytes] = []
     for start in range(0, len(values), _BATCH_ELEMENTS):
         copies += map(bytes, values[start : start + _BATCH_ELEMENTS])

@@ -81,7 +81,7 @@ def _split_container(raw: bytes) -> dict[str, bytes] | list[bytes] | None:
             values = {key: raw[place.start : place.stop] for key, place in find_members(raw).items()}
         elif raw.startswith(b"["):
             values = list(split_elements(raw))
-    except (UnreadableBodyError, RecursionError):
+    except UnreadableBodyError:
         return None
     return values if 0 < len(values) <= _MAX_ITEMS else None
 
@@ -130,6 +130,11 @@ def hash_base64(text: str) -> bytes:
 def as_object(value: object) -> JsonObject:
     """Returns the value if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    """Returns the value if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
 
 
 def as_string(value: object) -> str:

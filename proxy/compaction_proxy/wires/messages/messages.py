@@ -13,16 +13,31 @@ comes first in an assistant's turn.
 A message is shortened block by block. Blocks that need no change keep their bytes. Thinking is signed by its
 provider, so it stays unchanged. The client's cache marks (`cache_control`) are removed: the client moves them
 with each request, but a shortened message must keep its bytes in all later requests.
+
+A rewritten list loses the thinking blocks that a provider would refuse in it. Newer models refuse a request
+in which signed thinking does not follow exactly the messages for which it was made. They accept requests
+without the earlier thinking. So all thinking is removed from every rewritten request. Because it is removed
+each time, the forwarded messages stay the same, and prompt caches stay valid.
+
+Older models, whose requests set a thinking budget (`"type":"enabled"`), do not check the messages before the
+thinking. But they require that a turn with tool calls begins with thinking, so for them thinking stays. If a
+compaction has removed the first thinking block of a turn, all thinking is removed, and the request disables
+thinking.
+
+Sources: Anthropic's documentation of preserved thinking and of extended thinking with tools, 2026-11.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.media import estimate_file_tokens, estimate_image_url_tokens
-from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
+from compaction_proxy.core.message import ContentPart, Message, MessageToolCall, find_latest_user_message
 from compaction_proxy.core.render import build_excerpt
 from compaction_proxy.core.repair import CONTINUE_TEXT
 from compaction_proxy.wires.content import (
@@ -34,34 +49,224 @@ from compaction_proxy.wires.content import (
     hash_part,
     hash_text,
     read_content,
+    shorten_member,
 )
+from compaction_proxy.wires.json.slices import find_members, read_member, split_elements
 from compaction_proxy.wires.json.values import (
     JsonObject,
     TextCutter,
+    as_list,
+    as_object,
     as_string,
     cut_long_texts,
     decode_value,
     encode_json,
-)
-from compaction_proxy.wires.messages.blocks import (
-    CACHE_MARK,
-    CALL,
-    RESULT,
-    TEXT,
-    THINKING,
-    find_message_members,
-    has_thoughts,
-    is_blank,
-    is_decoded_reminder,
-    read_kind,
-    split_blocks,
-    split_content_blocks,
+    parse_json,
 )
 from compaction_proxy.wires.project_instructions import rejoin_divided_messages
+from compaction_proxy.wires.wire import AdaptedMessages
+
+TEXT: Final = "text"
+RESULT: Final = "tool_result"
+CALL: Final = "tool_use"
+THINKING: Final = frozenset({"thinking", "redacted_thinking"})
+# The member of a block that makes a provider cache the prompt up to this block: a cache mark. Models do not
+# see it.
+CACHE_MARK: Final = "cache_control"
+# The tag around text that Claude Code adds to a user's message.
+_REMINDER: Final = b"system-reminder"
+_OPENING: Final = "<system-reminder>"
+_CLOSING: Final = "</system-reminder>"
+# Blocks with more bytes than this are not tested for being blank.
+_BLANK_BYTES: Final = 256
+
+
+class _TypedBlock(msgspec.Struct, gc=False):
+    """A block of any kind. The decoder reads only the kind."""
+
+    type: str = ""
+
+
+_TYPED_BLOCK: Final = msgspec.json.Decoder(_TypedBlock)
+
+
+def read_kind(block: bytes) -> str:
+    """Returns the kind of a block; empty if it has none."""
+    try:
+        return _TYPED_BLOCK.decode(block).type
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    return as_string(as_object(decode_value(block)).get("type"))
+
+
+def split_blocks(content: bytes) -> tuple[bytes, ...]:
+    """Returns the blocks of a message's content. A string becomes one block of text.
+
+    Raises:
+        UnreadableBodyError: `too-deep`.
+    """
+    if content.startswith(b'"'):
+        return (b'{"type":"text","text":%b}' % content,)
+    return split_elements(content) if content.startswith(b"[") else ()
+
+
+def split_content_blocks(raw: bytes) -> tuple[bytes, ...]:
+    """Returns the blocks of a message; none if it has no content."""
+    return split_blocks(read_member(raw, find_members(raw), "content"))
+
+
+def is_reminder(block: bytes) -> bool:
+    """Returns whether a block is a reminder: text that a client program, not its user, adds for the model."""
+    if _REMINDER not in block:
+        return False
+    return is_decoded_reminder(as_object(decode_value(block)))
+
+
+def is_decoded_reminder(fields: Mapping[str, Any]) -> bool:
+    """Returns whether a decoded block is a reminder (see `is_reminder`)."""
+    text = fields.get("text") if fields.get("type") == TEXT else None
+    return isinstance(text, str) and text.strip().startswith(_OPENING) and text.strip().endswith(_CLOSING)
+
+
+def is_blank(block: bytes) -> bool:
+    """Returns whether a block is text of white space alone, which providers refuse."""
+    if len(block) > _BLANK_BYTES or b'"text"' not in block:
+        return False
+    fields = as_object(decode_value(block))
+    text = fields.get("text") if fields.get("type") == TEXT else None
+    return isinstance(text, str) and not text.strip()
+
+
+# A message that contains neither of these is one piece, so it need not be parsed.
+_SPLIT_MARKERS: Final = b'"tool_result"', b'"compaction"'
+# The kind of a block with a provider's own compaction. The model reads nothing that precedes this block.
+_COMPACTION: Final = "compaction"
+PROVIDER_COMPACTS: Final = "provider-compacts"
+
+
+def group_into_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Divides the elements of `messages` into pieces (see `Wire`). Blocks keep the client's bytes.
+
+    A user message with tool results becomes one piece for each result, and one for all other blocks. If all
+    other blocks are reminders, they stay with the last result.
+
+    Raises:
+        UnreadableBodyError: An element is not a message, or holds a provider's own compaction.
+    """
+    found: list[bytes] = []
+    for each in elements:
+        if any(sign in each for sign in _SPLIT_MARKERS):
+            found += _split_by_tool_result(each)
+        else:
+            found.append(each)
+    return tuple(found)
+
+
+def _split_by_tool_result(raw: bytes) -> Iterator[bytes]:
+    places = find_members(raw)
+    content, role = read_member(raw, places, "content"), read_member(raw, places, "role")
+    blocks = split_blocks(content) if content.startswith(b"[") else ()
+    kinds = [read_kind(each) for each in blocks]
+    if _COMPACTION in kinds:
+        raise UnreadableBodyError(PROVIDER_COMPACTS)
+    if role != b'"user"' or RESULT not in kinds or len(blocks) == 1:
+        yield raw
+        return
+    others = [each for each, kind in zip(blocks, kinds, strict=True) if kind != RESULT]
+    results = [each for each, kind in zip(blocks, kinds, strict=True) if kind == RESULT]
+    if others and all(map(is_reminder, others)):
+        results[-1] = b",".join((results[-1], *others))
+        others = []
+    yield from map(_encode_user_message, results)
+    if others:
+        yield _encode_user_message(b",".join(others))
+
+
+def _encode_user_message(blocks: bytes) -> bytes:
+    return b'{"role":"user","content":[%b]}' % blocks
+
+
+_THINKING_MARKER: Final = b"thinking"  # occurs in the names of both kinds of thinking blocks
+_THINKING_DISABLED: Final = b'{"type":"disabled"}'
+
+
+def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
+    """Returns the list without the thinking that the provider would refuse.
+
+    The result also holds the members of the body that must change together with the list.
+
+    Args:
+        raw: The client's body.
+        messages: The list of messages that replaces the client's list.
+    """
+    thinking = _read_thinking(raw)
+    if as_object(thinking.get("block_binding")).get("prefix_mismatch_behavior") == "drop_block":
+        return AdaptedMessages(messages)  # the client has asked the provider to drop such thinking itself
+    if thinking.get("type") == "enabled" and _has_required_thinking(messages):
+        return AdaptedMessages(messages)
+    return drop_thoughts(raw, messages)
+
+
+def drop_thoughts(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
+    """Returns the list without any thinking. If the request sets a thinking budget, thinking is disabled.
+
+    If the list holds nothing but thinking, the same list is returned, because no provider accepts an empty
+    list.
+    """
+    remaining = tuple([each for each in map(_drop_message_thoughts, messages) if each is not None])
+    if not remaining:
+        return AdaptedMessages(messages)
+    is_enabled = _read_thinking(raw).get("type") == "enabled"
+    return AdaptedMessages(remaining, {"thinking": _THINKING_DISABLED} if is_enabled else {})
+
+
+def _read_thinking(raw: bytes) -> Mapping[str, Any]:
+    return as_object(parse_json(read_member(raw, find_members(raw), "thinking")))
+
+
+def _has_required_thinking(messages: Sequence[Message]) -> bool:
+    """Returns whether the latest turn's first assistant message has thinking, or needs none.
+
+    It needs none if it calls no tools, or does not exist yet.
+    """
+    user = find_latest_user_message(messages)
+    turn = messages[0 if user is None else user + 1 :]
+    first = next((each for each in turn if each.role == "assistant"), None)
+    return first is None or not first.calls or has_thoughts(first)
+
+
+def has_thoughts(record: Message) -> bool:
+    """Returns whether a message has thinking blocks."""
+    return record.role == "assistant" and any(
+        read_kind(each) in THINKING for each in _split_thinking_message(record.raw)
+    )
+
+
+def _split_thinking_message(raw: bytes) -> tuple[bytes, ...]:
+    """Returns the blocks of a message that may have thinking; none if it certainly has no thinking."""
+    return split_content_blocks(raw) if _THINKING_MARKER in raw else ()
+
+
+def _drop_message_thoughts(record: Message) -> Message | None:
+    """Returns a message without its thinking; None if nothing else is left."""
+    if record.role != "assistant":
+        return record
+    blocks = _split_thinking_message(record.raw)
+    remaining = [each for each in blocks if read_kind(each) not in THINKING]
+    if len(remaining) == len(blocks):
+        return record
+    place = find_members(record.raw)["content"]
+    content = b"[" + b",".join(remaining) + b"]"
+    changed = record.raw[: place.start] + content + record.raw[place.stop :]
+    return replace(record, raw=changed) if remaining else None
+
 
 # The `name` in the record of a failed tool result. A mask that replaces the text keeps the name, so the
 # result still counts as failed.
 FAILED_RESULT_NAME: Final = "error"
+_ASSISTANT: Final = "assistant"
+_USER: Final = "user"
+_TURNS: Final = frozenset({_ASSISTANT, _USER})
 # Kinds of blocks that go neither into the `text` nor into the `parts` of a record. Calls have their own
 # field, and thinking is left out because only the model reads it.
 _NONCONTENT_KINDS: Final = THINKING | {CALL}
@@ -74,16 +279,11 @@ def _find_result(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
     Only reminders may follow the block (see `blocks.is_reminder`).
     """
-    content = fields.get("content")
-    if not isinstance(content, list) or fields.get("role") != "user":
+    content = as_list(fields.get("content"))
+    if fields.get("role") != "user" or as_object(next(iter(content), None)).get("type") != RESULT:
         return None
-    first, *rest = content or [None]
-    is_result = isinstance(first, dict) and first.get("type") == RESULT
-    return (
-        first
-        if is_result and all(isinstance(each, dict) and is_decoded_reminder(each) for each in rest)
-        else None
-    )
+    first, *rest = content
+    return as_object(first) if all(is_decoded_reminder(as_object(each)) for each in rest) else None
 
 
 def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
@@ -106,12 +306,9 @@ def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
 
 def _build_call(block: Mapping[str, Any]) -> MessageToolCall:
     block_input = block.get("input", {})
-    arguments = block_input if isinstance(block_input, str) else _dump_compact(block_input)
-    return MessageToolCall(as_string(block.get("id")), as_string(block.get("name")), arguments)
-
-
-def _dump_compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    if not isinstance(block_input, str):
+        block_input = json.dumps(block_input, ensure_ascii=False, separators=(",", ":"))
+    return MessageToolCall(as_string(block.get("id")), as_string(block.get("name")), block_input)
 
 
 def _read_text(block: Any) -> str | None:
@@ -153,7 +350,7 @@ def encode_message(record: Message) -> bytes:
 
 
 def _choose_role(record: Message) -> str:
-    return "assistant" if record.role == "assistant" else "user"
+    return _ASSISTANT if record.role == _ASSISTANT else _USER
 
 
 def attach_parts(record: Message, source: Message) -> Message:
@@ -166,10 +363,9 @@ def attach_parts(record: Message, source: Message) -> Message:
         record: A message that the proxy has written itself.
         source: A message of the client.
     """
-    content = decode_fields(source.raw).get("content")
     parts = [
         drop_cache_marks(each)
-        for each in (content if isinstance(content, list) else ())
+        for each in as_list(decode_fields(source.raw).get("content"))
         if not is_text(each) and get_kind(each) not in {*_NONCONTENT_KINDS, RESULT}
     ]
     text = [{"type": TEXT, "text": record.text}] if record.text.strip() or not parts else []
@@ -200,8 +396,7 @@ def _has_nontext(record: Message) -> bool:
 
 
 def _sum_block_tokens(fields: Mapping[str, Any], model: str) -> int:
-    content = fields.get("content")
-    return sum([_estimate_block(each, model) for each in content]) if isinstance(content, list) else 0
+    return sum([_estimate_block(each, model) for each in as_list(fields.get("content"))])
 
 
 def _estimate_block(block: Any, model: str) -> int:
@@ -258,9 +453,6 @@ def _estimate_unknown(block: Any) -> int:
 PARSER: Final = PieceParser[JsonObject](decode_fields, _convert_fields, _has_nontext, _sum_block_tokens)
 
 
-_MARKED: Final = b'"%b"' % CACHE_MARK.encode()
-
-
 def shorten_message(record: Message, share: float, handle: str) -> Message:
     """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
@@ -272,7 +464,7 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
     cut = partial(build_excerpt, share=share, source_name=handle)
     try:
         shortened = _change_content(raw, partial(_shorten_block, cut=cut, handle=handle))
-        if len(shortened) >= len(raw) and _MARKED in raw:
+        if len(shortened) >= len(raw) and b'"cache_control"' in raw:
             shortened = _change_content(raw, drop_cache_marks)
     except (UnreadableBodyError, ValueError, RecursionError):
         return record
@@ -285,7 +477,7 @@ def _change_content(raw: bytes, change: Callable[[Any], Any]) -> bytes:
     Thinking stays unchanged. Blocks whose other half is in another message lose only their cache marks (see
     `_find_unpaired_ids`).
     """
-    place = find_message_members(raw).get("content")
+    place = find_members(raw).get("content")
     if place is None:
         return raw
     content = raw[place.start : place.stop]
@@ -340,22 +532,8 @@ def _shorten_block(value: Any, cut: TextCutter, handle: str) -> Any:
     if kind == CALL:
         return {**block, "input": cut_long_texts(block.get("input", {}), cut)}
     if kind == RESULT:
-        return _shorten_result(block, cut, handle)
+        return shorten_member(block, "content", cut, partial(_shorten_block, cut=cut, handle=handle))
     return {"type": TEXT, "text": f"[{kind} of {handle} left out]"}
-
-
-def _shorten_result(block: dict[str, Any], cut: TextCutter, handle: str) -> dict[str, Any]:
-    content = block.get("content")
-    if isinstance(content, str):
-        return {**block, "content": cut(content)}
-    if isinstance(content, list):
-        return {**block, "content": [_shorten_block(each, cut, handle) for each in content]}
-    return block
-
-
-_ASSISTANT: Final = "assistant"
-_USER: Final = "user"
-_TURNS: Final = frozenset({_ASSISTANT, _USER})
 
 
 def join_messages(messages: Sequence[Message]) -> bytes:
@@ -365,45 +543,29 @@ def join_messages(messages: Sequence[Message]) -> bytes:
     )
 
 
-def _choose_turn_role(record: Message) -> str:
-    """Returns the role with which a record is written: `user`, `assistant`, or a client's privileged role."""
-    return record.role if record.is_privileged and record.raw else _choose_role(record)
-
-
-def _group_turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[Message]]]:
-    """Yields each turn with its role, in order.
+def _group_turns(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
+    """Returns each turn with its role, in order.
 
     The first turn is a user's turn; if the list begins with another role, one is added. A privileged message
     is allowed only after a user's turn. If a compaction has removed the user's turn before it, the privileged
     message is written after the next user's turn.
     """
-    waiting: list[Message] = []
-    role, run = "", list[Message]()
+    turns: list[tuple[str, list[Message]]] = []
+    waiting: list[Message] = []  # privileged messages that wait for the end of a user's turn
     for each in messages:
-        own_role = _choose_turn_role(each)
-        if own_role not in _TURNS:
+        role = each.role if each.is_privileged and each.raw else _choose_role(each)
+        if role not in _TURNS:
             waiting.append(each)
-            if role == _USER:
-                yield from _end_turn(role, run, waiting)
-                role, run = own_role, []
-        elif own_role == role:
-            run.append(each)
-        else:
-            if own_role == _ASSISTANT and not role:
-                yield from _end_turn(_USER, [Message(role=_USER, text=CONTINUE_TEXT)], waiting)
-            yield from _end_turn(role, run, waiting)
-            role, run = own_role, [each]
-    yield from _end_turn(role, run, waiting)
-    yield from ((each.role, [each]) for each in waiting)
-
-
-def _end_turn(role: str, run: list[Message], waiting: list[Message]) -> Iterator[tuple[str, list[Message]]]:
-    """Yields a finished turn, and after a user's turn the privileged messages that have waited for it."""
-    if run:
-        yield role, run
-    if run and role == _USER:
-        yield from ((each.role, [each]) for each in waiting)
-        waiting.clear()
+        elif role == _ASSISTANT and not turns:
+            turns.append((_USER, [Message(role=_USER, text=CONTINUE_TEXT)]))
+        if role != _USER and turns and turns[-1][0] == _USER:
+            turns += [(record.role, [record]) for record in waiting]
+            waiting.clear()
+        if role in _TURNS and turns and turns[-1][0] == role:
+            turns[-1][1].append(each)
+        elif role in _TURNS:
+            turns.append((role, [each]))
+    return [*turns, *((record.role, [record]) for record in waiting)]
 
 
 def _write_turn(role: str, run: Sequence[Message]) -> bytes:

@@ -20,13 +20,14 @@ from compaction_proxy.wires.json.values import (
     is_json_object,
     parse_json,
 )
-from compaction_proxy.wires.messages.blocks import CALL, RESULT, TEXT, THINKING
+from compaction_proxy.wires.messages.messages import CALL, RESULT, TEXT, THINKING
 from compaction_proxy.wires.search_tool import (
+    AnswerJoiner,
     ItemAnswerFilter,
     ItemFormat,
     MemberReader,
     SearchTool,
-    StreamState,
+    StreamJoiner,
     add_usage,
     decode_event,
     is_call,
@@ -103,15 +104,15 @@ _COUNTS: Final = (
 
 
 class MessagesStreamFilter:
-    """Hides calls of the search tool in streams on the Messages wire.
+    """Hides calls of the search tool in streams on the Messages wire; see `StreamFilter`.
 
     In the first answer, an event before the first call of the search tool is forwarded unchanged. A block
     that calls the search tool is left out, and later blocks get lower indices, so that no index is missing.
     The end of the joined answer reports the usage of all answers together.
     """
 
-    def __init__(self, state: StreamState) -> None:
-        self._state = state
+    def __init__(self, stream: StreamJoiner) -> None:
+        self._stream = stream
         self._next_index = 0  # index of the next block that the client sees
         self._reset_answer()
 
@@ -127,7 +128,7 @@ class MessagesStreamFilter:
     def end_answer(self) -> JsonObject:
         """Returns the message of the current answer, and forgets what belongs to this answer alone."""
         message = build_message(
-            _join_events(decode_event(read_data(event)) for event in self._state.buffered_events)
+            _join_events(decode_event(read_data(event)) for event in self._stream.buffered_events)
         )
         self._reset_answer()
         return message
@@ -139,8 +140,8 @@ class MessagesStreamFilter:
 
     def filter_event(self, event: bytes) -> bytes:
         """Returns the bytes to send to the client for an event of the upstream."""
-        if self._state.is_first_answer and not self._own_calls and not _EVENT_PATTERN.search(event):
-            self._state.buffered_events.add(event)
+        if self._stream.is_first_answer and not self._own_calls and not _EVENT_PATTERN.search(event):
+            self._stream.buffered_events.add(event)
             return event
         data = read_data(event)
         payload = decode_event(data)
@@ -148,18 +149,18 @@ class MessagesStreamFilter:
         if not data or kind == "ping":
             return event  # a comment or a ping keeps the connection alive
         if kind == "error":
-            self._state.is_continuing = False
+            self._stream.is_continuing = False
             return event
-        self._state.is_done = self._state.is_done or kind == "message_stop" or data == DONE_DATA
-        if self._state.is_continuing:
+        self._stream.is_done = self._stream.is_done or kind == "message_stop" or data == DONE_DATA
+        if self._stream.is_continuing:
             return b""
-        self._state.buffered_events.add(event)
+        self._stream.buffered_events.add(event)
         return self._filter_payload(event, kind, payload)
 
     def _filter_payload(self, event: bytes, kind: Any, payload: JsonObject) -> bytes:
         if kind == "message_start":
             self._record_usage(as_object(payload.get("message")).get("usage"))
-            return event if self._state.is_first_answer else b""
+            return event if self._stream.is_first_answer else b""
         if kind == "message_delta":
             return self._filter_end(event, payload)
         index = payload.get("index")
@@ -176,7 +177,7 @@ class MessagesStreamFilter:
         )
 
     def _open_block(self, index: int, block: JsonObject) -> None:
-        if is_call(block, CALL, self._state.tool_name):
+        if is_call(block, CALL, self._stream.tool_name):
             self._own_calls[index] = encode_input(block)
             return
         self._client_call_count += block.get("type") == CALL
@@ -186,8 +187,8 @@ class MessagesStreamFilter:
     def _record_usage(self, usage: Any) -> None:
         """Merges counts into the answer's usage. A zero does not replace an earlier count."""
         counts = as_object(usage)
-        self._state.usage |= {
-            name: count for name, count in counts.items() if count or name not in self._state.usage
+        self._stream.usage |= {
+            name: count for name, count in counts.items() if count or name not in self._stream.usage
         }
 
     def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
@@ -199,22 +200,22 @@ class MessagesStreamFilter:
         if (
             reason
             and only_own_calls
-            and self._state.may_answer_calls
-            and self._state.buffered_events.is_complete
+            and self._stream.may_answer_calls
+            and self._stream.buffered_events.is_complete
             and reason not in CUT_OFF_REASONS
         ):
-            self._state.is_continuing = True
+            self._stream.is_continuing = True
             return b""
         changed = only_own_calls and reason == TOOL_USE_REASON
         if changed:
             delta["stop_reason"] = END_TURN_REASON  # the client has nothing left to call
-        if not self._state.is_first_answer:
-            total = add_usage(self._state.previous_usage, self._state.usage)
+        if not self._stream.is_first_answer:
+            total = add_usage(self._stream.previous_usage, self._stream.usage)
             reported = {*_COUNTS, *as_object(payload.get("usage"))}
             payload["usage"] = {name: value for name, value in total.items() if name in reported}
         return (
             event
-            if self._state.is_first_answer and not changed
+            if self._stream.is_first_answer and not changed
             else replace_data(event, encode_ascii_json(payload))
         )
 
@@ -263,14 +264,14 @@ def _is_complete(answer: JsonObject) -> bool:
     return answer.get("stop_reason") not in CUT_OFF_REASONS
 
 
-def _mend_end(answer: JsonObject, only_own_calls: bool) -> None:  # noqa: FBT001 - set by `ItemAnswerFilter`
+def _adapt_end(answer: JsonObject, only_own_calls: bool) -> None:  # noqa: FBT001 - set by `ItemAnswerFilter`
     if only_own_calls and answer.get("stop_reason") == TOOL_USE_REASON:
         answer["stop_reason"] = END_TURN_REASON  # the client has nothing left to call
     answer["usage"] = as_object(answer.get("usage"))
 
 
 _ITEM_FORMAT: Final = ItemFormat(
-    "content", CALL, ("id", "model"), encode_input, _is_call_block, _is_complete, build_message, _mend_end
+    "content", CALL, ("id", "model"), encode_input, _is_call_block, _is_complete, build_message, _adapt_end
 )
 
 
@@ -296,7 +297,7 @@ SEARCH_TOOL: Final = SearchTool(
     forbidding_choice=b'{"type":"none"}',
     allows_tool=_allows_tool,
     build_turn=build_turn,
-    open_stream_filter=MessagesStreamFilter,
-    open_answer_filter=partial(ItemAnswerFilter, _ITEM_FORMAT),
+    open_stream_joiner=partial(StreamJoiner, MessagesStreamFilter),
+    open_answer_joiner=partial(AnswerJoiner, partial(ItemAnswerFilter, _ITEM_FORMAT)),
     requires_same_tools=requires_same_tools,
 )

@@ -18,22 +18,19 @@ from compaction_proxy.core.summary.call import ContinuedConversation, SummaryAns
 from compaction_proxy.wires.body import decode_small_json, parse_body, splice_messages, split_objects
 from compaction_proxy.wires.json.slices import split_elements
 from compaction_proxy.wires.json.values import JsonObject, as_object, as_string, parse_json
-from compaction_proxy.wires.messages.blocks import (
-    PROVIDER_COMPACTS,
-    adapt_for_provider,
-    drop_thoughts,
-    group_into_pieces,
-    read_kind,
-)
 from compaction_proxy.wires.messages.messages import (
     PARSER,
+    PROVIDER_COMPACTS,
+    adapt_for_provider,
     attach_parts,
+    drop_thoughts,
     encode_message,
+    group_into_pieces,
     join_messages,
     shorten_message,
 )
 from compaction_proxy.wires.messages.search_tool import SEARCH_TOOL
-from compaction_proxy.wires.sse import EventSplitter, read_data
+from compaction_proxy.wires.sse import has_only_events
 from compaction_proxy.wires.summary_call import (
     SummaryCallFormat,
     build_summary_answer,
@@ -228,17 +225,7 @@ def _find_skip_reason(indicators: Mapping[str, bytes]) -> str:
 
 def _may_hold_back_stream(seen: bytes) -> bool:
     """Returns whether the bytes of a stream so far hold neither content of the answer nor an error."""
-    if seen.lstrip().startswith((b"{", b"[")):
-        return False
-    payloads = filter(None, map(read_data, EventSplitter().feed(seen)))
-    return all(_is_opening_event(each) for each in payloads)
-
-
-def _is_opening_event(data: bytes) -> bool:
-    try:
-        return read_kind(data) in _OPENING_EVENTS
-    except UnreadableBodyError:
-        return False
+    return not seen.lstrip().startswith((b"{", b"[")) and has_only_events(seen, _OPENING_EVENTS)
 
 
 def _encode_error(error: ClientFacingError) -> bytes:

@@ -8,16 +8,22 @@ them.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message
 from compaction_proxy.wires.body import decode_small_json
-from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
+from compaction_proxy.wires.json.slices import Slice, find_members, read_member, split_elements
+from compaction_proxy.wires.json.values import as_object, as_string
 from compaction_proxy.wires.project_instructions import starts_like_instructions
-from compaction_proxy.wires.responses.items import COMPACTION_TYPES, TRIGGER_TYPE, read_type_and_role
-from compaction_proxy.wires.responses.messages import PARSER, encode_message
+from compaction_proxy.wires.responses.messages import (
+    COMPACTION_TYPES,
+    PARSER,
+    TRIGGER_TYPE,
+    encode_message,
+    read_type_and_role,
+)
 
 # Every token of the proxy begins like this. The encrypted content of a provider's item never does.
 TOKEN_PREFIX: Final = "compaction-proxy:1:"  # noqa: S105 - a prefix, not a secret
@@ -59,9 +65,8 @@ def parse_triggered_request(raw: bytes) -> TriggeredRequest | None:
         return None
     if place is None or TRIGGER_TYPE not in kinds or kinds.index(TRIGGER_TYPE) != len(kinds) - 1:
         return None
-    stream = members.get("stream")
-    streamed = stream is not None and decode_small_json(raw[stream.start : stream.stop]) is True
-    return TriggeredRequest(_replace_items(raw, place, items[:-1]), streamed)
+    is_streamed = decode_small_json(read_member(raw, members, "stream")) is True
+    return TriggeredRequest(_replace_items(raw, place, items[:-1]), is_streamed)
 
 
 def read_items(raw: bytes) -> tuple[bytes, ...]:
@@ -113,31 +118,18 @@ def _expand_tokens(raw: bytes, open_token: Callable[[str], bytes], *, with_lates
             known = set(_compute_user_digests(expanded)) - set(
                 _compute_user_digests(sealed)[-1:] if with_latest else ()
             )
-            expanded += _select_items(sealed, known, instructed=instructed)
+            for each in sealed:
+                record = _read_message(each)
+                is_known = record is not None and (
+                    record.digest in known or (instructed and _has_instructions(record))
+                )
+                if not is_known:
+                    expanded.append(each)
     return _replace_items(raw, place, expanded) if expanded else raw
 
 
 def _compute_user_digests(items: Iterable[bytes]) -> list[bytes]:
     return [record.digest for record in map(_read_message, items) if record and record.role == "user"]
-
-
-def _select_items(
-    items: tuple[bytes, ...], known_digests: set[bytes], *, instructed: bool
-) -> Iterator[bytes]:
-    """Yields the items of a token that the body does not already hold.
-
-    Args:
-        items: The items of the token.
-        known_digests: The digests of user messages in the body. The same messages in the token are left out.
-        instructed: Whether the body holds instructions. Then the instructions in the token are left out.
-    """
-    for item in items:
-        record = _read_message(item)
-        if record is not None and (
-            record.digest in known_digests or (_has_instructions(record) and instructed)
-        ):
-            continue
-        yield item
 
 
 def _read_message(item: bytes) -> Message | None:
@@ -160,9 +152,8 @@ def _read_token(item: bytes) -> str | None:
     """Returns the proxy's token that an item holds; None if it holds none."""
     if _PREFIX_BYTES not in item or read_type_and_role(item)[0] not in COMPACTION_TYPES:
         return None
-    fields = decode_small_json(item)
-    token = fields.get("encrypted_content") if isinstance(fields, dict) else None
-    return token if isinstance(token, str) and token.startswith(TOKEN_PREFIX) else None
+    token = as_string(as_object(decode_small_json(item)).get("encrypted_content"))
+    return token if token.startswith(TOKEN_PREFIX) else None
 
 
 def _cut_items(raw: bytes) -> tuple[dict[str, Slice], Slice | None, tuple[bytes, ...]]:
@@ -173,15 +164,11 @@ def _cut_items(raw: bytes) -> tuple[dict[str, Slice], Slice | None, tuple[bytes,
     Raises:
         UnreadableBodyError: The bytes are not a request body.
     """
-    try:
-        members = find_members(raw)
-        place = members.get("input")
-        if place is None or not raw.startswith(b"[", place.start):
-            return members, None, ()
-        items = split_elements(memoryview(raw)[place.start : place.stop])
-    except RecursionError:
-        raise UnreadableBodyError("too-deep") from None
-    return members, place, items
+    members = find_members(raw)
+    place = members.get("input")
+    if place is None or not raw.startswith(b"[", place.start):
+        return members, None, ()
+    return members, place, split_elements(memoryview(raw)[place.start : place.stop])
 
 
 def _replace_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[bytes]) -> bytes:

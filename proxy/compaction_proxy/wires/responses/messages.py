@@ -3,14 +3,22 @@
 It also estimates the tokens of everything in a piece that is not text: images and other parts, reasoning, and
 items that the provider has made. A piece is the JSON of one core message (see `Wire`): one item, or several
 items that belong together.
+
+All items of one answer form one piece, so that reasoning is never removed without the calls that follow from
+it. To group items, this module decodes only their type and role.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from functools import partial
+from itertools import groupby
 from typing import Any, Final
 
+import msgspec
+
+from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.media import (
     estimate_audio_tokens,
     estimate_file_tokens,
@@ -19,6 +27,7 @@ from compaction_proxy.core.media import (
 )
 from compaction_proxy.core.message import ContentPart, Message, MessageToolCall
 from compaction_proxy.core.render import build_excerpt
+from compaction_proxy.wires.body import are_objects, split_objects
 from compaction_proxy.wires.content import (
     PieceParser,
     count_base64_bytes,
@@ -27,40 +36,197 @@ from compaction_proxy.wires.content import (
     hash_address,
     hash_part,
     read_content,
+    shorten_member,
 )
+from compaction_proxy.wires.json.slices import find_members, read_member, split_elements
 from compaction_proxy.wires.json.values import (
+    LONG_BYTES,
     JsonObject,
     TextCutter,
+    as_list,
     as_object,
     as_string,
     cut_arguments,
-    cut_long_argument,
     cut_long_texts,
+    decode_plain,
     decode_value,
     encode_json,
 )
 from compaction_proxy.wires.project_instructions import rejoin_divided_messages
-from compaction_proxy.wires.responses.items import (
-    CALL_TYPES_BY_OUTPUT,
-    COMPACTION_TYPES,
-    OUTPUT_TYPES_BY_CALL,
-    SETTING_TYPES,
-    ItemGrouping,
-    classify_item,
-    decode_items,
-    split_items,
-)
+
+# For each type of item with which a client answers a call: the type of the call.
+CALL_TYPES_BY_OUTPUT: Final[Mapping[str, str]] = {
+    "function_call_output": "function_call",
+    "custom_tool_call_output": "custom_tool_call",
+    "local_shell_call_output": "local_shell_call",
+    "shell_call_output": "shell_call",
+    "apply_patch_call_output": "apply_patch_call",
+}
+OUTPUT_TYPES_BY_CALL: Final[Mapping[str, str]] = {
+    call: answer for answer, call in CALL_TYPES_BY_OUTPUT.items()
+}
+# Types of items with the provider's own compaction. Such an item replaces everything before it.
+COMPACTION_TYPES: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
+# The type of the last item of a request that asks for a compaction item instead of an answer.
+TRIGGER_TYPE: Final = "compaction_trigger"
+# Types of items with settings that apply to all items after them.
+SETTING_TYPES: Final = frozenset({"additional_tools", "configuration_update"})
+
+_EMPTY_VALUES: Final = frozenset({b"", b"null", b'""', b"[]"})
+
+
+class ItemGrouping(Enum):
+    """How an item is grouped into pieces.
+
+    An `ALONE` item is a piece of its own. Neighbouring `RUN` items form one piece. A `COMPACTED` item forms
+    one piece with all items before it.
+    """
+
+    ALONE = "alone"
+    RUN = "run"
+    COMPACTED = "compacted"
+
+
+class _ItemHead(msgspec.Struct, gc=False):
+    type: str | None = None
+    role: str | None = None
+
+
+_ITEM_HEAD = msgspec.json.Decoder(_ItemHead)
+
+
+def classify_item(kind: str, role: str) -> ItemGrouping:
+    """Returns how an item of this type and role is grouped into pieces.
+
+    Raises:
+        UnreadableBodyError: `stateful`: the item refers to an item that only the provider has, or has neither
+            type nor role. `provider-compacts`: the item asks the provider to compact.
+    """
+    if kind in COMPACTION_TYPES:
+        return ItemGrouping.COMPACTED
+    if kind in CALL_TYPES_BY_OUTPUT or kind in SETTING_TYPES:
+        return ItemGrouping.ALONE
+    if kind == "item_reference" or not (kind or role):
+        raise UnreadableBodyError("stateful")
+    if kind == TRIGGER_TYPE:
+        raise UnreadableBodyError("provider-compacts")
+    return ItemGrouping.ALONE if kind in {"", "message"} and role != "assistant" else ItemGrouping.RUN
+
+
+def _classify_raw_item(raw: bytes) -> ItemGrouping:
+    return classify_item(*read_type_and_role(raw))
+
+
+def read_type_and_role(raw: bytes) -> tuple[str, str]:
+    """Returns the type and the role of an item. Each is empty if the item has none.
+
+    Raises:
+        UnreadableBodyError: `too-deep`.
+    """
+    if len(raw) <= LONG_BYTES:
+        try:
+            head = _ITEM_HEAD.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass  # for example, a lone surrogate, which JSON allows
+        else:
+            return head.type or "", head.role or ""
+    members = find_members(raw)
+    values = [read_member(raw, members, name) for name in ("type", "role")]
+    kind, role = [decode_plain(value) if value.startswith(b'"') else "" for value in values]
+    return kind, role
+
+
+def split_message_list(value: memoryview) -> tuple[bytes, ...]:
+    """Splits the value of `input` into items. A string becomes one user message.
+
+    Raises:
+        UnreadableBodyError: `no-array` or `no-messages`: the value is not a list of objects.
+    """
+    if bytes(value[:1]) == b'"':
+        return (b'{"role":"user","content":%b}' % bytes(value),)
+    return split_objects(value)
+
+
+def group_into_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Groups the items into pieces by `classify_item`.
+
+    Raises:
+        UnreadableBodyError: `classify_item` refuses an item, so the proxy must not rewrite the list.
+    """
+    groupings = [_classify_raw_item(each) for each in items]
+    start = (
+        len(groupings) - groupings[::-1].index(ItemGrouping.COMPACTED)
+        if ItemGrouping.COMPACTED in groupings
+        else 0
+    )
+    pieces = [b",".join(items[:start])] if start else []
+    for grouping, group in groupby(range(start, len(items)), groupings.__getitem__):
+        indices = list(group)
+        run = items[indices[0] : indices[-1] + 1]
+        pieces += [b",".join(run)] if grouping is ItemGrouping.RUN else run
+    return tuple(pieces)
+
+
+def may_continue_piece(item: bytes) -> bool:
+    """Returns whether the item after this one may belong to the same piece as this one."""
+    return _classify_raw_item(item) is ItemGrouping.RUN
+
+
+def regroups_previous(items: tuple[bytes, ...]) -> bool:
+    """Returns whether these items turn everything before them into one piece."""
+    return any(_classify_raw_item(each) is ItemGrouping.COMPACTED for each in items)
+
+
+def find_skip_reason(indicators: Mapping[str, bytes]) -> str:
+    """Returns why a body must stay unchanged; empty if it may change.
+
+    It must stay unchanged if the provider stores a part of the conversation, or compacts the input itself.
+    """
+    names = {name for name, value in indicators.items() if value not in _EMPTY_VALUES}
+    if names & {"previous_response_id", "conversation"}:
+        return "stateful"
+    return "provider-compacts" if names else ""
+
+
+def split_items(piece: bytes) -> tuple[bytes, ...]:
+    """Splits a piece into the bytes of its items.
+
+    Raises:
+        UnreadableBodyError: The bytes are not a piece.
+    """
+    items = split_elements(b"[%b]" % piece)
+    if not items or not are_objects(items):
+        raise UnreadableBodyError("no-messages")
+    return items
+
+
+def decode_items(piece: bytes) -> list[dict[str, Any]]:
+    """Decodes the items of a piece.
+
+    Raises:
+        UnreadableBodyError: The bytes are not a piece: `not-json`, `no-messages`, `too-many` or `too-deep`.
+    """
+    value = decode_value(b"[%b]" % piece)
+    if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
+        raise UnreadableBodyError("no-messages")
+    return value
+
 
 # Separates the texts of several messages in one answer.
 _MESSAGE_SEPARATOR = "\n\n"
 # Members of an item that are not part of its content, so digests leave them out.
 _IDENTITY_MEMBERS = frozenset({"id", "status"})
-# Types of calls that have no name: the name in the call's record, and the member that holds the arguments.
-_UNNAMED_CALLS = {
-    "local_shell_call": ("local_shell", "action"),
-    "shell_call": ("shell", "action"),
-    "apply_patch_call": ("apply_patch", "operation"),
+# For each type of call: the member that holds its arguments.
+_ARGUMENT_MEMBERS: Final = {
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "apply_patch_call": "operation",
 }
+# Types of calls that name the called tool. For other types, the type names the tool.
+_NAMED_CALLS: Final = frozenset({"function_call", "custom_tool_call"})
+_SHORTENED_TYPES: Final = {"message", *CALL_TYPES_BY_OUTPUT, *OUTPUT_TYPES_BY_CALL}
 
 
 def _convert_items(raw: bytes, items: Sequence[JsonObject]) -> Message:
@@ -119,13 +285,11 @@ def _drop_identity(item: Mapping[str, Any]) -> JsonObject:
 def _build_call(item: Mapping[str, Any]) -> MessageToolCall:
     """Converts an item that is a tool call to the core's form of a call."""
     kind = get_item_kind(item)
-    name, arguments_key = _UNNAMED_CALLS.get(
-        kind, ("", "input" if kind == "custom_tool_call" else "arguments")
-    )
-    arguments = item.get(arguments_key, "")
+    arguments = item.get(_ARGUMENT_MEMBERS[kind], "")
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    return MessageToolCall(_get_call_id(item), name or as_string(item.get("name")), arguments)
+    name = as_string(item.get("name")) if kind in _NAMED_CALLS else kind.removesuffix("_call")
+    return MessageToolCall(_get_call_id(item), name, arguments)
 
 
 def _get_call_id(item: Mapping[str, Any]) -> str:
@@ -149,13 +313,13 @@ def _convert_output(raw: bytes, item: Mapping[str, Any], kind: str) -> Message:
 
 def _iter_shell_texts(output: object) -> Iterator[str]:
     """Yields the texts that shell commands have written to stdout and stderr."""
-    for each in map(as_object, output if isinstance(output, list) else ()):
+    for each in map(as_object, as_list(output)):
         yield from filter(None, (as_string(each.get("stdout")), as_string(each.get("stderr"))))
 
 
 def _read_outcome(output: object) -> str:
     """Returns how the last shell command ended: its exit code, or `timeout`."""
-    last = output[-1] if isinstance(output, list) and output else None
+    last = next(reversed(as_list(output)), None)
     fields = as_object(as_object(last).get("outcome"))
     return "timeout" if fields.get("type") == "timeout" else str(fields.get("exit_code", 0))
 
@@ -167,11 +331,9 @@ def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...], str]:
         UnreadableBodyError: `too-many`: see `content.read_content`.
     """
     text, parts = read_content(content, _read_text, _build_part)
-    refusals = (
-        [_read_refusal(part) for part in content if _read_text(part) is None]
-        if isinstance(content, list)
-        else []
-    )
+    refusals = [
+        as_string(as_object(part).get("refusal")) for part in as_list(content) if _read_text(part) is None
+    ]
     return text, parts, "".join(refusals)
 
 
@@ -179,10 +341,6 @@ def _read_text(part: Any) -> str | None:
     if isinstance(part, str):
         return part
     return part["text"] if is_text(part) else None
-
-
-def _read_refusal(part: Any) -> str:
-    return as_string(part.get("refusal")) if isinstance(part, dict) else ""
 
 
 def is_text(part: Any) -> bool:
@@ -291,7 +449,12 @@ _BYTES_PER_TOKEN: Final = 4
 def _sum_item_tokens(items: Sequence[JsonObject], model: str) -> int:
     if not any(get_item_kind(each) in COMPACTION_TYPES for each in items):
         return sum([_estimate_item(each, model) for each in items])
-    return sum([_estimate_item(each, model) + _estimate_text(each) for each in _select_read_items(items)])
+    total = 0
+    for each in _select_read_items(items):
+        content = each.get("content")
+        text_parts = content if isinstance(content, list) else [{"text": as_string(content)}]
+        total += _estimate_item(each, model) + _estimate_text(text_parts)
+    return total
 
 
 def _select_read_items(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
@@ -305,10 +468,8 @@ def _select_read_items(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
     return [each for each in items if not is_uncut or get_item_kind(each) in COMPACTION_TYPES]
 
 
-def _estimate_text(item: JsonObject) -> int:
-    """Estimates the tokens of a message's text."""
-    content = item.get("content")
-    parts = content if isinstance(content, list) else [{"text": as_string(content)}]
+def _estimate_text(parts: list[Any]) -> int:
+    """Estimates the tokens of the texts among the parts of a content."""
     return sum([len(each["text"]) for each in parts if is_text(each)]) // _BYTES_PER_TOKEN
 
 
@@ -322,7 +483,8 @@ def _estimate_item(item: JsonObject, model: str) -> int:
         return estimate_image_url_tokens(model, "data:image/png;base64," + as_string(item.get("result")))
     if kind == "message" or kind in CALL_TYPES_BY_OUTPUT or kind == "computer_call_output":
         content = item.get("content" if kind == "message" else "output")
-        return _estimate_content([content] if isinstance(content, Mapping) else content, model)
+        parts = [content] if isinstance(content, Mapping) else as_list(content)
+        return sum([_estimate_part(part, model) for part in parts])
     other_members = {key: value for key, value in item.items() if key != "encrypted_content"}
     return _estimate_sealed(item) + len(json.dumps(other_members)) // _BYTES_PER_TOKEN
 
@@ -340,20 +502,8 @@ def _estimate_reasoning(item: JsonObject) -> int:
     estimate is too high; this is on the safe side, and calibration corrects it. If an item has encrypted
     reasoning, its readable reasoning does not count, because the model does not get both.
     """
-    readable = [*_as_list(item.get("content")), *_as_list(item.get("summary"))]
-    counted = _as_list(item.get("content")) or readable
-    return (
-        _estimate_sealed(item)
-        or sum([len(each["text"]) for each in counted if is_text(each)]) // _BYTES_PER_TOKEN
-    )
-
-
-def _as_list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _estimate_content(content: object, model: str) -> int:
-    return sum([_estimate_part(part, model) for part in content]) if isinstance(content, list) else 0
+    content = as_list(item.get("content"))
+    return _estimate_sealed(item) or _estimate_text(content or as_list(item.get("summary")))
 
 
 def _estimate_part(part: Any, model: str) -> int:
@@ -384,8 +534,6 @@ PARSER: Final = PieceParser[Sequence[JsonObject]](
     decode_items, _convert_items, _has_nontext, _sum_item_tokens
 )
 
-_ItemShortener = Callable[[JsonObject, TextCutter, str], JsonObject]
-
 
 def shorten_message(record: Message, share: float, handle: str) -> Message:
     """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
@@ -405,43 +553,41 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
 def _shorten_item(raw: bytes, cut: TextCutter, handle: str) -> bytes:
     """Returns a shorter item, or its own bytes if nothing can be saved."""
     item = decode_value(raw)
-    shortener = _SHORTENERS.get(get_item_kind(item))
-    if shortener is None:
+    if get_item_kind(item) not in _SHORTENED_TYPES:
         return raw
     try:
-        return min(raw, encode_json(shortener(item, cut, handle)), key=len)
+        return min(raw, encode_json(_shorten_fields(item, cut, handle)), key=len)
     except (ValueError, RecursionError):
         return raw
 
 
-def _shorten_message_item(item: JsonObject, cut: TextCutter, handle: str) -> JsonObject:
-    is_answer = item.get("role") == "assistant"
-    return _shorten_content(item, "content", cut, "" if is_answer else handle)
-
-
-def _shorten_output(item: JsonObject, cut: TextCutter, handle: str) -> JsonObject:
-    return _shorten_content(item, "output", cut, handle)
-
-
-def _shorten_content(item: JsonObject, key: str, cut: TextCutter, handle: str) -> JsonObject:
-    """Returns the item with shorter content in the member `key`.
-
-    A note with the `handle` replaces each part that is not text. If `handle` is empty, such parts stay.
-    """
-    content = item.get(key)
-    if isinstance(content, str):
-        return {**item, key: cut(content)}
-    if isinstance(content, list):
-        return {**item, key: [_shorten_part(each, cut, handle) for each in content]}
-    return item
+def _shorten_fields(item: JsonObject, cut: TextCutter, handle: str) -> JsonObject:
+    kind = get_item_kind(item)
+    if kind == "message":
+        # In an answer, parts that are not text stay.
+        note_handle = "" if item.get("role") == "assistant" else handle
+        return shorten_member(item, "content", cut, partial(_shorten_part, cut=cut, handle=note_handle))
+    if kind == "shell_call_output":
+        return {**item, "output": [_shorten_streams(each, cut) for each in as_list(item.get("output"))]}
+    if kind in CALL_TYPES_BY_OUTPUT:
+        return shorten_member(item, "output", cut, partial(_shorten_part, cut=cut, handle=handle))
+    member = _ARGUMENT_MEMBERS[kind]
+    if member == "arguments" and isinstance(item.get(member), str):
+        return {**item, member: cut_arguments(item[member], cut)}
+    return {**item, member: cut_long_texts(item[member], cut)} if member in item else item
 
 
 def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
+    """Shortens a part. If `handle` is not empty, a note with it replaces a part that is not text."""
     if isinstance(part, str):
         return cut(part)
     if is_text(part):
         text = cut(part["text"])
-        return part if text == part["text"] else _replace_text(part, text)
+        if text == part["text"]:
+            return part
+        # Members that refer to positions in the old text are left out or cleared.
+        remaining = {key: each for key, each in part.items() if key != "logprobs"}
+        return {**remaining, "text": text, **({"annotations": []} if "annotations" in remaining else {})}
     if isinstance(part, Mapping) and isinstance(part.get("refusal"), str):
         return {**part, "refusal": cut(part["refusal"])}
     if not handle:
@@ -450,53 +596,11 @@ def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
     return {"type": "input_text", "text": f"[{kind} of {handle} left out]"}
 
 
-def _replace_text(part: Mapping[str, Any], text: str) -> JsonObject:
-    """Returns a part with another text, and without members that refer to positions in the old text."""
-    remaining = {key: each for key, each in part.items() if key != "logprobs"}
-    return {**remaining, "text": text, **({"annotations": []} if "annotations" in remaining else {})}
-
-
-def _shorten_shell_output(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
-    output = item.get("output")
-    results = output if isinstance(output, list) else []
-    return {**item, "output": [_shorten_streams(each, cut) for each in results]}
-
-
 def _shorten_streams(shown: Any, cut: TextCutter) -> Any:
     if not isinstance(shown, dict):
         return shown
     texts = {key: shown[key] for key in ("stdout", "stderr") if isinstance(shown.get(key), str)}
     return {**shown, **{key: cut(text) for key, text in texts.items()}}
-
-
-def _shorten_function_call(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
-    arguments = item.get("arguments")
-    return {**item, "arguments": cut_arguments(arguments, cut)} if isinstance(arguments, str) else item
-
-
-def _shorten_custom_call(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
-    call_input = item.get("input")
-    return {**item, "input": cut_long_argument(call_input, cut)} if isinstance(call_input, str) else item
-
-
-def _shorten_action_call(item: JsonObject, cut: TextCutter, _: str) -> JsonObject:
-    values = {key: item[key] for key in ("action", "operation") if key in item}
-    return {**item, **{key: cut_long_texts(each, cut) for key, each in values.items()}}
-
-
-_SHORTENERS: Final[Mapping[str, _ItemShortener]] = {
-    "message": _shorten_message_item,
-    "function_call": _shorten_function_call,
-    "custom_tool_call": _shorten_custom_call,
-    "local_shell_call": _shorten_action_call,
-    "shell_call": _shorten_action_call,
-    "apply_patch_call": _shorten_action_call,
-    "function_call_output": _shorten_output,
-    "custom_tool_call_output": _shorten_output,
-    "local_shell_call_output": _shorten_output,
-    "shell_call_output": _shorten_shell_output,
-    "apply_patch_call_output": _shorten_output,
-}
 
 
 def attach_parts(record: Message, source: Message) -> Message:
@@ -509,9 +613,8 @@ def attach_parts(record: Message, source: Message) -> Message:
         source: A message of the client. Its parts are copied unchanged.
     """
     [item, *_] = decode_items(source.raw) if source.raw else [{}]
-    content = item.get("content")
-    content_list = content if isinstance(content, list) else []
-    parts = [each for each in content_list if not isinstance(each, str) and not is_text(each)]
+    content = as_list(item.get("content"))
+    parts = [each for each in content if not isinstance(each, str) and not is_text(each)]
     if not parts:
         return PARSER.parse_message(encode_message(record))
     content_parts = [{"type": "input_text", "text": record.text}, *parts]

@@ -12,6 +12,7 @@ from typing import Any, Final
 from compaction_proxy.core.search_tool import TOOL_DESCRIPTION, TOOL_NAME, TOOL_PARAMETERS
 from compaction_proxy.wires.json.values import (
     JsonObject,
+    as_list,
     as_object,
     encode_ascii_json,
     encode_json,
@@ -19,11 +20,12 @@ from compaction_proxy.wires.json.values import (
     parse_json,
 )
 from compaction_proxy.wires.search_tool import (
+    AnswerJoiner,
     ItemAnswerFilter,
     ItemFormat,
     MemberReader,
     SearchTool,
-    StreamState,
+    StreamJoiner,
     add_usage,
     decode_event,
     is_call,
@@ -108,15 +110,15 @@ _SEQUENCE_MARKER: Final = b'"sequence_number"'
 
 
 class ResponsesStreamFilter:
-    """Hides calls of the search tool in streams on the Responses wire.
+    """Hides calls of the search tool in streams on the Responses wire; see `StreamFilter`.
 
     In the first answer, an event before the first call of the search tool is forwarded unchanged. An item
     that calls the search tool is left out, and later items and events get lower numbers, so that no number is
     missing. The end of the joined answer lists the items of all answers.
     """
 
-    def __init__(self, state: StreamState) -> None:
-        self._state = state
+    def __init__(self, stream: StreamJoiner) -> None:
+        self._stream = stream
         self._next_index = 0  # output index of the next item that the client sees
         self._next_sequence_number = 0  # sequence number of the next event that the client sees
         self._envelope: JsonObject = {}
@@ -129,10 +131,10 @@ class ResponsesStreamFilter:
         self._client_indices: dict[int | str, int] = {}
         self._answer_items: list[JsonObject] = []  # items of the current answer, if the next one continues it
 
-    def list_own_calls(self) -> list[str]:
+    def list_own_calls(self) -> Iterable[str]:
         """Returns the arguments of each call of the search tool in the current answer."""
         return [
-            read_arguments(item) for item in self._answer_items if is_call(item, CALL, self._state.tool_name)
+            read_arguments(item) for item in self._answer_items if is_call(item, CALL, self._stream.tool_name)
         ]
 
     def end_answer(self) -> JsonObject:
@@ -143,10 +145,8 @@ class ResponsesStreamFilter:
         return message
 
     def encode_error_event(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client.
-
-        The event has the documented fields, and also the field `error`, which SDKs read.
-        """
+        """Returns the event that reports an error to the client."""
+        # The event has the documented fields, and also the field `error`, which SDKs read.
         details = decode_event(body).get("error")
         error = details if isinstance(details, dict) else {"message": str(details)}
         flat = {name: error.get(name) for name in ("code", "message", "param")}
@@ -155,7 +155,7 @@ class ResponsesStreamFilter:
 
     def filter_event(self, event: bytes) -> bytes:
         """Returns the bytes to send to the client for an event of the upstream."""
-        if self._state.is_first_answer and not self._own_call_keys and not _EVENT_PATTERN.search(event):
+        if self._stream.is_first_answer and not self._own_call_keys and not _EVENT_PATTERN.search(event):
             self._next_sequence_number += _SEQUENCE_MARKER in event
             return event
         data = read_data(event)
@@ -164,10 +164,10 @@ class ResponsesStreamFilter:
         payload = decode_event(data)
         kind = payload.get("type")
         if kind == "error":
-            self._state.is_continuing = False
+            self._stream.is_continuing = False
             return self._renumber_event(event, payload)
-        self._state.is_done = self._state.is_done or kind in _END_EVENTS or data == DONE_DATA
-        if self._state.is_continuing or (kind in _OPENING_EVENTS and not self._state.is_first_answer):
+        self._stream.is_done = self._stream.is_done or kind in _END_EVENTS or data == DONE_DATA
+        if self._stream.is_continuing or (kind in _OPENING_EVENTS and not self._stream.is_first_answer):
             return b""
         if kind in _END_EVENTS:
             return self._filter_end(event, payload)
@@ -190,8 +190,8 @@ class ResponsesStreamFilter:
         if not isinstance(item, dict):
             return key in self._own_call_keys
         if payload.get("type") == _ITEM_DONE_EVENT:
-            self._state.buffered_events.add(event)
-        if is_call(item, CALL, self._state.tool_name):
+            self._stream.buffered_events.add(event)
+        if is_call(item, CALL, self._stream.tool_name):
             self._own_call_keys.add(key)
         elif key not in self._client_indices:
             self._client_indices[key] = self._next_index
@@ -218,34 +218,32 @@ class ResponsesStreamFilter:
         response = as_object(payload.get("response"))
         output = response.get("output")
         items = (
-            [decode_event(read_data(each))["item"] for each in self._state.buffered_events]
-            if self._state.buffered_events.is_complete
+            [decode_event(read_data(each))["item"] for each in self._stream.buffered_events]
+            if self._stream.buffered_events.is_complete
             else []
         )
-        items = items or [
-            item for item in (output if isinstance(output, list) else ()) if isinstance(item, dict)
-        ]
+        items = items or [item for item in as_list(output) if isinstance(item, dict)]
         shown = self._drop_calls(items)
         has_calls = len(shown) < len(items)
-        self._state.usage = as_object(response.get("usage"))
+        self._stream.usage = as_object(response.get("usage"))
         if (
             has_calls
-            and self._state.may_answer_calls
+            and self._stream.may_answer_calls
             and payload["type"] == _COMPLETED_EVENT
             and not any(map(must_client_answer, shown))
         ):
-            self._state.is_continuing, self._answer_items = True, items
+            self._stream.is_continuing, self._answer_items = True, items
             return b""
-        if self._state.is_first_answer and not has_calls:
+        if self._stream.is_first_answer and not has_calls:
             return self._renumber_event(event, payload)
         response |= {**self._envelope, "output": [*self._previous_items, *shown]}
-        if self._state.usage:
-            response["usage"] = add_usage(self._state.previous_usage, self._state.usage)
+        if self._stream.usage:
+            response["usage"] = add_usage(self._stream.previous_usage, self._stream.usage)
         sequence = {"sequence_number": self._next_sequence_number} if "sequence_number" in payload else {}
         return replace_data(event, encode_ascii_json({**payload, **sequence, "response": response}))
 
     def _drop_calls(self, items: list[JsonObject]) -> list[JsonObject]:
-        return [item for item in items if not is_call(item, CALL, self._state.tool_name)]
+        return [item for item in items if not is_call(item, CALL, self._stream.tool_name)]
 
 
 def _get_item_key(payload: JsonObject) -> int | str:
@@ -301,6 +299,6 @@ SEARCH_TOOL: Final = SearchTool(
     forbidding_choice=b'"none"',
     allows_tool=_allows_tool,
     build_turn=build_turn,
-    open_stream_filter=ResponsesStreamFilter,
-    open_answer_filter=partial(ItemAnswerFilter, _ITEM_FORMAT),
+    open_stream_joiner=partial(StreamJoiner, ResponsesStreamFilter),
+    open_answer_joiner=partial(AnswerJoiner, partial(ItemAnswerFilter, _ITEM_FORMAT)),
 )

@@ -5,29 +5,25 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
 from compaction_proxy.core.errors import SummaryError, format_openai_error
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.wires.json.values import JsonObject, as_object, as_string, parse_json
-from compaction_proxy.wires.responses.items import (
-    OUTPUT_TYPES_BY_CALL,
-    find_skip_reason,
-    group_into_pieces,
-    may_continue_piece,
-    regroups_previous,
-    split_message_list,
-)
 from compaction_proxy.wires.responses.messages import (
+    OUTPUT_TYPES_BY_CALL,
     PARSER,
     attach_parts,
     encode_message,
+    find_skip_reason,
     get_item_kind,
+    group_into_pieces,
     join_messages,
+    may_continue_piece,
+    regroups_previous,
     shorten_message,
+    split_message_list,
 )
 from compaction_proxy.wires.responses.search_tool import SEARCH_TOOL
-from compaction_proxy.wires.sse import EventSplitter, read_data
+from compaction_proxy.wires.sse import has_only_events
 from compaction_proxy.wires.summary_call import (
     SummaryCallFormat,
     append_prompt,
@@ -144,23 +140,9 @@ def _get_finish_reason(payload: Mapping[str, object]) -> str:
 _OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 
 
-class _ResponseEvent(msgspec.Struct, gc=False):
-    type: str = ""
-
-
-_RESPONSE_EVENT: Final = msgspec.json.Decoder(_ResponseEvent)
-
-
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns whether the bytes of a stream so far hold only comments and events in `_OPENING_EVENTS`."""
-    return all(map(_is_opening_event, map(read_data, EventSplitter().feed(seen))))
-
-
-def _is_opening_event(data: bytes) -> bool:
-    try:
-        return not data or _RESPONSE_EVENT.decode(data).type in _OPENING_EVENTS
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
+    """Returns whether the bytes of a stream so far hold neither content of the answer nor an error."""
+    return has_only_events(seen, _OPENING_EVENTS)
 
 
 RESPONSES = Wire(
