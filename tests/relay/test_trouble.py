@@ -9,8 +9,7 @@ from compaction_proxy.core.event import FAILED_OPEN, OVER_LIMIT, RECOVERED, Even
 from compaction_proxy.gateway.incidents import MAX_KNOWN, QUIET_S, IncidentReporter
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
-from compaction_proxy.telemetry.event_bus import EventBus
-from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.telemetry.event_history import EventBus, EventHistory
 
 TOLD = ("r_1", "m")
 

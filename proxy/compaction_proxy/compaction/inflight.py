@@ -17,8 +17,7 @@ from compaction_proxy.compaction.round_job import RoundJob
 from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.support.log_events import ROUND_CRASHED
-from compaction_proxy.telemetry.event_bus import EventListener, ignore_event
-from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.telemetry.event_history import EventHistory, EventListener, ignore_event
 
 # How long a conversation rests after a failed summary call, that is, requests no summary, in seconds.
 FAILURE_REST_S = 30.0

@@ -55,8 +55,13 @@ from compaction_proxy.storage.records import ListItem, RecordItem, RecordStore
 from compaction_proxy.storage.store import Lease
 from compaction_proxy.support.log_events import COMPACTION_STARTED
 from compaction_proxy.support.offload import run_in_worker
-from compaction_proxy.telemetry.event_bus import EventListener, generate_event_id, ignore_event
-from compaction_proxy.telemetry.event_history import EventHistory, build_round_event_line
+from compaction_proxy.telemetry.event_history import (
+    EventHistory,
+    EventListener,
+    build_round_event_line,
+    generate_event_id,
+    ignore_event,
+)
 from compaction_proxy.telemetry.logs import REQUEST_ID
 
 # The outcome of a compaction. `APPLIED`: a waiting request uses it at once. `SCHEDULED`: it is stored for a

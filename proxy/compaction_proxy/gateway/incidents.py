@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from compaction_proxy.compaction.types import CompactionReport, CompactionStatus
 from compaction_proxy.core.event import FAILED_OPEN, OVER_LIMIT, RECOVERED, Event
-from compaction_proxy.telemetry.event_bus import EventBus, generate_event_id
-from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.telemetry.event_history import EventBus, EventHistory, generate_event_id
 
 # An incident of the same kind, with the same reason and in the same conversation, is reported again only
 # after this many seconds. To know this, the reporter remembers at most `MAX_KNOWN` incidents.

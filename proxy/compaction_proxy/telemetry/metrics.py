@@ -298,7 +298,7 @@ class Metrics:
         self._observe_amounts("compaction_prefix_stable_ratio", stable)
 
     def on_event(self, _tenant: str, event: Event) -> None:
-        """Counts a compaction or a failure (an `event_bus.EventListener`). Ignores other events."""
+        """Counts a compaction or a failure (an `EventListener`). Ignores other events."""
         if event.kind in FAILURE_KINDS:
             self._increment_counter(
                 "compaction_failures_total", 1, self._reasons.to_label_value(event.reason)

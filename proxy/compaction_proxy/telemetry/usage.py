@@ -245,7 +245,7 @@ class UsageStore:
     def on_event(self, tenant: str, event: Event) -> None:
         """Adds a compaction or a summary's cost to the totals of its conversation.
 
-        This is an `event_bus.EventListener`.
+        This is an `EventListener`.
         """
         paid, made = event.cost_usd or 0.0, event.kind == COMPACTED
         if event.kind == MEASURED or not event.conversation or not (paid or made):
