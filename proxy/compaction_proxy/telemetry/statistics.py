@@ -358,10 +358,11 @@ class Statistics:
         # may have been dropped from memory already.
         pairs = self._get_own_hour(int(max(at, now - SETTLE_S) // HOUR_S)).pairs
         pair = (model, derive_client_key_name(tenant))
-        if pair not in pairs:
+        counters = pairs.get(pair)
+        if counters is None:
             pair = pair if len(pairs) < MAX_PAIRS else OTHERS
-            pairs.setdefault(pair, ExchangeCounters())
-        return pairs[pair]
+            counters = pairs.setdefault(pair, ExchangeCounters())
+        return counters
 
     def _get_own_hour(self, number: int) -> HourCounters:
         """Returns this process's counters of an hour, and marks the hour as unwritten."""
