@@ -15,7 +15,6 @@ from compaction_proxy.storage.store import Store
 from compaction_proxy.telemetry.event_history import (
     KEPT_EVENTS,
     EventHistory,
-    InstalledRound,
     build_round_event_line,
 )
 
@@ -121,9 +120,7 @@ async def test_the_rounds_that_are_installed_come_newest_first_whatever_made_the
         await kept(records, root, event)
     history = EventHistory(records, DAY_S)
     await history.record_event("t_1", Event(FAILED, 9.0, "c_1"))
-    assert await history.list_installed_rounds(*WHO) == [
-        InstalledRound(place(number), rounds[number - 1]) for number in (3, 2, 1)
-    ]
+    assert await history.list_installed_rounds(*WHO) == [rounds[number - 1] for number in (3, 2, 1)]
 
 
 async def test_a_round_that_is_only_ready_is_not_installed() -> None:
@@ -133,7 +130,7 @@ async def test_a_round_that_is_only_ready_is_not_installed() -> None:
     await records.save_if_absent(f"{ready.key}:ready", {}, ttl_s=DAY_S, other_items=[ready])
     history = EventHistory(records, DAY_S)
     assert [event.round for event in await history.list_events(*WHO)] == [1, 2]
-    assert [each.place for each in await history.list_installed_rounds(*WHO)] == [place(1)]
+    assert [each.place for each in await history.list_installed_rounds(*WHO)] == [place(1).hex()]
 
 
 async def test_a_round_without_an_event_is_told_of_by_its_checkpoint_if_it_is_this_conversation_s() -> None:
@@ -157,8 +154,8 @@ async def test_a_round_without_an_event_is_told_of_by_its_checkpoint_if_it_is_th
     )
     history = EventHistory(records, DAY_S)
     assert await history.list_installed_rounds(*WHO) == [
-        InstalledRound(place(8), told),
-        InstalledRound(place(5), made(5)),
+        told,
+        made(5),
     ]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from compaction_proxy.admin.api.export import format_csv_line
+from compaction_proxy.admin.api.overview import format_csv_line
 
 
 @pytest.mark.parametrize(

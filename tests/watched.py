@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from compaction_proxy.admin.api.replay import create_conversation_loader
+from compaction_proxy.admin.api.overview import create_conversation_loader
 from compaction_proxy.admin.queries import ConversationQueries
 from compaction_proxy.compaction.commands import ConversationCommands
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations

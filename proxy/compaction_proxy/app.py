@@ -8,7 +8,7 @@ from secrets import token_hex
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from compaction_proxy.admin.api.replay import create_conversation_loader
+from compaction_proxy.admin.api.overview import create_conversation_loader
 from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
 from compaction_proxy.admin.app import create_admin_app, mount_pages
 from compaction_proxy.admin.auth import AccessPolicy, BodyBudgetMiddleware

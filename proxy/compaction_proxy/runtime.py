@@ -77,8 +77,7 @@ from compaction_proxy.support.log_events import (
 )
 from compaction_proxy.support.memory_limit import read_memory_limits
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
-from compaction_proxy.telemetry.event_bus import EventBus
-from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.telemetry.event_history import EventBus, EventHistory
 from compaction_proxy.telemetry.exchange_log import ExchangeLog
 from compaction_proxy.telemetry.live_feed import LiveFeed
 from compaction_proxy.telemetry.metrics import Metrics

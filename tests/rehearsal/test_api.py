@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from compaction_proxy.admin.api.replay import create_conversation_loader
+from compaction_proxy.admin.api.overview import create_conversation_loader
 from compaction_proxy.admin.api.routing import AdminApi
 from compaction_proxy.admin.app import Readiness, create_admin_app
 from compaction_proxy.admin.auth import MAX_REPLAY_BYTES, AccessPolicy

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.admin.api.replay import rebuild_messages
+from compaction_proxy.admin.api.overview import rebuild_messages
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ReplayFailedError, RequestRefusedError
 from compaction_proxy.recall.archive import RemovedMessage

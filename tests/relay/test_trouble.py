@@ -10,8 +10,7 @@ from compaction_proxy.gateway.after_response import MAX_INCIDENTS, IncidentRepor
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.resilient import REPEAT_AFTER_S
-from compaction_proxy.telemetry.event_bus import EventBus
-from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.telemetry.event_history import EventBus, EventHistory
 
 TOLD = ("r_1", "m")
 

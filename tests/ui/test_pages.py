@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from compaction_proxy.admin.queries import CompactionRecord, StatisticsReport
-from compaction_proxy.admin.ui.replay import MAX_PASTED_BYTES
+from compaction_proxy.admin.ui.pages import MAX_PASTED_BYTES
 from compaction_proxy.admin.ui.templates import STATIC_FOLDER
 from compaction_proxy.compaction.commands import ConversationOverview
 from compaction_proxy.compaction.directives import Directives

@@ -15,36 +15,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from compaction_proxy import __version__
-from compaction_proxy.admin.api import conversations, export, overview, replay
+from compaction_proxy.admin.api import conversations, overview
 from compaction_proxy.admin.api.routing import ERROR_HANDLERS, AdminApi, install_api
 from compaction_proxy.admin.auth import BASIC, AccessMiddleware
 from compaction_proxy.admin.ui.pages import PageRoutes
-from compaction_proxy.admin.ui.replay import PlaygroundRoutes
 from compaction_proxy.admin.ui.templates import Templates
 from compaction_proxy.core.errors import OverloadedError, ProxyError, RequestRefusedError, format_openai_error
 
 METRICS_PATH = "/metrics"
 METHODS = ["GET", "HEAD"]
 
-RenderMetrics = Callable[[str], Awaitable[tuple[bytes, str]]]
-"""Renders all metrics in the format that an `Accept` header prefers. Also returns their content type."""
-
-
-def create_metrics_router(render_metrics: RenderMetrics) -> APIRouter:
-    """Creates a router with one route, `METRICS_PATH`, which serves the metrics."""
-    routes = APIRouter()
-
-    async def get_metrics(request: Request) -> Response:
-        text, content_type = await render_metrics(request.headers.get("accept", ""))
-        return Response(text, 200, {"content-type": content_type, "cache-control": "no-store"})
-
-    routes.add_api_route(METRICS_PATH, get_metrics, methods=METHODS)
-    return routes
-
-
 ALIVE_PATHS = ("/livez", "/health/liveliness", "/health/liveness")
 READY_PATHS = ("/readyz", "/healthz", "/health", "/health/readiness")
-ROUTERS = (conversations.router, overview.router, export.router, replay.router)
+ROUTERS = (conversations.router, overview.router)
 ERROR_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
 
 
@@ -99,7 +82,7 @@ def create_admin_app(
     read_readiness: Callable[[], Readiness],
     base_path: str = "",
     api: AdminApi | None = None,
-    render_metrics: RenderMetrics | None = None,
+    render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]] | None = None,
     lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
     """Creates the application for the proxy's own paths, all of them under `base_path`.
@@ -108,7 +91,8 @@ def create_admin_app(
         read_readiness: Returns the state of the server. Called at each health check, so it must not block.
         base_path: Empty, or a path that starts with `/` and does not end with it.
         api: What the routes of the admin API need. If None, the application has no admin API.
-        render_metrics: Renders the response of `/metrics`. If None, the application does not have this path.
+        render_metrics: Renders all metrics in the format that an `Accept` header prefers, and returns their
+            content type too. If None, the application does not have the path `/metrics`.
         lifespan: Opens and closes the resources of the application. Used only if a server runs this
             application itself, outside the proxy's application.
     """
@@ -124,7 +108,12 @@ def create_admin_app(
     )
     app.include_router(_create_health_router(read_readiness), prefix=base_path, include_in_schema=False)
     if render_metrics is not None:
-        app.include_router(create_metrics_router(render_metrics), prefix=base_path, include_in_schema=False)
+
+        async def get_metrics(request: Request) -> Response:
+            text, content_type = await render_metrics(request.headers.get("accept", ""))
+            return Response(text, 200, {"content-type": content_type, "cache-control": "no-store"})
+
+        app.add_api_route(base_path + METRICS_PATH, get_metrics, methods=METHODS, include_in_schema=False)
     if api is not None:
         install_api(app, api, base_path, ROUTERS)
     return app
@@ -132,32 +121,6 @@ def create_admin_app(
 
 PATH = "/ui"
 _CONVERSATION = "/conversations/{name}"
-
-
-def _build_routes(page_routes: PageRoutes, playground: PlaygroundRoutes) -> list[Route]:
-    get_routes = {
-        "": page_routes.show_overview,
-        "/": page_routes.show_overview,
-        "/conversations": page_routes.show_conversations,
-        _CONVERSATION: page_routes.show_conversation,
-        _CONVERSATION + "/compactions/{place}": page_routes.show_compaction,
-        _CONVERSATION + "/compactions/{place}/prompts": page_routes.show_prompts,
-        _CONVERSATION + "/messages/{message}": page_routes.show_message,
-        _CONVERSATION + "/search": page_routes.show_search,
-        "/failures": page_routes.show_failures,
-        "/settings": page_routes.show_settings,
-        "/playground": playground.show_form,
-        "/static/{name}": page_routes.templates.serve_static,
-    }
-    post_routes = {
-        _CONVERSATION + "/{action}": page_routes.run_action,
-        "/playground": playground.show_results,
-    }
-    root = page_routes.templates.root
-    return [
-        *(Route(root + path, answer, methods=["POST"]) for path, answer in post_routes.items()),
-        *(Route(root + path, answer, methods=["GET"]) for path, answer in get_routes.items()),
-    ]
 
 
 def mount_pages(app: ASGIApp, api: AdminApi, base_path: str = "") -> ASGIApp:
@@ -168,22 +131,38 @@ def mount_pages(app: ASGIApp, api: AdminApi, base_path: str = "") -> ASGIApp:
         api: Parts of the admin API, which the pages use too.
         base_path: Empty, or a path that starts with `/` and does not end with it.
     """
-    root = base_path + PATH
-    site = AccessMiddleware(_create_site(api, Templates(root)), api.access_policy, root, scheme=BASIC)
+    root, templates = base_path + PATH, Templates(base_path + PATH)
+    pages = PageRoutes(api, templates)
 
-    async def dispatch_request(scope: Scope, receive: Receive, send: Send) -> None:
-        ours = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{root}/")
-        await (site if ours else app)(scope, receive, send)
-
-    return dispatch_request
-
-
-def _create_site(api: AdminApi, templates: Templates) -> ASGIApp:
     async def show_error(_: Request, error: Exception) -> Response:
         answer = await templates.render_error(error)
         if isinstance(error, OverloadedError):
             answer.headers["retry-after"] = str(error.retry_after_s)
         return answer
 
-    routes = _build_routes(PageRoutes(api, templates), PlaygroundRoutes(api, templates))
-    return Starlette(routes=routes, exception_handlers=dict.fromkeys((ProxyError, HTTPException), show_error))
+    post_routes = {_CONVERSATION + "/{action}": pages.run_action, "/playground": pages.run_replay}
+    get_routes = {
+        "": pages.show_overview,
+        "/": pages.show_overview,
+        "/conversations": pages.show_conversations,
+        _CONVERSATION: pages.show_conversation,
+        _CONVERSATION + "/compactions/{place}": pages.show_compaction,
+        _CONVERSATION + "/compactions/{place}/prompts": pages.show_prompts,
+        _CONVERSATION + "/messages/{message}": pages.show_message,
+        _CONVERSATION + "/search": pages.show_search,
+        "/failures": pages.show_failures,
+        "/settings": pages.show_settings,
+        "/playground": pages.show_playground,
+        "/static/{name}": templates.serve_static,
+    }
+    routes = [Route(root + path, answer, methods=["POST"]) for path, answer in post_routes.items()]
+    routes += [Route(root + path, answer, methods=["GET"]) for path, answer in get_routes.items()]
+    handlers = dict.fromkeys((ProxyError, HTTPException), show_error)
+    pages_app = Starlette(routes=routes, exception_handlers=handlers)
+    site = AccessMiddleware(pages_app, api.access_policy, root, scheme=BASIC)
+
+    async def dispatch_request(scope: Scope, receive: Receive, send: Send) -> None:
+        ours = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{root}/")
+        await (site if ours else app)(scope, receive, send)
+
+    return dispatch_request

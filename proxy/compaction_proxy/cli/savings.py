@@ -135,7 +135,7 @@ def format_csv(rows: list[dict[str, Any]]) -> list[str]:
 
     The overhead, the time that the proxy adds to requests, is given as quantiles. Its histogram is left out.
     """
-    from compaction_proxy.admin.api.export import format_csv_line
+    from compaction_proxy.admin.api.overview import format_csv_line
 
     records = [dict(_flatten_row(row)) for row in rows]
     names = list(dict.fromkeys(name for row in records for name in row))

@@ -35,8 +35,13 @@ from compaction_proxy.recall.search import ArchiveSearch, SearchHit
 from compaction_proxy.storage.keys import conversation_key, scope_prefix, tenant_prefix
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
-from compaction_proxy.telemetry.event_bus import EventListener, generate_event_id, ignore_event
-from compaction_proxy.telemetry.event_history import KEPT_ROOT_LINES, EventHistory
+from compaction_proxy.telemetry.event_history import (
+    KEPT_ROOT_LINES,
+    EventHistory,
+    EventListener,
+    generate_event_id,
+    ignore_event,
+)
 from compaction_proxy.telemetry.usage import Totals, from_fields
 
 
@@ -161,23 +166,27 @@ class ConversationCommands:
             RequestRefusedError: 409: there is no compaction, or all are already undone.
         """
         tenant = await self._find_tenant(conversation)
-        undone = set((await self._directives.get(tenant, conversation)).undone)
+        undone = {place.hex() for place in (await self._directives.get(tenant, conversation)).undone}
         rounds = await self._history.list_installed_rounds(tenant, conversation)
         newest = next((each for each in rounds if each.place not in undone), None)
         if newest is None:
             raise RequestRefusedError(
                 409, "The conversation has no round that could be undone.", "nothing_to_undo"
             )
-        place = newest.place
+        place = bytes.fromhex(newest.place)
         _require_saved(
             await self._directives.update(tenant, conversation, lambda known: known.with_undone_round(place))
         )
-        event = newest.event
         note = Event(
-            UNDONE, self._now(), conversation, strategy=event.strategy, round=event.round, place=event.place
+            UNDONE,
+            self._now(),
+            conversation,
+            strategy=newest.strategy,
+            round=newest.round,
+            place=newest.place,
         )
         await self._record_event(tenant, note)
-        return event
+        return newest
 
     async def list_pins(self, conversation: str) -> tuple[str, ...]:
         """Lists the pins of the conversation, oldest first."""

@@ -19,8 +19,12 @@ from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.silent_truncation import AnsweredRequest
 from compaction_proxy.providers.usage_baseline import UsageBaselineStore, build_baseline
 from compaction_proxy.support.lru import BoundedDict
-from compaction_proxy.telemetry.event_bus import EventListener, generate_event_id, ignore_event
-from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.telemetry.event_history import (
+    EventHistory,
+    EventListener,
+    generate_event_id,
+    ignore_event,
+)
 from compaction_proxy.wires.prescan import MentionedNumbers
 from compaction_proxy.wires.usage import TokenUsage
 

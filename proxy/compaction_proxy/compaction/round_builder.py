@@ -60,8 +60,13 @@ from compaction_proxy.storage.store import Lease
 from compaction_proxy.support.log_events import COMPACTION_STARTED, ROUND_CRASHED
 from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.support.offload import run_in_worker
-from compaction_proxy.telemetry.event_bus import EventListener, generate_event_id, ignore_event
-from compaction_proxy.telemetry.event_history import EventHistory, build_round_event_line
+from compaction_proxy.telemetry.event_history import (
+    EventHistory,
+    EventListener,
+    build_round_event_line,
+    generate_event_id,
+    ignore_event,
+)
 from compaction_proxy.telemetry.logs import REQUEST_ID
 
 # The outcome of a compaction. `APPLIED`: a waiting request uses it at once. `SCHEDULED`: it is stored for a

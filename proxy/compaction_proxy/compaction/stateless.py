@@ -26,8 +26,7 @@ from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.usage_baseline import UsageBaselineStore
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
-from compaction_proxy.telemetry.event_bus import EventBus
-from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.telemetry.event_history import EventBus, EventHistory
 
 # Lifetime of records in the temporary store, in seconds. It is so long that no record expires before the
 # store is deleted at the end of the `open_compactor` block.

@@ -20,8 +20,7 @@ from compaction_proxy.providers.types import WindowDiscovery
 from compaction_proxy.storage.resilient import ReportThrottle
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
-from compaction_proxy.telemetry.event_bus import EventBus, generate_event_id
-from compaction_proxy.telemetry.event_history import EventHistory
+from compaction_proxy.telemetry.event_history import EventBus, EventHistory, generate_event_id
 from compaction_proxy.telemetry.exchange_log import ExchangeLog
 from compaction_proxy.telemetry.logs import suppress_and_log
 from compaction_proxy.wires.body import build_probe_body

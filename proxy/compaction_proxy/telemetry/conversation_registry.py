@@ -19,13 +19,12 @@ from compaction_proxy.storage.keys import (
     recent_conversations_key,
 )
 from compaction_proxy.storage.records import Fields, RecordStore
-from compaction_proxy.support.lru import BoundedDict
 
 # Shortest time between two writes of a conversation's tenant, in seconds.
 WRITE_INTERVAL_S = 60.0
 # Shortest time between a failed write and the next attempt, in seconds.
 RETRY_INTERVAL_S = 1.0
-# Number of conversations whose next write time is kept in memory.
+# Number of conversations whose next write times are kept in memory.
 MAX_CONVERSATIONS = 10_000
 # Shortest time between two lines that a process adds for a conversation to the list of a day, in seconds.
 LIST_INTERVAL_S = 3_600.0
@@ -84,11 +83,10 @@ class ConversationRegistry:
         self._ttl_s = ttl_s
         self._clock = clock
         self._now = now
-        # By conversation key: the time from which a new line may be added to the day's list.
-        self._list_due_at: BoundedDict[str, float] = BoundedDict(MAX_CONVERSATIONS)
+        # By conversation key: the times from which the tenant may be written again (by `clock`), and from
+        # which a new line may be added to the day's list (by `now`).
+        self._due_at: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._was_unavailable = False
-        # By conversation key: the time from which the tenant may be written again.
-        self._write_due_at: OrderedDict[str, float] = OrderedDict()
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def record_activity(self, tenant: str, conversation: str) -> None:
@@ -97,29 +95,32 @@ class ConversationRegistry:
         Writes at most once a minute for each conversation, or once a second while the store fails. Writes
         nothing for a conversation that was deleted after its request began.
         """
-        self._reset_after_outage()
-        key, outdated = conversation_key(tenant, conversation), self._records.deletion_fence
-        if self._write_due_at.get(key, 0.0) > self._clock() or outdated.is_deleted(key):
+        key, fence = conversation_key(tenant, conversation), self._records.deletion_fence
+        if not self._records.is_in_use:
+            self._was_unavailable = True
+        elif self._was_unavailable:  # the store may be empty after an outage, so all writes are due again
+            self._was_unavailable = False
+            self._due_at = OrderedDict.fromkeys(self._due_at, (0.0, 0.0))
+        write_due_at, list_due_at = self._due_at.get(key, (0.0, 0.0))
+        if write_due_at > self._clock() or fence.is_deleted(key):
             return
-        self._skip_writes_for(key, WRITE_INTERVAL_S)
+        self._set_due(key, self._clock() + WRITE_INTERVAL_S, list_due_at)
         saved = await self._records.overwrite(
             conversation_tenant_key(conversation), {"tenant": tenant}, ttl_s=self._ttl_s
         )
-        if outdated.is_deleted(key):
+        now = self._now()
+        if fence.is_deleted(key):
             await self.forget_conversation(conversation)
         elif not saved:
-            self._skip_writes_for(key, RETRY_INTERVAL_S)
-        elif self._list_due_at.get(key, 0.0) <= self._now():
-            await self._append_to_day_list(key, RegisteredConversation(conversation, tenant, self._now()))
-
-    def _reset_after_outage(self) -> None:
-        """Makes all writes due again when the store is back after an outage, because it may be empty."""
-        if not self._records.is_in_use:
-            self._was_unavailable = True
-        elif self._was_unavailable:
-            self._was_unavailable = False
-            self._list_due_at.clear()
-            self._write_due_at = OrderedDict.fromkeys(self._write_due_at, 0.0)
+            self._set_due(key, self._clock() + RETRY_INTERVAL_S, list_due_at)
+        elif list_due_at <= now:
+            line = {"id": conversation, "tenant": tenant, "at": now}
+            list_key = recent_conversations_key(_format_day(now))
+            added = await self._records.append_line(list_key, line, ttl_s=self._ttl_s, max_lines=KEPT_LINES)
+            if added and key in self._due_at:  # a deletion meanwhile has removed the key
+                # Each day has its own list, so a new line is due when the next day begins, if not earlier.
+                next_line_at = min(now + LIST_INTERVAL_S, (now // DAY_S + 1) * DAY_S)
+                self._due_at[key] = self._due_at[key][0], next_line_at
 
     async def find_tenant(self, conversation: str) -> str | None:
         """Returns the stored tenant of a conversation, or None if there is none or the store fails."""
@@ -128,8 +129,8 @@ class ConversationRegistry:
         if not isinstance(tenant, str):
             return None
         key = conversation_key(tenant, conversation)
-        if key not in self._write_due_at:
-            self._skip_writes_for(key, 0.0)
+        if key not in self._due_at:  # the read has cached the record, which a deletion has to evict
+            self._set_due(key, 0.0, 0.0)
         return tenant
 
     async def list_recent(self, limit: int) -> list[RegisteredConversation]:
@@ -146,15 +147,6 @@ class ConversationRegistry:
     async def forget_conversation(self, conversation: str) -> None:
         """Deletes the stored tenant of a conversation. A later request for it stores the tenant again."""
         await self._records.delete_prefix(conversation_tenant_key(conversation))
-
-    async def _append_to_day_list(self, key: str, registered: RegisteredConversation) -> None:
-        line = {"id": registered.id, "tenant": registered.tenant, "at": registered.last_at}
-        listed = recent_conversations_key(_format_day(registered.last_at))
-        if await self._records.append_line(listed, line, ttl_s=self._ttl_s, max_lines=KEPT_LINES):
-            # Each day has its own list, so a new line is due when the next day begins, if not earlier.
-            self._list_due_at[key] = min(
-                registered.last_at + LIST_INTERVAL_S, (registered.last_at // DAY_S + 1) * DAY_S
-            )
 
     async def _collect_conversations_of_day(
         self, day: int, limit: int, found: dict[str, RegisteredConversation]
@@ -192,20 +184,17 @@ class ConversationRegistry:
             for each, fields in pairs
         ]
 
-    def _skip_writes_for(self, key: str, quiet_s: float) -> None:
-        self._write_due_at[key] = self._clock() + quiet_s
-        self._write_due_at.move_to_end(key)
-        if len(self._write_due_at) > MAX_CONVERSATIONS:
-            self._forget_write_time(next(iter(self._write_due_at)))
+    def _set_due(self, key: str, write_due_at: float, list_due_at: float) -> None:
+        self._due_at[key] = write_due_at, list_due_at
+        self._due_at.move_to_end(key)
+        if len(self._due_at) > MAX_CONVERSATIONS:
+            self._forget_key(next(iter(self._due_at)))
 
-    def _forget_write_time(self, key: str) -> None:
-        del self._write_due_at[key]
+    def _forget_key(self, key: str) -> None:
+        del self._due_at[key]
         self._records.evict_cached_prefix(derive_conversation_tenant_key(key) or key)
 
     def _forget_prefix(self, prefix: str) -> None:
-        for key in [
-            key
-            for key in self._write_due_at
-            if key.startswith(prefix) or derive_conversation_tenant_key(key) == prefix
-        ]:
-            self._forget_write_time(key)
+        for key in list(self._due_at):
+            if key.startswith(prefix) or derive_conversation_tenant_key(key) == prefix:
+                self._forget_key(key)

@@ -1,4 +1,7 @@
-"""Stores and reads the events of a conversation: its compactions and everything else that happened.
+"""Publishes events, and stores and reads the events of a conversation, such as its compactions.
+
+`EventBus` passes each event to the log and to all listeners, such as metrics and the live feed. It stores
+nothing. `EventHistory` stores events. A compaction's event is published after it has been stored.
 
 A conversation's root is the prefix digest of its first four messages (`storage.keys`). The event of a
 compaction is stored under the root, in one write with the checkpoint. Other events are stored under the
@@ -6,11 +9,24 @@ conversation's id. A conversation whose beginning was edited has several roots. 
 the same messages share a root, so each event contains the id of its conversation.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from secrets import token_hex
+
+import structlog
 
 from compaction_proxy.core import checkpoint
-from compaction_proxy.core.event import COMPACTED, INSTALLED, MEASURED, Event, from_fields, to_fields
+from compaction_proxy.core.event import (
+    COMPACTED,
+    FAILURE_KINDS,
+    INSTALLED,
+    MEASURED,
+    Event,
+    from_fields,
+    to_fields,
+    to_log_fields,
+)
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.storage.keys import (
     checkpoint_keys,
@@ -21,6 +37,8 @@ from compaction_proxy.storage.keys import (
     scope_prefix,
 )
 from compaction_proxy.storage.records import Fields, ListItem, RecordStore
+from compaction_proxy.support.fail_open import suppress_and_report
+from compaction_proxy.support.log_events import COMPACTION_FAILED, COMPACTION_FINISHED, EVENT_NOT_ANNOUNCED
 
 # Number of events that are kept in each list: the compactions of a root, or the other events of a
 # conversation.
@@ -31,19 +49,56 @@ KEPT_ROOT_LINES = 500
 MAX_ROOTS = 50
 # Number of checkpoints per root and strategy that are read.
 MAX_CHECKPOINT_LINES = 200
+# Receives the tenant of an event, and the event. Runs on the event loop, so it must not block.
+EventListener = Callable[[str, Event], None]
+
+_ID_BYTES = 8
+
+_log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledRound:
-    """A compaction whose checkpoint is installed.
+def ignore_event(_tenant: str, _event: Event) -> None:
+    """Discards an event. Use it as the listener where events must not be logged, stored or shown."""
+
+
+def generate_event_id() -> str:
+    """Generates the id of a new event."""
+    return f"e_{token_hex(_ID_BYTES)}"
+
+
+class EventBus:
+    """Passes events to listeners and to the log.
 
     Attributes:
-        place: Id of its checkpoint, 64 bytes (`core.checkpoint.build_checkpoint_id`).
-        event: Stored event of the compaction. If there is none, an event built from the checkpoint.
+        listeners: Receivers of events. A listener that fails does not stop the others.
     """
 
-    place: bytes
-    event: Event
+    def __init__(self, *listeners: EventListener) -> None:
+        self.listeners = list(listeners)
+
+    def __call__(self, tenant: str, event: Event) -> None:
+        """Logs an event and passes it to all listeners."""
+        _log_event(event)
+        for listener in self.listeners:
+            with suppress_and_report(_log_listener_failure):
+                listener(tenant, event)
+
+
+def _log_event(event: Event) -> None:
+    """Logs an event in one line. Skips `MEASURED` events, because one follows every compaction."""
+    if event.kind == MEASURED:
+        return
+    details = {name: value for name, value in to_log_fields(event).items() if name != "kind"}
+    if event.kind == COMPACTED:
+        _log.info(COMPACTION_FINISHED, **details)
+    elif event.kind in FAILURE_KINDS:
+        _log.warning(COMPACTION_FAILED, kind=event.kind, **details)
+    else:
+        _log.log(logging.INFO, f"compaction.{event.kind}", **details)
+
+
+def _log_listener_failure(error: BaseException) -> None:
+    _log.warning(EVENT_NOT_ANNOUNCED, error=type(error).__name__)
 
 
 def build_round_event_line(tenant: str, root: bytes, event: Event, ttl_s: float) -> ListItem:
@@ -151,25 +206,24 @@ class EventHistory:
             events += [event for event in rounds if event.conversation == conversation]
         return _sort_and_merge_outcomes(events)
 
-    async def list_installed_rounds(self, tenant: str, conversation: str) -> list[InstalledRound]:
-        """Returns the installed compactions of a conversation, of every strategy, newest first.
+    async def list_installed_rounds(self, tenant: str, conversation: str) -> list[Event]:
+        """Returns the events of a conversation's installed compactions, of every strategy, newest first.
 
         A staged compaction is not included until it is installed. If a compaction has no stored event, its
         event is built from its checkpoint.
         """
         events = await self.list_events(tenant, conversation)
         round_events = {event.place: event for event in events if event.kind == COMPACTED and event.place}
-        rounds: list[InstalledRound] = []
+        rounds: list[Event] = []
         for root in await self.list_roots(tenant, conversation):
             for strategy in STRATEGIES:
                 rounds += await self._read_installed_rounds(tenant, root, strategy, round_events)
-        ours = [each for each in rounds if each.event.conversation == conversation]
-        ours.sort(key=lambda each: each.event.at)
-        return ours[::-1]
+        ours = [event for event in rounds if event.conversation == conversation]
+        return sorted(ours, key=lambda event: event.at)[::-1]
 
     async def _read_installed_rounds(
         self, tenant: str, root: bytes, strategy: str, round_events: Mapping[str, Event]
-    ) -> list[InstalledRound]:
+    ) -> list[Event]:
         """Returns the installed compactions of a root and a strategy, in the order of the checkpoint list.
 
         A compaction without a stored event gets the time of the newest compaction before it in the list.
@@ -183,7 +237,7 @@ class EventHistory:
             await self._records.get_many(checkpoint_keys(tenant, root, strategy, silent)) if silent else []
         )
         checkpoints = dict(zip(silent, stored, strict=True))
-        rounds: list[InstalledRound] = []
+        rounds: list[Event] = []
         at = 0.0
         for place in places:
             event = round_events.get(place.hex()) or _build_event_from_checkpoint(
@@ -191,7 +245,7 @@ class EventHistory:
             )
             if event is not None:
                 at = max(at, event.at)
-                rounds.append(InstalledRound(place, event))
+                rounds.append(event)
         return rounds
 
 

@@ -290,16 +290,13 @@ class Metrics:
                 stable += self._track_stability(each.conversation, (exchange.strategy, exchange.round), now)
         for (name, status, code), group in alike.items():
             model = self._models.to_label_value(name, may_add=0 < code < FIRST_ERROR_STATUS)
-            exchanges = [each.exchange for each in group]
             self._increment_counter("compaction_requests_total", len(group), model, status)
-            self._add_times(model, code, exchanges)
-            self._add_usage(model, exchanges)
-            self._add_sizes(model, exchanges)
-            self._add_savings(model, [each.saving for each in group])
+            self._count_group(model, code, [each.exchange for each in group])
+            self._count_savings(model, [each.saving for each in group])
         self._observe_amounts("compaction_prefix_stable_ratio", stable)
 
     def on_event(self, _tenant: str, event: Event) -> None:
-        """Counts a compaction or a failure (an `event_bus.EventListener`). Ignores other events."""
+        """Counts a compaction or a failure (an `EventListener`). Ignores other events."""
         if event.kind in FAILURE_KINDS:
             self._increment_counter(
                 "compaction_failures_total", 1, self._reasons.to_label_value(event.reason)
@@ -395,32 +392,28 @@ class Metrics:
         self._active[conversation] = now, form
         return () if before is None else (float(before[1] == form),)
 
-    def _add_times(self, model: str, code: int, exchanges: Sequence[Exchange]) -> None:
+    def _count_group(self, model: str, code: int, exchanges: Sequence[Exchange]) -> None:
+        """Counts the times, the usage and the sizes of exchanges with equal labels."""
         self._observe_amounts("compaction_overhead_seconds", [each.overhead_s for each in exchanges])
         first = [each.first_byte_s for each in exchanges if each.first_byte_s is not None]
         self._observe_amounts("upstream_time_to_first_chunk_seconds", first, model)
         whole = [each.upstream_s for each in exchanges if each.upstream_s is not None]
         self._observe_amounts("upstream_request_duration_seconds", whole, model, str(code or "none"))
-
-    def _add_usage(self, model: str, exchanges: Sequence[Exchange]) -> None:
-        prompt = sum([each.prompt_tokens or 0 for each in exchanges])
-        self._increment_counter("compaction_input_tokens_total", prompt, model)
-        cached = sum([each.cached_tokens or 0 for each in exchanges])
-        self._increment_counter("compaction_cached_input_tokens_total", cached, model)
-        output = sum([each.completion_tokens or 0 for each in exchanges])
-        self._increment_counter("compaction_output_tokens_total", output, model)
-
-    def _add_sizes(self, model: str, exchanges: Sequence[Exchange]) -> None:
-        """Adds the sizes of requests whose tokens were counted."""
         sizes = [
             (each.tokens_before, each.tokens_after)
             for each in exchanges
             if each.tokens_before is not None and each.tokens_after is not None
         ]
-        self._increment_counter("compaction_tokens_before_total", sum([sent for sent, _ in sizes]), model)
-        self._increment_counter("compaction_tokens_after_total", sum([left for _, left in sizes]), model)
-        removed = sum([sent - left for sent, left in sizes if sent > left])
-        self._increment_counter("compaction_tokens_removed_total", removed, model)
+        sums = {
+            "compaction_input_tokens_total": sum([each.prompt_tokens or 0 for each in exchanges]),
+            "compaction_cached_input_tokens_total": sum([each.cached_tokens or 0 for each in exchanges]),
+            "compaction_output_tokens_total": sum([each.completion_tokens or 0 for each in exchanges]),
+            "compaction_tokens_before_total": sum([sent for sent, _ in sizes]),
+            "compaction_tokens_after_total": sum([left for _, left in sizes]),
+            "compaction_tokens_removed_total": sum([sent - left for sent, left in sizes if sent > left]),
+        }
+        for name, amount in sums.items():
+            self._increment_counter(name, amount, model)
         counted = [each for each in exchanges if each.tokens_after]
         used = [(each.tokens_after or 0) / each.window for each in counted if each.window]
         self._observe_amounts("compaction_context_used_ratio", used)
@@ -431,7 +424,7 @@ class Metrics:
         ]
         self._observe_amounts("compaction_token_estimate_error_ratio", errors)
 
-    def _add_savings(self, model: str, savings: list[Saving | None]) -> None:
+    def _count_savings(self, model: str, savings: list[Saving | None]) -> None:
         known = [each for each in savings if each is not None]
         self._increment_counter("compaction_requests_unpriced_total", len(savings) - len(known), model)
         self._increment_counter(

@@ -234,33 +234,23 @@ class StatisticsRow(NamedTuple):
     counters: ExchangeCounters
 
 
-def _format_day(hour: int) -> str:
-    return datetime.fromtimestamp(hour * HOUR_S, UTC).strftime("%Y-%m-%d")
+def _format_time(hour: int, pattern: str = "%Y-%m-%d") -> str:
+    return datetime.fromtimestamp(hour * HOUR_S, UTC).strftime(pattern)
 
 
 def _format_row_label(by: Grouping, hour: int, pair: tuple[str, str]) -> str:
     if by in {"hour", "day"}:
-        at = datetime.fromtimestamp(hour * HOUR_S, UTC)
-        return at.strftime("%Y-%m-%dT%H" if by == "hour" else "%Y-%m-%d")
+        return _format_time(hour, "%Y-%m-%dT%H" if by == "hour" else "%Y-%m-%d")
     return {"model": pair[0], "key": pair[1]}.get(by, by)
 
 
-def _merge_hours(ours: HourCounters, others: Iterable[HourCounters]) -> HourCounters:
-    """Returns the sums of the counters of this process (`ours`) and of other processes, for one hour.
-
-    Modifies the counters of `others`, but not `ours`.
-    """
+def _merge_hours(hours: Iterable[HourCounters]) -> HourCounters:
+    """Returns the sums of the counters of several processes for one hour."""
     merged = HourCounters()
-    for hour in others:
+    for hour in hours:
         add_failures(merged.failures, hour.failures.values())
         for pair, counters in hour.pairs.items():
-            if pair in merged.pairs:
-                merged.pairs[pair].add_counters(counters)
-            else:
-                merged.pairs[pair] = counters
-    add_failures(merged.failures, ours.failures.values())
-    for pair, counters in ours.pairs.items():
-        merged.pairs.setdefault(pair, ExchangeCounters()).add_counters(counters)
+            merged.pairs.setdefault(pair, ExchangeCounters()).add_counters(counters)
     return merged
 
 
@@ -313,7 +303,7 @@ class Statistics:
             self._get_or_create_counters(exchange.at, exchange.model, entry.tenant, now).add_entry(entry)
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Counts one event under the model that the conversation uses (an `event_bus.EventListener`)."""
+        """Counts one event under the model that the conversation uses (an `EventListener`)."""
         self._get_or_create_counters(event.at, event.asked, tenant, self._now()).add_event(event)
 
     def record_upstream_failure(self, target: str, cause: str) -> None:
@@ -376,14 +366,13 @@ class Statistics:
 
     def _get_own_hour(self, number: int) -> HourCounters:
         """Returns this process's counters of an hour, and marks the hour as unwritten."""
-        hour = self._own_hours.get(number)
-        if hour is None:
-            hour = self._own_hours[number] = HourCounters()
         self._unwritten.add(number)
-        return hour
+        if number not in self._own_hours:
+            self._own_hours[number] = HourCounters()
+        return self._own_hours[number]
 
     async def _write_hour(self, number: int) -> bool:
-        day = _format_day(number)
+        day = _format_time(number)
         items: list[RecordItem | ListItem] = [
             RecordItem(
                 hourly_counts_key(day, number % HOURS_OF_A_DAY, self._writer),
@@ -407,7 +396,7 @@ class Statistics:
         """Yields the number (hours since the epoch) and sums of each hour in this period, oldest first."""
         first = int(max(since, self._now() - min(self._ttl_s, MAX_READ_S)) // HOUR_S)
         last = math.ceil(min(until, self._now() + DAY_S) / HOUR_S)
-        days = [list(hours) for _, hours in groupby(range(first, last), _format_day)]
+        days = [list(hours) for _, hours in groupby(range(first, last), _format_time)]
         for start in range(0, len(days), DAYS_AT_ONCE):
             for counted in await asyncio.gather(
                 *map(self._load_hours_of_day, days[start : start + DAYS_AT_ONCE])
@@ -424,8 +413,8 @@ class Statistics:
         stored = await self._read_stored_hours(asked) if asked else []
         is_whole = self._records.failed_reads == unanswered
         for hour in asked:
-            others = [part for at, part in stored if at == hour]
-            known[hour] = _merge_hours(self._own_hours.get(hour) or HourCounters(), others)
+            parts = [part for at, part in stored if at == hour]
+            known[hour] = _merge_hours([*parts, self._own_hours.get(hour) or HourCounters()])
             if is_whole and (hour + 1) * HOUR_S + 2 * SETTLE_S < now:
                 self._cached_hours.put(
                     hour, (now + CACHE_TTL_S, known[hour]), PAIR_BYTES * (known[hour].entry_count + 1)
@@ -434,7 +423,7 @@ class Statistics:
 
     async def _read_stored_hours(self, hours: Sequence[int]) -> list[tuple[int, HourCounters]]:
         """Reads the stored hours of one day from all processes. Skips own hours that are in memory."""
-        day = _format_day(hours[0])
+        day = _format_time(hours[0])
         lines = await self._records.read_tail(statistics_writers_key(day), MAX_WRITERS)
         writers = {writer for line in lines if isinstance(writer := line.get("writer"), str)}
         asked = [
@@ -461,4 +450,4 @@ class Statistics:
             del self._own_hours[number]
             self._unwritten.discard(number)
         self._due = {number: due for number, due in self._due.items() if number in self._own_hours}
-        self._listed &= {_format_day(number) for number in self._own_hours}
+        self._listed &= {_format_time(number) for number in self._own_hours}

@@ -1,11 +1,31 @@
-"""Admin API endpoints for the whole proxy: statistics, events, upstream failures, models, configuration."""
+"""Admin API endpoints for the whole proxy: statistics, events, models, configuration, exports and replay.
+
+An export is sent while its data is read, one conversation at a time. It is JSON, or CSV for spreadsheets, and
+contains no text of a conversation. The endpoint `conversations/{id}/export` exports one conversation with its
+text.
+
+A replay can load a stored conversation. Its messages are those that compactions have removed, and those that
+remained after the last compaction. The store holds only their text: a tool call is a line with its name and
+arguments, and fixed messages and tool definitions are missing. The results are therefore approximate.
+"""
 
 import asyncio
+import csv
+import io
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import asdict, dataclass
 from functools import reduce
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -21,11 +41,21 @@ from compaction_proxy.admin.api.routing import (
     get_api,
     parse_time,
 )
-from compaction_proxy.admin.queries import MAX_SCANNED
+from compaction_proxy.admin.queries import MAX_SCANNED, ConversationQueries
+from compaction_proxy.compaction.commands import ConversationCommands
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_value
-from compaction_proxy.telemetry.live_feed import FeedItem
-from compaction_proxy.telemetry.statistics import Grouping
+from compaction_proxy.core.cost.savings import Saving
+from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.core.event import Event
+from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.recall.archive import RemovedMessage
+from compaction_proxy.recall.round_detail import KEPT, VisibleMessage
+from compaction_proxy.replay.jobs import parse_job
+from compaction_proxy.replay.provider import JsonObject
+from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
+from compaction_proxy.telemetry.statistics import COUNTS, Grouping
+from compaction_proxy.telemetry.usage import DOLLARS
 
 # Shown as the origin of a configuration value if the origin is not known.
 UNKNOWN = "unknown"
@@ -195,3 +225,220 @@ def format_event(item: FeedItem) -> bytes:
     """Formats a feed item as a server-sent event."""
     data = json.dumps(schemas.to_item_fields(item), allow_nan=False)
     return f"id: {item.id}\nevent: {item.kind}\ndata: {data}\n\n".encode()
+
+
+# Spreadsheet programs treat a cell that begins with one of these characters as a formula.
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def format_csv_line(values: Iterable[object]) -> str:
+    """Formats a line of CSV (RFC 4180), including its line end. None becomes an empty cell.
+
+    A text that a spreadsheet program would treat as a formula gets the prefix `'`.
+    """
+    line = io.StringIO()
+    cells = [f"'{each}" if isinstance(each, str) and each.startswith(FORMULAS) else each for each in values]
+    csv.writer(line, lineterminator="\r\n").writerow(cells)
+    return line.getvalue()
+
+
+SAVING_COLUMNS = tuple(f"saving_{name}" for name in Saving._fields)
+EXCHANGE_COLUMNS = ("conversation", *Exchange._fields, *SAVING_COLUMNS)
+STATS_COLUMNS = (
+    "of", *COUNTS, "failed_open", *DOLLARS, "net_usd", "overhead_p50_s", "overhead_p95_s",
+)  # fmt: skip
+
+
+@router.get(
+    "/export.json",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/json": {}}}},
+)
+async def _json(queries: QueriesDependency, since: TimeParameter = "30d") -> StreamingResponse:
+    """Export the 1,000 most recently used conversations, and the daily statistics since `since`.
+
+    Each conversation has its exchanges and events.
+    """
+    await queries.check_store()
+    start = parse_time(since, queries.now())
+    return _build_attachment(_stream_json(queries, start), "application/json", "compaction.json")
+
+
+@router.get("/export.csv", response_class=StreamingResponse, responses={200: {"content": {"text/csv": {}}}})
+async def _csv(
+    queries: QueriesDependency,
+    of: Literal["exchanges", "stats"] = "exchanges",
+    since: TimeParameter = "30d",
+    by: Grouping = "day",
+) -> StreamingResponse:
+    """Export one line per exchange since `since`, or with `of=stats` one line per row of the statistics.
+
+    The exchanges are those of the 1,000 most recently used conversations.
+    """
+    await queries.check_store()
+    start = parse_time(since, queries.now())
+    columns = EXCHANGE_COLUMNS if of == "exchanges" else STATS_COLUMNS
+    rows = (
+        _stream_exchange_rows(queries, start)
+        if of == "exchanges"
+        else _stream_statistics_rows(queries, start, by)
+    )
+    return _build_attachment(_stream_csv(columns, rows), "text/csv; charset=utf-8", f"{of}.csv")
+
+
+def _build_attachment(body: AsyncIterator[bytes], kind: str, name: str) -> StreamingResponse:
+    headers = {"cache-control": "no-store", "content-disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(body, media_type=kind, headers=headers)
+
+
+async def _stream_json(queries: ConversationQueries, since: float) -> AsyncIterator[bytes]:
+    """Yields the JSON document in pieces: one for each conversation, and one for the statistics."""
+    opening = b'{"conversations":['
+    async for listed, exchanges, events in queries.iter_conversations():
+        fields = schemas.to_conversation_row(listed)
+        fields |= {
+            "exchanges": [schemas.to_exchange_line(each) for each in exchanges],
+            "events": _to_event_fields(events),
+        }
+        yield opening + json.dumps(fields, allow_nan=False).encode()
+        opening = b","
+    summed = await queries.get_statistics(since, queries.now(), "day")
+    rows = json.dumps([schemas.to_stats_row(each) for each in summed.rows], allow_nan=False).encode()
+    start = opening if opening != b"," else b""
+    yield b'%b],"stats":%b}' % (start, rows)
+
+
+def _to_event_fields(events: Iterable[Event]) -> list[dict[str, Any]]:
+    rows = (asdict(event) for event in events)
+    return [{name: value for name, value in each.items() if name not in HIDDEN_FIELDS} for each in rows]
+
+
+async def _stream_exchange_rows(
+    queries: ConversationQueries, since: float
+) -> AsyncIterator[Mapping[str, Any]]:
+    async for listed, exchanges, _ in queries.iter_conversations():
+        for entry in exchanges:
+            if entry.exchange.at >= since:
+                saving = {} if entry.saving is None else dict(zip(SAVING_COLUMNS, entry.saving, strict=True))
+                yield {"conversation": listed.id, **entry.exchange._asdict(), **saving}
+
+
+async def _stream_statistics_rows(
+    queries: ConversationQueries, since: float, by: Grouping
+) -> AsyncIterator[Mapping[str, Any]]:
+    summed = await queries.get_statistics(since, queries.now(), by)
+    for row in summed.rows:
+        yield schemas.to_stats_row(row)
+
+
+async def _stream_csv(
+    columns: tuple[str, ...], rows: AsyncIterator[Mapping[str, Any]]
+) -> AsyncIterator[bytes]:
+    yield format_csv_line(columns).encode()
+    async for row in rows:
+        yield format_csv_line(row.get(name) for name in columns).encode("utf-8", "replace")
+
+
+_TOKENS = {"type": "integer", "minimum": 1, "nullable": True}
+# Schema of the request body, for the OpenAPI document. FastAPI does not decode the body, because decoding
+# megabytes on the event loop would delay other requests.
+_BODY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "messages": {"type": "array", "items": {"type": "object"}},
+        "tools": {"type": "array", "items": {"type": "object"}},
+        "conversation": {"type": "string", "description": "In place of messages: the id of a stored one."},
+        "model": {"type": "string", "nullable": True},
+        "strategies": {"type": "array", "items": {"type": "string"}},
+        "trigger_tokens": _TOKENS,
+        "target_tokens": _TOKENS,
+        "window": _TOKENS,
+    },
+}
+
+
+@router.post(
+    "/replay",
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _BODY}}}},
+)
+async def replay(request: Request) -> Response:
+    """Compute what each strategy would do with a conversation, and at what cost. Calls no model."""
+    job = await asyncio.to_thread(parse_job, await request.body())
+    return build_json_response({"results": await get_api(request).replay_jobs.run_job(job)})
+
+
+# Roles of tool results.
+_ANSWERING = frozenset({"tool", "function"})
+
+
+def create_conversation_loader(
+    commands: ConversationCommands, queries: ConversationQueries
+) -> Callable[[str], Awaitable[JsonObject]]:
+    """Creates a function that rebuilds a stored conversation as a request body.
+
+    That function raises `RequestRefusedError` if the conversation is unknown (404) or too little of it is
+    stored (409).
+    """
+
+    async def load_conversation(conversation: str) -> JsonObject:
+        overview = await commands.get_overview(conversation)
+        in_force = [
+            each.place for each in overview.rounds if each.place and each.place not in overview.undone
+        ]
+        removed = [each.message for each in await commands.list_archived_messages(conversation)]
+        detail = (await queries.get_compaction(conversation, in_force[-1]))[1] if in_force else None
+        messages = rebuild_messages(removed, detail.visible_messages if detail else ())
+        return {"model": overview.totals.model, "messages": messages}
+
+    return load_conversation
+
+
+def rebuild_messages(
+    removed: Sequence[RemovedMessage], visible: Sequence[VisibleMessage]
+) -> list[JsonObject]:
+    """Rebuilds the messages of a conversation, up to those that the model saw after the last compaction.
+
+    Args:
+        removed: Messages that compactions removed. If several have the same index, the last one counts.
+        visible: Messages that the model saw after the last compaction. Only those that the compaction kept
+            are used.
+
+    Raises:
+        RequestRefusedError: Too little of the conversation is stored (409).
+    """
+    placed = {each.index: (each.role, each.text) for each in removed}
+    known = {each.id for each in removed}
+    kept = [(each.role, each.text) for each in visible if each.origin == KEPT and each.id not in known]
+    total = len(placed) + len(kept)
+    free = [index for index in range(total) if index not in placed]
+    if not total or max(placed, default=0) >= total:
+        raise RequestRefusedError(
+            409, "Too little is kept of this conversation: send its messages instead.", "not_kept"
+        )
+    placed |= dict(zip(free, kept, strict=True))
+    return _to_wire_messages([placed[index] for index in range(total)])
+
+
+def _to_wire_messages(texts: Sequence[tuple[str, str]]) -> list[JsonObject]:
+    """Converts pairs of a role and a text to messages of the Chat Completions wire.
+
+    The ids of tool calls are not stored. Each tool result therefore gets a new call in the assistant message
+    before it. Without such a message, it becomes a user message.
+    """
+    messages: list[JsonObject] = []
+    caller: JsonObject | None = None
+    for index, (role, text) in enumerate(texts):
+        if role not in _ANSWERING:
+            messages.append({"role": role, "content": text})
+            caller = messages[-1] if role == "assistant" else None
+        elif caller is None:  # the call of this result is not stored
+            messages.append({"role": "user", "content": text})
+        else:
+            call = {
+                "id": f"call_{index}",
+                "type": "function",
+                "function": {"name": "call", "arguments": "{}"},
+            }
+            caller.setdefault("tool_calls", []).append(call)
+            messages.append({"role": "tool", "tool_call_id": f"call_{index}", "content": text})
+    return messages

@@ -1,12 +1,19 @@
-"""The pages: overview, conversations, one conversation or compaction, failures and settings.
+"""The pages: overview, conversations, one conversation or compaction, failures, playground and settings.
 
-A button on a conversation's page runs a command, then redirects to a page.
+A button on a conversation's page runs a command, then redirects to a page. The playground shows what each
+strategy would forward for a conversation, and at what cost. It calls no provider.
+
+The templates put the data of a chart into an attribute, as JSON, and `static/pages.js` draws the chart from
+it. Next to each chart is a table with the same figures, for readers who cannot see the chart or whose browser
+runs no scripts.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
@@ -16,15 +23,24 @@ from compaction_proxy.admin.api.conversations import MAX_QUERY_CHARACTERS
 from compaction_proxy.admin.api.overview import Value, build_configuration
 from compaction_proxy.admin.api.routing import AdminApi, parse_time
 from compaction_proxy.admin.api.schemas import to_counters, to_instructions, to_pins, to_stats_row
-from compaction_proxy.admin.queries import Sort
-from compaction_proxy.admin.ui import charts
+from compaction_proxy.admin.queries import CompactionRecord, Sort
 from compaction_proxy.admin.ui.diff import MAX_SHOWN_CHARACTERS, build_panes
-from compaction_proxy.admin.ui.templates import HEADERS, Templates
-from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
+from compaction_proxy.admin.ui.templates import HEADERS, Templates, describe_error
+from compaction_proxy.core.errors import (
+    ProxyError,
+    RequestRefusedError,
+    StoreUnavailableError,
+    UnreadableBodyError,
+)
 from compaction_proxy.core.event import Event, from_fields
+from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.replay.jobs import ReplayJob, parse_job
+from compaction_proxy.replay.provider import JsonObject
 from compaction_proxy.support.formatting import encode_path_segment
 from compaction_proxy.telemetry.live_feed import FeedItem
-from compaction_proxy.telemetry.statistics import Grouping
+from compaction_proxy.telemetry.statistics import Grouping, StatisticsRow
+from compaction_proxy.wires.json.slices import find_members
 
 # Time ranges of the overview page, each with the period that one column of its chart covers.
 RANGES: Mapping[str, Grouping] = {"24h": "hour", "7d": "hour", "30d": "day"}
@@ -52,6 +68,21 @@ RECENT_EVENTS = 10
 MAX_HITS = 50
 MAX_FORM_BYTES = 65_536
 _MAX_FIELDS = 100
+# Largest pasted transcript, in bytes. A form may be three times as large, because its encoding takes three
+# bytes for each special character of JSON.
+MAX_PASTED_BYTES = 8 * 1024 * 1024
+_MAX_FORM_BYTES = 3 * MAX_PASTED_BYTES
+TOO_LARGE = (
+    f"The transcript is larger than {MAX_PASTED_BYTES:,} bytes; the command `replay` takes longer ones."
+)
+_TOO_LARGE = 413
+_OFFERED_CONVERSATIONS = 50
+_TRANSCRIPT_FIELDS = ("messages", "tools", "model")
+# Largest number of columns in a chart. If there are more, only the newest are drawn.
+MAX_COLUMNS = 500
+# Dash patterns, one for the line of each strategy: the numbers of pixels that are drawn and left out in turn.
+DASHES = ((), (8, 4), (2, 3), (12, 3, 2, 3), (4, 4), (1, 2), (16, 4))
+_STEPS_S = {"hour": 3_600, "day": 86_400}
 # Number of bytes of an encoded value that are decoded in one call. A single call for megabytes would hold the
 # interpreter lock for seconds.
 _PIECE_BYTES = 65_536
@@ -155,6 +186,27 @@ def _group_values(values: Iterable[Value]) -> dict[str, list[Value]]:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaygroundForm:
+    """Values of the playground's form.
+
+    Attributes:
+        transcript: Messages or a request, as JSON.
+        conversation: Id of a stored conversation. It is used if there is no transcript.
+        model: Model; if empty, the model in the transcript.
+        strategies: Names of the strategies to compare.
+        trigger: T, in tokens; 0 for the T that each strategy has.
+        window: Context window of the model, in tokens; 0 for the window that the proxy knows.
+    """
+
+    transcript: str = ""
+    conversation: str = ""
+    model: str = ""
+    strategies: tuple[str, ...] = ("anchored",)
+    trigger: int = 0
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PageRoutes:
     """Handles the requests for the pages.
 
@@ -187,7 +239,7 @@ class PageRoutes:
             rows=[to_stats_row(each) for each in over_time.rows],
             models=sorted(models, key=lambda row: -int(row["tokens_before"])),
             events=_parse_events(recent),
-            chart=charts.build_period_chart(over_time.rows, by, start, now),
+            chart=build_period_chart(over_time.rows, by, start, now),
             base_url=_build_base_url(request),
         )
 
@@ -226,7 +278,7 @@ class PageRoutes:
             exchanges=exchanges,
             latest=next((each for each in reversed(exchanges) if each.tokens_before is not None), None),
             rounds=rounds,
-            chart=charts.build_requests_chart(exchanges, rounds),
+            chart=build_requests_chart(exchanges, rounds),
             done=ACTION_MESSAGES.get(request.query_params.get("done", ""), ""),
         )
 
@@ -340,7 +392,205 @@ class PageRoutes:
         headers = {**HEADERS, "cache-control": "no-store"}
         return RedirectResponse(f"{self.templates.root}/conversations{shown}", 303, headers)
 
+    async def show_playground(self, request: Request) -> Response:
+        """Shows the playground. The query parameter `conversation` selects a stored conversation."""
+        name = request.query_params.get("conversation", "")
+        return await self._render_playground(PlaygroundForm(conversation=name))
+
+    async def run_replay(self, request: Request) -> Response:
+        """Shows the form of the playground as it was sent, with the results of the replay."""
+        form = _parse_form(await read_form(request, _MAX_FORM_BYTES))
+        try:
+            results = await self.api.replay_jobs.run_job(await asyncio.to_thread(_build_job, form))
+        except ProxyError as error:
+            status, message = describe_error(error)
+            if status == _TOO_LARGE:  # the form would send megabytes back to the browser
+                raise
+            return await self._render_playground(form, status=status, trouble=message)
+        return await self._render_playground(form, results)
+
+    async def _render_playground(
+        self,
+        wanted: PlaygroundForm,
+        results: Sequence[JsonObject] = (),
+        *,
+        status: int = 200,
+        trouble: str = "",
+    ) -> Response:
+        return await self.templates.render_page(
+            "playground.html",
+            status,
+            at="playground",
+            wanted=wanted,
+            results=results,
+            chart=build_strategies_chart(results),
+            strategies=tuple(STRATEGIES),
+            dashes=DASHES,
+            conversations=await get_or_none(self.api.queries.list_conversations(_OFFERED_CONVERSATIONS))
+            or (),
+            trouble=trouble,
+        )
+
 
 def _build_base_url(request: Request) -> str:
     """Returns the `base_url` that clients should use, derived from the host of this request."""
     return f"{request.url.scheme}://{request.headers.get('host', '')}/v1"
+
+
+def build_period_chart(rows: Sequence[StatisticsRow], by: str, since: float, until: float) -> str:
+    """Builds the chart of sent, forwarded and cached tokens over time, with the number of compactions.
+
+    Args:
+        rows: Hours or days with exchanges.
+        by: `hour` or `day`.
+        since: Seconds since the epoch.
+        until: Seconds since the epoch.
+    """
+    known = {_parse_timestamp(row.label): row.counters for row in rows}
+    step = _STEPS_S[by]
+    first, last = int(since) // step * step, int(until) // step * step
+    columns = range(max(first, last - (MAX_COLUMNS - 1) * step), last + 1, step)
+    drawn = [known.get(at) for at in columns]
+    return _encode_json(
+        {
+            "kind": "period",
+            "x": list(columns),
+            "sent": [row and row.tokens_before for row in drawn],
+            "forwarded": [row and row.tokens_after for row in drawn],
+            "cached": [row and min(row.cached_tokens, row.tokens_after) for row in drawn],
+            "rounds": [row and row.rounds for row in drawn],
+        }
+    )
+
+
+def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[CompactionRecord]) -> str:
+    """Builds the chart of a conversation's requests: their sizes, and which ones applied a new compaction."""
+    drawn = exchanges[-MAX_COLUMNS:]
+    first = len(exchanges) - len(drawn)
+    marks = _find_round_marks(exchanges, rounds)[first:]
+    return _encode_json(
+        {
+            "kind": "requests",
+            "x": list(range(first + 1, first + len(drawn) + 1)),
+            "sent": [each.tokens_before for each in drawn],
+            "forwarded": [_get_forwarded_tokens(each) for each in drawn],
+            "cached": [each.cached_tokens for each in drawn],
+            "trigger": [each.trigger for each in drawn],
+            "rounds": [mark and mark[0] for mark in marks],
+            "places": [mark and mark[1] for mark in marks],
+        }
+    )
+
+
+def build_strategies_chart(results: Sequence[JsonObject]) -> str:
+    """Builds the chart of the tokens that each strategy would forward, request by request.
+
+    `results` are those of `ReplayJobRunner.run_job`.
+    """
+    sent = [point["before"] for point in max((each["points"] for each in results), key=len, default=[])]
+    return _encode_json(
+        {
+            "kind": "strategies",
+            "x": list(range(1, len(sent) + 1)),
+            "sent": sent,
+            "names": [each["strategy"] for each in results],
+            "dashes": DASHES,
+            "forwarded": [[point["after"] for point in each["points"]] for each in results],
+        }
+    )
+
+
+def _find_round_marks(
+    exchanges: Sequence[Exchange], rounds: Sequence[CompactionRecord]
+) -> list[tuple[int, str] | None]:
+    """Returns, for each request, the number and the checkpoint id (`place`) of its new compaction.
+
+    A compaction is new for the first request to which it is applied. Other requests have None. The number 0
+    means that only tool results were shortened for the request.
+    """
+    places = {each.event.round: each.event.place for each in rounds}
+    shortened = {each.event.request: each.event.place for each in rounds if each.event.round == 0}
+    last = exchanges[0].round if exchanges else None
+    marks: list[tuple[int, str] | None] = []
+    for each in exchanges:
+        changed = each.round if each.round != last else None
+        zero = shortened.get(each.request) if each.request else None
+        marks.append((changed, places.get(changed, "")) if changed else (0, zero) if zero else None)
+        last = each.round
+    return marks
+
+
+def _get_forwarded_tokens(exchange: Exchange) -> int | None:
+    """Returns the tokens of a forwarded request: the upstream's count, or else our estimate."""
+    counted = exchange.first_prompt_tokens
+    return exchange.tokens_after if counted is None else counted
+
+
+def _parse_timestamp(text: str) -> int:
+    """Parses an hour or a day, such as `2026-11-22T13`. Returns its beginning in seconds since the epoch."""
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
+
+
+def _encode_json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, allow_nan=False, separators=(",", ":"))
+
+
+def _parse_form(fields: Mapping[str, list[str]]) -> PlaygroundForm:
+    values = dict(fields)
+    return PlaygroundForm(
+        transcript=get_field(values, "transcript").strip(),
+        conversation=get_field(values, "conversation"),
+        model=get_field(values, "model").strip(),
+        strategies=tuple(each for each in values.get("strategy", ()) if each in STRATEGIES) or ("anchored",),
+        trigger=_parse_number(get_field(values, "trigger")),
+        window=_parse_number(get_field(values, "window")),
+    )
+
+
+def _parse_number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else 0
+
+
+def _build_job(form: PlaygroundForm) -> ReplayJob:
+    """Builds the job to run. Does not decode the transcript, which may have megabytes.
+
+    Raises:
+        RequestRefusedError: The transcript is too large (413), or neither messages nor a request (400 or
+            422), or there is neither a transcript nor a conversation (422).
+    """
+    small: dict[str, object] = {
+        "strategies": list(form.strategies),
+        "trigger_tokens": form.trigger or None,
+        "window": form.window or None,
+    }
+    if form.transcript:
+        parts = _split_transcript(form.transcript.encode("utf-8", "replace"))
+    elif form.conversation:
+        parts = {"conversation": json.dumps(form.conversation).encode()}
+    else:
+        raise _build_refusal("Paste a transcript, or choose a conversation.")
+    if form.model:
+        small["model"] = form.model
+    parts |= {name: json.dumps(value).encode() for name, value in small.items()}
+    return parse_job(
+        b"{%b}" % b",".join(b"%b:%b" % (json.dumps(name).encode(), value) for name, value in parts.items())
+    )
+
+
+def _build_refusal(message: str) -> RequestRefusedError:
+    return RequestRefusedError(422, message, "invalid_request")
+
+
+def _split_transcript(text: bytes) -> dict[str, bytes]:
+    """Returns the raw JSON of the messages and, if a whole request was pasted, of its tools and model."""
+    if len(text) > MAX_PASTED_BYTES:
+        raise RequestRefusedError(_TOO_LARGE, TOO_LARGE, "request_too_large")
+    if text.startswith(b"["):
+        return {"messages": text}
+    try:
+        found = find_members(text)
+    except (UnreadableBodyError, RecursionError) as error:
+        raise _build_refusal("The transcript is no JSON.") from error
+    if "messages" not in found:
+        raise _build_refusal("The transcript is neither a list of messages nor a request with messages.")
+    return {name: text[found[name].start : found[name].stop] for name in _TRANSCRIPT_FIELDS if name in found}
