@@ -3,7 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
-from compaction_proxy.cli.doctor import host
+from compaction_proxy.cli.doctor import check_search
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import SearchUnavailableError
 from compaction_proxy.core.message import Message
@@ -67,5 +67,5 @@ def test_it_is_told_in_one_line_at_the_start_and_by_the_doctor() -> None:
     with capture_logs() as lines:
         Components(Config(), MemoryStore())
     assert lines == [{"event": "search.unavailable", "log_level": "warning", "reason": FTS5_MISSING}]
-    finding = host.check_search()
+    finding = check_search()
     assert (finding.level, finding.topic, finding.what) == ("warning", "search", FTS5_MISSING.rstrip("."))

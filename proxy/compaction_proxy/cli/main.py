@@ -10,9 +10,9 @@ import typer
 from compaction_proxy.cli.admin_client import AdminClient, check_ready, create_local_client
 from compaction_proxy.cli.config import config_app
 from compaction_proxy.cli.connect import connect
-from compaction_proxy.cli.doctor.command import doctor
 from compaction_proxy.cli.exit import (
     ConfigOption,
+    JsonOption,
     UpstreamOption,
     create_group,
     load_config_and_print_warnings,
@@ -133,6 +133,21 @@ def version() -> None:
     import importlib.metadata
 
     print(importlib.metadata.version("compaction-proxy"))
+
+
+def doctor(
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Ask the summary model for one word; its provider may charge for it."),
+    ] = False,
+    upstream: UpstreamOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for what is wrong, and say what mends it. Ends with 1 if something keeps it from working."""
+    from compaction_proxy.cli.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(config, upstream, probe=probe, as_json=as_json))
 
 
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
