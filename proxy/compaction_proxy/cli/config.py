@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import (
+from compaction_proxy.cli.console import (
     FAILED,
     ConfigOption,
     create_group,

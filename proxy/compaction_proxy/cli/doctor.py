@@ -19,8 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from compaction_proxy.cli.admin_client import build_local_url, create_local_client, fetch_version
-from compaction_proxy.cli.exit import BAD_CONFIG, FAILED
-from compaction_proxy.cli.output import Column, format_table, print_json, print_lines
+from compaction_proxy.cli.console import BAD_CONFIG, FAILED, Column, format_table, print_json, print_lines
 from compaction_proxy.cli.serve import MAX_DESCRIPTORS, open_listener
 from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.config.config import Config, ModelSettings, get_model_settings

@@ -10,7 +10,7 @@ import typer
 from compaction_proxy.cli.admin_client import AdminClient, check_ready, create_local_client
 from compaction_proxy.cli.config import config_app
 from compaction_proxy.cli.connect import connect
-from compaction_proxy.cli.exit import (
+from compaction_proxy.cli.console import (
     ConfigOption,
     JsonOption,
     UpstreamOption,

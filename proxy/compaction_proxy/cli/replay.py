@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import (
+from compaction_proxy.cli.console import (
     BAD_CONFIG,
+    Column,
     ConfigOption,
     JsonOption,
-    exit_with_error,
-    load_config_and_print_warnings,
-)
-from compaction_proxy.cli.output import (
-    Column,
     escape_unprintable,
+    exit_with_error,
     format_dollars,
     format_percent,
     format_table,
     get_terminal_width,
+    load_config_and_print_warnings,
     print_json,
     print_lines,
     truncate_text,

@@ -17,7 +17,7 @@ from compaction_proxy.cli.admin_client import (
     fetch_version,
     parse_base_url,
 )
-from compaction_proxy.cli.exit import ConfigOption, UrlOption, load_config_and_print_warnings
+from compaction_proxy.cli.console import ConfigOption, UrlOption, load_config_and_print_warnings
 
 # Exit codes as in shells: not found, not executable, and ended by a signal (128 plus the signal's number).
 NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
@@ -88,7 +88,7 @@ def _warn_if_environment_ignored(command: Sequence[str], url: str) -> None:
 
     Prints nothing if the command line or the program's own file already names the proxy.
     """
-    from compaction_proxy.cli.client_config import CLIENT_FILES
+    from compaction_proxy.cli.connect import CLIENTS
 
     base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
     name = _get_program_name(command)
@@ -98,7 +98,7 @@ def _warn_if_environment_ignored(command: Sequence[str], url: str) -> None:
     tool = CONNECT_CLIENTS.get(name)
     if tool is not None:
         try:
-            if base in Path(CLIENT_FILES[tool].path).expanduser().read_text(encoding="utf-8"):
+            if base in Path(CLIENTS[tool].destination).expanduser().read_text(encoding="utf-8"):
                 return
         except (OSError, UnicodeDecodeError):
             pass

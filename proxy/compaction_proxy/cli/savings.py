@@ -6,17 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from compaction_proxy.cli.admin_client import create_admin_client
-from compaction_proxy.cli.exit import (
+from compaction_proxy.cli.console import (
     BAD_CONFIG,
+    Column,
     ConfigOption,
     JsonOption,
     KeyOption,
     UrlOption,
-    exit_with_error,
-)
-from compaction_proxy.cli.output import (
-    Column,
     escape_unprintable,
+    exit_with_error,
     format_count,
     format_dollars,
     format_percent,

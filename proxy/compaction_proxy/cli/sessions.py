@@ -12,20 +12,18 @@ from typing import Annotated, Any
 import typer
 
 from compaction_proxy.cli.admin_client import AdminClient, create_admin_client
-from compaction_proxy.cli.exit import (
+from compaction_proxy.cli.console import (
     BAD_CONFIG,
     FAILED,
+    Column,
     ConfigOption,
     JsonOption,
     KeyOption,
     SessionArgument,
     UrlOption,
     create_group,
-    exit_with_error,
-)
-from compaction_proxy.cli.output import (
-    Column,
     escape_unprintable,
+    exit_with_error,
     format_age,
     format_count,
     format_dollars,

@@ -381,11 +381,6 @@ class DemoProvider:
         return Reply("".join(pieces), finish_reason="length")
 
 
-def create_provider(settings: DemoProviderSettings) -> DemoProvider:
-    """Creates a provider as an ASGI app without any logged requests."""
-    return DemoProvider(settings)
-
-
 def parse_body(raw: bytes) -> tuple[JsonObject, Refusal | None]:
     """Parses a request body. Returns an empty object and a refusal if it is no JSON object."""
     try:
@@ -444,7 +439,7 @@ async def serve_provider(host: str, port: int, window: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     settings = DemoProviderSettings(TiktokenCounter(lambda line: print(line, file=sys.stderr)), window=window)
-    async with serve_embedded(create_provider(settings), host, port) as url:
+    async with serve_embedded(DemoProvider(settings), host, port) as url:
         print(BANNER)
         print(f"demo provider listens on {url}/v1, models {', '.join(settings.models)}", flush=True)
         await stopping.wait()
