@@ -122,9 +122,11 @@ def demo_provider(
     window: Annotated[int, typer.Option(help="Prompt plus output, in tokens.")] = 8192,
 ) -> None:
     """Serve the demo's provider: its answers are scripted, there is no model behind it."""
-    from compaction_proxy.cli.demo.provider import run_provider
+    import asyncio
 
-    run_provider(host, port, window)
+    from compaction_proxy.cli.demo.provider import serve_provider
+
+    asyncio.run(serve_provider(host, port, window))
 
 
 @app.command()

@@ -188,25 +188,17 @@ def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     import subprocess
 
-    started: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []
-
-    def forward_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - signature of a signal handler
-        if number == signal.SIGINT and sys.stdin.isatty():
-            return
-        if started:
-            started[0].send_signal(number)
-        else:
-            early.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, forward_signal)
     try:
-        started.append(subprocess.Popen(list(command), env=dict(environ)))  # noqa: S603 - the user asked for this command
+        process = subprocess.Popen(list(command), env=dict(environ))  # noqa: S603 - the user asked for this command
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-    for each in early:
-        started[0].send_signal(each)
-    code = started[0].wait()
+
+    def forward_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - signature of a signal handler
+        if number != signal.SIGINT or not sys.stdin.isatty():
+            process.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, forward_signal)
+    code = process.wait()
     return code if code >= 0 else BY_SIGNAL - code

@@ -247,29 +247,16 @@ class ConfigReloader:
         self._running = running
         self._task: asyncio.Task[None] | None = None
         self._is_reread_needed = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._started = threading.Event()
 
-    def start(self, read_config: ReadConfig | None) -> None:
-        """Remembers the current event loop, in which the proxy runs, and handles SIGHUP in it.
+    def start(self, read_config: ReadConfig) -> None:
+        """Handles SIGHUP in the current event loop, in which the proxy runs.
 
         Args:
-            read_config: Called on SIGHUP to read the configuration again. None leaves SIGHUP alone.
+            read_config: Called on SIGHUP to read the configuration again.
         """
-        self._loop = asyncio.get_running_loop()
-        self._started.set()
-        if read_config is not None and hasattr(signal, "SIGHUP"):
-            self._loop.add_signal_handler(signal.SIGHUP, self._schedule_reload, read_config)
-
-    def apply_from_thread(self, loaded: LoadedConfig | None) -> None:
-        """Applies a configuration in the event loop. None only records that a reload has failed.
-
-        May be called from any other thread. Waits until the proxy runs, but not until the configuration
-        applies.
-        """
-        self._started.wait()
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.apply_config, loaded)
+        if hasattr(signal, "SIGHUP"):
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, self._schedule_reload, read_config)
 
     def apply_config(self, loaded: LoadedConfig | None) -> None:
         """Applies a configuration, and records in the metrics whether the reload succeeded.
@@ -301,24 +288,20 @@ class ConfigReloader:
 def serve_proxy(
     open_socket: Callable[[], socket.socket],
     loaded: LoadedConfig,
-    on_started: Callable[[socket.socket], None],
+    on_started: Callable[[socket.socket, serving.GracefulServer, ConfigReloader], None],
     *,
     on_ending: Callable[[], None] | None = None,
     worker_number: int | None = None,
-    on_built: Callable[[serving.GracefulServer, ConfigReloader], None] | None = None,
-    read_config: ReadConfig | None = None,
 ) -> None:
     """Runs the proxy in this process until it is told to end.
 
     Args:
         open_socket: Opens the listening socket. It is called when the application has been built.
         loaded: The configuration and its origins.
-        on_started: Called with the socket once the proxy accepts requests.
+        on_started: Called in the event loop once the proxy accepts requests. Gets the socket, the server and
+            its reloader, so that the caller can stop or reload the proxy.
         on_ending: Called when the proxy begins to end.
         worker_number: Number of this worker. None means that this is the only process.
-        on_built: Called before the start with the server and its reloader, so that the caller can stop or
-            reload the proxy.
-        read_config: Called on SIGHUP to read the configuration again. None leaves SIGHUP alone.
 
     Raises:
         ConfigError: The proxy cannot listen on the address, or the application refuses the configuration.
@@ -341,8 +324,7 @@ def serve_proxy(
 
     def on_accepting() -> None:
         tune_interpreter()
-        reloading.start(read_config)
-        on_started(bound)
+        on_started(bound, running, ConfigReloader(app, loaded))
 
     app = create_app(loaded.config, loaded_config=loaded)
     running = serving.build_server(
@@ -356,9 +338,6 @@ def serve_proxy(
         ),
         ssl_context=context,
     )
-    reloading = ConfigReloader(app, loaded)
-    if on_built is not None:
-        on_built(running, reloading)
     bound = open_socket()
     with asyncio.Runner(loop_factory=running.config.get_loop_factory()) as runner:
         runner.run(serving.run_server(running, bound, on_accepting))
@@ -386,9 +365,8 @@ def run_single_process(loaded: LoadedConfig, read_config: ReadConfig) -> None:
             stack.enter_context(serving.remove_socket_on_exit(bound))
             return bound
 
-        serve_proxy(
-            open_socket,
-            loaded,
-            lambda bound: announce_start(config, build_url(bound, config.server)),
-            read_config=read_config,
-        )
+        def on_started(bound: socket.socket, _: serving.GracefulServer, reloader: ConfigReloader) -> None:
+            reloader.start(read_config)
+            announce_start(config, build_url(bound, config.server))
+
+        serve_proxy(open_socket, loaded, on_started)

@@ -8,6 +8,7 @@ service manager may send a signal to both. If the parent dies, each worker notic
 stops.
 """
 
+import asyncio
 import logging
 import os
 import signal
@@ -94,17 +95,18 @@ def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, numbe
         with suppress(OSError):  # the parent may be gone
             parent.send(report)
 
-    def start_order_thread(running: serving.GracefulServer, reloader: ConfigReloader) -> None:
-        threading.Thread(target=_execute_orders, args=(parent, running, reloader), daemon=True).start()
+    def on_started(_: socket, running: serving.GracefulServer, reloader: ConfigReloader) -> None:
+        send_report(STARTED)
+        arguments = parent, asyncio.get_running_loop(), running, reloader
+        threading.Thread(target=_execute_orders, args=arguments, daemon=True).start()
 
     try:
         serve_proxy(
             lambda: listener,
             loaded,
-            lambda _: send_report(STARTED),
+            on_started,
             on_ending=lambda: send_report(ENDING),
             worker_number=number,
-            on_built=start_order_thread,
         )
     except ConfigError as error:
         send_report(str(error))
@@ -113,7 +115,12 @@ def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, numbe
         sys.exit(1)
 
 
-def _execute_orders(orders: Connection, running: serving.GracefulServer, reloader: ConfigReloader) -> None:
+def _execute_orders(
+    orders: Connection,
+    loop: asyncio.AbstractEventLoop,
+    running: serving.GracefulServer,
+    reloader: ConfigReloader,
+) -> None:
     """Executes the parent's orders. When the parent is gone, stops the server."""
     with suppress(EOFError, OSError, RuntimeError):  # RuntimeError: the event loop is closed
         while True:
@@ -121,7 +128,7 @@ def _execute_orders(orders: Connection, running: serving.GracefulServer, reloade
             if isinstance(order, str):
                 running.stop(now=order == STOP_NOW)
             else:
-                reloader.apply_from_thread(order)
+                loop.call_soon_threadsafe(reloader.apply_config, order)
     running.stop()
 
 

@@ -435,6 +435,7 @@ async def serve_provider(host: str, port: int, window: int) -> None:
     Raises:
         ConfigError: The provider cannot listen on the address.
     """
+    logs.configure_logging("console", logging.WARNING)
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -443,9 +444,3 @@ async def serve_provider(host: str, port: int, window: int) -> None:
         print(BANNER)
         print(f"demo provider listens on {url}/v1, models {', '.join(settings.models)}", flush=True)
         await stopping.wait()
-
-
-def run_provider(host: str, port: int, window: int) -> None:
-    """Serves the demo provider until SIGINT or SIGTERM. Arguments and errors are as in `serve_provider`."""
-    logs.configure_logging("console", logging.WARNING)
-    asyncio.run(serve_provider(host, port, window))
