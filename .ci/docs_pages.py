@@ -21,7 +21,7 @@ import yaml
 
 from compaction_proxy.cli.connect import CLIENTS, ClientGuide, fill_placeholders
 from compaction_proxy.cli.demo.run import render_table
-from compaction_proxy.config.keys import RESTART_KEYS
+from compaction_proxy.config.config import RESTART_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -111,7 +111,7 @@ class Proxy:
     def reload(self, loaded_config: LoadedConfig) -> None:
         """Applies another configuration to all later requests.
 
-        The keys in `config.keys.RESTART_KEYS` take effect only when a process starts.
+        The keys in `config.config.RESTART_KEYS` take effect only when a process starts.
 
         Raises:
             ConfigError: A prompt file that the configuration names cannot be read. The old configuration

@@ -27,8 +27,7 @@ from compaction_proxy.cli.console import (
 
 if TYPE_CHECKING:
     from compaction_proxy.config.config import Config
-    from compaction_proxy.replay.result import ReplayBill, ReplayResult
-    from compaction_proxy.replay.runner import ReplayOptions
+    from compaction_proxy.replay.runner import ReplayBill, ReplayOptions, ReplayResult
 
 TITLES = (
     "strategy", "trigger", "rounds", "calls", "forwarded", "less", "cached", "largest", "over", "failed",
@@ -130,7 +129,7 @@ def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | 
 
 def _sum_results(results: "Sequence[Sequence[ReplayResult]]") -> "list[ReplayResult]":
     """Returns one sum over all conversations for each strategy, or no sums for a single conversation."""
-    from compaction_proxy.replay.result import sum_results
+    from compaction_proxy.replay.runner import sum_results
 
     several = len(results) > 1
     return [sum_results(each, f"{len(each)} conversations") for each in zip(*results, strict=True) if several]

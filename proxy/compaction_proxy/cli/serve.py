@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compaction_proxy.compaction.request_view import resolve_policy
-from compaction_proxy.config.config import Config, get_model_settings
-from compaction_proxy.config.keys import compare_configs
+from compaction_proxy.config.config import Config, compare_configs, get_model_settings
 from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import ServerSection
 from compaction_proxy.config.types import mask_passwords

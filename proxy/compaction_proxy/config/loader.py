@@ -13,8 +13,14 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from compaction_proxy.config import validation, yaml_file
-from compaction_proxy.config.config import Config
-from compaction_proxy.config.keys import ConfigKey, format_key_path, get_section_type, iter_keys, suggest_key
+from compaction_proxy.config.config import (
+    Config,
+    ConfigKey,
+    format_key_path,
+    get_section_type,
+    iter_keys,
+    suggest_key,
+)
 from compaction_proxy.config.types import unwrap_type
 from compaction_proxy.config.yaml_file import KeyPath
 from compaction_proxy.core.errors import ConfigError

@@ -132,7 +132,7 @@ class ReplayJobRunner:
         self._slots = asyncio.Semaphore(MAX_PARALLEL_JOBS)
 
     async def run_job(self, job: ReplayJob) -> list[JsonObject]:
-        """Returns the results as JSON values (`replay.result.ReplayResult.to_fields`), one for each strategy.
+        """Returns the results as JSON values (`replay.runner.ReplayResult.to_fields`), one for each strategy.
 
         Raises:
             RequestRefusedError: The conversation is invalid (400) or unknown (404), too little of it is

@@ -22,8 +22,7 @@ from compaction_proxy.admin.api.routing import (
     parse_time,
 )
 from compaction_proxy.admin.queries import MAX_SCANNED
-from compaction_proxy.config.config import Config
-from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_value
+from compaction_proxy.config.config import Config, format_key_path, iter_keys, to_plain_value
 from compaction_proxy.telemetry.live_feed import FeedItem
 from compaction_proxy.telemetry.statistics import Grouping
 

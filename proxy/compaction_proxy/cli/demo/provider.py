@@ -23,8 +23,14 @@ from compaction_proxy.cli.demo.validation import Refusal
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.providers.types import TokenCounter
-from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider, extract_text
-from compaction_proxy.replay.writer import TARGET_TOKENS, is_aligned_call, write_summary
+from compaction_proxy.replay.provider import (
+    TARGET_TOKENS,
+    ProviderPrompt,
+    SimulatedProvider,
+    extract_text,
+    is_aligned_call,
+    write_summary,
+)
 from compaction_proxy.telemetry import logs
 from compaction_proxy.wires.json.slices import DECODER
 from compaction_proxy.wires.json.values import encode_json
