@@ -17,8 +17,7 @@ from pathlib import Path
 import yaml
 from pydantic_core import PydanticUndefined
 
-from compaction_proxy.config.config import Config
-from compaction_proxy.config.keys import ConfigKey, format_key_path, iter_keys, to_plain_value
+from compaction_proxy.config.config import Config, ConfigKey, format_key_path, iter_keys, to_plain_value
 from compaction_proxy.config.sections import ModelSection, PricesSection, SurchargeSection, TriggerRow
 
 ROOT = Path(__file__).resolve().parents[1]

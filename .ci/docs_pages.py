@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from compaction_proxy.cli.client_config import CLIENT_FILES
 from compaction_proxy.cli.connect import CLIENTS, ClientGuide, fill_placeholders
 from compaction_proxy.cli.demo.run import render_table
-from compaction_proxy.config.keys import RESTART_KEYS
+from compaction_proxy.config.config import RESTART_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -186,7 +185,8 @@ def agents() -> str:
 def clients_page() -> str:
     """docs/clients.md."""
     lines = (line for name, client in CLIENTS.items() for line in client_chapter(name, client))
-    head = CLIENTS_HEAD.replace("CLIENT_FILES", ", ".join(sorted(CLIENT_FILES)))
+    edited = sorted(tool for tool, client in CLIENTS.items() if client.edit)
+    head = CLIENTS_HEAD.replace("CLIENT_FILES", ", ".join(edited))
     return head + "\n".join(lines) + "\n" + tried() + agents()
 
 

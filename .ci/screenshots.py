@@ -33,9 +33,9 @@ import httpx
 from PIL import Image
 from playwright.async_api import Browser, Page, async_playwright
 
-from compaction_proxy.cli.demo.agent import build_opening, build_tool_message
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, Fault, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, Fault
 from compaction_proxy.cli.demo.replies import load_script
+from compaction_proxy.cli.demo.run import build_opening, build_tool_message
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
@@ -345,7 +345,7 @@ def heavy(folder: Path) -> list[str]:
 async def main(conversations: Path, to: Path, only: Sequence[str], *, hold: bool) -> int:
     """Exit code 1 if a picture is too heavy."""
     counter = TiktokenCounter(lambda line: print(line, file=sys.stderr))  # noqa: T201 - a script prints
-    provider = create_provider(DemoProviderSettings(counter, PROVIDER_WINDOW_TOKENS, MODELS, FAULTS))
+    provider = DemoProvider(DemoProviderSettings(counter, PROVIDER_WINDOW_TOKENS, MODELS, FAULTS))
     with tempfile.TemporaryDirectory() as scratch:
         async with serve_embedded(provider) as upstream, proxied(Path(scratch), upstream) as proxy:
             async with httpx.AsyncClient(base_url=proxy.url, timeout=60, trust_env=False) as client:

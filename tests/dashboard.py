@@ -26,8 +26,7 @@ from compaction_proxy.admin.queries import (
 )
 from compaction_proxy.compaction.commands import ConversationCommands, ConversationOverview
 from compaction_proxy.compaction.directives import Directives
-from compaction_proxy.config.config import Config
-from compaction_proxy.config.keys import format_key_path, iter_keys
+from compaction_proxy.config.config import Config, format_key_path, iter_keys
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.event import COMPACTED, FAILED_OPEN, Event, to_fields

@@ -9,7 +9,7 @@ import httpx
 from structlog.testing import capture_logs
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.gateway.server import serve_embedded
@@ -70,7 +70,7 @@ async def test_a_store_that_takes_no_write_is_told_of_once_and_is_not_down() -> 
         async def write(self, items: Sequence[Record | ListEntry]) -> None:
             raise StoreUnavailableError("store-full")
 
-    provider = create_provider(DemoProviderSettings(CharacterCounter()))
+    provider = DemoProvider(DemoProviderSettings(CharacterCounter()))
     with capture_logs() as logged:
         async with serve_embedded(provider) as upstream:
             config = Config.model_validate({"upstream": {"base_url": f"{upstream}/v1"}})

@@ -3,7 +3,8 @@
 import pytest
 from structlog.testing import capture_logs
 
-from compaction_proxy.cli.doctor import host
+from compaction_proxy.cli.doctor import check_search
+from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import SearchUnavailableError
 from compaction_proxy.core.message import Message
 from compaction_proxy.recall import fulltext
@@ -18,7 +19,7 @@ from compaction_proxy.recall.fulltext import FTS5_MISSING, SqliteTextIndexBuilde
 from compaction_proxy.recall.retention import ArchiveBounds, ArchiveRetention
 from compaction_proxy.recall.search import ArchiveSearch
 from compaction_proxy.recall.tool import SEARCH_UNAVAILABLE_TEXT, RecallContext, RecallTool
-from compaction_proxy.runtime import create_text_index_builder
+from compaction_proxy.runtime import Components
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry.event_history import EventHistory
@@ -64,7 +65,7 @@ async def test_a_search_says_why_it_finds_nothing_and_a_message_is_read_neverthe
 
 def test_it_is_told_in_one_line_at_the_start_and_by_the_doctor() -> None:
     with capture_logs() as lines:
-        create_text_index_builder()
+        Components(Config(), MemoryStore())
     assert lines == [{"event": "search.unavailable", "log_level": "warning", "reason": FTS5_MISSING}]
-    finding = host.check_search()
+    finding = check_search()
     assert (finding.level, finding.topic, finding.what) == ("warning", "search", FTS5_MISSING.rstrip("."))

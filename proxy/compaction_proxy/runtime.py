@@ -48,7 +48,6 @@ from compaction_proxy.providers.usage_baseline import UsageBaselineStore
 from compaction_proxy.recall.fulltext import (
     FTS5_MISSING,
     SqliteTextIndexBuilder,
-    TextIndexBuilder,
     is_fts5_available,
 )
 from compaction_proxy.recall.retention import ArchiveBounds, ArchiveRetention
@@ -139,16 +138,6 @@ def choose_body_budget(server: ServerSection) -> int:
         return server.max_inflight_bytes
     limits = read_memory_limits()
     return compute_default_budget(limits.memory_bytes, limits.address_bytes, server.workers)
-
-
-def create_text_index_builder() -> TextIndexBuilder:
-    """Returns the builder of the full-text indexes that are needed to search removed messages.
-
-    Logs a warning if SQLite lacks FTS5. In that case only the search does not work.
-    """
-    if not is_fts5_available():
-        _log.warning(SEARCH_UNAVAILABLE, reason=FTS5_MISSING)
-    return SqliteTextIndexBuilder()
 
 
 def create_tracer(config: Config) -> "OtelTracer | None":
@@ -249,10 +238,6 @@ def _log_tokenizer_failure(line: str) -> None:
     _log.warning(TOKENIZER_FAILED, reason=line)
 
 
-def _get_archive_bounds(config: Config) -> ArchiveBounds:
-    return ArchiveBounds(config.archive.conversation_bytes, config.archive.tenant_bytes)
-
-
 class Components:
     """The components of a process. They are built once, and are opened and closed together.
 
@@ -301,7 +286,23 @@ class Components:
         self.pricing = PriceBook(config)
         self.growth = GrowthTracker()
         self.usage_baselines = UsageBaselineStore(self.records)
-        self._build_telemetry(config, is_rehearsal=summary_model is not None)
+        self.usage = UsageStore(self.records, config.store.ttl_s)
+        self.statistics = Statistics(self.records, config.store.ttl_s)
+        self.feed = LiveFeed(self.records, config.store.ttl_s)
+        self.exchange_log = ExchangeLog(
+            self.usage, self.statistics, self.feed, self.records.deletion_fence, self.pricing
+        )
+        self.exchange_log.listeners.append(self.metrics.count_exchanges)
+        self.event_bus = EventBus(
+            self.statistics.on_event, self.usage.on_event, self.feed.on_event, self.metrics.on_event
+        )
+        self.upstream_monitor = UpstreamMonitor(
+            self.metrics.count_upstream_error, self.statistics.record_upstream_failure
+        )
+        # A rehearsal serves no requests, so there is nothing to trace.
+        self.tracer = create_tracer(config) if summary_model is None else None
+        if self.tracer is not None:
+            self.event_bus.listeners.append(self.tracer.on_event)
         self.conversation_registry = ConversationRegistry(self.records, config.store.ttl_s)
         self.conversation_index = ConversationIndex(
             self.records, self._mint_conversation_id, config.store.ttl_s
@@ -310,62 +311,39 @@ class Components:
         self.directives = DirectiveStore(self.records, config.store.ttl_s)
         self.compacted_conversations = CompactedConversations(self.records, config.store.ttl_s)
         self.effectiveness = RoundEffectiveness()
-        self.retention = ArchiveRetention(self.records, config.store.ttl_s, _get_archive_bounds(config))
-        self._build_rounds(summary_model or HttpSummaryModel(self.transport), clock)
-        self._build_recall()
-        self.secret = TenantSecret(config, store_url, self.store, report)
-        self.is_ready = False
-
-    def _build_rounds(self, summary_model: SummaryModel, clock: Callable[[], float]) -> None:
-        """Builds the components that make compactions."""
-        summarizer = Summarizer(summary_model, self.message_reader, price=self.pricing.compute_cost)
+        summarizer = Summarizer(
+            summary_model or HttpSummaryModel(self.transport),
+            self.message_reader,
+            price=self.pricing.compute_cost,
+        )
         self.metrics.breakers["summary"] = lambda: summarizer.has_resting_model
+        retention = ArchiveRetention(
+            self.records,
+            config.store.ttl_s,
+            ArchiveBounds(config.archive.conversation_bytes, config.archive.tenant_bytes),
+        )
         self.round_builder = RoundBuilder(
             summarizer,
             self.records,
             self.checkpoint_index,
             self.history,
             self.message_reader,
-            retention=self.retention,
+            retention=retention,
             announce=self.event_bus,
             clock=clock,
         )
-
-    def _build_recall(self) -> None:
-        """Builds the components that search removed messages for models, for agents and for auto-recall."""
-        self.recall = ArchiveSearch(self.records, self.history, self.retention, create_text_index_builder())
-        count, count_archive_search = partial(self.counter.count, model=""), self.metrics.count_archive_search
+        if not is_fts5_available():
+            _log.warning(SEARCH_UNAVAILABLE, reason=FTS5_MISSING)
+        self.recall = ArchiveSearch(self.records, self.history, retention, SqliteTextIndexBuilder())
+        count, on_search = partial(self.counter.count, model=""), self.metrics.count_archive_search
         self.recall_tool = RecallTool(
-            self.recall,
-            count,
-            is_store_reachable=lambda: self.records.is_reachable,
-            on_search=count_archive_search,
+            self.recall, count, is_store_reachable=lambda: self.records.is_reachable, on_search=on_search
         )
         self.auto_recall = AutoRecall(
-            self.recall.search, self.message_reader, self.records, count, on_search=count_archive_search
+            self.recall.search, self.message_reader, self.records, count, on_search=on_search
         )
-
-    def _build_telemetry(self, config: Config, *, is_rehearsal: bool) -> None:
-        """Builds the components that record requests and events, and report them.
-
-        `is_rehearsal` disables tracing. It is set for a rehearsal, which serves no requests.
-        """
-        self.usage = UsageStore(self.records, config.store.ttl_s)
-        self.statistics = Statistics(self.records, config.store.ttl_s)
-        self.feed = LiveFeed(self.records, config.store.ttl_s)
-        self.exchange_log = ExchangeLog(
-            self.usage, self.statistics, self.feed, self.records.deletion_fence, self.pricing
-        )
-        self.event_bus = EventBus(
-            self.statistics.on_event, self.usage.on_event, self.feed.on_event, self.metrics.on_event
-        )
-        self.exchange_log.listeners.append(self.metrics.count_exchanges)
-        self.upstream_monitor = UpstreamMonitor(
-            self.metrics.count_upstream_error, self.statistics.record_upstream_failure
-        )
-        self.tracer = None if is_rehearsal else create_tracer(config)
-        if self.tracer is not None:
-            self.event_bus.listeners.append(self.tracer.on_event)
+        self.secret = TenantSecret(config, store_url, self.store, report)
+        self.is_ready = False
 
     @asynccontextmanager
     async def run_lifespan(self, _: object) -> AsyncIterator[None]:
@@ -377,26 +355,27 @@ class Components:
             stack.push_async_callback(self.records.close)
             if self.tracer is not None:
                 stack.push_async_callback(self.tracer.close)
-            stack.push_async_callback(self.model_limits.close)
             stack.callback(self.message_reader.close)
-            stack.push_async_callback(self.transport.aclose)
-            stack.push_async_callback(self.exchange_log.close)
-            stack.push_async_callback(self.feed.close)
-            stack.push_async_callback(self.usage_baselines.close)
-            stack.push_async_callback(self.conversation_index.close)
-            stack.push_async_callback(self.round_builder.close)
-            stack.push_async_callback(self.recall.close)
-            stack.push_async_callback(self.auto_recall.close)
+            for close in (
+                self.model_limits.close,
+                self.transport.aclose,
+                self.exchange_log.close,
+                self.feed.close,
+                self.usage_baselines.close,
+                self.conversation_index.close,
+                self.round_builder.close,
+                self.recall.close,
+                self.auto_recall.close,
+            ):
+                stack.push_async_callback(close)
             await asyncio.gather(
                 self.records.open(),
                 self.secret.sync_with_store(),
                 self.token_scheduler.run_in_worker(self.counter.warm_up),
             )
             _log.info(TOKENIZER_READY, tokenizer=self.counter.chosen)
-            poll_task = asyncio.create_task(self.secret.sync_periodically())
-            stack.callback(poll_task.cancel)
-            metrics_task = asyncio.create_task(self.metrics.refresh_periodically())
-            stack.callback(metrics_task.cancel)
+            for work in (self.secret.sync_periodically(), self.metrics.refresh_periodically()):
+                stack.callback(asyncio.create_task(work).cancel)
             stack.push_async_callback(self.compacted_conversations.close)
             await self.compacted_conversations.start()
             self.exchange_log.start()
@@ -421,13 +400,6 @@ class Components:
         """Returns whether requests can be served, and whether the store is reachable."""
         return Readiness(self.is_ready, "ok" if self.records.is_reachable else "down", __version__)
 
-    def _create_job_builder(self, config: Config, *, has_archive: bool = True) -> JobBuilder:
-        return JobBuilder(
-            self._mint_conversation_id,
-            config.store.ttl_s,
-            has_archive=has_archive,
-        )
-
     def _mint_conversation_id(self, tenant: str, prefix: bytes) -> str:
         return mint_conversation_id(self.secret.current_key, tenant, prefix)
 
@@ -438,7 +410,7 @@ class Components:
             self.message_reader,
             self.model_limits,
             self.round_builder.summarizer,
-            self._create_job_builder(config, has_archive=False),
+            JobBuilder(self._mint_conversation_id, config.store.ttl_s, has_archive=False),
             EventBus(self.statistics.on_event, self.metrics.on_event),
         )
 
@@ -460,7 +432,7 @@ class Components:
             self.message_reader,
             self.directives,
             self.effectiveness,
-            self._create_job_builder(config),
+            JobBuilder(self._mint_conversation_id, config.store.ttl_s),
         )
         return Compactor(
             request_loader, round_coordinator, self.message_reader, self.model_limits, self.auto_recall

@@ -11,7 +11,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
@@ -83,7 +83,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    upstream, store = Held(create_provider(DemoProviderSettings(CharacterCounter(), window=4_096))), Kept()
+    upstream, store = Held(DemoProvider(DemoProviderSettings(CharacterCounter(), window=4_096))), Kept()
     async with serve_embedded(upstream) as url:
         config = Config.model_validate(
             {

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
@@ -26,7 +26,7 @@ async def test_it_tells_everybody_what_was_just_done_but_not_whose_it_was(base_p
     asked = {"model": "demo-agent", "messages": [{"role": "user", "content": TEXT}]}
     shown = {"authorization": "Bearer sk-of-somebody", "x-session-id": "somebody-s-session"}
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(CharacterCounter()))) as upstream,
+        serve_embedded(DemoProvider(DemoProviderSettings(CharacterCounter()))) as upstream,
         serve_embedded(create_app(config(upstream, base_path=base_path, admin_key=KEY))) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as client,
     ):

@@ -13,11 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import Result
 
-from compaction_proxy.cli.client_config import CLIENT_FILES, ClientConfigError, edit_codex
-from compaction_proxy.cli.connect import CLIENTS, MAX_FILE_BYTES, TokenLimits, fill_placeholders
+from compaction_proxy.cli.connect import (
+    CLIENTS,
+    DEFAULT_WINDOW_TOKENS,
+    MAX_FILE_BYTES,
+    ClientConfigError,
+    edit_codex,
+    fill_placeholders,
+)
 
 Run = Callable[..., Result]
 URL = "http://127.0.0.1:4141/v1"
+EDITED = [tool for tool, client in CLIENTS.items() if client.edit]
 OLD = {
     "codex": (
         'model = "gpt-5.4" # mine\n\n[profiles.a]\nmodel_provider = "x"\n\n[model_providers.x]\nname = "X"\n'
@@ -54,11 +61,11 @@ def test_the_url_is_the_configured_one(run: Run, tmp_path: Path) -> None:
     assert "OPENAI_API_BASE_URL=http://127.0.0.1:4242/v1" in run("connect", "open-webui").stdout.splitlines()
 
 
-@pytest.mark.parametrize("tool", CLIENT_FILES)
+@pytest.mark.parametrize("tool", EDITED)
 def test_apply_keeps_what_stands_there_shows_the_change_and_does_it_once(
     tool: str, run: Run, tmp_path: Path
 ) -> None:
-    file = tmp_path / CLIENT_FILES[tool].path.removeprefix("~/")
+    file = tmp_path / CLIENTS[tool].destination.removeprefix("~/")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(OLD[tool])
     file.chmod(0o640)
@@ -74,10 +81,10 @@ def test_apply_keeps_what_stands_there_shows_the_change_and_does_it_once(
     assert (file.read_text(), sorted(file.parent.glob("*before*"))) == (made, [backup])
 
 
-@pytest.mark.parametrize("tool", CLIENT_FILES)
+@pytest.mark.parametrize("tool", EDITED)
 def test_apply_makes_the_file_where_there_is_none(tool: str, run: Run, tmp_path: Path) -> None:
     assert run("connect", tool, "--apply").exit_code == 0
-    assert URL in (tmp_path / CLIENT_FILES[tool].path.removeprefix("~/")).read_text()
+    assert URL in (tmp_path / CLIENTS[tool].destination.removeprefix("~/")).read_text()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +133,7 @@ _PIECES = [
 def test_codex_is_pointed_at_us_and_nothing_else_changes_or_the_file_is_refused(lines: list[str]) -> None:
     text = "\n".join(lines)
     try:
-        made = tomllib.loads(edit_codex(text, URL, "m", lambda _: TokenLimits()))
+        made = tomllib.loads(edit_codex(text, URL, "m", lambda _: DEFAULT_WINDOW_TOKENS))
     except ClientConfigError:
         return
     before = tomllib.loads(text)

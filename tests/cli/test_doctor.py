@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from compaction_proxy.cli.doctor import host, store
-from compaction_proxy.cli.doctor.command import Finding, format_findings
+from compaction_proxy.cli import doctor
 from compaction_proxy.config.sections import ServerSection
 from tests.scripted_admin import Scripted
 
@@ -98,20 +97,20 @@ def test_a_taken_port_and_a_weak_key_are_found(script: Scripted) -> None:
         with socket.create_server(("127.0.0.1", server.port)) as other:
             other.settimeout(0)
             port = int(script.url.rpartition(":")[2])
-            assert host.check_address(ServerSection(port=port)).level == "error"
+            assert doctor.check_address(ServerSection(port=port)).level == "error"
     script.answers["GET", "/readyz"] = (200, {"ready": True, "store": "ok", "version": "9.9"})
-    assert host.check_address(ServerSection(port=port)).what.endswith("version 9.9 of this proxy answers")
+    assert doctor.check_address(ServerSection(port=port)).what.endswith("version 9.9 of this proxy answers")
     keys = {"": "ok", "short": "warning", "aaaaaaaaaaaaaaaaaaaaaaaa": "warning", "f3a9c1d27b6e4805": "ok"}
     assert {
-        key: next(host.check_admin_key(ServerSection.model_validate({"admin_key": key}))).level
+        key: next(doctor.check_admin_key(ServerSection.model_validate({"admin_key": key}))).level
         for key in keys
     } == keys
-    assert next(host.check_admin_key(ServerSection(host="0.0.0.0"))).level == "warning"
+    assert next(doctor.check_admin_key(ServerSection(host="0.0.0.0"))).level == "warning"
 
 
 def test_a_budget_that_is_too_small_for_the_largest_body_is_found() -> None:
-    fits = host.check_body_memory(ServerSection(max_inflight_bytes=2_000_000, max_body_bytes=2_000_000))
-    small = host.check_body_memory(ServerSection(max_inflight_bytes=2_000_000, max_body_bytes=3_000_000))
+    fits = doctor.check_body_memory(ServerSection(max_inflight_bytes=2_000_000, max_body_bytes=2_000_000))
+    small = doctor.check_body_memory(ServerSection(max_inflight_bytes=2_000_000, max_body_bytes=3_000_000))
     assert (fits.level, small.level) == ("ok", "warning")
     assert small.what.endswith("less than server.max_body_bytes (3,000,000): larger bodies get 413")
     assert small.fix
@@ -121,9 +120,10 @@ def test_a_store_that_others_may_read_is_found(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.touch()
     path.chmod(0o644)
-    told = [each for each in store.check_disk(path) if each.topic == "store"]
-    assert told == [Finding("warning", "store", f"{path}: others may read it", f"chmod 600 '{path}'")]
+    told = [each for each in doctor.check_disk(path) if each.topic == "store"]
+    assert told == [doctor.Finding("warning", "store", f"{path}: others may read it", f"chmod 600 '{path}'")]
 
 
 def test_a_finding_is_one_line_whatever_it_says() -> None:
-    assert format_findings([Finding("error", "x", "a\nb\x1b", "c")])[1] == r"error   x      a\nb\x1b; fix: c"
+    lines = doctor.format_findings([doctor.Finding("error", "x", "a\nb\x1b", "c")])
+    assert lines[1] == r"error   x      a\nb\x1b; fix: c"

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from tests.proxy_processes import ProxyProcess, proxy_process
@@ -63,7 +63,7 @@ async def test_a_worker_that_is_killed_takes_nothing_of_what_was_counted_with_it
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(CharacterCounter()))) as upstream,
+        serve_embedded(DemoProvider(DemoProviderSettings(CharacterCounter()))) as upstream,
         proxy_process(
             tmp_path,
             int(upstream.rpartition(":")[2]),

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, Fault, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, Fault
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from tests.proxy_processes import ProxyProcess, proxy_process
@@ -60,7 +60,7 @@ async def gauge(client: httpx.AsyncClient) -> float:
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_changed_configuration_holds_from_the_next_request_on(tmp_path: Path, workers: int) -> None:
     written(tmp_path, 10_000)
-    async with serve_embedded(create_provider(DemoProviderSettings(CharacterCounter()))) as upstream:
+    async with serve_embedded(DemoProvider(DemoProviderSettings(CharacterCounter()))) as upstream:
         port = int(upstream.rpartition(":")[2])
         async with (
             proxy_process(tmp_path, port, workers=workers) as running,
@@ -82,7 +82,7 @@ async def test_a_configuration_that_makes_no_sense_is_refused_and_everything_goe
     tmp_path: Path, workers: int
 ) -> None:
     written(tmp_path, 10_000)
-    async with serve_embedded(create_provider(DemoProviderSettings(CharacterCounter()))) as upstream:
+    async with serve_embedded(DemoProvider(DemoProviderSettings(CharacterCounter()))) as upstream:
         port = int(upstream.rpartition(":")[2])
         async with (
             proxy_process(tmp_path, port, workers=workers) as running,
@@ -108,7 +108,7 @@ async def test_a_stream_that_is_under_way_is_not_disturbed(tmp_path: Path) -> No
     written(tmp_path, 10_000)
     slow = {"*": Fault(chunk_s=0.1)}
     async with serve_embedded(
-        create_provider(DemoProviderSettings(CharacterCounter(), faults=slow))
+        DemoProvider(DemoProviderSettings(CharacterCounter(), faults=slow))
     ) as upstream:
         port = int(upstream.rpartition(":")[2])
         async with (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from structlog.testing import capture_logs
 
-from compaction_proxy.cli.reload import ConfigReloader, reread_config
+from compaction_proxy.cli.serve import ConfigReloader, reread_config
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.loader import LoadedConfig, load_config
 from compaction_proxy.config.sections import ServerSection

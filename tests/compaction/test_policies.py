@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compaction_proxy.compaction.request_view import resolve_policy
-from compaction_proxy.config import Config, ModelSettings, get_model_settings
+from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
 from compaction_proxy.config.strategies import (
     POLICY_FIELDS,
     StrategiesSection,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from compaction_proxy.config import load_config
 from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.config.loader import load_config
 from compaction_proxy.config.sections import TriggerRow
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.core.errors import ConfigError

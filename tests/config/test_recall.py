@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from compaction_proxy.config import get_model_settings, load_config
+from compaction_proxy.config.config import get_model_settings
+from compaction_proxy.config.loader import load_config
 from compaction_proxy.config.sections import RecallSection
 from compaction_proxy.core.errors import ConfigError
 

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from compaction_proxy.config.config import Config, build_policy, get_model_settings
-from compaction_proxy.config.keys import ConfigKey, format_key_path, iter_keys
+from compaction_proxy.config.config import (
+    Config,
+    ConfigKey,
+    build_policy,
+    format_key_path,
+    get_model_settings,
+    iter_keys,
+)
 from compaction_proxy.config.loader import load_config
 from compaction_proxy.config.sections import ModelSection
 from compaction_proxy.config.validation import resolve_store_url

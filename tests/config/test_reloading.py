@@ -1,11 +1,12 @@
 """A configuration that takes another's place: what takes effect at once, and what waits for a start."""
 
-from compaction_proxy.config.config import Config, get_model_settings
-from compaction_proxy.config.keys import (
+from compaction_proxy.config.config import (
     RESTART_KEYS,
+    Config,
     ConfigChange,
     compare_configs,
     format_key_path,
+    get_model_settings,
     iter_keys,
 )
 

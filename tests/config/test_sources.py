@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.config import load_config
-from compaction_proxy.config.config import Config, build_policy, get_model_settings
-from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_value
-from compaction_proxy.config.loader import ConfigOverride
+from compaction_proxy.config.config import (
+    Config,
+    build_policy,
+    format_key_path,
+    get_model_settings,
+    iter_keys,
+    to_plain_value,
+)
+from compaction_proxy.config.loader import ConfigOverride, load_config
 from compaction_proxy.config.sections import TriggerRow
 from compaction_proxy.config.types import parse_duration
 from compaction_proxy.config.validation import UPSTREAM_KEY_MISSING

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from compaction_proxy.cli.demo import replies as brain
-from compaction_proxy.cli.demo.agent import build_opening, build_tool_message
 from compaction_proxy.cli.demo.chat import JsonObject, Reply, ToolCall, build_message
+from compaction_proxy.cli.demo.run import build_opening, build_tool_message
 
 SCRIPT = brain.load_script()
 

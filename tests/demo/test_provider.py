@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.types import TokenCounter
 
@@ -35,7 +35,7 @@ def events(answer: httpx.Response) -> list[JsonObject]:
 
 async def test_a_plain_answer_has_the_shape_of_a_completion(words: TokenCounter) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(DemoProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         answer = (await http.post(f"{url}/openai/deployments/x/chat/completions?v=1", json=HELLO)).json()
@@ -55,7 +55,7 @@ async def test_a_plain_answer_has_the_shape_of_a_completion(words: TokenCounter)
 
 async def test_a_stream_has_usage_only_where_it_was_asked_for(words: TokenCounter) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(DemoProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         path = f"{url}/v1/chat/completions"
@@ -71,7 +71,7 @@ async def test_a_stream_has_usage_only_where_it_was_asked_for(words: TokenCounte
 
 async def test_an_answer_is_cut_at_the_tokens_asked_for(words: TokenCounter) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(DemoProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         answer = await http.post(f"{url}/v1/chat/completions", json={**HELLO, "max_tokens": 4})
@@ -83,7 +83,7 @@ async def test_an_answer_is_cut_at_the_tokens_asked_for(words: TokenCounter) -> 
 async def test_an_overflow_is_refused_before_anything_is_streamed(
     words: TokenCounter, size: dict[str, int]
 ) -> None:
-    provider = create_provider(DemoProviderSettings(words, window=100))
+    provider = DemoProvider(DemoProviderSettings(words, window=100))
     async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
         answer = await http.post(f"{url}/v1/chat/completions", json={**HELLO, "stream": True, **size})
     assert answer.status_code == 400
@@ -120,7 +120,7 @@ async def test_what_cannot_be_served_is_refused_in_the_error_shape(
     words: TokenCounter, method: str, path: str, body: bytes, status: int, code: str | None
 ) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(DemoProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         answer = await http.request(method, url + path, content=body)
@@ -128,7 +128,7 @@ async def test_what_cannot_be_served_is_refused_in_the_error_shape(
 
 
 async def test_models_and_log_are_listed_without_credentials(words: TokenCounter) -> None:
-    provider = create_provider(DemoProviderSettings(words, log_records=2))
+    provider = DemoProvider(DemoProviderSettings(words, log_records=2))
     async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
         for _ in range(3):
             await http.post(
@@ -145,7 +145,7 @@ async def test_models_and_log_are_listed_without_credentials(words: TokenCounter
 
 async def test_the_same_request_gets_the_same_answer(words: TokenCounter) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(DemoProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         answers = [(await http.post(f"{url}/v1/chat/completions", json=HELLO)).json() for _ in range(2)]
@@ -166,7 +166,7 @@ def _talk(url: str) -> tuple[str | None, str, list[tuple[str, str]]]:
 
 
 async def test_the_openai_client_talks_to_it(words: TokenCounter) -> None:
-    async with serve_embedded(create_provider(DemoProviderSettings(words))) as url:
+    async with serve_embedded(DemoProvider(DemoProviderSettings(words))) as url:
         talked = await asyncio.to_thread(_talk, url)
     assert talked == (ECHO, ECHO, [("look", '{"at": "the long way round"}'), ("find", "{}")])
 
@@ -174,7 +174,7 @@ async def test_the_openai_client_talks_to_it(words: TokenCounter) -> None:
 async def test_the_asynchronous_openai_client_streams_parallel_calls(words: TokenCounter) -> None:
     arguments: dict[int, str] = {}
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(DemoProvider(DemoProviderSettings(words))) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0) as client,
     ):
         stream = await client.chat.completions.create(
@@ -189,7 +189,7 @@ async def test_the_asynchronous_openai_client_streams_parallel_calls(words: Toke
 
 async def test_the_openai_client_raises_what_the_provider_refuses(words: TokenCounter) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words, window=5))) as url,
+        serve_embedded(DemoProvider(DemoProviderSettings(words, window=5))) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="demo", max_retries=0) as client,
     ):
         with pytest.raises(openai.BadRequestError) as refused:
@@ -200,7 +200,7 @@ async def test_the_openai_client_raises_what_the_provider_refuses(words: TokenCo
 @pytest.mark.parametrize("body", [b"", b"[1]", b'{"model": "demo-agent", "seed": NaN}', b'{"user": "\xff"}'])
 async def test_what_is_no_json_object_is_refused(body: bytes, words: TokenCounter) -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(words))) as url,
+        serve_embedded(DemoProvider(DemoProviderSettings(words))) as url,
         httpx.AsyncClient(trust_env=False) as http,
     ):
         answer = await http.post(f"{url}/v1/chat/completions", content=body)

@@ -15,8 +15,8 @@ from anyio.from_thread import start_blocking_portal
 from pydantic import SecretStr
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import SUMMARY_MODEL, DemoProviderSettings, create_provider
-from compaction_proxy.config import Config
+from compaction_proxy.cli.demo.provider import SUMMARY_MODEL, DemoProvider, DemoProviderSettings
+from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import (
     CompactionSection,
     ModelSection,
@@ -78,7 +78,7 @@ class Machine:
 @contextlib.asynccontextmanager
 async def running() -> AsyncIterator[tuple[str, str]]:
     """The URLs of a proxy and of the provider behind it."""
-    provider = create_provider(
+    provider = DemoProvider(
         DemoProviderSettings(CharacterCounter(), window=8192, models=(MODEL, SUMMARY_MODEL))
     )
     async with serve_embedded(provider) as direct:

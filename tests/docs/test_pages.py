@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from compaction_proxy.cli.connect import CLIENTS
-from compaction_proxy.config.keys import RESTART_KEYS
+from compaction_proxy.config.config import RESTART_KEYS
 from tests.docs.blocks import ROOT
 from tests.pages import page
 

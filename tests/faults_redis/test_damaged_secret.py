@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 async def two_replicas(stack: AsyncExitStack, server: RedisServer) -> list[httpx.AsyncClient]:
     """Clients of two proxies on one server."""
     provider = await stack.enter_async_context(
-        serve_embedded(create_provider(DemoProviderSettings(CharacterCounter())))
+        serve_embedded(DemoProvider(DemoProviderSettings(CharacterCounter())))
     )
     values = {
         "upstream": {"base_url": f"{provider}/v1"},

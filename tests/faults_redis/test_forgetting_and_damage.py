@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
@@ -66,7 +66,7 @@ class Place:
 @pytest.fixture
 async def place(server: RedisServer) -> AsyncIterator[Place]:
     async with serve_embedded(
-        create_provider(DemoProviderSettings(TiktokenCounter(print), window=4_096))
+        DemoProvider(DemoProviderSettings(TiktokenCounter(print), window=4_096))
     ) as url:
         yield Place(url, server)
 

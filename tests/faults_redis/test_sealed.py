@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 async def upstream() -> AsyncIterator[str]:
     """One provider for all proxies of a test: tenants differ with its address."""
     async with serve_embedded(
-        create_provider(DemoProviderSettings(TiktokenCounter(print), window=4_096))
+        DemoProvider(DemoProviderSettings(TiktokenCounter(print), window=4_096))
     ) as url:
         yield url
 

@@ -18,8 +18,8 @@ from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.provider import (
     AGENT_MODEL,
     SUMMARY_MODEL,
+    DemoProvider,
     DemoProviderSettings,
-    create_provider,
 )
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import StoreUnavailableError
@@ -80,7 +80,7 @@ class Stack:
 @asynccontextmanager
 async def running(**server: Any) -> AsyncIterator[tuple[str, Store]]:
     """The URL of a proxy before the demo provider, and its store."""
-    provider = create_provider(
+    provider = DemoProvider(
         DemoProviderSettings(CharacterCounter(), window=8192, models=(AGENT_MODEL, SUMMARY_MODEL))
     )
     store = Store()

@@ -12,7 +12,7 @@ from compaction_proxy.admin.api.routing import AdminApi
 from compaction_proxy.admin.app import Readiness, create_admin_app
 from compaction_proxy.admin.auth import MAX_REPLAY_BYTES, AccessPolicy
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
@@ -29,7 +29,7 @@ TALK = [
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    provider = create_provider(DemoProviderSettings(TiktokenCounter(lambda _: None), window=100_000))
+    provider = DemoProvider(DemoProviderSettings(TiktokenCounter(lambda _: None), window=100_000))
     async with serve_embedded(provider) as upstream:
         config = Config.model_validate(
             {

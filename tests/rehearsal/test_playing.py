@@ -15,7 +15,6 @@ from compaction_proxy.cli.demo.provider import (
     SUMMARY_MODEL,
     DemoProvider,
     DemoProviderSettings,
-    create_provider,
 )
 from compaction_proxy.cli.demo.replies import load_script
 from compaction_proxy.cli.demo.run import _build_expected_history, _wait_until_quiet
@@ -56,9 +55,7 @@ def config(upstream: str, strategy: str = "anchored") -> Config:
 
 async def lived(strategy: str) -> tuple[list[tuple[int, int, int]], list[str]]:
     """Of each request that the provider was sent: its bytes, tokens and cached tokens; and the rounds."""
-    provider: DemoProvider = create_provider(
-        DemoProviderSettings(TiktokenCounter(print), window=WINDOW_TOKENS)
-    )
+    provider: DemoProvider = DemoProvider(DemoProviderSettings(TiktokenCounter(print), window=WINDOW_TOKENS))
     rounds = []
     async with (
         serve_embedded(provider) as upstream,

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
-from compaction_proxy.replay.result import (
+from compaction_proxy.replay.provider import SummaryCallUsage
+from compaction_proxy.replay.runner import (
     PlayedRequest,
     ReplayBill,
     ReplayResult,
@@ -14,7 +15,6 @@ from compaction_proxy.replay.result import (
     build_result,
     sum_results,
 )
-from compaction_proxy.replay.writer import SummaryCallUsage
 
 PRICE = ModelPrice((PriceTier(0, 2.0, 0.5, 2.0, 8.0),), "configuration")
 SUBJECT = ("anchored", "talk", "big", 1_000)

@@ -15,7 +15,7 @@ from compaction_proxy.core.summary.answer import (
     validate_summary,
 )
 from compaction_proxy.core.summary.prompt import build_aligned_prompt, build_prompt
-from compaction_proxy.replay.writer import OPENING, write_summary
+from compaction_proxy.replay.provider import OPENING, write_summary
 
 SHAPE = SummaryShape(prompt_name="selective", tokens=2_000, max_tokens=2_000)
 # The words differ, because an extract repeats nothing.

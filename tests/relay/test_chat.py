@@ -12,7 +12,6 @@ from compaction_proxy.cli.demo.provider import (
     AGENT_MODEL,
     DemoProvider,
     DemoProviderSettings,
-    create_provider,
 )
 from compaction_proxy.cli.demo.run import build_demo_config
 from compaction_proxy.gateway.server import serve_embedded
@@ -24,7 +23,7 @@ BODY = json.dumps({"model": AGENT_MODEL, "messages": [{"role": "user", "content"
 
 @pytest.fixture
 def provider() -> DemoProvider:
-    return create_provider(DemoProviderSettings(CharacterCounter()))
+    return DemoProvider(DemoProviderSettings(CharacterCounter()))
 
 
 @pytest.fixture

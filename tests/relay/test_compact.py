@@ -20,7 +20,6 @@ from compaction_proxy.cli.demo.provider import (
     DemoProvider,
     DemoProviderSettings,
     Fault,
-    create_provider,
 )
 from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.compaction.stateless import find_window_for_limit
@@ -79,7 +78,7 @@ class Stack:
 async def running(**sections: Any) -> AsyncIterator[Stack]:
     counter, broken = TiktokenCounter(lambda _: None), {BROKEN_MODEL: Fault(status=400)}
     settings = DemoProviderSettings(counter, models=(AGENT_MODEL, SUMMARY_MODEL, BROKEN_MODEL), faults=broken)
-    provider, store = create_provider(settings), Watched()
+    provider, store = DemoProvider(settings), Watched()
     async with serve_embedded(provider) as upstream:
         given = {
             "upstream": {"base_url": f"{upstream}/v1"},

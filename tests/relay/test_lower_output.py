@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, DemoProvider, DemoProviderSettings
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
@@ -22,7 +22,7 @@ BODY = {
 
 @pytest.mark.parametrize("allowed", [True, False])
 async def test_only_the_output_is_lowered_and_only_where_that_is_allowed(*, allowed: bool) -> None:
-    provider = create_provider(DemoProviderSettings(counter=COUNTER, window=WINDOW))
+    provider = DemoProvider(DemoProviderSettings(counter=COUNTER, window=WINDOW))
     async with serve_embedded(provider) as upstream:
         config = Config.model_validate(
             {

@@ -11,7 +11,7 @@ import pytest
 
 from compaction_proxy.app import Proxy, create_app
 from compaction_proxy.cli.demo.provider import AGENT_MODEL, DemoProviderSettings
-from compaction_proxy.config import Config
+from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.routes import RelayRoute
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter

@@ -4,8 +4,7 @@ import pytest
 from pydantic import SecretStr
 
 from compaction_proxy.compaction.summary_request import SummaryRoute
-from compaction_proxy.config import Config
-from compaction_proxy.config.config import get_model_settings
+from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.config.sections import SummarySection, UpstreamSection
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.client.connection_pool import NativeEngine

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
@@ -61,9 +61,7 @@ class Provider:
     def __init__(self, scale: float = 1.0) -> None:
         self._exact = TiktokenCounter(lambda _: None)
         self._scale = scale
-        self._app: ASGIApp = create_provider(
-            DemoProviderSettings(self, window=WINDOW, models=(MODEL, WRITER))
-        )
+        self._app: ASGIApp = DemoProvider(DemoProviderSettings(self, window=WINDOW, models=(MODEL, WRITER)))
         self.calls: list[Call] = []
 
     def count(self, text: str, model: str) -> int:

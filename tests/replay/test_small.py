@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider
@@ -32,7 +32,7 @@ class Demo:
     counter: TiktokenCounter
 
     def provider(self, window: int) -> DemoProvider:
-        return create_provider(DemoProviderSettings(self.counter, window))
+        return DemoProvider(DemoProviderSettings(self.counter, window))
 
     def tokens(self, messages: list[JsonObject], tools: list[JsonObject] | None) -> int:
         body = {"model": MODEL, "messages": messages, **({"tools": tools} if tools else {})}

@@ -21,12 +21,12 @@ from compaction_proxy.cli.demo.provider import (
     AGENT_MODEL,
     SUMMARY_MODEL,
     DemoClient,
+    DemoProvider,
     DemoProviderSettings,
     Receive,
     Scope,
     SeenRequest,
     Send,
-    create_provider,
 )
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
@@ -60,7 +60,7 @@ class Upstream:
     def __init__(self, *, numbered: bool = False, window: int = WINDOW_TOKENS) -> None:
         counter = TiktokenCounter(lambda _: None)
         counter.warm_up()
-        self.provider = create_provider(DemoProviderSettings(counter, window=window, log_records=10_000))
+        self.provider = DemoProvider(DemoProviderSettings(counter, window=window, log_records=10_000))
         self.numbered = numbered
         self.hold: Callable[[bytes], Awaitable[None]] | None = None
         self.held_s: list[float] = []

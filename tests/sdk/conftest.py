@@ -34,9 +34,8 @@ from compaction_proxy.cli.demo.provider import (
     Receive,
     Scope,
     Send,
-    create_provider,
 )
-from compaction_proxy.config import Config
+from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import (
     CompactionSection,
     ModelSection,
@@ -255,9 +254,7 @@ def config(upstream: UpstreamSection) -> Config:
 
 
 def provider(window: int) -> DemoProvider:
-    return create_provider(
-        DemoProviderSettings(TiktokenCounter(lambda _: None), window=window, models=MODELS)
-    )
+    return DemoProvider(DemoProviderSettings(TiktokenCounter(lambda _: None), window=window, models=MODELS))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, Fault, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, Fault
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
@@ -145,7 +145,7 @@ async def scene() -> AsyncIterator[Scene]:
         faults={"summary-down": Fault(status=503)},
     )
     async with (
-        serve_embedded(create_provider(settings)) as upstream,
+        serve_embedded(DemoProvider(settings)) as upstream,
         serve_embedded(create_app(config(upstream))) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as client,
         async_playwright() as playwright,

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import DemoProviderSettings, create_provider
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
@@ -57,7 +57,7 @@ async def listed(client: httpx.AsyncClient) -> str:
 
 async def test_what_was_compacted_is_shown_from_the_list_to_the_three_panes() -> None:
     async with (
-        serve_embedded(create_provider(DemoProviderSettings(CharacterCounter(), window=4_096))) as upstream,
+        serve_embedded(DemoProvider(DemoProviderSettings(CharacterCounter(), window=4_096))) as upstream,
         serve_embedded(create_app(config(upstream))) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as client,
     ):

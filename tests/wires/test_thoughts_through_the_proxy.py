@@ -7,7 +7,7 @@ import pytest
 
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.provider import DemoProviderSettings
-from compaction_proxy.config import Config
+from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 from tests.doubles.three_wire_provider import ThreeWireProvider

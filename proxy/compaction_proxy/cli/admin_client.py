@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-from compaction_proxy.cli.output import escape_unprintable, read_rows
+from compaction_proxy.cli.console import escape_unprintable, read_rows
 from compaction_proxy.core.errors import ConfigError, ProxyError
 
 if TYPE_CHECKING:

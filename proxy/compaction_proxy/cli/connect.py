@@ -1,25 +1,256 @@
-"""Holds the command `connect`, which prints or writes the settings that point a client at the proxy."""
+"""Holds the command `connect`, which prints or writes the settings that point a client at the proxy.
 
+Each `edit_…` function takes the text of a client's configuration file and returns the new text, or the same
+text if nothing has to change. It writes no file. In TOML and YAML, only the relevant lines change. The new
+text is then parsed and compared with the intended values. If they differ, because the file has an unusual
+layout, the function raises `ClientConfigError` rather than damage the file. JSON is written anew as a whole.
+"""
+
+import copy
 import itertools
+import json
 import os
-from collections.abc import Mapping
+import re
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches, unified_diff
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from compaction_proxy.cli.admin_client import build_local_url, parse_base_url
-from compaction_proxy.cli.exit import BAD_CONFIG, FAILED, ConfigOption, exit_with_error
-from compaction_proxy.cli.output import (
+from compaction_proxy.cli.console import (
+    BAD_CONFIG,
+    FAILED,
     Column,
+    ConfigOption,
     escape_unprintable,
+    exit_with_error,
     format_table,
     get_terminal_width,
     print_lines,
 )
+from compaction_proxy.core.errors import ConfigError, ProxyError
+
+# The output limit that is written into a client's settings is the smaller of this number of tokens and this
+# share of the context window.
+MAX_OUTPUT_TOKENS = 32_000
+OUTPUT_SHARE = 0.25
+DEFAULT_WINDOW_TOKENS = 128_000
+DEFAULT_MODEL = "gpt-5.4"
+BACKUP_SUFFIX = ".before-compaction-proxy"
+# Largest file that is edited, in bytes. A larger file cannot be the configuration of a client.
+MAX_FILE_BYTES = 1_048_576
+PROVIDER_NAME = "compaction-proxy"
+# The context length, in tokens, that is set in Continue. Continue drops messages from a longer conversation,
+# in the end all but one. With so large a value it never does, and the proxy compacts the conversation
+# instead.
+CONTINUE_CONTEXT_TOKENS = 1_000_000
+_TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
+_OUR_TABLE = re.compile(
+    r"^\[model_providers\.(?:\"compaction-proxy\"|compaction-proxy)\][ \t]*\n(?:(?![ \t]*\[).*\n)*",
+    re.MULTILINE,
+)
+_PROVIDER = re.compile(r"^model_provider[ \t]*=.*$", re.MULTILINE)
+_API_BASE = re.compile(r"^openai-api-base[ \t]*:.*$", re.MULTILINE)
+_MODELS = re.compile(r"^models:[ \t]*(?:#.*)?\n(?P<indent>[ \t]*)(?=- )", re.MULTILINE)
+_EMPTY_CONTINUE = "name: Local\nversion: 1.0.0\nschema: v1\n"
+_UNUSUAL = "its layout is unusual; write the lines yourself (they are printed without --apply)"
+
+# A function that takes the name of a model and returns the model's context window, in tokens. The window is
+# written into a client's settings, so that the client does not shorten conversations before the proxy does.
+GetWindow = Callable[[str], int]
+# A function that edits the text of a file. It takes the text, the proxy's base URL with `/v1`, the name of a
+# model and a function that looks up context windows. It returns the new text.
+EditText = Callable[[str, str, str, GetWindow], str]
+
+
+class ClientConfigError(ProxyError):
+    """Reports that a client's configuration file is left unchanged. The message says why."""
+
+
+def edit_codex(text: str, url: str, model: str, get_window: GetWindow) -> str:
+    """Adds the proxy to Codex's TOML as a model provider and selects this provider.
+
+    The configured model and an existing `model_context_window` do not change. If that key is missing, the
+    function adds it. Otherwise, Codex would assume too large a context window for a model that it does not
+    know.
+    """
+    provider = {"name": PROVIDER_NAME, "base_url": url, "env_key": "OPENAI_API_KEY", "wire_api": "responses"}
+    expected = copy.deepcopy(_parse_toml(text))
+    model_name = expected.get("model")
+    window = get_window(model_name if isinstance(model_name, str) else model)
+    is_new = "model_context_window" not in expected
+    providers = expected.setdefault("model_providers", {})
+    if not isinstance(providers, dict):
+        raise ClientConfigError("model_providers is no table")
+    if (
+        providers.get(PROVIDER_NAME) == provider
+        and expected.get("model_provider") == PROVIDER_NAME
+        and not is_new
+    ):
+        return text
+    if is_new:
+        expected["model_context_window"] = window
+    providers[PROVIDER_NAME] = provider
+    expected["model_provider"] = PROVIDER_NAME
+    new_text = _select_provider(_OUR_TABLE.sub("", text))
+    new_text = f"model_context_window = {window}\n{new_text}" if is_new else new_text
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in provider.items())
+    new_text = f"{new_text.rstrip()}\n\n[model_providers.{PROVIDER_NAME}]\n{lines}"
+    return _check_edit(new_text, _parse_toml, expected)
+
+
+def _select_provider(text: str) -> str:
+    """Selects the proxy as the model provider in Codex's TOML.
+
+    The key `model_provider` must come before the first table. After it, the key would belong to that table.
+    """
+    line = f'model_provider = "{PROVIDER_NAME}"'
+    table = _TABLE.search(text)
+    stop = table.start() if table else len(text)
+    above, below = text[:stop], text[stop:]
+    if _PROVIDER.search(above):
+        return _PROVIDER.sub(line, above, count=1) + below
+    return f"{line}\n{above}{below}"
+
+
+def edit_aider(text: str, url: str, model: str, get_window: GetWindow) -> str:
+    """Sets the proxy as the base URL in aider's YAML and adds a history limit if there is none.
+
+    The limit is the model's context window. It keeps aider from summarising the history itself. The
+    configured model and an existing limit do not change.
+    """
+    current = _parse_yaml(text)
+    model_name = current.get("model")
+    history = {"max-chat-history-tokens": get_window(model_name if isinstance(model_name, str) else model)}
+    expected = {**history, **current, "openai-api-base": url}
+    line = f"openai-api-base: {url}"
+    new_text = (
+        _API_BASE.sub(line, text, count=1) if _API_BASE.search(text) else f"{_end_last_line(text)}{line}\n"
+    )
+    if not history.keys() & current.keys():
+        new_text = _end_last_line(new_text) + "".join(f"{name}: {value}\n" for name, value in history.items())
+    return _check_edit(new_text, _parse_yaml, expected)
+
+
+def edit_continue(text: str, url: str, model: str, get_window: GetWindow) -> str:
+    """Adds a model that uses the proxy to Continue's YAML, as the first model of the list.
+
+    If the list has a model of the proxy's name with another URL, the function refuses to edit the file.
+    """
+    item: dict[str, Any] = {"name": PROVIDER_NAME, "provider": "openai", "model": model, "apiBase": url}
+    item["defaultCompletionOptions"] = {
+        "contextLength": CONTINUE_CONTEXT_TOKENS,
+        "maxTokens": _compute_output_limit(get_window(model)),
+    }
+    expected = dict(_parse_yaml(text or _EMPTY_CONTINUE))
+    models = expected.get("models") or []
+    if not isinstance(models, list):
+        raise ClientConfigError("models is no list")
+    own_models = [each for each in models if isinstance(each, dict) and each.get("name") == PROVIDER_NAME]
+    if any(each.get("apiBase") == url for each in own_models):
+        return text
+    if own_models:
+        raise ClientConfigError(
+            f"a model {PROVIDER_NAME} stands there with another apiBase; change that line"
+        )
+    expected["models"] = [item, *models]
+    text = text or _EMPTY_CONTINUE
+    models_line = _MODELS.search(text)
+    indent = models_line["indent"] if models_line else "  "
+    values = {key: json.dumps(value) if isinstance(value, dict) else value for key, value in item.items()}
+    marks = ("- ", *["  "] * (len(values) - 1))
+    pairs = zip(marks, values.items(), strict=True)
+    lines = "".join(f"{indent}{mark}{key}: {value}\n" for mark, (key, value) in pairs)
+    if models_line is None:
+        return _check_edit(f"{_end_last_line(text)}models:\n{lines}", _parse_yaml, expected)
+    start = models_line.end() - len(indent)
+    return _check_edit(text[:start] + lines + text[start:], _parse_yaml, expected)
+
+
+def edit_opencode(text: str, url: str, model: str, get_window: GetWindow) -> str:
+    """Adds the proxy to OpenCode's JSON as a provider.
+
+    The function also sets token limits for the model if it has none. Without limits, OpenCode asks for 32,000
+    output tokens.
+    """
+    window = get_window(model)
+    current = _parse_json(text or '{"$schema": "https://opencode.ai/config.json"}')
+    expected = copy.deepcopy(current)
+    providers = expected.setdefault("provider", {})
+    if not isinstance(providers, dict):
+        raise ClientConfigError("provider is no object")
+    own_provider = providers.get(PROVIDER_NAME)
+    models = own_provider.get("models") if isinstance(own_provider, dict) else None
+    providers[PROVIDER_NAME] = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": PROVIDER_NAME,
+        "options": {"baseURL": url, "apiKey": "{env:OPENAI_API_KEY}"},
+        "models": {model: {}, **(models if isinstance(models, dict) else {})},
+    }
+    model_entry = providers[PROVIDER_NAME]["models"][model]
+    if isinstance(model_entry, dict):
+        model_entry.setdefault("limit", {"context": window, "output": _compute_output_limit(window)})
+    return text if expected == current else json.dumps(expected, indent=2, ensure_ascii=False) + "\n"
+
+
+def _end_last_line(text: str) -> str:
+    """Returns the text with a line ending after its last line. An empty text stays empty."""
+    return text if not text or text.endswith("\n") else text + "\n"
+
+
+def _check_edit(new_text: str, parse: Callable[[str], dict[str, Any]], expected: Mapping[str, Any]) -> str:
+    """Returns the new text if it parses to the expected values.
+
+    Raises:
+        ClientConfigError: The text does not parse, or it parses to other values.
+    """
+    try:
+        is_same = parse(new_text) == expected
+    except ClientConfigError:
+        is_same = False
+    if not is_same:
+        raise ClientConfigError(_UNUSUAL)
+    return new_text
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ClientConfigError(f"it is no TOML: {error}") from None
+
+
+def _parse_json(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ClientConfigError("it is no plain JSON (comments are not understood)") from None
+    if not isinstance(value, dict):
+        raise ClientConfigError("it is no JSON object")
+    return value
+
+
+def _parse_yaml(text: str) -> dict[str, Any]:
+    """Parses YAML text. The text goes through a temporary file because `yaml_file` reads files only."""
+    from compaction_proxy.config import yaml_file
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "it"
+        file.write_text(text, encoding="utf-8")
+        try:
+            loaded = yaml_file.read_yaml(file, os.environ)
+        except ConfigError as error:
+            raise ClientConfigError(str(error).replace(str(file), "it")) from None
+    if loaded.problems:
+        line, _, problem = loaded.problems[0]
+        raise ClientConfigError(f"line {line}: {problem}")
+    return loaded.values
 
 
 class ClientGuide(NamedTuple):
@@ -30,36 +261,15 @@ class ClientGuide(NamedTuple):
         destination: Where the user puts the lines, such as the name of a file or `the environment`.
         lines: The settings for that place, with placeholders such as `<URL>`.
         remark: Further advice, with placeholders. It may be empty.
+        edit: Function that edits the text of the client's configuration file, whose path is `destination`. If
+            there is no file, the function gets an empty text. None if `connect --apply` knows no file.
     """
 
     title: str
     destination: str
     lines: str
     remark: str = ""
-
-
-# The output limit that is written into a client's settings is the smaller of this number of tokens and this
-# share of the context window.
-MAX_OUTPUT_TOKENS = 32_000
-OUTPUT_SHARE = 0.25
-DEFAULT_WINDOW_TOKENS = 128_000
-
-
-class TokenLimits(NamedTuple):
-    """Token limits of a model, which are written into a client's settings.
-
-    They keep the client from shortening conversations itself before the proxy does.
-
-    Attributes:
-        window_tokens: Size of the context window, in tokens.
-    """
-
-    window_tokens: int = DEFAULT_WINDOW_TOKENS
-
-    @property
-    def output_tokens(self) -> int:
-        """The largest output that the client asks for, in tokens."""
-        return min(MAX_OUTPUT_TOKENS, int(self.window_tokens * OUTPUT_SHARE))
+    edit: EditText | None = None
 
 
 _SESSION_NOTE = (
@@ -126,6 +336,7 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
             'env_key = "OPENAI_API_KEY"\nwire_api = "responses"',
             "It names its sessions by itself, and takes HTTP where WebSockets are refused. It does not read "
             "OPENAI_BASE_URL; for one command, pass -c 'openai_base_url=\"<URL>\"'.",
+            edit=edit_codex,
         ),
         "claude-code": ClientGuide(
             "Claude Code",
@@ -147,6 +358,7 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
             "~/.aider.conf.yml",
             "openai-api-base: <URL>\nmax-chat-history-tokens: <WINDOW>",
             "The second line keeps it from summarising its history by itself, which would be paid twice.",
+            edit=edit_aider,
         ),
         "cline": ClientGuide(
             "Cline, Roo Code, Kilo Code",
@@ -162,6 +374,7 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
             "    defaultCompletionOptions: {contextLength: 1000000, maxTokens: <OUTPUT>}",
             "Add apiKey, unless the proxy has one of its own. Beyond contextLength Continue drops messages "
             "by itself, and in the end all but one; the proxy makes them fit instead.",
+            edit=edit_continue,
         ),
         "opencode": ClientGuide(
             "OpenCode",
@@ -172,6 +385,7 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
             '      "models": { "<MODEL>": { "limit": { "context": <WINDOW>, "output": <OUTPUT> } } }\n'
             "    }\n  }\n}",
             "Choose the model as compaction-proxy/<MODEL>. It names its sessions by itself.",
+            edit=edit_opencode,
         ),
         "litellm": ClientGuide(
             "LiteLLM",
@@ -202,37 +416,30 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
 )
 
 
-def fill_placeholders(text: str, url: str, model: str, limits: TokenLimits | None = None) -> str:
+def _compute_output_limit(window_tokens: int) -> int:
+    """Returns the largest output that a client asks for, in tokens, given the model's context window."""
+    return min(MAX_OUTPUT_TOKENS, int(window_tokens * OUTPUT_SHARE))
+
+
+def fill_placeholders(text: str, url: str, model: str, window_tokens: int = DEFAULT_WINDOW_TOKENS) -> str:
     """Returns the text with its placeholders filled in.
 
     Args:
         text: Text with placeholders such as `<URL>`.
         url: Base URL of the proxy, with `/v1`.
         model: Name of the model.
-        limits: The model's token limits. None uses the defaults.
+        window_tokens: The model's context window, in tokens.
     """
-    token_limits = limits or TokenLimits()
     values = {
         "<MODEL>": model,
         "<ROOT>": url.removesuffix("/v1"),
         "<URL>": url,
-        "<WINDOW>": str(token_limits.window_tokens),
-        "<OUTPUT>": str(token_limits.output_tokens),
+        "<WINDOW>": str(window_tokens),
+        "<OUTPUT>": str(_compute_output_limit(window_tokens)),
     }
     for mark, value in values.items():
         text = text.replace(mark, value)
     return text
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from compaction_proxy.cli.client_config import GetTokenLimits
-
-DEFAULT_MODEL = "gpt-5.4"
-BACKUP_SUFFIX = ".before-compaction-proxy"
-# Largest file that is edited, in bytes. A larger file cannot be the configuration of a client.
-MAX_FILE_BYTES = 1_048_576
 
 
 def connect(
@@ -252,33 +459,27 @@ def connect(
 ) -> None:
     """Print how a client is pointed at the proxy, or do it."""
     if list_ or tool is None:
-        _list_clients()
+        columns = (Column("tool"), Column("what it is"), Column("--apply"))
+        rows = [
+            (name, client.title, client.destination if client.edit else "-")
+            for name, client in CLIENTS.items()
+        ]
+        print_lines(format_table(columns, rows, get_terminal_width()))
         return
     if tool not in CLIENTS:
         close = get_close_matches(tool, CLIENTS, n=1)
         hint = f", did you mean {close[0]!r}?" if close else "; `connect --list` names those that are known"
         exit_with_error(f"{escape_unprintable(tool)!r}: no such client{hint}", BAD_CONFIG)
     target = _resolve_base_url(url, config)
-    limits_of = partial(_resolve_token_limits, window, config, url)
+    get_window = partial(_resolve_window, window, config, url)
     if apply:
-        _edit_client_file(tool, target, model, file, limits_of)
+        _edit_client_file(tool, target, model, file, get_window)
     else:
-        client, limits = CLIENTS[tool], limits_of(model)
+        client, window_tokens = CLIENTS[tool], get_window(model)
         print_lines([f"# {client.title}: {client.destination}"])
-        print_lines(fill_placeholders(client.lines, target, model, limits).splitlines())
+        print_lines(fill_placeholders(client.lines, target, model, window_tokens).splitlines())
         if client.remark:
-            print_lines([f"# {fill_placeholders(client.remark, target, model, limits)}"])
-
-
-def _list_clients() -> None:
-    from compaction_proxy.cli.client_config import CLIENT_FILES
-
-    columns = (Column("tool"), Column("what it is"), Column("--apply"))
-    rows = [
-        (name, client.title, CLIENT_FILES[name].path if name in CLIENT_FILES else "-")
-        for name, client in CLIENTS.items()
-    ]
-    print_lines(format_table(columns, rows, get_terminal_width()))
+            print_lines([f"# {fill_placeholders(client.remark, target, model, window_tokens)}"])
 
 
 def _resolve_base_url(url: str | None, config: Path | None) -> str:
@@ -297,13 +498,11 @@ def _resolve_base_url(url: str | None, config: Path | None) -> str:
     return f"{parse_base_url(url)}/v1"
 
 
-def _resolve_token_limits(
-    window: int | None, config: Path | None, url: str | None, model: str
-) -> "TokenLimits":
-    """Returns a model's token limits, which follow from its context window.
+def _resolve_window(window: int | None, config: Path | None, url: str | None, model: str) -> int:
+    """Returns a model's context window in tokens.
 
-    The context window comes from the option, else from the configuration, else from the shipped table of
-    models. If `url` is given, the local configuration is not used, because the proxy at that URL has its own.
+    It comes from the option, else from the configuration, else from the shipped table of models. If `url` is
+    given, the local configuration is not used, because the proxy at that URL has its own.
     """
     from compaction_proxy.config.config import get_model_settings
     from compaction_proxy.config.loader import load_config
@@ -311,23 +510,20 @@ def _resolve_token_limits(
 
     if window is None and url is None:
         window = get_model_settings(load_config(config, os.environ).config, model).window
-    return TokenLimits(window or get_known_window(model))
+    return window or get_known_window(model)
 
 
-def _edit_client_file(
-    tool: str, url: str, model: str, file: Path | None, get_limits: "GetTokenLimits"
-) -> None:
+def _edit_client_file(tool: str, url: str, model: str, file: Path | None, get_window: GetWindow) -> None:
     """Edits the client's file: prints the difference, keeps a backup and replaces the file atomically."""
-    from compaction_proxy.cli.client_config import CLIENT_FILES, ClientConfigError
-
-    if tool not in CLIENT_FILES:
+    edit = CLIENTS[tool].edit
+    if edit is None:
         exit_with_error(
             f"{tool}: no file that could be changed; without --apply the lines are printed", BAD_CONFIG
         )
-    path = (file or Path(CLIENT_FILES[tool].path)).expanduser().resolve()
+    path = (file or Path(CLIENTS[tool].destination)).expanduser().resolve()
     try:
         before = _read_config_file(path).decode("utf-8") if path.exists() else ""
-        new_text = _edit_text(before, lambda text: CLIENT_FILES[tool].edit(text, url, model, get_limits))
+        new_text = _edit_text(before, lambda text: edit(text, url, model, get_window))
     except (ClientConfigError, UnicodeDecodeError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         exit_with_error(f"{path}: left alone: {why}", FAILED)
@@ -353,8 +549,6 @@ def _read_config_file(path: Path) -> bytes:
         ClientConfigError: The file is too large to be a configuration, or it is not a regular file. Reading
             from a pipe, for example, might never end.
     """
-    from compaction_proxy.cli.client_config import ClientConfigError
-
     if not path.is_file():
         raise ClientConfigError("it is no regular file")
     with path.open("rb") as file:
@@ -364,7 +558,7 @@ def _read_config_file(path: Path) -> bytes:
     return content
 
 
-def _edit_text(old_text: str, edit: "Callable[[str], str]") -> str:
+def _edit_text(old_text: str, edit: Callable[[str], str]) -> str:
     """Applies `edit` to a text and keeps the line endings of the text, even if they are CRLF."""
     if "\r\n" not in old_text:
         return edit(old_text)
@@ -376,7 +570,6 @@ def _edit_text(old_text: str, edit: "Callable[[str], str]") -> str:
 def _replace_file(path: Path, text: str) -> Path | None:
     """Replaces a file atomically and returns the path of the backup, or None if there was no file."""
     import shutil
-    import tempfile
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

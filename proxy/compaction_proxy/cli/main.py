@@ -3,18 +3,22 @@
 Each command imports what it needs when it runs, so that `health` and `--help` are quick.
 """
 
+import json
+from functools import reduce
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from compaction_proxy.cli.admin_client import AdminClient, check_ready, create_local_client
-from compaction_proxy.cli.config import config_app
 from compaction_proxy.cli.connect import connect
-from compaction_proxy.cli.doctor.command import doctor
-from compaction_proxy.cli.exit import (
+from compaction_proxy.cli.console import (
+    FAILED,
     ConfigOption,
+    JsonOption,
     UpstreamOption,
     create_group,
+    exit_with_error,
     load_config_and_print_warnings,
     parse_header,
 )
@@ -25,6 +29,78 @@ from compaction_proxy.cli.run import run
 from compaction_proxy.cli.savings import savings
 from compaction_proxy.cli.sessions import search, sessions_app
 from compaction_proxy.cli.watch import watch
+
+config_app = create_group("Look at the configuration.")
+DEFAULT_FILE = Path("config.yaml")
+
+# The file that `config init` writes. It has the few keys that users change. docs/configuration.md describes
+# every key.
+STARTER = """\
+# compaction-proxy: what is left out has its default; `compaction-proxy config show` prints everything.
+server:
+  host: 127.0.0.1
+  port: 4141
+  # admin_key: ${COMPACTION_PROXY_ADMIN_KEY}     # needed as soon as others reach the address
+
+upstream:
+  base_url: https://api.openai.com/v1
+  # api_key: ${OPENAI_API_KEY}                   # left out: each client's own key passes through
+
+store:
+  # url: redis://localhost:6379/0                # left out: $REDIS_URL, else a file in the user's data folder
+  ttl: 30d
+
+compaction:
+  mode: active                                   # active | shadow | bypass
+  strategy: anchored
+
+# summary:
+#   model: gpt-5.4-mini                          # left out: a cheap model of the upstream's
+
+# models:
+#   my-local-*: {window: 32768}
+"""
+
+
+@config_app.command()
+def show(
+    config: ConfigOption = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+) -> None:
+    """Print every key and its value; secrets are masked."""
+    from compaction_proxy.config.config import format_key_path, iter_keys, to_plain_value
+
+    loaded = load_config_and_print_warnings(config)
+    for key in iter_keys():
+        path = format_key_path(key.path)
+        value = to_plain_value(reduce(getattr, map(str, key.path), loaded.config))
+        line = f"{path}: {json.dumps(value, ensure_ascii=False)}"
+        print(f"{line}  # {loaded.origins[path]}" if origin else line)
+
+
+@config_app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = DEFAULT_FILE,
+) -> None:
+    """Write a configuration with the few lines that people change. What exists is never overwritten."""
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(STARTER)
+    except FileExistsError:
+        exit_with_error(f"{file}: exists already, and is left alone", FAILED)
+    except OSError as error:
+        exit_with_error(f"{file}: cannot be written: {error.strerror}", FAILED)
+    print(f"written: {file}")
+
+
+@config_app.command()
+def schema() -> None:
+    """Print the configuration's JSON schema, for editors and for checks."""
+    from compaction_proxy.config.config import Config
+
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+    print(json.dumps(document, indent=2))
+
 
 app = create_group("An OpenAI-compatible proxy that keeps long conversations fitting.", "compaction-proxy")
 
@@ -122,9 +198,11 @@ def demo_provider(
     window: Annotated[int, typer.Option(help="Prompt plus output, in tokens.")] = 8192,
 ) -> None:
     """Serve the demo's provider: its answers are scripted, there is no model behind it."""
-    from compaction_proxy.cli.demo.provider import run_provider
+    import asyncio
 
-    run_provider(host, port, window)
+    from compaction_proxy.cli.demo.provider import serve_provider
+
+    asyncio.run(serve_provider(host, port, window))
 
 
 @app.command()
@@ -133,6 +211,21 @@ def version() -> None:
     import importlib.metadata
 
     print(importlib.metadata.version("compaction-proxy"))
+
+
+def doctor(
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Ask the summary model for one word; its provider may charge for it."),
+    ] = False,
+    upstream: UpstreamOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for what is wrong, and say what mends it. Ends with 1 if something keeps it from working."""
+    from compaction_proxy.cli.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(config, upstream, probe=probe, as_json=as_json))
 
 
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)

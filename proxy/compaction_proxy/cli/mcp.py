@@ -20,7 +20,7 @@ from compaction_proxy.cli.admin_client import (
     parse_base_url,
     parse_error_message,
 )
-from compaction_proxy.cli.exit import (
+from compaction_proxy.cli.console import (
     FAILED,
     HEADER_FORMAT,
     ConfigOption,

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from compaction_proxy.cli.admin_client import AdminUnreachableError, create_admin_client
-from compaction_proxy.cli.exit import ConfigOption, JsonOption, KeyOption, UrlOption
-from compaction_proxy.cli.output import (
+from compaction_proxy.cli.console import (
     Column,
+    ConfigOption,
+    JsonOption,
+    KeyOption,
+    UrlOption,
     format_count,
     format_dollars,
     format_table,

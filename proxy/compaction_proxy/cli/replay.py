@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compaction_proxy.cli.exit import (
+from compaction_proxy.cli.console import (
     BAD_CONFIG,
+    Column,
     ConfigOption,
     JsonOption,
-    exit_with_error,
-    load_config_and_print_warnings,
-)
-from compaction_proxy.cli.output import (
-    Column,
     escape_unprintable,
+    exit_with_error,
     format_dollars,
     format_percent,
     format_table,
     get_terminal_width,
+    load_config_and_print_warnings,
     print_json,
     print_lines,
     truncate_text,
@@ -29,8 +27,7 @@ from compaction_proxy.cli.output import (
 
 if TYPE_CHECKING:
     from compaction_proxy.config.config import Config
-    from compaction_proxy.replay.result import ReplayBill, ReplayResult
-    from compaction_proxy.replay.runner import ReplayOptions
+    from compaction_proxy.replay.runner import ReplayBill, ReplayOptions, ReplayResult
 
 TITLES = (
     "strategy", "trigger", "rounds", "calls", "forwarded", "less", "cached", "largest", "over", "failed",
@@ -132,7 +129,7 @@ def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | 
 
 def _sum_results(results: "Sequence[Sequence[ReplayResult]]") -> "list[ReplayResult]":
     """Returns one sum over all conversations for each strategy, or no sums for a single conversation."""
-    from compaction_proxy.replay.result import sum_results
+    from compaction_proxy.replay.runner import sum_results
 
     several = len(results) > 1
     return [sum_results(each, f"{len(each)} conversations") for each in zip(*results, strict=True) if several]

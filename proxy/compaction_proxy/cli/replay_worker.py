@@ -24,10 +24,9 @@ from compaction_proxy.gateway.identity import format_origin
 from compaction_proxy.gateway.summary_routes import build_summary_routes
 from compaction_proxy.gateway.upstream import Upstream
 from compaction_proxy.providers.tokenizers import TiktokenCounter
-from compaction_proxy.replay.provider import SimulatedProvider
+from compaction_proxy.replay.provider import ExtractiveSummaryModel, SimulatedProvider
 from compaction_proxy.replay.recordings import Recording, parse_recording
 from compaction_proxy.replay.runner import ReplayComponents, ReplayOptions, replay_recording
-from compaction_proxy.replay.writer import ExtractiveSummaryModel
 from compaction_proxy.runtime import Components
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry import logs

@@ -17,7 +17,7 @@ from compaction_proxy.cli.admin_client import (
     fetch_version,
     parse_base_url,
 )
-from compaction_proxy.cli.exit import ConfigOption, UrlOption, load_config_and_print_warnings
+from compaction_proxy.cli.console import ConfigOption, UrlOption, load_config_and_print_warnings
 
 # Exit codes as in shells: not found, not executable, and ended by a signal (128 plus the signal's number).
 NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
@@ -88,7 +88,7 @@ def _warn_if_environment_ignored(command: Sequence[str], url: str) -> None:
 
     Prints nothing if the command line or the program's own file already names the proxy.
     """
-    from compaction_proxy.cli.client_config import CLIENT_FILES
+    from compaction_proxy.cli.connect import CLIENTS
 
     base = f"{url.rstrip('/').removesuffix('/v1')}/v1"
     name = _get_program_name(command)
@@ -98,7 +98,7 @@ def _warn_if_environment_ignored(command: Sequence[str], url: str) -> None:
     tool = CONNECT_CLIENTS.get(name)
     if tool is not None:
         try:
-            if base in Path(CLIENT_FILES[tool].path).expanduser().read_text(encoding="utf-8"):
+            if base in Path(CLIENTS[tool].destination).expanduser().read_text(encoding="utf-8"):
                 return
         except (OSError, UnicodeDecodeError):
             pass
@@ -188,25 +188,17 @@ def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     import subprocess
 
-    started: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []
-
-    def forward_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - signature of a signal handler
-        if number == signal.SIGINT and sys.stdin.isatty():
-            return
-        if started:
-            started[0].send_signal(number)
-        else:
-            early.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, forward_signal)
     try:
-        started.append(subprocess.Popen(list(command), env=dict(environ)))  # noqa: S603 - the user asked for this command
+        process = subprocess.Popen(list(command), env=dict(environ))  # noqa: S603 - the user asked for this command
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-    for each in early:
-        started[0].send_signal(each)
-    code = started[0].wait()
+
+    def forward_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - signature of a signal handler
+        if number != signal.SIGINT or not sys.stdin.isatty():
+            process.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, forward_signal)
+    code = process.wait()
     return code if code >= 0 else BY_SIGNAL - code

@@ -6,17 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from compaction_proxy.cli.admin_client import create_admin_client
-from compaction_proxy.cli.exit import (
+from compaction_proxy.cli.console import (
     BAD_CONFIG,
+    Column,
     ConfigOption,
     JsonOption,
     KeyOption,
     UrlOption,
-    exit_with_error,
-)
-from compaction_proxy.cli.output import (
-    Column,
     escape_unprintable,
+    exit_with_error,
     format_count,
     format_dollars,
     format_percent,
@@ -30,6 +28,10 @@ from compaction_proxy.cli.output import (
 
 SavingsFields = Mapping[str, Any]
 GROUPS = ("model", "day", "hour", "key", "total")
+FIGURES = (
+    "requests", "sent", "forwarded", "less", "cached", "cost", "saved", "cache loss", "summaries",
+    "net saved",
+)  # fmt: skip
 
 
 def savings(
@@ -61,16 +63,6 @@ def savings(
         print_lines(format_overview(by, rows, total, get_terminal_width()))
 
 
-def _build_columns(by: str) -> tuple[Column, ...]:
-
-    figures = ("requests", "sent", "forwarded", "less", "cached", "cost", "saved", "cache loss", "summaries")
-    return (
-        Column(by),
-        *(Column(title, is_right_aligned=True) for title in figures),
-        Column("net saved", is_right_aligned=True),
-    )
-
-
 def format_overview(
     by: str, rows: list[dict[str, Any]], total: SavingsFields, max_cells: int | None
 ) -> Iterator[str]:
@@ -81,7 +73,8 @@ def format_overview(
     lines = [_format_figures(get_text(row, "of"), row) for row in rows]
     if by != "total" or not lines:
         lines.append(_format_figures("total", total))
-    yield from format_table(_build_columns(by), lines, max_cells)
+    columns = (Column(by), *(Column(title, is_right_aligned=True) for title in FIGURES))
+    yield from format_table(columns, lines, max_cells)
     unpriced = total.get("unpriced")
     if isinstance(unpriced, int) and unpriced > 0:
         yield f"{unpriced:,} requests have no known price, and are in no amount; see `models`"

@@ -1,28 +1,34 @@
-"""Builds the proxy, runs it in the foreground and prints how to reach it. Used by the command `serve`."""
+"""Builds the proxy, runs it in the foreground, prints how to reach it and reloads its configuration."""
 
 import asyncio
 import gc
 import os
+import signal
 import socket
 import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from compaction_proxy.cli.reload import ConfigReloader, ReadConfig
 from compaction_proxy.compaction.request_view import resolve_policy
-from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.config.config import Config, compare_configs, get_model_settings
 from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import ServerSection
 from compaction_proxy.config.types import mask_passwords
 from compaction_proxy.config.validation import is_loopback
 from compaction_proxy.core.budget import compute_budget
+from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.core.trigger import compute_min_trigger
 from compaction_proxy.gateway import server as serving
 from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
+
+if TYPE_CHECKING:
+    from compaction_proxy.app import Proxy  # for types only: the parent of workers does not need it
 
 DEFAULT_WINDOW_TOKENS = 128_000
 # Seconds in which an ending proxy still accepts requests, until load balancers notice that it is ending. On
@@ -46,6 +52,8 @@ ALLOCATOR_SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": (-3, 262_144),
     "MALLOC_TRIM_THRESHOLD_": (-1, 1_048_576),
 }
+# A function that reads the configuration again from its original source.
+ReadConfig = Callable[[], LoadedConfig]
 
 
 def _describe_trigger(config: Config) -> str:
@@ -169,27 +177,130 @@ def tune_interpreter() -> None:
     _raise_descriptor_limit()
 
 
+def reread_config(read_config: ReadConfig, running: LoadedConfig) -> LoadedConfig | None:
+    """Reads the configuration again and logs what changes.
+
+    Returns:
+        The configuration to run with, in which keys that need a restart keep their values. None if the new
+        configuration cannot be used. In that case the problems are logged.
+    """
+    try:
+        _refuse_pipe(running)
+        loaded = read_config()
+        _refuse_empty(loaded, running)
+    except ConfigError as error:
+        log_refusal(error)
+        return None
+    change = compare_configs(running.config, loaded.config)
+    logs.get_logger(__name__).info(
+        log_events.CONFIG_RELOADED,
+        changed=change.changed,
+        waiting_for_restart=change.waiting_for_restart,
+        warnings=loaded.warnings,
+    )
+    return replace(loaded, config=change.config)
+
+
+def _refuse_pipe(running: LoadedConfig) -> None:
+    """Refuses to read a pipe, such as `--config <(…)`, again: a second read would block or find nothing.
+
+    Raises:
+        ConfigError: The configuration came from a pipe.
+    """
+    if running.path is not None and running.path.is_fifo():
+        raise ConfigError(f"{running.path}: a pipe cannot be read again; use a file")
+
+
+def _refuse_empty(loaded: LoadedConfig, running: LoadedConfig) -> None:
+    """Refuses a missing or empty file if the running configuration came from a file with content.
+
+    The file may be missing or empty by mistake. Applying it would remove the client keys, the limits and the
+    upstream. At start-up, an empty file is accepted, because many users configure the proxy through the
+    environment alone. A reload accepts such a file only if the file was already missing or empty.
+
+    Raises:
+        ConfigError: The file is gone or empty.
+    """
+    has_content = loaded.path is not None and not loaded.is_empty
+    if has_content or running.path is None or running.is_empty:
+        return
+    problem = f"{running.path}: is gone" if loaded.path is None else f"{loaded.path}: is empty"
+    raise ConfigError(f"{problem}; `{{}}` in it takes everything back to the defaults")
+
+
+def log_refusal(error: ConfigError) -> None:
+    """Logs why a new configuration is not applied, one entry per problem."""
+    logs.get_logger(__name__).error(log_events.CONFIG_NOT_RELOADED, problems=str(error).splitlines())
+
+
+class ConfigReloader:
+    """Applies new configurations to a running proxy.
+
+    Args:
+        app: The proxy.
+        running: The configuration that the proxy runs with.
+    """
+
+    def __init__(self, app: "Proxy", running: LoadedConfig) -> None:
+        self._app = app
+        self._running = running
+        self._task: asyncio.Task[None] | None = None
+        self._is_reread_needed = False
+
+    def start(self, read_config: ReadConfig) -> None:
+        """Handles SIGHUP in the current event loop, in which the proxy runs.
+
+        Args:
+            read_config: Called on SIGHUP to read the configuration again.
+        """
+        if hasattr(signal, "SIGHUP"):
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, self._schedule_reload, read_config)
+
+    def apply_config(self, loaded: LoadedConfig | None) -> None:
+        """Applies a configuration, and records in the metrics whether the reload succeeded.
+
+        None only records that a reload has failed. If the proxy refuses the configuration, it keeps the
+        current one, and the problems are logged.
+        """
+        try:
+            if loaded is not None:
+                self._app.reload(loaded)
+                self._running = loaded
+        except ConfigError as error:
+            log_refusal(error)
+            loaded = None
+        self._app.record_reload(succeeded=loaded is not None)
+
+    def _schedule_reload(self, read_config: ReadConfig) -> None:
+        # A read that is in progress may have begun before the file changed, so another read follows it.
+        self._is_reread_needed = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._read_and_apply(read_config))
+
+    async def _read_and_apply(self, read_config: ReadConfig) -> None:
+        while self._is_reread_needed:
+            self._is_reread_needed = False
+            self.apply_config(await asyncio.to_thread(reread_config, read_config, self._running))
+
+
 def serve_proxy(
     open_socket: Callable[[], socket.socket],
     loaded: LoadedConfig,
-    on_started: Callable[[socket.socket], None],
+    on_started: Callable[[socket.socket, serving.GracefulServer, ConfigReloader], None],
     *,
     on_ending: Callable[[], None] | None = None,
     worker_number: int | None = None,
-    on_built: Callable[[serving.GracefulServer, ConfigReloader], None] | None = None,
-    read_config: ReadConfig | None = None,
 ) -> None:
     """Runs the proxy in this process until it is told to end.
 
     Args:
         open_socket: Opens the listening socket. It is called when the application has been built.
         loaded: The configuration and its origins.
-        on_started: Called with the socket once the proxy accepts requests.
+        on_started: Called in the event loop once the proxy accepts requests. Gets the socket, the server and
+            its reloader, so that the caller can stop or reload the proxy.
         on_ending: Called when the proxy begins to end.
         worker_number: Number of this worker. None means that this is the only process.
-        on_built: Called before the start with the server and its reloader, so that the caller can stop or
-            reload the proxy.
-        read_config: Called on SIGHUP to read the configuration again. None leaves SIGHUP alone.
 
     Raises:
         ConfigError: The proxy cannot listen on the address, or the application refuses the configuration.
@@ -212,8 +323,7 @@ def serve_proxy(
 
     def on_accepting() -> None:
         tune_interpreter()
-        reloading.start(read_config)
-        on_started(bound)
+        on_started(bound, running, ConfigReloader(app, loaded))
 
     app = create_app(loaded.config, loaded_config=loaded)
     running = serving.build_server(
@@ -227,9 +337,6 @@ def serve_proxy(
         ),
         ssl_context=context,
     )
-    reloading = ConfigReloader(app, loaded)
-    if on_built is not None:
-        on_built(running, reloading)
     bound = open_socket()
     with asyncio.Runner(loop_factory=running.config.get_loop_factory()) as runner:
         runner.run(serving.run_server(running, bound, on_accepting))
@@ -257,9 +364,8 @@ def run_single_process(loaded: LoadedConfig, read_config: ReadConfig) -> None:
             stack.enter_context(serving.remove_socket_on_exit(bound))
             return bound
 
-        serve_proxy(
-            open_socket,
-            loaded,
-            lambda bound: announce_start(config, build_url(bound, config.server)),
-            read_config=read_config,
-        )
+        def on_started(bound: socket.socket, _: serving.GracefulServer, reloader: ConfigReloader) -> None:
+            reloader.start(read_config)
+            announce_start(config, build_url(bound, config.server))
+
+        serve_proxy(open_socket, loaded, on_started)

@@ -12,20 +12,19 @@ from typing import Annotated, Any
 import typer
 
 from compaction_proxy.cli.admin_client import AdminClient, create_admin_client
-from compaction_proxy.cli.exit import (
+from compaction_proxy.cli.console import (
     BAD_CONFIG,
     FAILED,
+    UNKNOWN,
+    Column,
     ConfigOption,
     JsonOption,
     KeyOption,
     SessionArgument,
     UrlOption,
     create_group,
-    exit_with_error,
-)
-from compaction_proxy.cli.output import (
-    Column,
     escape_unprintable,
+    exit_with_error,
     format_age,
     format_count,
     format_dollars,
@@ -294,23 +293,23 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
 
     The columns `sent` and `forwarded` show the tokens of the last exchange.
     """
-    return format_table(_CONVERSATION_COLUMNS, [_format_conversation_row(row) for row in rows], max_cells)
-
-
-def _format_conversation_row(row: JsonRow) -> list[str]:
-    return [
-        get_text(row, "id"),
-        get_text(row, "model"),
-        get_text(row, "status"),
-        format_age(row.get("last_at")),
-        format_count(row.get("requests")),
-        format_count(row.get("rounds")),
-        format_count(row.get("tokens_before")),
-        format_count(row.get("tokens_after")),
-        format_percent(row.get("cached_tokens"), row.get("prompt_tokens")),
-        format_dollars(row.get("cost_usd")),
-        format_dollars(row.get("net_usd")),
+    cells = [
+        [
+            get_text(row, "id"),
+            get_text(row, "model"),
+            get_text(row, "status"),
+            format_age(row.get("last_at")),
+            format_count(row.get("requests")),
+            format_count(row.get("rounds")),
+            format_count(row.get("tokens_before")),
+            format_count(row.get("tokens_after")),
+            format_percent(row.get("cached_tokens"), row.get("prompt_tokens")),
+            format_dollars(row.get("cost_usd")),
+            format_dollars(row.get("net_usd")),
+        ]
+        for row in rows
     ]
+    return format_table(_CONVERSATION_COLUMNS, cells, max_cells)
 
 
 def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: int | None) -> Iterator[str]:
@@ -324,7 +323,8 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         "input tokens": format_count(totals.get("prompt_tokens")),
         "cached": format_percent(totals.get("cached_tokens"), totals.get("prompt_tokens")),
         "output tokens": format_count(totals.get("completion_tokens")),
-        **_format_recalls(totals),
+        # Only where the model ever searched the archive.
+        **({"searches by the model": format_count(totals["recalls"])} if totals.get("recalls") else {}),
         **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY_FIELDS},
         "asked of it": ", ".join(_describe_directives(record)) or "nothing",
     }
@@ -333,7 +333,21 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         truncate_text(f"{title:{width}}  {escape_unprintable(value)}", max_cells)
         for title, value in figures.items()
     )
-    round_rows = [_format_round_row(row) for row in rounds]
+    round_rows = [
+        [
+            get_text(row, "round"),
+            format_time(row.get("at")),
+            get_text(row, "strategy"),
+            get_text(row, "reason"),
+            format_count(row.get("messages")),
+            format_count(row.get("tokens_before")),
+            format_count(row.get("tokens_after")),
+            format_dollars(row.get("cost_usd")),
+            f"{turns:.1f} turns" if isinstance(turns := row.get("pays_back_after"), int | float) else UNKNOWN,
+            "undone" if row.get("undone") else get_text(row, "outcome"),
+        ]
+        for row in rounds
+    ]
     if round_rows:
         yield ""
         yield from format_table(_ROUND_COLUMNS, round_rows, max_cells)
@@ -341,12 +355,6 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
     if pins:
         yield ""
         yield from format_pins(pins, max_cells)
-
-
-def _format_recalls(totals: JsonRow) -> dict[str, str]:
-    """Returns how often the model searched the archive, as a title and a text. Empty if it never did."""
-    recalls = totals.get("recalls")
-    return {"searches by the model": format_count(recalls)} if recalls else {}
 
 
 def _describe_directives(record: JsonRow) -> Iterator[str]:
@@ -362,25 +370,6 @@ def _describe_directives(record: JsonRow) -> Iterator[str]:
 def _get_mapping(row: JsonRow, name: str) -> JsonRow:
     value = row.get(name)
     return value if isinstance(value, dict) else {}
-
-
-def _format_round_row(row: JsonRow) -> list[str]:
-    return [
-        get_text(row, "round"),
-        format_time(row.get("at")),
-        get_text(row, "strategy"),
-        get_text(row, "reason"),
-        format_count(row.get("messages")),
-        format_count(row.get("tokens_before")),
-        format_count(row.get("tokens_after")),
-        format_dollars(row.get("cost_usd")),
-        _format_turns(row.get("pays_back_after")),
-        "undone" if row.get("undone") else get_text(row, "outcome"),
-    ]
-
-
-def _format_turns(value: object) -> str:
-    return f"{value:.1f} turns" if isinstance(value, int | float) else "n/a"
 
 
 def format_pins(pins: Iterable[JsonRow], max_cells: int | None) -> list[str]:

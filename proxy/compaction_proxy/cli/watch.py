@@ -9,8 +9,10 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from compaction_proxy.cli.admin_client import AdminClient, AdminUnreachableError, create_admin_client
-from compaction_proxy.cli.exit import ConfigOption, KeyOption, UrlOption
-from compaction_proxy.cli.output import (
+from compaction_proxy.cli.console import (
+    ConfigOption,
+    KeyOption,
+    UrlOption,
     escape_unprintable,
     format_count,
     format_time,

@@ -8,6 +8,7 @@ service manager may send a signal to both. If the parent dies, each worker notic
 stops.
 """
 
+import asyncio
 import logging
 import os
 import signal
@@ -25,12 +26,14 @@ from socket import socket
 from tempfile import TemporaryDirectory
 from types import FrameType
 
-from compaction_proxy.cli.reload import ConfigReloader, ReadConfig, reread_config
 from compaction_proxy.cli.serve import (
+    ConfigReloader,
+    ReadConfig,
     build_url,
     create_tls_context,
     get_drain_timeouts,
     open_listener,
+    reread_config,
     serve_proxy,
 )
 from compaction_proxy.config.loader import LoadedConfig
@@ -92,17 +95,18 @@ def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, numbe
         with suppress(OSError):  # the parent may be gone
             parent.send(report)
 
-    def start_order_thread(running: serving.GracefulServer, reloader: ConfigReloader) -> None:
-        threading.Thread(target=_execute_orders, args=(parent, running, reloader), daemon=True).start()
+    def on_started(_: socket, running: serving.GracefulServer, reloader: ConfigReloader) -> None:
+        send_report(STARTED)
+        arguments = parent, asyncio.get_running_loop(), running, reloader
+        threading.Thread(target=_execute_orders, args=arguments, daemon=True).start()
 
     try:
         serve_proxy(
             lambda: listener,
             loaded,
-            lambda _: send_report(STARTED),
+            on_started,
             on_ending=lambda: send_report(ENDING),
             worker_number=number,
-            on_built=start_order_thread,
         )
     except ConfigError as error:
         send_report(str(error))
@@ -111,7 +115,12 @@ def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, numbe
         sys.exit(1)
 
 
-def _execute_orders(orders: Connection, running: serving.GracefulServer, reloader: ConfigReloader) -> None:
+def _execute_orders(
+    orders: Connection,
+    loop: asyncio.AbstractEventLoop,
+    running: serving.GracefulServer,
+    reloader: ConfigReloader,
+) -> None:
     """Executes the parent's orders. When the parent is gone, stops the server."""
     with suppress(EOFError, OSError, RuntimeError):  # RuntimeError: the event loop is closed
         while True:
@@ -119,7 +128,7 @@ def _execute_orders(orders: Connection, running: serving.GracefulServer, reloade
             if isinstance(order, str):
                 running.stop(now=order == STOP_NOW)
             else:
-                reloader.apply_from_thread(order)
+                loop.call_soon_threadsafe(reloader.apply_config, order)
     running.stop()
 
 
@@ -131,45 +140,30 @@ class WorkerSlot:
         number: Number of the worker, from 1.
         listener: The worker's listening socket. None while it is closed, so that new connections go to other
             workers.
-        process: The worker's process. None before a start or restart, and after the final end.
-        pipe: Connection to the process. None once the process has closed its end.
+        process: The worker's process, or the last one that ran here. Unset before the first start.
+        pipe: Connection to that process. Unset before the first start.
+        is_running: Whether the process runs.
         is_up: Whether the process accepts requests.
-        refusal: The reason why the process refuses the configuration, or an empty text.
         started_at: When the process was started, in monotonic seconds.
         death_count: How often the process has died since the last stable run (`STABLE_S`).
-        start_due_at: When the worker is to be started or restarted, in monotonic seconds. None if no start is
-            due.
+        start_due_at: When the next process is to be started, in monotonic seconds.
     """
 
     number: int
     listener: socket | None
-    process: SpawnProcess | None = None
-    pipe: Connection | None = None
+    process: SpawnProcess = field(init=False, repr=False)
+    pipe: Connection = field(init=False, repr=False)
+    is_running: bool = False
     is_up: bool = False
-    refusal: str = ""
     started_at: float = 0.0
     death_count: int = 0
-    start_due_at: float | None = 0.0
+    start_due_at: float = 0.0
 
     def send_order(self, order: Order) -> None:
-        """Sends an order to the worker. Does nothing if the worker is gone."""
-        if self.pipe is not None:
-            with suppress(OSError):
+        """Sends an order to the worker. Does nothing if no worker runs."""
+        if self.is_running:
+            with suppress(OSError):  # it may be gone by now
                 self.pipe.send(order)
-
-    def read_reports(self) -> None:
-        """Updates the slot from the reports that the worker sent. Closes the pipe if the worker is gone."""
-        try:
-            while self.pipe is not None and self.pipe.poll():
-                report = self.pipe.recv()
-                if report == STARTED:
-                    self.is_up = True
-                elif report == ENDING:
-                    self.close_listener()
-                else:
-                    self.refusal = report
-        except (EOFError, OSError):
-            self.close()
 
     def close_listener(self) -> None:
         """Closes the listening socket, so that new connections go to other workers.
@@ -179,12 +173,6 @@ class WorkerSlot:
         if self.listener is not None and serving.can_spread_connections(self.listener):
             self.listener.close()
             self.listener = None
-
-    def close(self) -> None:
-        """Closes the pipe to the worker. A worker that still runs then stops."""
-        if self.pipe is not None:
-            self.pipe.close()
-        self.pipe = None
 
 
 @dataclass(slots=True)
@@ -221,18 +209,18 @@ class _WorkerSupervisor:
             ConfigError: A worker refused the configuration at the start.
             ProxyError: A worker did not start.
         """
-        while any(each.process is not None or each.start_due_at is not None for each in self.workers):
+        while self.kill_at is None or any(worker.is_running for worker in self.workers):
             for worker in self.workers:
-                self._update_worker(worker)
+                self._start_or_kill(worker)
             if not self.has_started and self.kill_at is None and all(each.is_up for each in self.workers):
                 self.has_started = True
                 on_started()
-            wait([each.pipe for each in self.workers if each.pipe is not None], POLL_S)
+            self._read_reports()
             while self.signals:
                 if self.signals.pop(0) == HANGUP:
                     self._reload_config()
                 else:
-                    self.stop(now=self.kill_at is not None)
+                    self._stop(now=self.kill_at is not None)
         if self.failure is not None:
             raise self.failure
 
@@ -240,44 +228,14 @@ class _WorkerSupervisor:
         """Handles a signal: has `run` stop the workers or reload the configuration."""
         self.signals.append(number)
 
-    def _update_worker(self, worker: WorkerSlot) -> None:
-        """Starts a worker that is due, reads the reports of a running one, and notices that it has ended."""
+    def _start_or_kill(self, worker: WorkerSlot) -> None:
+        """Starts a worker whose start is due, and kills a worker that should have ended."""
         now = time.monotonic()
-        if worker.start_due_at is not None and worker.start_due_at <= now:
-            self._start_worker(worker)
-        has_ended = worker.process is not None and not worker.process.is_alive()
-        worker.read_reports()  # after the check, so that no report of an ended process is missed
-        if worker.process is None:
-            return
-        if has_ended:
-            self._record_exit(worker, worker.process)
-        elif self.kill_at is not None and now >= self.kill_at:
-            worker.process.kill()
-
-    def _reload_config(self) -> None:
-        """Reads the configuration again and sends it to the workers. Workers that start later use it, too."""
-        loaded = reread_config(self.read_config, self.loaded)
-        self.loaded = loaded or self.loaded
-        for worker in self.workers:
-            worker.send_order(loaded)
-
-    def stop(self, *, now: bool = False) -> None:
-        """Orders all workers to end. With `now`, the workers do not wait for requests in progress.
-
-        Workers that do not end in time are killed later.
-        """
-        waits = get_drain_timeouts(self.loaded.config.server)
         if self.kill_at is None:
-            running = sum(worker.process is not None for worker in self.workers)
-            logs.get_logger(__name__).info(log_events.SERVING_STOPPING, workers=running)
-        limit_s = STOP_NOW_S if now else waits.accept_s + waits.drain_s + STOP_EXTRA_S
-        self.kill_at = time.monotonic() + limit_s
-        for worker in self.workers:
-            worker.send_order(STOP_NOW if now else STOP)
-            worker.start_due_at = None
-            if worker.listener is not None:
-                # The worker has its own copy of the socket and closes it when it no longer needs it.
-                worker.listener.close()
+            if not worker.is_running and worker.start_due_at <= now:
+                self._start_worker(worker)
+        elif worker.is_running and self.kill_at <= now:
+            worker.process.kill()
 
     def _start_worker(self, worker: WorkerSlot) -> None:
         if worker.listener is None:
@@ -286,29 +244,48 @@ class _WorkerSupervisor:
             except ConfigError:  # another program took the port while no worker ran
                 worker.start_due_at = time.monotonic() + MAX_PAUSE_S
                 return
-        worker.pipe, child_end = _spawn.Pipe()
-        arguments = self.loaded, worker.listener, child_end, worker.number
-        worker.process = _spawn.Process(target=run_worker, args=arguments, daemon=True)
-        worker.is_up = False
-        worker.refusal = ""
-        worker.start_due_at = None
+        worker.is_running, worker.is_up = True, False
         worker.started_at = time.monotonic()
         # The new process inherits the ignored SIGINT, and so ignores Ctrl-C until it sets its own handler.
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        worker.process.start()
+        worker.process, worker.pipe = _start_process(run_worker, self.loaded, worker.listener, worker.number)
         signal.signal(signal.SIGINT, previous)
-        child_end.close()
 
-    def _record_exit(self, worker: WorkerSlot, process: SpawnProcess) -> None:
-        worker.close()
-        worker.process = None
+    def _reload_config(self) -> None:
+        """Reads the configuration again and sends it to the workers. Workers that start later use it, too."""
+        loaded = reread_config(self.read_config, self.loaded)
+        self.loaded = loaded or self.loaded
+        for worker in self.workers:
+            worker.send_order(loaded)
+
+    def _read_reports(self) -> None:
+        """Reads the reports of the workers. The end of a pipe means that the worker's process ends."""
+        running = [worker for worker in self.workers if worker.is_running]
+        ready = wait([worker.pipe for worker in running], POLL_S)
+        for worker in (each for each in running if each.pipe in ready):
+            try:
+                report = worker.pipe.recv()
+            except (EOFError, OSError):
+                self._record_exit(worker)
+                continue
+            if report == STARTED:
+                worker.is_up = True
+            elif report == ENDING:
+                worker.close_listener()
+            elif not self.has_started:
+                self.failure = ConfigError(report)
+
+    def _record_exit(self, worker: WorkerSlot) -> None:
+        worker.is_running = False
+        worker.pipe.close()
+        process = worker.process
+        process.join()
         pause_s = None
         if self.kill_at is None and self.has_started:
             pause_s = self._schedule_restart(worker)
         elif self.kill_at is None:
-            text = "a worker did not start; the log says why"
-            self.failure = ConfigError(worker.refusal) if worker.refusal else ProxyError(text)
-            self.stop(now=True)
+            self.failure = self.failure or ProxyError("a worker did not start; the log says why")
+            self._stop(now=True)
         if self.kill_at is None or process.exitcode:
             level = logging.WARNING if process.exitcode else logging.INFO
             fields = {"worker": worker.number, "pid": process.pid, "code": process.exitcode}
@@ -331,6 +308,34 @@ class _WorkerSupervisor:
         if not worker.is_up:  # the next process may fail, too, so new connections go to others
             worker.close_listener()
         return round(pause_s, 1)
+
+    def _stop(self, *, now: bool) -> None:
+        """Orders all workers to end. With `now`, the workers do not wait for requests in progress.
+
+        Workers that do not end in time are killed later.
+        """
+        if self.kill_at is None:
+            running = sum(worker.is_running for worker in self.workers)
+            logs.get_logger(__name__).info(log_events.SERVING_STOPPING, workers=running)
+        waits = get_drain_timeouts(self.loaded.config.server)
+        limit_s = STOP_NOW_S if now else waits.accept_s + waits.drain_s + STOP_EXTRA_S
+        self.kill_at = time.monotonic() + limit_s
+        for worker in self.workers:
+            worker.send_order(STOP_NOW if now else STOP)
+            if worker.listener is not None:
+                # The worker has its own copy of the socket and closes it when it no longer needs it.
+                worker.listener.close()
+
+
+def _start_process(
+    target: Callable[..., None], loaded: LoadedConfig, listener: socket, argument: int | str
+) -> tuple[SpawnProcess, Connection]:
+    """Starts a process that runs a proxy, and returns it and the parent's end of the pipe to it."""
+    parent_end, child_end = _spawn.Pipe()
+    process = _spawn.Process(target=target, args=(loaded, listener, child_end, argument), daemon=True)
+    process.start()
+    child_end.close()  # so that the parent notices when the process ends
+    return process, parent_end
 
 
 def run_workers(loaded: LoadedConfig, read_config: ReadConfig, on_started: Callable[[str], None]) -> None:
@@ -357,11 +362,7 @@ def run_workers(loaded: LoadedConfig, read_config: ReadConfig, on_started: Calla
     for number in filter(None, (signal.SIGINT, signal.SIGTERM, HANGUP)):
         signal.signal(number, supervisor.on_signal)
     with serving.remove_socket_on_exit(listeners[0]), _open_metrics_folder():
-        try:
-            supervisor.run(lambda: on_started(url))
-        finally:
-            for worker in workers:
-                worker.close()  # a worker that still runs ends when its pipe is closed
+        supervisor.run(lambda: on_started(url))
     logs.get_logger(__name__).info(log_events.SERVING_STOPPED, workers=server.workers)
 
 
@@ -413,11 +414,7 @@ def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterato
     server = loaded.config.server.model_copy(update={**address, "workers": 1})
     local = replace(loaded, config=loaded.config.model_copy(update={"server": server}))
     bound = serving.listen(server.host, server.port)
-    parent_end, child_end = _spawn.Pipe()
-    arguments = local, bound, child_end, str(log_path or os.devnull)
-    process = _spawn.Process(target=_run_background_worker, args=arguments, daemon=True)
-    process.start()
-    child_end.close()
+    process, parent_end = _start_process(_run_background_worker, local, bound, str(log_path or os.devnull))
     try:
         report = None
         with suppress(EOFError, OSError):

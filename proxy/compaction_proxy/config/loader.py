@@ -13,8 +13,14 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from compaction_proxy.config import validation, yaml_file
-from compaction_proxy.config.config import Config
-from compaction_proxy.config.keys import ConfigKey, format_key_path, get_section_type, iter_keys, suggest_key
+from compaction_proxy.config.config import (
+    Config,
+    ConfigKey,
+    format_key_path,
+    get_section_type,
+    iter_keys,
+    suggest_key,
+)
 from compaction_proxy.config.types import unwrap_type
 from compaction_proxy.config.yaml_file import KeyPath
 from compaction_proxy.core.errors import ConfigError
@@ -59,27 +65,17 @@ class ConfigOverride:
     Attributes:
         name: Name of the environment variable or command-line option that sets the value.
         path: The key that is set.
-        value: The value, if `problem` is empty.
-        problem: What is wrong with the value; it never quotes the value.
+        value: The value.
     """
 
     name: str
     path: KeyPath
-    value: object = None
-    problem: str = ""
+    value: object
 
 
-@dataclass(frozen=True, slots=True)
-class _ValueSource:
-    """The place where a value was set.
-
-    Attributes:
-        location: The place as errors name it, with line and column if it is in a file.
-        short_name: The place as `LoadedConfig.origins` names it.
-    """
-
-    location: str
-    short_name: str
+# Maps the path of each value that is set to the place where it is set: `FILE:LINE:COLUMN`, or the name of a
+# variable or an option.
+Sources = dict[KeyPath, str]
 
 
 def _decode_variable_text(text: str, key: ConfigKey | None) -> object:
@@ -135,35 +131,30 @@ def _read_secret(path: str) -> str:
 def _parse_variable(
     name: str, environ: Mapping[str, str], keys: Mapping[KeyPath, ConfigKey]
 ) -> ConfigOverride:
+    """Parses an environment variable whose name begins with `PREFIX`.
+
+    Raises:
+        ConfigError: The variable cannot be used. The message never quotes its value.
+    """
     place: KeyPath = tuple(name.removeprefix(PREFIX).lower().split("__"))
     secret = (*place[:-1], str(place[-1]).removesuffix(FILE_SUFFIX))
+    is_file = secret != place and secret in keys and _is_secret(keys[secret].value_type)
+    value_variable = name[: -len(FILE_SUFFIX)]
     try:
-        if place in keys or any(place == key[: len(place)] for key in keys):
+        if any(place == key[: len(place)] for key in keys):
             return ConfigOverride(name, place, _decode_variable_text(environ[name], keys.get(place)))
-        if secret != place and secret in keys and _is_secret(keys[secret].value_type):
-            direct = name[: -len(FILE_SUFFIX)]
-            if direct in environ:
-                return ConfigOverride(name, secret, problem=f"{direct} is set too; one of both is enough")
-            return ConfigOverride(
-                name, secret, _decode_variable_text(_read_secret(environ[name]), keys[secret])
-            )
+        if is_file and value_variable not in environ:
+            text = _read_secret(environ[name])
+            return ConfigOverride(name, secret, _decode_variable_text(text, keys[secret]))
     except ValueError as error:
-        return ConfigOverride(name, place, problem=str(error))
-    if place[0] == "models":
-        return ConfigOverride(name, place, problem=f"{PREFIX}MODELS takes all models as one JSON object")
-    return ConfigOverride(name, place, problem=f"unknown key{suggest_key(place)}")
-
-
-def _iter_overrides(environ: Mapping[str, str]) -> Iterator[ConfigOverride]:
-    """Yields an override for each environment variable whose name begins with `PREFIX`.
-
-    If a variable cannot be used, its override has a `problem`. Variables for whole sections come first, so
-    that a variable for a single key overrides them.
-    """
-    keys = {key.path: key for key in iter_keys()}
-    for name in sorted(environ, key=lambda name: (name.count("__"), name)):
-        if name.startswith(PREFIX):
-            yield _parse_variable(name, environ, keys)
+        raise ConfigError(f"{name}: {format_key_path(place)}: {error}") from None
+    if is_file:
+        raise ConfigError(
+            f"{name}: {format_key_path(secret)}: {value_variable} is set too; one of both is enough"
+        )
+    takes_json = f"{PREFIX}MODELS takes all models as one JSON object"
+    problem = takes_json if place[0] == "models" else f"unknown key{suggest_key(place)}"
+    raise ConfigError(f"{name}: {format_key_path(place)}: {problem}")
 
 
 def _iter_leaf_values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
@@ -196,30 +187,21 @@ def _put_value(values: dict[str, Any], path: KeyPath, value: object) -> None:
         values[last] = value
 
 
-def _apply_override(
-    override: ConfigOverride, values: dict[str, Any], sources: dict[KeyPath, _ValueSource]
-) -> None:
+def _apply_override(override: ConfigOverride, values: dict[str, Any], sources: Sources) -> None:
     """Sets the values of one override, and records it as their source."""
-    is_variable = override.name.startswith(PREFIX)
-    source = _ValueSource(override.name, f"environment {override.name}" if is_variable else override.name)
-    leaves = list(_iter_leaf_values(override.path, override.value))
-    for place, value in reversed(leaves):
+    for place, value in reversed(list(_iter_leaf_values(override.path, override.value))):
         _put_value(values, place, value)
         for nested in [path for path in sources if path[: len(place)] == place]:
             del sources[nested]
-        sources[place] = source
+        sources[place] = override.name
 
 
-def _find_origin(place: KeyPath, values: Mapping[str, Any], sources: Mapping[KeyPath, _ValueSource]) -> str:
-    """Returns the short name of the source that set a key's value; `default` if none did."""
-    current: Any = values
-    for name in place:
-        if not isinstance(current, dict) or name not in current:
-            return "default"
-        current = current[name]
-    nested_sources = (sources[path] for path in sources if path[: len(place)] == place)
-    source = _find_nearest_source(place, sources) or next(nested_sources, None)
-    return source.short_name if source else "default"
+def _find_origin(place: KeyPath, sources: Sources) -> str:
+    """Returns where a key's value, or the first part of it, is set, as in `LoadedConfig.origins`."""
+    source = next((sources[path] for path in sources if path[: len(place)] == place), "default")
+    if source.startswith(PREFIX):
+        return f"environment {source}"
+    return source.rpartition(":")[0] or source  # without the column
 
 
 def _drop_empty_sections(values: Mapping[str, Any], section: type[BaseModel] = Config) -> dict[str, Any]:
@@ -246,27 +228,16 @@ def _describe_error(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetail
     return text
 
 
-def _find_nearest_source(place: KeyPath, sources: Mapping[KeyPath, _ValueSource]) -> _ValueSource | None:
-    """Returns the source that set a key, else the one that set the nearest section around the key.
-
-    Returns None if no source set any of them.
-    """
-    ends = range(len(place), 0, -1)
-    return next((sources[place[:end]] for end in ends if place[:end] in sources), None)
-
-
-def _format_problem(place: KeyPath, problem: str, sources: Mapping[KeyPath, _ValueSource]) -> str:
-    source = _find_nearest_source(place, sources)
-    return (
-        f"{source.location}: {format_key_path(place)}: {problem}"
-        if source
-        else f"{format_key_path(place)}: {problem}"
-    )
+def _format_problem(place: KeyPath, problem: str, sources: Sources) -> str:
+    """Formats a problem with a key, after the place where the key or the nearest section around it is set."""
+    parents = (place[:end] for end in range(len(place), 0, -1))
+    source = next((f"{sources[each]}: " for each in parents if each in sources), "")
+    return f"{source}{format_key_path(place)}: {problem}"
 
 
 def _validate_values(
     values: Mapping[str, Any],
-    sources: Mapping[KeyPath, _ValueSource],
+    sources: Sources,
     environ: Mapping[str, str],
     earlier_problems: list[str],
 ) -> Config:
@@ -304,21 +275,24 @@ def load_config(
     variable, default = environ.get(CONFIG_VARIABLE), Path(DEFAULT_FILE)
     file = path or (Path(variable) if variable else default if default.exists() else None)
     values: dict[str, Any] = {}
-    sources: dict[KeyPath, _ValueSource] = {}
+    sources: Sources = {}
     problems: list[str] = []
     empty = False
     if file is not None:
         document = yaml_file.read_yaml(file, environ)
         values, empty = document.values, document.is_empty
-        for place, (line, column) in document.positions.items():
-            sources[place] = _ValueSource(f"{file}:{line}:{column}", f"{file}:{line}")
+        sources = {place: f"{file}:{line}:{column}" for place, (line, column) in document.positions.items()}
         problems += [f"{file}:{line}:{column}: {what}" for line, column, what in document.problems]
-    overrides = list(_iter_overrides(environ))
-    problems += [
-        f"{each.name}: {format_key_path(each.path)}: {each.problem}" for each in overrides if each.problem
-    ]
-    for setting in chain((setting for setting in overrides if not setting.problem), options):
-        _apply_override(setting, values, sources)
+    keys = {key.path: key for key in iter_keys()}
+    # Variables for whole sections come first, so that a variable for a single key overrides them.
+    for name in sorted(environ, key=lambda name: (name.count("__"), name)):
+        if name.startswith(PREFIX):
+            try:
+                _apply_override(_parse_variable(name, environ, keys), values, sources)
+            except ConfigError as error:
+                problems.append(str(error))
+    for option in options:
+        _apply_override(option, values, sources)
     config = _validate_values(values, sources, environ, problems)
-    origins = {format_key_path(key.path): _find_origin(key.path, values, sources) for key in iter_keys()}
+    origins = {format_key_path(path): _find_origin(path, sources) for path in keys}
     return LoadedConfig(config, origins, file, tuple(validation.find_warnings(config)), empty)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from compaction_proxy.config.config import Config, ModelSettings, build_policy
-from compaction_proxy.config.keys import format_key_path
+from compaction_proxy.config.config import Config, ModelSettings, build_policy, format_key_path
 from compaction_proxy.config.sections import WIRES, ServerSection, SummarySection
 from compaction_proxy.config.strategies import get_policy_setting
 from compaction_proxy.config.types import check_store_url, parse_origin

@@ -132,7 +132,7 @@ class ReplayJobRunner:
         self._slots = asyncio.Semaphore(MAX_PARALLEL_JOBS)
 
     async def run_job(self, job: ReplayJob) -> list[JsonObject]:
-        """Returns the results as JSON values (`replay.result.ReplayResult.to_fields`), one for each strategy.
+        """Returns the results as JSON values (`replay.runner.ReplayResult.to_fields`), one for each strategy.
 
         Raises:
             RequestRefusedError: The conversation is invalid (400) or unknown (404), too little of it is
@@ -209,7 +209,3 @@ def _extract_last_line(stderr: bytes, code: int = 0) -> str:
     plain = ("".join(filter(str.isprintable, line)).strip() for line in reversed(lines))
     otherwise = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return next(filter(None, plain), otherwise)[:MAX_LINE_CHARACTERS]
-
-
-def _encode_members(body: JsonObject) -> dict[str, bytes]:
-    return {name: encode_json(value) for name, value in body.items()}

@@ -43,8 +43,7 @@ from compaction_proxy.admin.api.routing import (
 )
 from compaction_proxy.admin.queries import MAX_SCANNED, ConversationQueries
 from compaction_proxy.compaction.commands import ConversationCommands
-from compaction_proxy.config.config import Config
-from compaction_proxy.config.keys import format_key_path, iter_keys, to_plain_value
+from compaction_proxy.config.config import Config, format_key_path, iter_keys, to_plain_value
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.event import Event

@@ -23,8 +23,14 @@ from compaction_proxy.cli.demo.validation import Refusal
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.providers.types import TokenCounter
-from compaction_proxy.replay.provider import ProviderPrompt, SimulatedProvider, extract_text
-from compaction_proxy.replay.writer import TARGET_TOKENS, is_aligned_call, write_summary
+from compaction_proxy.replay.provider import (
+    TARGET_TOKENS,
+    ProviderPrompt,
+    SimulatedProvider,
+    extract_text,
+    is_aligned_call,
+    write_summary,
+)
 from compaction_proxy.telemetry import logs
 from compaction_proxy.wires.json.slices import DECODER
 from compaction_proxy.wires.json.values import encode_json
@@ -381,11 +387,6 @@ class DemoProvider:
         return Reply("".join(pieces), finish_reason="length")
 
 
-def create_provider(settings: DemoProviderSettings) -> DemoProvider:
-    """Creates a provider as an ASGI app without any logged requests."""
-    return DemoProvider(settings)
-
-
 def parse_body(raw: bytes) -> tuple[JsonObject, Refusal | None]:
     """Parses a request body. Returns an empty object and a refusal if it is no JSON object."""
     try:
@@ -440,17 +441,12 @@ async def serve_provider(host: str, port: int, window: int) -> None:
     Raises:
         ConfigError: The provider cannot listen on the address.
     """
+    logs.configure_logging("console", logging.WARNING)
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     settings = DemoProviderSettings(TiktokenCounter(lambda line: print(line, file=sys.stderr)), window=window)
-    async with serve_embedded(create_provider(settings), host, port) as url:
+    async with serve_embedded(DemoProvider(settings), host, port) as url:
         print(BANNER)
         print(f"demo provider listens on {url}/v1, models {', '.join(settings.models)}", flush=True)
         await stopping.wait()
-
-
-def run_provider(host: str, port: int, window: int) -> None:
-    """Serves the demo provider until SIGINT or SIGTERM. Arguments and errors are as in `serve_provider`."""
-    logs.configure_logging("console", logging.WARNING)
-    asyncio.run(serve_provider(host, port, window))
