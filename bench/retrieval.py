@@ -88,11 +88,11 @@ class Passage(NamedTuple):
     """A message that an archive would hold.
 
     Attributes:
-        index: Its index in the conversation.
+        position: Its index in the conversation.
         text: Its text.
     """
 
-    index: int
+    position: int
     text: str
 
 
@@ -149,7 +149,7 @@ def questions(file: Path, build: Callable[[Sequence[Passage]], Search]) -> Itera
         search = build(held)
         for each in row["qa"]:
             if each["evidence_msgs"]:
-                hits = {held[place].index for place in search(each["question"])}
+                hits = {held[place].position for place in search(each["question"])}
                 yield Asked(
                     kind=row["id"].partition("-")[0],
                     chosen_by=row["id"] in CHOSEN_BY,
