@@ -87,10 +87,10 @@ def split_into_portions(
     Each portion takes at most `characters` in a transcript of this shape. A single unit that takes more
     becomes a portion of its own.
     """
-    portions: list[Group] = []
-    last_size = characters
+    portions: list[list[Message]] = []
+    last_size = 0
     for start, stop in iter_units(messages):
-        unit = tuple(messages[start:stop])
+        unit = list(messages[start:stop])
         size = count_shown_characters(unit, shape)
         if portions and last_size + size <= characters:
             portions[-1] += unit
@@ -98,7 +98,7 @@ def split_into_portions(
         else:
             portions.append(unit)
             last_size = size
-    return tuple(portions)
+    return tuple(map(tuple, portions))
 
 
 def split_into_halves(
