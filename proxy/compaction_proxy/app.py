@@ -237,7 +237,7 @@ class Proxy:
         Only the Responses wire has an item by which a client asks for a compaction (`compaction_trigger`).
         """
         parts = self._parts
-        triggers = CompactionItemResponder(
+        item_responder = CompactionItemResponder(
             config,
             upstreams[RESPONSES_WIRE],
             compactor=input_compactor,
@@ -274,7 +274,7 @@ class Proxy:
                 admission=self._admission,
                 tracer=parts.tracer,
                 recall_tool=parts.recall_tool if searches else None,
-                trigger_responder=triggers if name == RESPONSES_WIRE else None,
+                item_responder=item_responder if name == RESPONSES_WIRE else None,
                 conversation_finder=unread,
             )
         return endpoints

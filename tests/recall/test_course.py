@@ -236,28 +236,28 @@ async def test_the_figures_are_of_all_answers_and_what_is_learned_is_of_the_firs
     assert await going.relay_answer(UpstreamResponse(streamed(SEARCHING, usage=100)), Client(), ())
     made = passage(going)
     made.record_upstream_wait(9.0)  # by a later answer, which is part of the first
-    usage = going.client_tap.result()
-    told = made.build_exchange(usage)
+    made.usage = usage = going.client_tap.result()
+    told = made.build_exchange()
     assert usage == TokenUsage(230, 10, 4, "stop")
     assert (told.prompt_tokens, told.completion_tokens, told.cached_tokens) == (230, 10, 4)
     assert (told.recalls, told.recall_prompt_tokens, told.recall_cached_tokens) == (1, 130, 2)
-    assert made.to_completed_request(usage).usage == TokenUsage(100, 5, 2, "tool_calls")
+    assert made.first_usage == TokenUsage(100, 5, 2, "tool_calls")
     assert told.first_byte_s is None
 
 
 async def test_an_answer_that_went_on_by_itself_has_the_figures_it_always_had() -> None:
     going, _ = course(AWAY)
     assert await going.relay_answer(UpstreamResponse(streamed(chat.Reply("Five."), usage=100)), Client(), ())
-    made, usage = passage(going), going.client_tap.result()
-    told = made.build_exchange(usage)
+    made = passage(going)
+    made.usage = going.client_tap.result()
+    told = made.build_exchange()
     assert (told.recalls, told.recall_prompt_tokens) == (None, None)
-    assert made.to_completed_request(usage).usage == usage == TokenUsage(100, 5, 2, "stop")
+    assert made.first_usage == made.usage == TokenUsage(100, 5, 2, "stop")
 
 
 def test_the_tool_is_part_of_what_was_sized() -> None:
     made = passage(None)
-    assert made.to_completed_request(None).fit_result == made.fit_result
+    assert made.fit_result is not None
+    assert made.include_tool_tokens(made.fit_result) == made.fit_result
     made.tool_offer = offer()
-    fit = made.to_completed_request(None).fit_result
-    assert fit is not None
-    assert fit.estimate == 1_000 + len(SEARCH_TOOL.definition_json) // 4
+    assert made.include_tool_tokens(made.fit_result).estimate == 1_000 + len(SEARCH_TOOL.definition_json) // 4

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import NamedTuple
 
 import httpx
 from starlette.types import Scope
@@ -13,6 +12,7 @@ from compaction_proxy.compaction.feedback import UsageFeedback
 from compaction_proxy.compaction.types import CompactionReport, CompactionStatus, FitRequest, FitResult
 from compaction_proxy.core.errors import UpstreamError
 from compaction_proxy.core.event import FAILED_OPEN, OVER_LIMIT, RECOVERED, Event
+from compaction_proxy.gateway.request_state import RequestState
 from compaction_proxy.gateway.summary_routes import build_credential_headers
 from compaction_proxy.gateway.upstream import Upstream, build_request, send_request
 from compaction_proxy.providers.model_limits import ModelLimits
@@ -31,40 +31,6 @@ from compaction_proxy.wires.wire import Wire
 MAX_PROBE_BYTES = 262_144
 # The most incidents that are remembered in order to report each of them at most once a minute.
 MAX_INCIDENTS = 2_000
-
-
-class CompletedRequest(NamedTuple):
-    """A request whose client already has the answer.
-
-    Attributes:
-        tenant: The tenant that sent the request.
-        conversation: The id of its conversation, or None if it is unknown.
-        model: The requested model; empty if it is unknown.
-        request_id: The id of the request.
-        usage: The token counts that the upstream reported. None if it reported none or the answer is an
-            error.
-        scope: The ASGI scope of the request.
-        fit_request: The parsed request, or None if the body was not parsed.
-        fit_result: The result of making the request fit, with the body that was forwarded. None if the
-            request was so small that it passed the gate unread.
-        has_failed: Whether the answer is an error. After an error the proxy learns no token counts, sends no
-            probe and prepares no compaction.
-        was_recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
-        is_side_request: Whether the request is a side call, such as a request for a title
-            (`gateway.side_requests`). A side call does not show the present state of its conversation.
-    """
-
-    tenant: str
-    conversation: str | None
-    model: str
-    request_id: str
-    usage: TokenUsage | None
-    scope: Scope
-    fit_request: FitRequest | None = None
-    fit_result: FitResult | None = None
-    has_failed: bool = False
-    was_recovered: bool = False
-    is_side_request: bool = False
 
 
 _INCIDENT_KINDS = {CompactionStatus.FAILED_OPEN: FAILED_OPEN, CompactionStatus.OVER_LIMIT: OVER_LIMIT}
@@ -175,16 +141,16 @@ class AfterResponseHandler:
         self._model_limits = model_limits
         self._discovery = discovery
 
-    async def __call__(self, completed: CompletedRequest) -> None:
+    async def __call__(self, state: RequestState) -> None:
         """Does the work that follows one answer. A failure is logged and affects no request."""
         with suppress_and_log(RESPONSE_NOT_OBSERVED):
-            if completed.conversation is not None:
-                await self._registry.record_activity(completed.tenant, completed.conversation)
-            if completed.fit_request is not None and completed.fit_result is not None:
-                await self._learn_from_response(completed, completed.fit_request, completed.fit_result)
+            if state.recorded_conversation is not None:
+                await self._registry.record_activity(state.identity.tenant, state.recorded_conversation)
+            if state.fit_request is not None and state.fit_result is not None:
+                await self._learn_from_response(state, state.fit_request, state.fit_result)
 
     async def _learn_from_response(
-        self, completed: CompletedRequest, fit_request: FitRequest, fit_result: FitResult
+        self, state: RequestState, fit_request: FitRequest, fit_result: FitResult
     ) -> None:
         """Reports incidents of a parsed request, learns from its usage, and prepares a compaction if needed.
 
@@ -193,29 +159,30 @@ class AfterResponseHandler:
         await self._incidents(
             fit_request.tenant,
             fit_result.report,
-            completed.request_id,
+            state.request_id,
             fit_request.model,
-            was_recovered=completed.was_recovered,
+            was_recovered=state.was_recovered,
         )
-        if completed.is_side_request or completed.has_failed:
+        if state.side_kind is not None or state.has_failed:
             return
-        usage = completed.usage
+        usage = state.first_usage
         if (
             fit_result.report.status is CompactionStatus.APPLIED
             and fit_request.settings.compaction.recount == "probe"
         ):
-            usage = await self._probe_usage(completed.scope, fit_request.body.wire, fit_result) or usage
+            usage = await self._probe_usage(state.scope, fit_request.body.wire, fit_result) or usage
+        fit_result = state.include_tool_tokens(fit_result)
         await self._feedback.learn_from_answer(fit_request, fit_result, usage)
-        self._discover_window(completed, fit_request)
+        self._discover_window(state.scope, fit_request)
         if fit_result.should_prepare:
             await self._compactor.prepare_round(fit_request)
 
-    def _discover_window(self, completed: CompletedRequest, fit_request: FitRequest) -> None:
+    def _discover_window(self, scope: Scope, fit_request: FitRequest) -> None:
         if fit_request.settings.window is not None:
             return
 
         async def fetch_window() -> int | None:
-            headers = build_credential_headers(self._upstream, completed.scope["headers"])
+            headers = build_credential_headers(self._upstream, scope["headers"])
             return await self._discovery.discover_window(self._upstream.base_url, headers, fit_request.model)
 
         self._model_limits.start_discovery(

@@ -21,7 +21,7 @@ from compaction_proxy.compaction.types import (
 )
 from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.core.errors import OverloadedError, UnreadableBodyError, UpstreamError
-from compaction_proxy.gateway.after_response import AfterResponseHandler, CompletedRequest
+from compaction_proxy.gateway.after_response import AfterResponseHandler
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client_stream import (
     CONTENT_ENCODING,
@@ -94,7 +94,7 @@ class RelayEndpoint:
         admission: Limits the number of concurrent requests.
         tracer: Records a span per request. None disables tracing.
         recall_tool: Searches removed messages for models. None offers the search tool to no model.
-        trigger_responder: Answers compaction triggers, and decodes our compaction items. None if the wire has
+        item_responder: Answers requests for compaction items, and decodes our own items. None if the wire has
             no such items.
         conversation_finder: Finds the conversations of small requests that carry no id. Without it, such
             requests belong to no conversation.
@@ -113,7 +113,7 @@ class RelayEndpoint:
         admission: ConcurrencyLimiter,
         tracer: "OtelTracer | None" = None,
         recall_tool: RecallTool | None = None,
-        trigger_responder: CompactionItemResponder | None = None,
+        item_responder: CompactionItemResponder | None = None,
         conversation_finder: UnreadConversationFinder | None = None,
     ) -> None:
         self._config = config
@@ -127,8 +127,8 @@ class RelayEndpoint:
         self._identity_resolver = IdentityResolver(config, self._origin, get_secret)
         self._admission = admission
         self._tracer = tracer
-        self._memory = recall_tool
-        self._triggers = trigger_responder
+        self._recall_tool = recall_tool
+        self._item_responder = item_responder
         self._conversation_finder = conversation_finder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -155,10 +155,10 @@ class RelayEndpoint:
                 original, opaque = None, False
                 if CONTENT_ENCODING in header_map:
                     scope, raw, original, opaque = await self._decode_body(scope, raw, hold)
-                trigger = None
-                if self._triggers is not None:
-                    trigger = await self._triggers.read_request(raw, identity, scope)
-                    expanded = await self._triggers.items.decrypt_items_in_body(raw, scope)
+                item_request = None
+                if self._item_responder is not None:
+                    item_request = await self._item_responder.read_request(raw, identity, scope)
+                    expanded = await self._item_responder.items.decrypt_items_in_body(raw, scope)
                     original = original if expanded is raw else None
                     raw = expanded
                     del expanded
@@ -176,16 +176,16 @@ class RelayEndpoint:
                     side_kind,
                     original,
                     opaque,
-                    trigger=trigger,
+                    item_request=item_request,
                 )
                 del raw, original  # so that their memory can be freed
                 if self._tracer is not None:
                     state.trace = self._tracer.start_request(scope["headers"], request_id)
-                completed = await self._relay_while_connected(state, send)
+                is_complete = await self._relay_while_connected(state, send)
             finally:
                 self._admission.release_slot()
-            if completed is not None:
-                await self._after_response(completed)
+            if is_complete:
+                await self._after_response(state)
                 if state.fit_request is not None:
                     self._gate.clear_cache()
         finally:
@@ -207,29 +207,29 @@ class RelayEndpoint:
         plain = {**scope, "headers": drop_field(scope["headers"], CONTENT_ENCODING)}
         return plain, decoded, OriginalRequest(scope, raw), False
 
-    async def _relay_while_connected(self, state: RequestState, send: Send) -> CompletedRequest | None:
+    async def _relay_while_connected(self, state: RequestState, send: Send) -> bool:
         """Relays the request while the client is connected, and then records its figures.
 
-        Returns the completed request, or None if nothing can be learned from its answer.
+        Returns whether something can be learned from the answer.
         """
-        usage = None
         try:
             with while_connected(state.scope):
                 tap = await self._relay_request(state, send)
-            usage = tap.result() if tap is not None and not state.has_failed else None
+            if tap is not None and not state.has_failed:
+                state.usage = tap.result()
             if state.conversation_search is not None:
                 state.identity = replace(state.identity, conversation=await state.conversation_search)
         finally:
-            state.record_end(usage, self._origin, self._after_response.exchange_log)
-        return None if tap is None else state.to_completed_request(usage)
+            state.record_end(self._origin, self._after_response.exchange_log)
+        return tap is not None
 
     async def _relay_request(self, state: RequestState, send: Send) -> UsageTap | None:
         """Makes the request fit, forwards it, and streams the answer to the client.
 
         Returns the tap that watched the answer, or None if nothing can be learned from it.
         """
-        trigger = state.trigger
-        if trigger is not None and await self._answer_compaction_trigger(trigger, send):
+        item_request = state.item_request
+        if item_request is not None and await self._answer_item_request(item_request, send):
             return None
         await self._fit_request(state)
         try:
@@ -238,7 +238,7 @@ class RelayEndpoint:
             state.record_overhead()
             await send_error(send, error, state.build_headers(), self._wire.encode_error)
             return None
-        if trigger is not None and await self._replace_upstream_answer(trigger, answer, send):
+        if item_request is not None and await self._replace_upstream_answer(item_request, answer, send):
             state.status = httpx.codes.OK
             state.record_overhead()
             return None
@@ -267,32 +267,32 @@ class RelayEndpoint:
                 find_client_by_headers(build_header_map(state.scope["headers"])),
             )
 
-    async def _answer_compaction_trigger(self, trigger: CompactionItemRequest, send: Send) -> bool:
-        """Answers a compaction trigger, if the proxy is to do so without asking the upstream.
+    async def _answer_item_request(self, item_request: CompactionItemRequest, send: Send) -> bool:
+        """Answers a request for a compaction item, if the proxy is to do so without asking the upstream.
 
         Returns False, and sends nothing, if the upstream is to be asked or if compaction fails.
         """
-        triggers = self._triggers
+        responder = self._item_responder
         return (
-            triggers is not None
-            and await triggers.is_answered_locally(trigger)
-            and await triggers.send_compaction_item(trigger, send)
+            responder is not None
+            and await responder.is_answered_locally(item_request)
+            and await responder.send_compaction_item(item_request, send)
         )
 
     async def _replace_upstream_answer(
-        self, trigger: CompactionItemRequest, answer: UpstreamResponse, send: Send
+        self, item_request: CompactionItemRequest, answer: UpstreamResponse, send: Send
     ) -> bool:
         """Answers a request for a compaction item if the upstream's answer shows that it makes none.
 
         Returns whether the client got the proxy's answer. If not, the caller relays the upstream's answer.
         """
-        triggers, keep = self._triggers, False
-        if triggers is None:
+        responder, keep = self._item_responder, False
+        if responder is None:
             return False
         try:
             keep = not (
-                await triggers.should_replace_answer(trigger, answer)
-                and await triggers.send_compaction_item(trigger, send)
+                await responder.should_replace_answer(item_request, answer)
+                and await responder.send_compaction_item(item_request, send)
             )
         finally:
             if not keep:
@@ -330,8 +330,8 @@ class RelayEndpoint:
             return
         state.fit_result = await self._compactor.fit_request(state.fit_request)
         await self._mark_conversation_compacted(state, state.fit_result)
-        if self._memory is not None:
-            state.tool_offer = await build_tool_offer(self._memory, state.fit_request, state.fit_result)
+        if self._recall_tool is not None:
+            state.tool_offer = await build_tool_offer(self._recall_tool, state.fit_request, state.fit_result)
 
     async def _mark_conversation_compacted(self, state: RequestState, fit_result: FitResult) -> None:
         """Makes every replica read all later requests of a compacted conversation, even small ones."""
@@ -449,10 +449,10 @@ class RelayEndpoint:
                 and state.tool_offer is not None
                 and state.fit_request
                 and state.fit_result
-                and self._memory
+                and self._recall_tool
             ):
                 state.tool_offer = await build_tool_offer(
-                    self._memory, state.fit_request, replace(state.fit_result, raw=raw)
+                    self._recall_tool, state.fit_request, replace(state.fit_result, raw=raw)
                 )
         else:
             return None
@@ -482,8 +482,8 @@ class RelayEndpoint:
             if shorter is None:
                 return None
             await self._mark_conversation_compacted(state, shorter)
-            if self._memory is not None:
-                state.tool_offer = await build_tool_offer(self._memory, ask, shorter)
+            if self._recall_tool is not None:
+                state.tool_offer = await build_tool_offer(self._recall_tool, ask, shorter)
             answer = await self._send_upstream(state, shorter.raw)
         except (OverloadedError, UnreadableBodyError, UpstreamError):
             return None

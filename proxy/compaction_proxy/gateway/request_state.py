@@ -12,7 +12,6 @@ from starlette.types import Scope
 
 from compaction_proxy.compaction.types import CompactionReport, CompactionStatus, FitRequest, FitResult
 from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange
-from compaction_proxy.gateway.after_response import CompletedRequest
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client.types import HttpRequest
 from compaction_proxy.gateway.client_stream import OriginalRequest
@@ -77,10 +76,11 @@ class RequestState:
             before the first call.
         overhead_s: Seconds from the arrival of the request until the relay of its answer begins, without
             `waited_s`.
+        usage: The token counts that the upstream reported; None before the end, and if it reported none.
         trace: Records the spans of the request. None disables tracing.
         was_recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
         tool_offer: The request with the search tool; None if the tool is not offered.
-        trigger: The request without the compaction trigger at its end, if it has one; else None.
+        item_request: The request for a compaction item, if the client makes one; else None.
         recall_loop: Continues the answer after calls of the search tool; None if the answer is relayed
             directly.
         conversation_search: The task that looks for the conversation while the answer is relayed; None if
@@ -106,10 +106,11 @@ class RequestState:
     waited_s: float = 0.0
     first_byte_s: float | None = None
     overhead_s: float = 0.0
+    usage: TokenUsage | None = None
     trace: "OtelTrace | None" = None
     was_recovered: bool = False
     tool_offer: ToolOffer | None = None
-    trigger: CompactionItemRequest | None = None
+    item_request: CompactionItemRequest | None = None
     recall_loop: RecallLoop | None = None
     conversation_search: asyncio.Task[str | None] | None = None
 
@@ -121,7 +122,7 @@ class RequestState:
         ) or self.identity.conversation
 
     @property
-    def _recorded_conversation(self) -> str | None:
+    def recorded_conversation(self) -> str | None:
         """The id of the conversation that the request is recorded for; None for a side call."""
         return self.conversation if self.side_kind is None else None
 
@@ -204,46 +205,35 @@ class RequestState:
             self.body_hold.release()
             self.fit_result = self.fit_result and replace(self.fit_result, raw=b"")
 
-    def to_completed_request(self, usage: TokenUsage | None) -> CompletedRequest:
-        """Returns the record of the request for the work that follows its answer."""
-        model = self.fit_request.model if self.fit_request else self.model
-        identity_fields = self.identity.tenant, self._recorded_conversation, model, self.request_id
-        fit = self.fit_result
-        if self.tool_offer is not None and fit is not None and fit.estimate:
-            fit = replace(fit, estimate=fit.estimate + self.tool_offer.tool_tokens)
-        if (
-            self.recall_loop is not None and self.recall_loop.hop_count
-        ):  # the estimate is for the input of the first answer only
-            usage = self.recall_loop.first_tap.result()
-        side = self.side_kind is not None
-        return CompletedRequest(
-            *identity_fields,
-            usage,
-            self.scope,
-            self.fit_request,
-            fit,
-            self.has_failed,
-            self.was_recovered,
-            side,
-        )
+    @property
+    def first_usage(self) -> TokenUsage | None:
+        """The token counts of the answer to the forwarded request, without continuations of that answer."""
+        if self.recall_loop is not None and self.recall_loop.hop_count:
+            return self.recall_loop.first_tap.result()
+        return self.usage
 
-    def record_end(self, usage: TokenUsage | None, origin: str, exchange_log: ExchangeLog) -> None:
+    def include_tool_tokens(self, fit_result: FitResult) -> FitResult:
+        """Returns the result of the fit with an estimate that includes the offered search tool."""
+        if self.tool_offer is None or not fit_result.estimate:
+            return fit_result
+        return replace(fit_result, estimate=fit_result.estimate + self.tool_offer.tool_tokens)
+
+    def record_end(self, origin: str, exchange_log: ExchangeLog) -> None:
         """Records the figures of the request and ends its trace.
 
         If no request was sent to the upstream, no figures are recorded.
 
         Args:
-            usage: The token counts that the upstream reported; None if it reported none.
             origin: The origin of the upstream.
             exchange_log: Records the figures.
         """
         if self.first_byte_s is None and self.trace is None:
             return
-        exchange = self.build_exchange(usage)
+        exchange = self.build_exchange()
         if self.first_byte_s is not None:
             exchange_log.record_exchange(
                 self.identity.tenant,
-                self._recorded_conversation,
+                self.recorded_conversation,
                 origin,
                 exchange,
                 self.prefix_digests,
@@ -256,8 +246,9 @@ class RequestState:
         """Returns the seconds from the start of the relayed upstream call until now, when its answer ends."""
         return time.perf_counter() - self.started - self.overhead_s - self.waited_s + first_s
 
-    def build_exchange(self, usage: TokenUsage | None) -> Exchange:
+    def build_exchange(self) -> Exchange:
         """Returns the figures of the request and its answer."""
+        usage = self.usage
         first_s = self.first_byte_s
         upstream_s = None if first_s is None else self._compute_upstream_s(first_s)
         report = self.fit_result.report if self.fit_result else _EMPTY_REPORT
@@ -283,12 +274,10 @@ class RequestState:
             self.overhead_s,
             first_s,
             upstream_s,
-            *self._count_continuations_and_tokens(usage),
+            *self._count_continuations_and_tokens(),
         )
 
-    def _count_continuations_and_tokens(
-        self, usage: TokenUsage | None
-    ) -> tuple[int | None, int | None, int | None]:
+    def _count_continuations_and_tokens(self) -> tuple[int | None, int | None, int | None]:
         """Returns the number of continuations, and how many prompt and cached tokens they took together.
 
         All three are None if the answer was not continued. The tokens are None if the upstream did not report
@@ -296,7 +285,7 @@ class RequestState:
         """
         if self.recall_loop is None or not self.recall_loop.hop_count:
             return None, None, None
-        first = self.recall_loop.first_tap.result()
+        first, usage = self.first_usage, self.usage
         if usage is None or first is None:
             return self.recall_loop.hop_count, None, None
         extra = usage.prompt_tokens - first.prompt_tokens, usage.cached_tokens - first.cached_tokens
