@@ -11,9 +11,8 @@ from compaction_proxy.core.event import COMPACTED, FAILED, MEASURED, Event
 from compaction_proxy.storage.keys import live_feed_key
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry import live_feed as module
-from compaction_proxy.telemetry.live_feed import COMPACTION, FeedItem
-from compaction_proxy.telemetry.usage import ExchangeEntry
-from tests.journals import Process, exchange
+from compaction_proxy.telemetry.live_feed import COMPACTION, EXCHANGE, FeedItem
+from tests.journals import Process
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +25,6 @@ async def taken(items: AsyncGenerator[FeedItem, None], count: int) -> list[FeedI
         return [await anext(items) for _ in range(count)]
 
 
-def tell(process: Process, number: int) -> None:
-    process.feed.on_event("t", Event(COMPACTED, 1.0, round=number))
-
-
-def numbers(items: list[FeedItem]) -> list[int]:
-    return [each.fields["round"] for each in items]
-
-
 async def started(
     process: Process, after: str | None = None
 ) -> tuple[AsyncGenerator[FeedItem, None], list[FeedItem]]:
@@ -41,7 +32,7 @@ async def started(
     items = process.feed.follow(after)
     first = asyncio.create_task(taken(items, 1))
     await asyncio.sleep(0.002)
-    tell(process, 0)
+    process.feed.publish(COMPACTION, {"kind": "first"})
     await process.feed.flush()
     return items, await first
 
@@ -60,10 +51,10 @@ async def test_a_follower_hears_what_all_processes_tell_once_and_in_order() -> N
         (COMPACTION, number, False) for number in range(4)
     ]
     there.feed.on_event("t", Event(MEASURED, 1.0, "c_1"))
-    tell(there, 9)
+    there.feed.publish(COMPACTION, {"kind": "last"})
     await there.feed.flush()
     [last] = await taken(items, 1)
-    assert numbers([last]) == [9]
+    assert last.fields == {"kind": "last"}
     await here.feed.close()
     assert [each async for each in items] == []
 
@@ -71,25 +62,25 @@ async def test_a_follower_hears_what_all_processes_tell_once_and_in_order() -> N
 async def test_one_who_comes_back_hears_what_has_come_since() -> None:
     process = Process(MemoryStore())
     for number in range(200):
-        tell(process, number)
+        process.feed.publish(COMPACTION, {"number": number})
     await process.feed.flush()
     newest = await process.feed.list_recent_events(150)
     items = process.feed.follow(newest[-1].id)
     assert await taken(items, 149) == newest[-2::-1]
-    tell(process, 200)
+    process.feed.publish(COMPACTION, {"number": 200})
     await process.feed.flush()
     [then] = await taken(items, 1)
-    assert numbers([then]) == [200]
+    assert then.fields == {"number": 200}
     await process.feed.close()
 
 
 async def test_one_whose_place_is_gone_hears_what_is_newer() -> None:
     process = Process(MemoryStore())
     early = f"{int(time.time() * 1000) - 5:012x}ffff"
-    tell(process, 1)
+    process.feed.publish(COMPACTION, {"number": 1})
     await process.feed.flush()
     [item] = await taken(process.feed.follow(early), 1)
-    assert numbers([item]) == [1]
+    assert item.fields == {"number": 1}
     await process.feed.close()
 
 
@@ -98,9 +89,9 @@ async def test_a_burst_between_two_looks_is_told_whole(monkeypatch: pytest.Monke
     process = Process(MemoryStore())
     items, _ = await started(process)
     for number in range(300):
-        tell(process, number)
+        process.feed.publish(COMPACTION, {"number": number})
     await process.feed.flush()
-    assert numbers(await taken(items, 300)) == list(range(300))
+    assert [each.fields["number"] for each in await taken(items, 300)] == list(range(300))
     await process.feed.close()
 
 
@@ -110,12 +101,13 @@ async def test_a_slow_follower_loses_the_oldest_and_is_told_how_many(monkeypatch
     slow, _ = await started(process)
     quick, _ = await started(process)
     for number in range(5):
-        tell(process, number)
+        process.feed.publish(COMPACTION, {"number": number})
         await process.feed.flush()
-        assert numbers(await taken(quick, 1)) == [number]
+        assert [each.fields for each in await taken(quick, 1)] == [{"number": number}]
     told = await taken(slow, 4)
-    assert [each.kind for each in told] == ["lost", *[COMPACTION] * 3]
-    assert (told[0].fields, numbers(told[1:])) == ({"lost": 3}, [2, 3, 4])
+    assert [(each.kind, dict(each.fields)) for each in told] == [
+        ("lost", {"lost": 3}), *((COMPACTION, {"number": number}) for number in (2, 3, 4)),
+    ]  # fmt: skip
     await process.feed.close()
 
 
@@ -125,7 +117,7 @@ async def test_exchanges_are_told_while_somebody_listens_anywhere(monkeypatch: p
 
     async def told(count: int) -> int:
         for number in range(count):
-            there.feed.add_exchanges([ExchangeEntry("t", None, exchange(float(number)), None)])
+            there.feed.publish(EXCHANGE, {"number": number})
         await there.feed.flush()
         return len(await there.records.read_tail(live_feed_key("exchanges"), 999))
 
@@ -134,7 +126,7 @@ async def test_exchanges_are_told_while_somebody_listens_anywhere(monkeypatch: p
     assert await told(10) == 0  # nor is it known yet
     now[0] += module.LISTENER_CHECK_S
     assert await told(70) == 50
-    assert [each.fields["at"] for each in await taken(items, 50)] == list(range(20, 70))
+    assert [each.fields["number"] for each in await taken(items, 50)] == list(range(20, 70))
     await here.feed.close()
     now[0] += module.LISTENER_TTL_S + module.LISTENER_CHECK_S
     assert await told(10) == 50
@@ -156,7 +148,7 @@ async def test_recent_events_come_newest_first_and_failures_alone() -> None:
     process = Process(MemoryStore())
     for number, kind in enumerate((FAILED, COMPACTED, FAILED, COMPACTED)):
         process.feed.on_event("t", Event(kind, float(number), "c_1", message_ids=("m_1",)))
-    process.feed.add_exchanges([ExchangeEntry("t", None, exchange(1.0), None)])
+    process.feed.publish(EXCHANGE, {"number": 1})
     await process.feed.flush()
     recent, failures = (
         await process.feed.list_recent_events(2),
@@ -179,13 +171,13 @@ async def test_events_wait_for_a_store_that_is_away() -> None:
 
     store = Away()
     process = Process(store)
-    tell(process, 0)
+    process.feed.publish(COMPACTION, {"number": 0})
     await process.feed.flush()
-    tell(process, 1)
+    process.feed.publish(COMPACTION, {"number": 1})
     store.away = False
     async with asyncio.timeout(30):
         while not await process.feed.list_recent_events(5):
             await process.feed.flush()
             await asyncio.sleep(0.002)
-    assert numbers(await process.feed.list_recent_events(5)) == [1, 0]
+    assert [each.fields["number"] for each in await process.feed.list_recent_events(5)] == [1, 0]
     await process.records.close()

@@ -113,7 +113,7 @@ async def two_rounds(**settings: Any) -> AsyncIterator[tuple[Place, httpx.AsyncC
     """A conversation of two rounds and one request, and a client of its API."""
     here = Place()
     accounts = UsageStore(here.records, DAY_S)
-    accounts.add_entry(ExchangeEntry(TENANT, NAME, ASKED, None), None)
+    accounts.add_entry(NAME, ExchangeEntry(TENANT, NAME, ASKED, None), None)
     await accounts.flush()
     await here.owners.record_activity(TENANT, NAME)
     await here.round(1, Message("user", "The port is 4141."), Message("assistant", "Noted."))
@@ -334,7 +334,7 @@ async def test_a_tenant_is_forgotten_whole_and_nobody_else() -> None:
     async with two_rounds() as (here, client):
         accounts = UsageStore(here.records, DAY_S)
         for tenant, name in ((TENANT, "c_other"), ("t_2", "c_foreign")):
-            accounts.add_entry(ExchangeEntry(tenant, name, ASKED, None), None)
+            accounts.add_entry(name, ExchangeEntry(tenant, name, ASKED, None), None)
             await here.owners.record_activity(tenant, name)
         await accounts.flush()
         for name in (NAME, "c_other", "c_foreign"):

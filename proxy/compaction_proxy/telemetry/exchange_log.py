@@ -27,9 +27,9 @@ from compaction_proxy.storage.deletions import DeletionFence
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import JOURNAL_NOT_WRITTEN
 from compaction_proxy.support.lru import BoundedDict
-from compaction_proxy.telemetry.live_feed import LiveFeed
+from compaction_proxy.telemetry.live_feed import EXCHANGE, EXCHANGES_PER_S, LiveFeed
 from compaction_proxy.telemetry.statistics import Statistics
-from compaction_proxy.telemetry.usage import ExchangeEntry, UsageStore
+from compaction_proxy.telemetry.usage import ExchangeEntry, UsageStore, get_entry_time, to_line
 
 # Number of conversations for which `SavingsTracker` keeps what the provider has cached.
 MAX_TRACKED_CONVERSATIONS = 1_000
@@ -139,6 +139,8 @@ class ExchangeLog:
         self._deletion_fence = deletion_fence
         self._pricing = pricing
         self._queue: list[RecordedExchange] = []
+        # The newest exchanges, for the live feed.
+        self._newest: deque[ExchangeEntry] = deque(maxlen=EXCHANGES_PER_S)
         self._savings = SavingsTracker()
         self._task: asyncio.Task[None] | None = None
         self._flushing = asyncio.Lock()
@@ -182,30 +184,38 @@ class ExchangeLog:
         """Processes all queued exchanges and writes the results."""
         async with self._flushing:
             self._drain_queue()
+            self._publish_newest()
             for flush in (self._feed.flush, self._statistics.flush, self._usage_store.flush):
                 with suppress_and_report(_log_write_failure):
                     await flush()
 
     def _drain_queue(self) -> None:
-        """Prices all queued exchanges, counts them and notifies the listeners."""
+        """Processes all queued exchanges and notifies the listeners."""
         queue, self._queue = self._queue, []
-        entries: list[ExchangeEntry] = []
-        shown: list[ExchangeEntry] = []  # without those whose conversation was deleted meanwhile
         with suppress_and_report(_log_write_failure):
-            for recorded in queue:
-                tenant, conversation, exchange = recorded.tenant, recorded.conversation, recorded.exchange
-                saving = self._savings.track_exchange(
-                    recorded, self._pricing.get_price(exchange.model, recorded.origin)
-                )
-                entry = ExchangeEntry(tenant, conversation, exchange, saving)
-                entries.append(entry)
-                if conversation is None or self._usage_store.add_entry(entry, recorded.start_mark):
-                    shown.append(entry)
-            self._feed.add_exchanges(shown)
+            entries = list(map(self._add_exchange, queue))
             self._statistics.add_entries(entries)
             for listener in self.listeners:
                 with suppress_and_report(_log_write_failure):
                     listener(entries)
+
+    def _publish_newest(self) -> None:
+        """Publishes the newest exchanges since the last flush on the live feed."""
+        for entry in sorted(self._newest, key=get_entry_time):
+            fields = to_line(entry)
+            if entry.conversation is not None:
+                fields["conversation"] = entry.conversation
+            self._feed.publish(EXCHANGE, fields)
+        self._newest.clear()
+
+    def _add_exchange(self, recorded: RecordedExchange) -> ExchangeEntry:
+        """Prices an exchange and adds it to the usage of its conversation and to the live feed."""
+        tenant, conversation, exchange = recorded.tenant, recorded.conversation, recorded.exchange
+        price = self._pricing.get_price(exchange.model, recorded.origin)
+        entry = ExchangeEntry(tenant, conversation, exchange, self._savings.track_exchange(recorded, price))
+        if conversation is None or self._usage_store.add_entry(conversation, entry, recorded.start_mark):
+            self._newest.append(entry)
+        return entry
 
     async def _flush_periodically(self) -> None:
         while True:

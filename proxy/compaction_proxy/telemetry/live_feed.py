@@ -10,11 +10,8 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import suppress
-from heapq import merge
-from itertools import count
-from operator import attrgetter
+from collections.abc import AsyncGenerator, Callable, Mapping
+from itertools import chain, count
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -32,7 +29,6 @@ from compaction_proxy.storage.keys import live_feed_key
 from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import FEED_NOT_READ
-from compaction_proxy.telemetry.usage import ExchangeEntry, get_entry_time, to_line
 
 # Fields that are removed from an event: texts of the conversation, and the ids of messages.
 HIDDEN_FIELDS = CONTENT_FIELDS | {"message_ids"}
@@ -49,7 +45,7 @@ POLL_LINES = 64
 EXCHANGES_PER_S = 50
 # Number of events that may wait to be written.
 MAX_WAITING = 1_000
-# Number of new items that a follower gets from one poll. If there are more, the oldest items are dropped.
+# Number of items that may wait for a follower to read them. If there are more, the oldest item is dropped.
 MAX_FOLLOWER_ITEMS = 500
 LISTENER_TTL_S = 60.0
 LISTENER_CHECK_S = 5.0
@@ -74,6 +70,43 @@ class FeedItem(NamedTuple):
     fields: Fields
 
 
+class _Follower:
+    """Queue of items for one reader of the feed."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[FeedItem] = deque(maxlen=MAX_FOLLOWER_ITEMS)
+        self.lost = 0
+        self.has_items = asyncio.Event()
+        self._prepended_ids: frozenset[str] = frozenset()
+
+    def prepend_items(self, items: list[FeedItem]) -> None:
+        """Puts older items before the waiting ones.
+
+        Drops duplicates from the waiting items, and later from the items that `push_item` receives.
+        """
+        newer = [item for item in self.waiting if item not in items]
+        self.waiting.clear()
+        for item in (*items, *newer):
+            self.push_item(item)
+        self._prepended_ids = frozenset(item.id for item in items)
+
+    def push_item(self, item: FeedItem) -> None:
+        if item.id in self._prepended_ids:
+            return
+        self.lost += len(self.waiting) == MAX_FOLLOWER_ITEMS
+        self.waiting.append(item)
+        self.has_items.set()
+
+    def take_items(self) -> list[FeedItem]:
+        """Removes and returns the waiting items. If items were dropped, a `lost` item comes first."""
+        lost = [FeedItem(self.waiting[0].id, LOST, {"lost": self.lost})] if self.lost else []
+        items = [*lost, *self.waiting]
+        self.waiting.clear()
+        self.lost = 0
+        self.has_items.clear()
+        return items
+
+
 def _parse_item(line: Fields) -> FeedItem | None:
     name, kind, fields = line.get("id"), line.get("kind"), line.get("fields")
     if isinstance(name, str) and isinstance(kind, str) and isinstance(fields, Mapping):
@@ -81,9 +114,8 @@ def _parse_item(line: Fields) -> FeedItem | None:
     return None
 
 
-def _to_exchange_fields(entry: ExchangeEntry) -> dict[str, Any]:
-    known = {} if entry.conversation is None else {"conversation": entry.conversation}
-    return {**to_line(entry), **known}
+def _to_public_fields(event: Event) -> dict[str, Any]:
+    return {name: value for name, value in to_fields(event).items() if name not in HIDDEN_FIELDS}
 
 
 class LiveFeed:
@@ -104,28 +136,27 @@ class LiveFeed:
         self._writer = token_hex(_WRITER_BYTES)
         self._numbers = count()
         self._events: deque[FeedItem] = deque(maxlen=MAX_WAITING)
-        # The newest exchanges. They become items in `flush`, because most processes have no follower.
-        self._exchanges: deque[ExchangeEntry] = deque(maxlen=EXCHANGES_PER_S)
-        self._follower_count = 0
-        self._announced_at = -math.inf
+        self._exchanges: deque[FeedItem] = deque(maxlen=EXCHANGES_PER_S)
+        self._followers: set[_Follower] = set()
+        self._poll: asyncio.Task[None] | None = None
         self._has_remote_followers = False
         self._next_check_at = 0.0
-        self._closing = asyncio.Event()
+        self._closed = False
 
     @property
     def has_followers(self) -> bool:
         """Whether this process has a follower, or the last check found one in another process."""
-        return self._follower_count > 0 or self._has_remote_followers
+        return bool(self._followers) or self._has_remote_followers
+
+    def publish(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Queues an item for the next flush. Only the newest `EXCHANGES_PER_S` exchanges stay queued."""
+        waiting = self._exchanges if kind == EXCHANGE else self._events
+        waiting.append(FeedItem(self._create_item_id(), kind, fields))
 
     def on_event(self, _tenant: str, event: Event) -> None:
-        """Queues an event for the next flush (an `EventListener`). Ignores `MEASURED` events."""
+        """Publishes an event (an `event_bus.EventListener`). Ignores `MEASURED` events."""
         if event.kind != MEASURED:
-            fields = {name: value for name, value in to_fields(event).items() if name not in HIDDEN_FIELDS}
-            self._events.append(self._create_item(COMPACTION, fields))
-
-    def add_exchanges(self, entries: Iterable[ExchangeEntry]) -> None:
-        """Queues exchanges for the next flush. Only the newest `EXCHANGES_PER_S` stay queued."""
-        self._exchanges.extend(entries)
+            self.publish(COMPACTION, _to_public_fields(event))
 
     async def flush(self) -> None:
         """Writes the queued items. Drops the queued exchanges if no process has a follower.
@@ -135,18 +166,13 @@ class LiveFeed:
         await self._check_remote_followers()
         if not self.has_followers:
             self._exchanges.clear()
-        if not self._records.is_in_use:
-            return
-        if events := list(self._events):
-            self._events.clear()
-            if not await self._write_items(COMPACTION, events):
-                self._events.extendleft(reversed(events[: MAX_WAITING - len(self._events)]))
-        if self._exchanges:
-            entries = sorted(self._exchanges, key=get_entry_time)
-            self._exchanges.clear()
-            items = [self._create_item(EXCHANGE, _to_exchange_fields(entry)) for entry in entries]
-            if not await self._write_items(EXCHANGE, items):
-                self._exchanges.extendleft(reversed(entries[: EXCHANGES_PER_S - len(self._exchanges)]))
+        for kind, waiting in ((COMPACTION, self._events), (EXCHANGE, self._exchanges)):
+            items = list(waiting)
+            if not items or not self._records.is_in_use:
+                continue
+            waiting.clear()
+            if not await self._records.write([self._build_line(kind, item) for item in items]):
+                waiting.extendleft(reversed(items[: (waiting.maxlen or 0) - len(waiting)]))
 
     async def list_recent_events(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
         """Returns the newest events, newest first. With `failures`, returns only failures."""
@@ -157,50 +183,46 @@ class LiveFeed:
     async def follow(self, after_id: str | None = None) -> AsyncGenerator[FeedItem, None]:
         """Yields the stored items that are newer than the item with the id `after_id`, then new items.
 
-        Without `after_id`, yields only new items. Reads the store once a second. If more than
-        `MAX_FOLLOWER_ITEMS` are new, drops the oldest ones and yields a `lost` item first.
+        Without `after_id`, yields only new items. If the reader is too slow, drops the oldest waiting items
+        and yields a `lost` item.
 
         Ends when the feed is closed, or when the reader closes the generator (`aclose`).
         """
-        newest_ids = dict.fromkeys(_LISTS, after_id or f"{int(self._now() * 1000):012x}")
-        self._follower_count += 1
+        follower = _Follower()
+        self._add_follower(follower)
         try:
-            while not self._closing.is_set():
-                items: list[FeedItem] = []
-                with suppress_and_report(_log_poll_failure):
-                    await self._announce_follower()
-                    items = await self._read_new_items(newest_ids)
-                lost = len(items) - MAX_FOLLOWER_ITEMS
-                if lost > 0:
-                    yield FeedItem(items[lost].id, LOST, {"lost": lost})
-                for item in items[-MAX_FOLLOWER_ITEMS:]:
+            if after_id:
+                follower.prepend_items(await self._read_missed(after_id))
+            while not self._closed:
+                for item in follower.take_items():
                     yield item
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), POLL_S)
+                await follower.has_items.wait()
         finally:
-            self._follower_count -= 1
+            self._remove_follower(follower)
 
     async def close(self) -> None:
         """Ends `follow` for all followers and writes the queued items."""
-        self._closing.set()
+        self._closed = True
+        for follower in self._followers:
+            follower.has_items.set()
+        if self._poll is not None:
+            self._poll.cancel()
+            await asyncio.wait((self._poll,))
         await self.flush()
 
-    def _create_item(self, kind: str, fields: Fields) -> FeedItem:
-        name = f"{int(self._now() * 1000):012x}{self._writer}{next(self._numbers):06x}"
-        return FeedItem(name, kind, fields)
+    def _create_item_id(self) -> str:
+        return f"{int(self._now() * 1000):012x}{self._writer}{next(self._numbers):06x}"
 
-    async def _write_items(self, kind: str, items: list[FeedItem]) -> bool:
-        key, limit = live_feed_key(_LISTS[kind]), MAX_LINES[kind]
-        return await self._records.write(
-            [ListItem(key, item._asdict(), self._ttl_s, limit) for item in items]
-        )
+    def _build_line(self, kind: str, item: FeedItem) -> ListItem:
+        fields = {"id": item.id, "kind": item.kind, "fields": item.fields}
+        return ListItem(live_feed_key(_LISTS[kind]), fields, self._ttl_s, MAX_LINES[kind])
 
     async def _check_remote_followers(self) -> None:
         """Checks in the store whether other processes have followers, at most once in `LISTENER_CHECK_S`.
 
         Skips the check if this process has a follower or no exchanges are queued: the result is not needed.
         """
-        if self._follower_count or not self._exchanges or self._next_check_at > self._now():
+        if self._followers or not self._exchanges or self._next_check_at > self._now():
             return
         self._next_check_at = self._now() + LISTENER_CHECK_S
         [fields] = await self._records.get_many([live_feed_key("listening")], bypass_cache=True)
@@ -223,18 +245,40 @@ class LiveFeed:
         place = next(places, None)
         return items[place + 1 :] if place is not None else [item for item in items if item.id > after]
 
-    async def _read_new_items(self, newest_ids: dict[str, str]) -> list[FeedItem]:
-        """Returns the items behind those that `newest_ids` names for each list. Updates the ids."""
-        found = {kind: await self._read_newer(kind, newest_id) for kind, newest_id in newest_ids.items()}
-        newest_ids.update({kind: items[-1].id for kind, items in found.items() if items})
-        return list(merge(*found.values(), key=attrgetter("id")))
+    async def _read_missed(self, after: str) -> list[FeedItem]:
+        missed = [await self._read_newer(kind, after) for kind in _LISTS]
+        return sorted(chain.from_iterable(missed), key=lambda item: item.id)
 
-    async def _announce_follower(self) -> None:
-        """Records in the store that this process has a follower, so that other processes write exchanges."""
-        if self._now() - self._announced_at > LISTENER_TTL_S / 2:
-            self._announced_at = self._now()
-            fields = {"until": self._announced_at + LISTENER_TTL_S}
-            await self._records.overwrite(live_feed_key("listening"), fields, ttl_s=LISTENER_TTL_S)
+    def _add_follower(self, follower: _Follower) -> None:
+        self._followers.add(follower)
+        if self._poll is None:
+            self._poll = asyncio.create_task(self._poll_store(f"{int(self._now() * 1000):012x}"))
+
+    def _remove_follower(self, follower: _Follower) -> None:
+        self._followers.discard(follower)
+        if not self._followers and self._poll is not None:
+            self._poll.cancel()
+            self._poll = None
+
+    async def _poll_store(self, start_id: str) -> None:
+        """Passes new items of the store to all followers, once a second.
+
+        Also records in the store that this process has followers, so that other processes write exchanges.
+        """
+        newest = dict.fromkeys(_LISTS, start_id)
+        marked_at = -math.inf
+        while True:
+            with suppress_and_report(_log_poll_failure):
+                if self._now() - marked_at > LISTENER_TTL_S / 2:
+                    marked_at = self._now()
+                    fields = {"until": marked_at + LISTENER_TTL_S}
+                    await self._records.overwrite(live_feed_key("listening"), fields, ttl_s=LISTENER_TTL_S)
+                for kind in _LISTS:
+                    for item in await self._read_newer(kind, newest[kind]):
+                        newest[kind] = item.id
+                        for follower in self._followers:
+                            follower.push_item(item)
+            await asyncio.sleep(POLL_S)
 
 
 def _log_poll_failure(error: BaseException) -> None:

@@ -229,13 +229,18 @@ class UsageStore:
         self._pending: dict[str, _PendingUsage] = {}
         records.on_delete_callbacks.append(self._forget_prefix)
 
-    def add_entry(self, entry: ExchangeEntry, start_mark: int | None) -> bool:
-        """Adds an exchange of a known conversation. Returns False if it is dropped.
+    def add_entry(self, conversation: str, entry: ExchangeEntry, start_mark: int | None) -> bool:
+        """Adds an exchange to its conversation. Returns False if it is dropped.
 
         An exchange is dropped if the usage of too many conversations waits to be written, or if the
-        conversation was deleted since the start of the request (`start_mark`, see `storage.deletions`).
+        conversation was deleted since the start of the request.
+
+        Args:
+            conversation: Id of the conversation.
+            entry: The exchange and its saving.
+            start_mark: Start mark of the request (`storage.deletions`).
         """
-        waiting = self._get_or_create_pending(entry.tenant, entry.conversation or "", start_mark)
+        waiting = self._get_or_create_pending(entry.tenant, conversation, start_mark)
         if waiting is None:
             return False
         waiting.totals.add_entry(entry)
