@@ -45,7 +45,7 @@ def test_a_request_that_was_not_read_has_its_size_and_times_only() -> None:
     ours.status = 200
     ours.record_upstream_wait(0.5)
     ours.record_overhead()
-    told = ours.build_exchange(None)
+    told = ours.build_exchange()
     timed = (told.overhead_s, told.upstream_s)
     plain = Exchange(7.0, "m", "none", 200, "r_1", request_bytes=2, overhead_s=timed[0], first_byte_s=0.5)
     assert told == plain._replace(upstream_s=timed[1])
@@ -58,7 +58,8 @@ def test_a_request_that_was_read_tells_what_became_of_it_and_what_was_counted() 
         tokens_before=900, tokens_after=400, window=1_000, trigger=800, reason="soft",
     )  # fmt: skip
     ours.fit_result = FitResult(b"{}", 400, report)
-    told = ours.build_exchange(TokenUsage(410, 20, 256))
+    ours.usage = TokenUsage(410, 20, 256)
+    told = ours.build_exchange()
     assert told == Exchange(
         7.0, "m", "reused", 0, "r_1", "anchored", 3, "soft", 2, 9, 4, 900, 400, 1_000, 800, 410, 20, 256,
     )  # fmt: skip
@@ -72,7 +73,7 @@ def test_overhead_is_what_the_upstream_was_not_waited_for() -> None:
     ours.record_upstream_wait(0.5)
     ours.record_overhead()
     assert ours.overhead_s == pytest.approx(0.5, abs=0.2)
-    told = ours.build_exchange(None)
+    told = ours.build_exchange()
     assert told.first_byte_s == 0.5
     assert told.upstream_s == pytest.approx(0.5, abs=0.2)
 
