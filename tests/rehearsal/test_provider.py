@@ -59,10 +59,9 @@ def test_a_short_beginning_is_never_cached(provider: SimulatedProvider) -> None:
     assert [provider.count_and_cache_prompt(short) for _ in range(2)] == [0, 0]
 
 
-def test_the_oldest_beginning_is_forgotten(
-    provider: SimulatedProvider, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oldest_beginning_is_forgotten(words: TokenCounter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_REMEMBERED", 1)
+    provider = SimulatedProvider(words)
     first, second = (prompt({"role": "user", "content": f"{word} " * 1500}) for word in ("one", "two"))
     assert provider.count_and_cache_prompt(first) == 0
     assert provider.count_and_cache_prompt(first) == 1504 - 1504 % 128
