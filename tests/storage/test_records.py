@@ -183,6 +183,17 @@ async def test_what_is_held_is_asked_for_again_after_an_hour() -> None:
     assert scene.store.calls == ["read"]
 
 
+async def test_a_record_leaves_memory_when_its_time_is_over() -> None:
+    scene = Scene()
+    scene.store.trouble = StoreUnavailableError("away")
+    await scene.records.save_if_absent("k", {"n": 1}, ttl_s=60)
+    assert await scene.records.get_many(["k"]) == [{"n": 1}]
+
+    scene.clock.time += 61
+
+    assert await scene.records.get_many(["k"]) == [None]
+
+
 async def test_what_is_held_is_bounded() -> None:
     scene = Scene(cache_bytes=20_000)
     scene.store.trouble = StoreUnavailableError("away")
