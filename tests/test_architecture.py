@@ -120,6 +120,7 @@ def list_caught(node: ast.ExceptHandler) -> set[str]:
     return {ast.unparse(member).rpartition(".")[2] for member in members}
 
 
+@cache
 def list_classes() -> frozenset[str]:
     """Returns the names of all classes of the package."""
     return frozenset(
