@@ -446,10 +446,10 @@ def _find_state(line: str, known: list[_KnownStatement]) -> StatementStatus | No
     if best[0] >= LEAST_SHARE:
         states = states_by_share[best]
         return states.pop() if len(states) == 1 else None
-    return _find_told_state(about, known)
+    return _find_statement_state(about, known)
 
 
-def _find_told_state(about: frozenset[str], known: list[_KnownStatement]) -> StatementStatus | None:
+def _find_statement_state(about: frozenset[str], known: list[_KnownStatement]) -> StatementStatus | None:
     """Returns the state of the statement that a line repeats, among statements that ask for nothing.
 
     Most words of the statement must be in the line, and most words of the line must be in the statement's
