@@ -1,6 +1,6 @@
 # The image: one virtual environment in /app, state in /data, an optional /config/config.yaml.
 # Every package is the one whose SHA-256 stands in uv.lock, uv itself the one of deploy/image/uv.txt. Of a
-# shell the build needs none, and the server neither. tests/deploy/test_dockerfile.py runs these very steps.
+# shell the build needs none, and the server neither. tests/system/deploy/test_dockerfile.py runs these very steps.
 
 # The Python that the tests run on. A digest fixes it: --build-arg PYTHON_IMAGE=python@sha256:…
 ARG PYTHON_IMAGE=python:3.11-slim-trixie

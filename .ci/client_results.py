@@ -16,12 +16,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.clients.cli.cli_clients import CLI  # noqa: E402 - the path comes first
-from tests.clients.clients import PYTHON  # noqa: E402
-from tests.clients.node.node_clients import NODE  # noqa: E402
-from tests.clients.playing import play  # noqa: E402
-from tests.clients.results import result  # noqa: E402
-from tests.clients.stage import Way  # noqa: E402
+from tests.system.clients.cli.cli_clients import CLI  # noqa: E402 - the path comes first
+from tests.system.clients.clients import PYTHON  # noqa: E402
+from tests.system.clients.node.node_clients import NODE  # noqa: E402
+from tests.system.clients.playing import play  # noqa: E402
+from tests.system.clients.results import result  # noqa: E402
+from tests.system.clients.stage import Way  # noqa: E402
 
 RESULTS = ROOT / "docs" / "clients.json"
 Entry = dict[str, Any]

@@ -67,8 +67,8 @@ something is. The numbers are cases passed on each [wire](wires.md), blank where
 | --- | --- | --- | --- | --- | --- |
 """
 TABLE_FOOT = """
-The [results](clients.json) name each case. `tests/clients` holds the suite; `.ci/run` runs a part of it, and
-`.ci/run --full` all.
+The [results](clients.json) name each case. `tests/system/clients` holds the suite. `.ci/run` runs a part
+of it, `.ci/run --full` runs all.
 """
 
 AGENTS_HEAD = """

@@ -32,7 +32,7 @@ from soak_clients import Addresses, Clients
 from soak_replicas import Held, Replica, Replicas
 from soak_upstream import Upstream
 
-from tests.redis_servers import RedisServer
+from tests.helpers.redis_servers import RedisServer
 
 MB = 1024 * 1024
 # Growth of memory that is none: a share, or so many bytes, whichever is more.

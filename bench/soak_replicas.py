@@ -18,7 +18,7 @@ from soak_clients import Addresses
 from soak_upstream import SUMMARY_MODEL, WINDOW_TOKENS
 from targets import ALLOCATOR
 
-from tests.redis_servers import RedisServer
+from tests.helpers.redis_servers import RedisServer
 
 ROOT = Path(__file__).resolve().parent.parent
 START_S, END_S = 60.0, 40.0

@@ -22,8 +22,8 @@ from compaction_proxy.storage.redis.store import RedisStore
 from compaction_proxy.storage.redis.url import parse_redis_url
 from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Store
-from tests.redis_servers import RedisServer
-from tests.virtual_time import VirtualTimeLoop
+from tests.helpers.redis_servers import RedisServer
+from tests.helpers.virtual_time import VirtualTimeLoop
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMMARY_MODEL = "summary-small"
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop of a test: that of `tests.virtual_time` where it is marked so, asyncio's own otherwise."""
+    """The event loop of a test: a virtual clock if the test is marked `virtual_time`, else asyncio's own."""
     is_virtual = item.get_closest_marker("virtual_time") is not None
     return {"loop": VirtualTimeLoop if is_virtual else asyncio.new_event_loop}
 

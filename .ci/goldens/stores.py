@@ -20,7 +20,7 @@ from doubles import SUMMARY_MODEL, Provider
 from golden_conversations import PATHS, WIRES, draw_conversation, write_request
 from product import LONG_STILL_S, Product, run_product
 
-from tests.redis_servers import RedisServer
+from tests.helpers.redis_servers import RedisServer
 from tests.system.black_box import COMMAND
 
 SEAL = base64.b64encode(b"golden-key-of-thirty-two-bytes!!").decode()

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from compaction_proxy.cli.main import app
-from tests.scripted_admin import Scripted, scripted_admin
+from tests.helpers.scripted_admin import Scripted, scripted_admin
 
 Run = Callable[..., Result]
 

@@ -11,7 +11,7 @@ from typer.testing import Result
 
 from compaction_proxy.cli import doctor
 from compaction_proxy.config.sections import ServerSection
-from tests.scripted_admin import Scripted
+from tests.helpers.scripted_admin import Scripted
 
 Run = Callable[..., Result]
 QUIET = {"COMPACTION_PROXY__SERVER__PORT": "0", "COMPACTION_PROXY__SUMMARY__MODEL": "cheap"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typer.testing import Result
 
 from compaction_proxy.providers.windows import WINDOWS
-from tests.scripted_admin import Scripted
+from tests.helpers.scripted_admin import Scripted
 
 Run = Callable[..., Result]
 NOBODY = {"COMPACTION_PROXY__SERVER__PORT": "1"}

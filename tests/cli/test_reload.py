@@ -13,7 +13,7 @@ import pytest
 from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, Fault
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
-from tests.proxy_processes import ProxyProcess, proxy_process
+from tests.helpers.proxy_processes import ProxyProcess, proxy_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 ASKED = {"model": "demo-agent", "messages": [{"role": "user", "content": f"Hello {n}."} for n in range(9)]}

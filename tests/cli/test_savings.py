@@ -11,7 +11,7 @@ from typer.testing import Result
 from compaction_proxy.admin.api.schemas import to_stats_row
 from compaction_proxy.cli.savings import format_csv
 from compaction_proxy.telemetry.statistics import ExchangeCounters, StatisticsRow
-from tests.scripted_admin import Scripted
+from tests.helpers.scripted_admin import Scripted
 
 Run = Callable[..., Result]
 TOTAL = {

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import Result
 
 import compaction_proxy
-from tests.free_ports import find_free_port
-from tests.scripted_admin import Scripted
+from tests.helpers.free_ports import find_free_port
+from tests.helpers.scripted_admin import Scripted
 
 ID = "c_" + "ab12" * 6
 OTHER = "c_" + "ab99" * 6

@@ -9,7 +9,7 @@ from typer.testing import Result
 
 from compaction_proxy.cli.admin_client import AdminClient
 from compaction_proxy.cli.watch import StreamMessage, follow_events, format_event_line
-from tests.scripted_admin import Scripted
+from tests.helpers.scripted_admin import Scripted
 
 Run = Callable[..., Result]
 REFUSED = (401, {"error": {"message": "no"}})

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
 from compaction_proxy.wires.context_errors import Overflow
-from tests.compaction.bench import WINDOW, bench, mark, says, talk, user
+from tests.helpers.compaction_bench import WINDOW, bench, mark, says, talk, user
 
 SOON, DUE = 80, 93
 WHO = ("t", "c_1")

@@ -11,7 +11,7 @@ from compaction_proxy.core.message import iter_units
 from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.chat.messages import PARSER, shorten_message
 from compaction_proxy.wires.chat.wire import CHAT
-from tests.compaction.bench import JsonObject, bench, called, forwarded, loop, says, talk, user
+from tests.helpers.compaction_bench import JsonObject, bench, called, forwarded, loop, says, talk, user
 
 STRATEGIES = ["anchored", "full", "selective", "split", "prune", "iterations", "chained"]
 LONG = "please look again " * 200

@@ -8,7 +8,7 @@ from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
-from tests.compaction.bench import bench, talk
+from tests.helpers.compaction_bench import bench, talk
 
 KEY = "v1:{t.root}:checkpoints:anchored"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compaction_proxy.compaction.types import CompactionStatus, FitResult
-from tests.compaction.bench import Bench, Summaries, bench, prefix
+from tests.helpers.compaction_bench import Bench, Summaries, bench, prefix
 
 pytestmark = pytest.mark.virtual_time
 

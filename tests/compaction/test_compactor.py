@@ -13,7 +13,7 @@ from compaction_proxy.core.errors import StoreUnavailableError, SummaryError
 from compaction_proxy.core.summary.call import SummaryAnswer
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.wires.context_errors import Overflow
-from tests.compaction.bench import (
+from tests.helpers.compaction_bench import (
     Bench,
     JsonObject,
     Summaries,

@@ -8,7 +8,7 @@ import pytest
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitResult
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.strategies import STRATEGIES
-from tests.compaction.bench import (
+from tests.helpers.compaction_bench import (
     Bench,
     JsonObject,
     Summaries,

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
-from tests.compaction.bench import (
+from tests.helpers.compaction_bench import (
     SOFT,
     TARGET,
     TRIGGER,

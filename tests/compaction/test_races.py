@@ -13,8 +13,19 @@ from compaction_proxy.core.summary.call import SummaryAnswer
 from compaction_proxy.storage import leases
 from compaction_proxy.storage.factory import open_store
 from compaction_proxy.storage.memory import MemoryStore
-from tests.compaction.bench import RECORD, Bench, Summaries, bench, forwarded, loop, prefix, says, talk, user
-from tests.redis_servers import RedisServer
+from tests.helpers.compaction_bench import (
+    RECORD,
+    Bench,
+    Summaries,
+    bench,
+    forwarded,
+    loop,
+    prefix,
+    says,
+    talk,
+    user,
+)
+from tests.helpers.redis_servers import RedisServer
 
 DUE = 93
 SUMMARISING = [name for name, row in STRATEGIES.items() if row.summary]

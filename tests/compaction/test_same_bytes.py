@@ -13,7 +13,7 @@ import hashlib
 
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.core.errors import SummaryError
-from tests.compaction.bench import Summaries, bench, called, says, user
+from tests.helpers.compaction_bench import Summaries, bench, called, says, user
 
 WORDS = "parser ledger budget timeout header socket cache index token branch".split()
 

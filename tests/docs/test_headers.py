@@ -6,7 +6,7 @@ from compaction_proxy.compaction.types import CompactionStatus
 from compaction_proxy.core.event import REASON_PREFIXES, REASONS
 from tests.docs.blocks import ROOT
 from tests.docs.conftest import Machine
-from tests.pages import cells, chapter, page
+from tests.helpers.pages import cells, chapter, page
 
 PAGE = page("headers.md")
 GATEWAY = ROOT / "proxy" / "compaction_proxy" / "gateway"

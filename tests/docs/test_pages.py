@@ -9,7 +9,7 @@ import pytest
 from compaction_proxy.cli.connect import CLIENTS
 from compaction_proxy.config.config import RESTART_KEYS
 from tests.docs.blocks import ROOT
-from tests.pages import page
+from tests.helpers.pages import page
 
 SCRIPTS = ROOT / ".ci"
 

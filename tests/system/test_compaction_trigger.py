@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.free_ports import find_free_port
+from tests.helpers.free_ports import find_free_port
 from tests.system.black_box import Answer, Provider, Received, Reply, run_proxy, run_server
 
 PATH = "/v1/responses"

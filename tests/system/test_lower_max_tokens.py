@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.redis_servers import RedisServer
+from tests.helpers.redis_servers import RedisServer
 from tests.system.black_box import Provider, Received, Reply, run_proxy
 from tests.system.test_output_reserve import LARGE_FIXED, WIRES, Wire, prose, result_text, texts
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.redis_servers import RedisServer
+from tests.helpers.redis_servers import RedisServer
 from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply, run_proxy
 
 ADMIN_KEY = "secret-key-for-tests"

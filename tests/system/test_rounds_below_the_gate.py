@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.redis_servers import RedisServer
+from tests.helpers.redis_servers import RedisServer
 from tests.system.black_box import Provider, Proxy, Received, Reply, run_proxy
 from tests.system.test_output_reserve import prose
 from tests.system.test_unnumbered_limit import WIRES, Wire

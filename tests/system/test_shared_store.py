@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 
-from tests.fault_tcp import Faults, FaultTcp
-from tests.redis_servers import RedisServer
+from tests.helpers.fault_tcp import Faults, FaultTcp
+from tests.helpers.redis_servers import RedisServer
 from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply, run_proxy
 
 CLIENTS = 60

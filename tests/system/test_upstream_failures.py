@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.free_ports import find_free_port
+from tests.helpers.free_ports import find_free_port
 from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply, run_proxy
 
 API_PATH = "/admin/v1/upstream-failures"

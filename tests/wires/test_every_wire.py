@@ -19,12 +19,24 @@ from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 from compaction_proxy.wires.registry import WIRES
-from tests.compaction.bench import bench, user
-from tests.wires.chat import CHAT
-from tests.wires.messages import MESSAGES
-from tests.wires.responses import RESPONSES
-from tests.wires.talks import TALKS, Moment, Step, Talk, Told, Turn, Use, bound, last_said, moments, requests
-from tests.wires.wire import JsonObject, Sent, Wire, elements_of
+from tests.helpers.compaction_bench import bench, user
+from tests.helpers.wires.chat import CHAT
+from tests.helpers.wires.messages import MESSAGES
+from tests.helpers.wires.responses import RESPONSES
+from tests.helpers.wires.talks import (
+    TALKS,
+    Moment,
+    Step,
+    Talk,
+    Told,
+    Turn,
+    Use,
+    bound,
+    last_said,
+    moments,
+    requests,
+)
+from tests.helpers.wires.wire import JsonObject, Sent, Wire, elements_of
 
 FULL_RUN = settings.get_current_profile_name() == "full"
 UNHURRIED = settings(

@@ -1,0 +1,357 @@
+"""The pages over a socket: what they show, what the buttons do, what is said where there is nothing."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from compaction_proxy.admin.queries import CompactionRecord, StatisticsReport
+from compaction_proxy.admin.ui.pages import MAX_PASTED_BYTES
+from compaction_proxy.admin.ui.templates import STATIC_FOLDER
+from compaction_proxy.compaction.commands import ConversationOverview
+from compaction_proxy.compaction.directives import Directives
+from compaction_proxy.core.errors import RequestRefusedError, SearchUnavailableError, StoreUnavailableError
+from compaction_proxy.core.event import COMPACTED, Event
+from compaction_proxy.recall.archive import ArchivedRound, RecalledMessage, RemovedMessage
+from compaction_proxy.recall.round_detail import RoundDetail
+from compaction_proxy.replay.jobs import ReplayJob
+from compaction_proxy.replay.runner import ReplayOptions
+from compaction_proxy.support.formatting import MINUS
+from compaction_proxy.telemetry.statistics import ExchangeCounters, StatisticsRow
+from compaction_proxy.telemetry.usage import Totals
+from tests.helpers.dashboard import AT, NAME, PLACE, FakeAdmin, Read, counters, pages, sample
+
+ONE = f"/ui/conversations/{NAME}"
+EVERY = (
+    "/ui", "/ui/", "/ui?since=30d", "/ui/conversations", "/ui/conversations?sort=net&q=gpt", ONE,
+    f"{ONE}/compactions/{PLACE}", f"{ONE}/compactions/{PLACE}/prompts", f"{ONE}/messages/m_2",
+    f"{ONE}/search?q=502", f"{ONE}/search", "/ui/failures", "/ui/settings", "/ui/playground",
+)  # fmt: skip
+BARE = Event(COMPACTED, 1.0, place=PLACE)
+NOTHING: dict[str, Any] = {
+    "get_statistics": StatisticsReport((), ExchangeCounters()),
+    "list_recent_items": [],
+    "list_upstream_failures": ([], True),
+    "list_conversations": [],
+    "get_overview": ConversationOverview(Totals(), (), frozenset(), Directives()),
+    "list_exchanges": [],
+    "list_compactions": [],
+    "get_compaction": (
+        CompactionRecord(BARE, undone=False, pays_back_after=None),
+        RoundDetail(BARE, (), (), ()),
+    ),
+    "get_archived_message": RecalledMessage(
+        RemovedMessage("m_2", 0, "", ""), ArchivedRound(NAME, "", bytes.fromhex(PLACE), 0, 0.0)
+    ),
+    "search_archive": [],
+    "list_models": [],
+    "run_job": [],
+}
+AWAY = StoreUnavailableError("store-failed", "the store cannot be reached")
+
+
+def links(page: Read) -> set[str]:
+    """Everything that a page loads, leads to or sends to."""
+    names = ("href", "src", "action", "hx-get", "hx-post")
+    return {str(each[name]) for _, each in page.elements for name in names if name in each}
+
+
+@pytest.mark.parametrize("answers", [sample(), NOTHING], ids=["something", "nothing"])
+async def test_every_page_is_whole_loads_nothing_from_elsewhere_and_stays_in_its_frame(
+    answers: dict[str, Any],
+) -> None:
+    async with pages(FakeAdmin(answers)) as client:
+        for path in EVERY:
+            answer = await client.get(path)
+            assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store"), path
+            assert answer.headers["content-security-policy"] == (
+                "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+                "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+            )
+            assert answer.headers["x-frame-options"] == "DENY"
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "same-origin"
+            page = Read(answer.text)
+            assert all(
+                not urlsplit(link).netloc and link.startswith(("/ui", "#main")) for link in links(page)
+            )
+            assert not [each for _, each in page.elements if "style" in each]
+            assert not page.all("style")
+            assert all(each.get("src") for each in page.all("script"))
+            assert [each.get("aria-current") for each in page.all("a")].count("page") == 1
+            assert len(page.all("h1")) == 1
+            assert "None" not in page.text
+
+
+async def test_the_pages_stand_below_the_base_path_and_leave_everything_else_alone() -> None:
+    async with pages(FakeAdmin(sample()), base_path="/own") as client:
+        page = Read((await client.get("/own/ui/conversations")).text)
+        assert all(link.startswith(("/own/ui", "#main")) for link in links(page))
+        for path in ("/own/admin/v1/models", "/uix", "/ui"):
+            assert (await client.get(path)).json() == {"no page": path}
+
+
+async def test_assets_are_small_kept_for_ever_by_their_content_and_brought_with_their_licences() -> None:
+    files = [path for path in STATIC_FOLDER.iterdir() if path.name != "NOTICE"]
+    assert sum(path.stat().st_size for path in files) <= 150 * 1024
+    assert all(
+        name in (STATIC_FOLDER / "NOTICE").read_text() for name in ("htmx.org 4.0.1", "uplot 1.6.32", "MIT")
+    )
+    async with pages(FakeAdmin(sample())) as client:
+        loaded = {link for link in links(Read((await client.get("/ui")).text)) if "/static/" in link}
+        assert {urlsplit(link).path.rpartition("/")[2] for link in loaded} == {path.name for path in files}
+        for link in loaded:
+            answer = await client.get(link)
+            assert answer.content == (STATIC_FOLDER / Path(urlsplit(link).path).name).read_bytes()
+            assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+        for missing in ("/ui/static/NOTICE", "/ui/static/../ui/site.py", "/ui/static/%2e%2e%2fapp.py"):
+            assert (await client.get(missing)).status_code == 404
+
+
+async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> None:
+    async with pages(FakeAdmin(sample())) as client:
+        text = Read((await client.get("/ui")).text).text
+        for told in (
+            f"Net saved $12.41 gross saving $15.02 {MINUS} summaries $1.10 {MINUS} cache loss $1.51",
+            "12 of 9,311 requests have no known price",
+            "4.1M → 1.6M 61 % fewer forwarded than clients sent, in 4 rounds. 75 % of the input was cached.",
+            "Overhead 1.8 ms", "95 of 100 take at most 6.0 ms",
+            "Failed open 2 of 9,311 requests went through unchanged",
+            "local 9,311 4.1M 1.6M n/a n/a",
+            "2026-11-18T11 9,311 4,100,000 1,600,000 1,200,000 4",
+        ):  # fmt: skip
+            assert told in text, told
+
+
+async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
+    answers, unpriced = sample(), counters(unpriced=9_308)
+    answers |= {
+        "get_statistics": StatisticsReport((), unpriced),
+        "get_statistics by model": StatisticsReport((StatisticsRow("local", unpriced),), unpriced),
+        "get_overview": replace(answers["get_overview"], totals=Totals()),
+    }
+    async with pages(FakeAdmin(answers)) as client:
+        overview = Read((await client.get("/ui")).text).text
+        assert "$" not in overview
+        assert "Net saved n/a No price is known for the models in use." in overview
+        assert "Net saved n/a No price is known for this model." in Read((await client.get(ONE)).text).text
+
+
+async def test_an_empty_proxy_says_what_to_do_next() -> None:
+    async with pages(FakeAdmin(NOTHING)) as client:
+        for path in ("/ui", "/ui/conversations"):
+            text = Read((await client.get(path)).text).text
+            assert f"export OPENAI_BASE_URL={client.base_url}/v1" in text.replace("/ /v1", "/v1")
+        assert "Nothing has failed" in (await client.get("/ui/failures")).text
+        assert "Nothing found for “zzz”" in (await client.get("/ui/conversations?q=zzz")).text
+
+
+async def test_failures_of_upstreams_are_listed_by_cause_beside_those_of_compaction() -> None:
+    api = FakeAdmin(sample())
+    async with pages(api) as client:
+        text = Read((await client.get("/ui/failures?since=7d")).text).text
+    for told in (
+        "Target Cause Count Last https://api.example:443 connection refused connection-refused 1,204 18 Nov",
+        "https://api.example:443 upstream answered 503 http-503 3 18 Nov 11:06:40",
+        "Failed open The request went through unchanged.",
+    ):
+        assert told in text, told
+    assert "Nothing has failed" not in text
+    assert ("list_upstream_failures", (AT - 7 * 86_400, AT), {}) in api.asked
+
+
+async def test_without_the_store_failures_of_upstreams_are_shown_and_nothing_else_is_claimed() -> None:
+    answers = {**sample(), "list_recent_items": AWAY}
+    async with pages(FakeAdmin(answers)) as client:
+        shown = await client.get("/ui/failures")
+        answers["list_upstream_failures"] = ([], False)
+        nothing = Read((await client.get("/ui/failures")).text).text
+    assert shown.status_code == 200
+    assert "upstream answered 503" in Read(shown.text).text
+    for text in (Read(shown.text).text, nothing):
+        assert "The store cannot be reached: only upstream failures that this process knows of" in text
+    assert "Nothing has failed" not in nothing
+
+
+async def test_the_list_is_searched_and_sorted() -> None:
+    api = FakeAdmin(sample())
+    async with pages(api) as client:
+        page = Read((await client.get("/ui/conversations?q=a b&sort=net")).text)
+        await client.get("/ui/conversations?sort=nonsense")
+        assert (await client.get(f"/ui/conversations?q={'x' * 1_001}")).status_code == 422
+        assert (await client.get(f"{ONE}/search?q={'x' * 1_001}")).status_code == 422
+    assert api.asked == [
+        ("list_conversations", (200,), {"text": "a b", "sort": "net"}),
+        ("list_conversations", (200,), {"text": "", "sort": "last"}),
+    ]
+    assert [each["aria-sort"] for each in page.all("th") if "aria-sort" in each] == ["descending"]
+    assert "/ui/conversations?q=a%20b&sort=net" in links(page)
+
+
+async def test_a_conversation_is_drawn_with_its_marks_and_told_as_a_table() -> None:
+    async with pages(FakeAdmin(sample())) as client:
+        page = Read((await client.get(ONE)).text)
+    [chart] = [json.loads(each["data-chart"] or "") for each in page.all("div") if "data-chart" in each]
+    assert chart == {
+        "kind": "requests", "x": [1, 2], "sent": [103_000, 103_000], "forwarded": [33_100, 33_100],
+        "cached": [30_000, 30_000], "trigger": [102_000, 102_000], "rounds": [None, 1],
+            "places": [None, PLACE],
+    }  # fmt: skip
+    assert (
+        "18 Nov 11:06:40 reused above-trigger 103,000 33,000 33,100 30,000 300 2.1 ms 200 req-7" in page.text
+    )
+    assert "33k of 128k Compacts at 102,000 tokens. The client sent 103,000." in page.text
+    assert f"{ONE}/compactions/{PLACE}" in links(page)
+    assert "Searches" not in page.text
+
+
+async def test_searches_of_the_model_have_a_column_where_there_were_any() -> None:
+    told = sample()
+    listed = told["list_exchanges"]
+    listed[-1] = listed[-1]._replace(
+        exchange=listed[-1].exchange._replace(recalls=2, recall_prompt_tokens=0), saving=None
+    )
+    async with pages(FakeAdmin(told)) as client:
+        page = Read((await client.get(ONE)).text)
+    assert "Cached Answer Searches Overhead" in page.text
+    assert "30,000 300 2.1 ms 200 req-7" in page.text
+    assert "30,000 300 2 2.1 ms 200 req-8" in page.text
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "asked", "leads_to"),
+    [
+        ("compact", {}, ("request_compaction", (NAME,), {}), f"{ONE}?done=compact"),
+        ("undo", {}, ("undo_round", (NAME,), {}), f"{ONE}?done=undo"),
+        ("bypass", {}, ("bypass_compaction", (NAME,), {}), f"{ONE}?done=bypass"),
+        ("resume", {}, ("resume_compaction", (NAME,), {}), f"{ONE}?done=resume"),
+        ("pin", {"text": "a & b\u202e"}, ("add_pin", (NAME, "a & b\u202e"), {}), f"{ONE}?done=pin"),
+        ("unpin", {"pin": "p_1"}, ("remove_pin", (NAME, "p_1"), {}), f"{ONE}?done=unpin"),
+        (
+            "remove",
+            {"instruction": "i_1"},
+            ("set_instruction_removed", (NAME, "i_1"), {"removed": True}),
+            f"{ONE}?done=remove",
+        ),
+        (
+            "restore",
+            {"instruction": "i_1"},
+            ("set_instruction_removed", (NAME, "i_1"), {"removed": False}),
+            f"{ONE}?done=restore",
+        ),
+        ("delete", {}, ("forget_conversation", (NAME,), {}), "/ui/conversations?done=deleted"),
+    ],
+)
+async def test_a_button_runs_a_command_and_leads_back(
+    path: str, form: dict[str, str], asked: tuple[str, Any, Any], leads_to: str
+) -> None:
+    api = FakeAdmin({asked[0]: None})
+    async with pages(api) as client:
+        answer = await client.post(f"{ONE}/{path}", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
+    assert api.asked == [asked]
+
+
+async def test_what_does_not_work_is_said_in_words_with_the_status_that_the_api_has() -> None:
+    unsearchable = SearchUnavailableError("no-fts5", "This SQLite has no FTS5.")
+    async with pages(FakeAdmin({"search_archive": unsearchable, "undo_round": AWAY})) as client:
+        for answer in (
+            await client.get("/ui/conversations/c_x"),
+            await client.post("/ui/conversations/c_x/bypass"),
+        ):
+            assert answer.status_code == 404
+            assert "There is no such conversation." in Read(answer.text).text
+        for answer, status, said in (
+            (await client.get(f"{ONE}/search?q=a"), 501, "This SQLite has no FTS5."),
+            (await client.post(f"{ONE}/undo"), 503, "The store cannot be used right now."),
+        ):
+            assert answer.status_code == status
+            assert said in Read(answer.text).text
+        assert (await client.get("/ui/nothing")).status_code == 404
+        assert (await client.get(f"{ONE}/undo")).status_code in (404, 405)
+        assert (await client.post(f"{ONE}/explode")).status_code == 404
+        assert (await client.post(f"{ONE}/pin", content=b"x" * 70_000)).status_code == 413
+        assert (await client.post(f"{ONE}/pin", json={"text": "x"})).status_code == 415
+
+
+async def test_a_round_is_shown_in_three_panes_that_mark_what_was_kept() -> None:
+    async with pages(FakeAdmin(sample())) as client:
+        page = (await client.get(f"{ONE}/compactions/{PLACE}")).text
+    assert "Please deploy <mark>deploy/prod.yaml</mark> at <mark>14:03</mark>" in page
+    assert "<mark>deploy/prod.yaml</mark> failed with 502; retry after <mark>14:03.</mark>" in page
+    text = Read(page).text
+    for told in (
+        "102k → 31.9k 88 of 190 messages replaced. The upstream counted 32,010.",
+        "paths 41 3 44", "written by this proxy", "the client's own",
+        "2 requests until it has paid for itself.", "1,026 more characters",
+    ):  # fmt: skip
+        assert told in text, told
+
+
+async def test_the_playground_hands_on_what_was_pasted_and_shows_what_came_of_it() -> None:
+    api = FakeAdmin(sample())
+    pasted = '{"model": "m", "messages": [{"role": "user", "content": "a&b=c"}], "stream": true}'
+    form = {
+        "transcript": pasted,
+        "strategy": ["anchored", "prune", "none-such"],
+        "trigger": "5000",
+        "window": "0",
+    }
+    async with pages(api) as client:
+        answer = await client.post("/ui/playground", data=form)
+        for wrong in ({}, {"transcript": "{"}, {"transcript": "{}"}, {"transcript": "5"}):
+            assert (await client.post("/ui/playground", data=wrong)).status_code == 422
+        assert (await client.post("/ui/playground", data={"conversation": NAME})).status_code == 200
+    messages = b'[{"role": "user", "content": "a&b=c"}]'
+    assert [args for name, args, _ in api.asked if name == "run_job"] == [
+        (
+            ReplayJob(
+                "", {"messages": messages}, ("anchored", "prune"), ReplayOptions("m", trigger_tokens=5000)
+            ),
+        ),
+        (ReplayJob(NAME, {}, ("anchored",)),),
+    ]
+    text = Read(answer.text).text
+    assert (
+        "anchored 1 120k of 300k 101,000 80 % 90 % without 0 1 without $1.60 $3.10 without $0.10 $1.40"
+        in text
+    )
+    assert (
+        "prune 1 120k of 300k 101,000 80 % 90 % without 0 1 without n/a n/a without n/a n/a 1 tokens after 2"
+        in text
+    )
+
+
+async def test_a_transcript_that_is_too_large_is_refused_and_does_not_come_back() -> None:
+    api = FakeAdmin(sample())
+    async with pages(api, timeout=30) as client:
+        answers = [
+            await client.post("/ui/playground", data={"transcript": letter * size})
+            for letter, size in (("x", 24_000_000), ("[", MAX_PASTED_BYTES + 1))
+        ]
+    assert [(each.status_code, len(each.text) < 10_000) for each in answers] == [(413, True)] * 2
+    assert "The transcript is larger than 8,388,608 bytes" in Read(answers[0].text).text
+    assert "run_job" not in [name for name, _, _ in api.asked]
+
+
+async def test_what_takes_too_long_to_replay_does_not_come_back_either() -> None:
+    refused = RequestRefusedError(413, "The rehearsal took more than 30 s", "too_large")
+    async with pages(FakeAdmin({**sample(), "run_job": refused})) as client:
+        answer = await client.post("/ui/playground", data={"transcript": '["known text"]'})
+    assert (answer.status_code, "known text" in answer.text) == (413, False)
+    assert "The rehearsal took more than 30 s" in Read(answer.text).text
+
+
+async def test_what_needs_no_store_is_shown_without_one() -> None:
+    async with pages(FakeAdmin({**sample(), "list_models": AWAY, "list_conversations": AWAY})) as client:
+        settings = await client.get("/ui/settings")
+        played = await client.post("/ui/playground", data={"transcript": "[5]"})
+        listed = await client.get("/ui/conversations")
+    assert [each.status_code for each in (settings, played, listed)] == [200, 200, 503]
+    text = Read(settings.text).text
+    assert "The store cannot be reached: which models were asked is not known." in text
+    assert "upstream.base_url https://api.openai.com/v1" in text
+    assert "prune" in Read(played.text).text

@@ -1,8 +1,0 @@
-"""The tool of the growing conversation, as `llm --functions` wants it: every function here is one."""
-
-from tests.clients.python import reporting
-
-
-def lookup(topic: str) -> str:
-    """Look something up in the books."""
-    return reporting.looked_up(topic)

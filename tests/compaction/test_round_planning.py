@@ -1,0 +1,65 @@
+"""Requests that ask for the same round at once: what it shall be is worked out once, not once for each."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from compaction_proxy.compaction.request_view import RequestView
+from compaction_proxy.compaction.round_planning import RoundDraft, RoundPlanner
+from tests.helpers.compaction_bench import bench, talk
+
+pytestmark = pytest.mark.virtual_time
+
+TURNS = 93
+# Requests that were sent at once have all asked by then, in seconds.
+TOGETHER_S = 0.3
+
+
+@dataclass
+class Noted:
+    """How many messages each request had that a round was worked out for; whether it has begun."""
+
+    lengths: list[int] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    """What is worked out from now on."""
+    made = Noted()
+
+    draft = RoundPlanner._draft_fitting_round
+
+    async def noting(planner: RoundPlanner, view: RequestView, *, allow_small: bool) -> RoundDraft | None:
+        made.lengths.append(len(view.messages))
+        made.begun.set()
+        await asyncio.sleep(TOGETHER_S)
+        return await draft(planner, view, allow_small=allow_small)
+
+    monkeypatch.setattr(RoundPlanner, "_draft_fitting_round", noting)
+    return made
+
+
+async def test_fifty_requests_at_once_share_one_draft(noted: Noted) -> None:
+    async with bench() as made:
+        fits = await asyncio.gather(*(made.fit(talk(TURNS), trigger_tokens=8_000) for _ in range(50)))
+    assert noted.lengths == [len(talk(TURNS))]
+    assert len({fit.raw for fit in fits}) == 1
+
+
+async def test_branches_at_once_share_no_draft(noted: Noted) -> None:
+    branches = [talk(TURNS, start=f"Build it, way {number}.") for number in range(3)]
+    async with bench() as made:
+        await asyncio.gather(*(made.fit(branch, conversation=None) for branch in branches))
+    assert noted.lengths == [len(branch) for branch in branches]
+
+
+async def test_a_draft_goes_on_for_the_others_when_the_first_to_ask_leaves(noted: Noted) -> None:
+    async with bench() as made:
+        running = [asyncio.create_task(made.fit(talk(TURNS), trigger_tokens=8_000)) for _ in range(3)]
+        await noted.begun.wait()
+        running[0].cancel()
+        fits = await asyncio.gather(*running[1:])
+    assert noted.lengths == [len(talk(TURNS))]
+    assert [fit.report.round for fit in fits] == [1, 1]
