@@ -4,14 +4,25 @@
 ARGS ?=
 
 UV_RUN := ./.ci/uv run --frozen
+# Three files at a time: most tests wait for something, and the tests of a file may share servers.
+PYTEST := $(UV_RUN) pytest -n 3 --dist loadfile
 
-.PHONY: demo test test-agents lint types bench docs check sbom audit
+.PHONY: demo test test-system test-all test-agents lint types bench docs check sbom audit
 
 demo:
 	@$(UV_RUN) --no-dev compaction-proxy demo
 
+# Tests of the package, in minutes.
 test:
-	@$(UV_RUN) pytest $(ARGS)
+	@$(PYTEST) --ignore=tests/system --ignore=tests/bench $(ARGS)
+
+# The promises of the whole product, as processes, on sockets, under faults; and the bench itself.
+test-system:
+	@$(PYTEST) tests/system tests/bench $(ARGS)
+
+# Everything, with coverage.
+test-all:
+	@$(PYTEST) --cov --cov-report=term $(ARGS)
 
 # Real agents, installed from npm and PyPI, each in sessions of 80 requests; hours for all of them. Names of agents
 # (codex or codex-responses), WINDOWS (24k), SOURCES (told or learned) and COUNTINGS (prompt or sum) choose a part.

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import structlog
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
 from compaction_proxy.app import create_app
@@ -26,6 +27,9 @@ from tests.helpers.redis_servers import RedisServer
 from tests.helpers.virtual_time import VirtualTimeLoop
 
 ROOT = Path(__file__).resolve().parent.parent
+# A busy machine answers late. httpx waits 5 s by default; a test that hangs is ended by pytest's own timeout.
+for name in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, name, 100.0)
 SUMMARY_MODEL = "summary-small"
 
 # `--hypothesis-profile=full`: tests/core/test_properties.py tries 10,000 cases of each property, not 250.

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar, TypeVarTuple
 
-# Before the clock moves, the kernel gets so long to hand over what a socket of this process sent to another.
+# Before the clock moves, the kernel has this long to hand over data between two sockets of this process.
 _GRACE_S = 0.001
+# Every event loop watches one socket of its own, which wakes it up.
+_OWN_SOCKETS = 1
 
 
 _T = TypeVar("_T")
@@ -35,7 +37,8 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or timeout <= 0 or self.working:
             return super().select(None if timeout else timeout)
-        ready = super().select(min(timeout, _GRACE_S))
+        has_sockets = len(self.get_map()) > _OWN_SOCKETS
+        ready = super().select(min(timeout, _GRACE_S) if has_sockets else 0)
         if not ready:
             self.now_s += timeout
         return ready

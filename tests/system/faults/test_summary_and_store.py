@@ -222,11 +222,13 @@ def overwrite(server: RedisServer) -> None:
     """Every record becomes rubbish, every list a record and every other thing a list."""
     for number, key in enumerate(server.admin.keys("*")):
         kind = server.admin.type(key)
-        server.admin.delete(key)
-        if kind != b"string" or number % 2:
-            server.admin.set(key, b"\x00\xff{rubbish")
-        else:
-            server.admin.rpush(key, b"rubbish")
+        with server.admin.pipeline() as pipeline:  # a transaction: the proxy writes the same keys
+            pipeline.delete(key)
+            if kind != b"string" or number % 2:
+                pipeline.set(key, b"\x00\xff{rubbish")
+            else:
+                pipeline.rpush(key, b"rubbish")
+            pipeline.execute()
 
 
 def lock(server: RedisServer) -> None:
