@@ -381,7 +381,7 @@ def _build_section(policy: Policy, description: str, *names: str) -> Any:  # noq
         )
     return create_model(
         f"{policy.name.title()}Strategy",
-        __config__=STRICT,
+        __config__={**STRICT, "use_attribute_docstrings": False},  # pydantic would search the source
         __doc__=description,
         __module__=__name__,
         **fields,
