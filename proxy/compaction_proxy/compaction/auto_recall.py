@@ -63,7 +63,7 @@ class SearchFunction(Protocol):
 
 
 class _RecallKey(NamedTuple):
-    """The cache key of the text that is inserted in a turn. The text is chosen once for each turn.
+    """The key under which the text that is inserted in a turn is cached.
 
     Attributes:
         tenant: The tenant of the conversation.
@@ -79,7 +79,9 @@ class _RecallKey(NamedTuple):
 
 
 def build_recall_query(text: str) -> str:
-    """Builds a search query from a user message; empty if the message says too little to search for.
+    """Builds a search query from a user message.
+
+    The query is empty if the message holds neither a code nor `LEAST_WORDS` words worth searching for.
 
     Quotation marks and asterisks are removed, because they are operators of the query language. A user who
     quotes something does not want only messages with exactly these words.
@@ -91,7 +93,7 @@ def build_recall_query(text: str) -> str:
 
 
 def build_recall_text(hits: Sequence[SearchHit], section: RecallSection, count_tokens: TokenCounter) -> str:
-    """Builds the text to insert; empty if no hit scores high enough, or none fits the token limit."""
+    """Builds the text to insert. The text is empty if no hit scores high enough or fits the token limit."""
     good = [hit for hit in hits if hit.score >= section.auto_score][:MAX_HITS]
     shown = [QuotedMessage(hit.message_id, hit.role, hit.snippet, hit.turn, hit.round) for hit in good]
     return format_hits(shown, count_tokens, section.auto_tokens, HEADING) if shown else ""
@@ -166,7 +168,10 @@ class AutoRecall:
     async def _choose_text(
         self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], user_text: str
     ) -> str:
-        """Returns the text to insert in this turn; empty for none. The text is chosen once per turn."""
+        """Returns the text to insert in this turn, or an empty string if there is none.
+
+        The text is chosen once per turn and then cached.
+        """
         # Keep this cache object. If records are deleted during the search, `_clear_choices` replaces the
         # cache, and a text from before the deletion must not enter the new one.
         chosen = self._choices
@@ -237,7 +242,7 @@ class AutoRecall:
 def _estimate_size_tokens(fit: FitResult, added_tokens: int) -> int | None:
     """Estimates the calibrated size of the request after `added_tokens` counted tokens have been added.
 
-    Returns None if the request would then be larger than the client's own request.
+    Returns None if the request would then be larger than the client sent it.
     """
     after = fit.report.tokens_after
     if after is None or fit.estimate + added_tokens > fit.client_tokens:

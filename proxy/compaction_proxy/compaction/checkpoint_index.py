@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 from compaction_proxy.storage.records import ListItem, RecordStore
 
-# Largest number of checkpoints that can be found for one conversation and its branches.
+# Largest number of ids in one list. Older checkpoints of a conversation and its branches are no longer found.
 MAX_KEPT_IDS = 200
 # Largest number of lists in the cache of this process. A conversation and its branches share one list.
 MAX_CONVERSATIONS = 10_000
 # Largest number of ids in the cache of this process. An id takes about 150 bytes of memory.
 MAX_CACHED_IDS = 100_000
-# How long a cached list is used after it was read, in seconds. After that, a request waits until it is read
-# again.
+# How long a cached list is used after it was read from the store, in seconds. After that, a request waits
+# until the list is read again.
 FRESH_S = 2.0
 # If a request uses a cached list that is at least this old, in seconds, the list is read again in the
 # background.

@@ -1,7 +1,8 @@
-"""Implements the commands on a conversation, given by its id: show, steer, search and delete it.
+"""Implements the commands that show, steer, search and delete a conversation.
 
-The proxy may not have the full history between two requests. So a command that concerns compaction takes
-effect with the next request of the conversation. If that request is compacted, its event reports the result.
+Only a request brings the full list of messages. So a command that concerns compaction takes effect with the
+next request of the conversation. If that request is compacted, the event of the compaction reports the
+result.
 """
 
 import time
@@ -53,7 +54,7 @@ class ConversationOverview:
         totals: The requests, tokens and cost of the conversation so far.
         rounds: The events of its compactions, oldest first.
         undone: Ids of the undone checkpoints, as hex digits.
-        directives: What users have asked for, such as pins.
+        directives: The directives of users, such as pins.
     """
 
     totals: Totals
@@ -74,7 +75,7 @@ def _require_saved(saved: object) -> None:
 class ConversationCommands:
     """The commands on conversations, on one event loop.
 
-    A conversation belongs to the tenant that last sent a request of it. Every method raises
+    A conversation belongs to the tenant that sent its latest request. Every method raises
     `RequestRefusedError` (404) if the conversation is unknown, and `StoreUnavailableError` if the store
     cannot be reached or does not save a change.
 
@@ -82,7 +83,7 @@ class ConversationCommands:
         records: Accesses the store.
         registry: Finds the tenant of a conversation.
         history: Reads and stores the events of conversations.
-        directives: Stores what users ask for.
+        directives: Stores the directives of users, such as pins.
         recall: Searches removed messages.
         compacted: Tells all replicas that they must read even small requests of a conversation.
         announce: Receives the events of executed commands.
@@ -160,10 +161,10 @@ class ConversationCommands:
             await self._record_event(tenant, Event(event_kind, self._now(), conversation))
 
     async def undo_round(self, conversation: str) -> Event:
-        """Undoes the newest compaction, and returns the event of the compaction that no longer applies.
+        """Undoes the newest compaction that is not undone yet, and returns the event of that compaction.
 
         Raises:
-            RequestRefusedError: 409: there is no compaction, or all are already undone.
+            RequestRefusedError: With status 409 if there is no such compaction.
         """
         tenant = await self._find_tenant(conversation)
         undone = {place.hex() for place in (await self._directives.get(tenant, conversation)).undone}
@@ -196,7 +197,8 @@ class ConversationCommands:
         """Pins a text, and returns all pins of the conversation.
 
         Raises:
-            RequestRefusedError: 422: the text is not a valid pin; 409: there are 50 pins already.
+            RequestRefusedError: With status 422 if the text is not a valid pin, or with status 409 if the
+                conversation already has `MAX_PINS` pins.
         """
         tenant = await self._find_tenant(conversation)
         pin = parse_pin(text)
@@ -216,7 +218,7 @@ class ConversationCommands:
         """Removes the pin whose id is `pin_id`, of the form `p_…`.
 
         Raises:
-            RequestRefusedError: 404: there is no such pin.
+            RequestRefusedError: With status 404 if the conversation has no such pin.
         """
         tenant = await self._find_tenant(conversation)
         pins = (await self._directives.get(tenant, conversation)).pins
@@ -247,7 +249,7 @@ class ConversationCommands:
             removed: True to leave the instructions out; False to include them again.
 
         Raises:
-            RequestRefusedError: 404: there are no such instructions.
+            RequestRefusedError: With status 404 if the conversation has no instructions with this id.
         """
         tenant = await self._find_tenant(conversation)
         directives = await self._directives.get(tenant, conversation)
@@ -285,7 +287,7 @@ class ConversationCommands:
         """Returns a removed message in full.
 
         Raises:
-            RequestRefusedError: 404: there is no message with this id.
+            RequestRefusedError: With status 404 if the archive has no message with this id.
         """
         message = await self._recall.find_message(
             await self._find_tenant(conversation), conversation, message_id

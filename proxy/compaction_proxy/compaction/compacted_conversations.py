@@ -5,8 +5,9 @@ must be applied to small requests, too. So each process keeps in memory the set 
 compactions. It loads the set at start, and the store notifies it of changes. If the store cannot notify, the
 process asks it for the newest changes once a second.
 
-Each tenant has a list of its own in the store. The number and the age of its lines are limited. One more list
-names the tenants. So a tenant with many conversations can displace only its own conversations.
+Each tenant has its own list in the store, with a line for each conversation. The number and the age of the
+lines are limited. So a tenant with many conversations can displace only its own conversations. Another list
+names the tenants.
 """
 
 import asyncio
@@ -55,7 +56,7 @@ RETRY_S = 1.0
 # Largest number of tenants' lists that are read at the same time.
 READ_AT_ONCE = 8
 CHANNEL = "compacted"
-# The name under which all conversations of a tenant without an id are listed together.
+# This name in a tenant's list stands for all conversations of the tenant that have no id.
 UNNAMED = ""
 _CHANGE_BYTES = 8
 
@@ -91,7 +92,7 @@ class CompactedConversations:
         self._known: OrderedDict[str, OrderedDict[str, float]] = OrderedDict()
         self._count = 0
         self._unlisted: set[tuple[str, str]] = set()  # conversations without a line in the store
-        # When this process last listed each tenant, in seconds since the epoch.
+        # When this process last wrote each tenant to the list of tenants, in seconds since the epoch.
         self._tenants: BoundedDict[str, float] = BoundedDict(MAX_TENANTS)
         self._change = ""  # the id of the last change that was read
         self._is_loaded = False
@@ -99,10 +100,10 @@ class CompactedConversations:
         self._tasks: list[asyncio.Task[None]] = []
 
     def has_rounds(self, tenant: str, conversation: str | None) -> bool:
-        """Returns whether a conversation has compactions, as far as this process knows; never waits.
+        """Returns whether a conversation has compactions, as far as this process knows.
 
-        If `conversation` is None, returns whether any conversation without an id of this tenant has
-        compactions.
+        Does not ask the store. If `conversation` is None, returns whether the tenant has any compacted
+        conversation without an id.
         """
         conversations = self._known.get(tenant)
         return (
@@ -115,8 +116,8 @@ class CompactedConversations:
         Args:
             tenant: The tenant of the conversation.
             conversation: The conversation id; None if it has none.
-            should_publish: Whether to tell other processes. They need not know as long as the conversation's
-                requests are too large to pass the gate unparsed.
+            should_publish: Whether to tell other processes. False if the conversation's requests are too
+                large to pass the gate unparsed, because every process then parses them anyway.
         """
         name, now = UNNAMED if conversation is None else conversation, self._now()
         listed_at = self._get_listed_at(tenant, name)

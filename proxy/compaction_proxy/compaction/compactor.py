@@ -1,8 +1,9 @@
 """Makes a request fit its context window, and never lets a fault of the proxy fail the request.
 
 `Compactor.fit_request` reads the request and counts its tokens, applies earlier compactions, and makes a new
-compaction if one is due. If the result still does not fit, it goes down the ladder. `Compactor.prepare_round`
-starts a compaction ahead of need. If anything goes wrong here, the client's own bytes are forwarded.
+compaction if one is due. If the result still does not fit, it masks tool results and cuts messages.
+`Compactor.prepare_round` starts a compaction ahead of need. If anything goes wrong here, the request is
+forwarded as the client sent it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -75,7 +76,7 @@ class FittedMessages(NamedTuple):
 
     Attributes:
         messages: The messages.
-        is_changed: Whether the list differs from the client's list.
+        is_changed: Whether the messages differ from those that the client sent.
         fits: Whether the list fits the context window, according to the estimate.
         is_whole: Whether the list is the effective list with nothing cut from it.
     """
@@ -113,7 +114,7 @@ class Compactor:
         self._auto_recall = auto_recall
 
     async def fit_request(self, ask: FitRequest) -> FitResult:
-        """Makes the request fit. Returns it unchanged if that is impossible or unnecessary.
+        """Makes the request fit its context window. Returns it unchanged if it fits or cannot be shortened.
 
         The pins of the request are stored before this method returns, because the next request, which needs
         them, may arrive before this one has been answered.
@@ -130,8 +131,8 @@ class Compactor:
     async def find_conversation(self, ask: FitRequest, *, has_tools: bool) -> FitRequest | None:
         """Finds the conversation of a request whose client gave no id, and returns the request with the id.
 
-        Returns the request as it is if it needs no id, or if the search fails. Returns None if the request
-        belongs to no conversation. An example is a request for a title.
+        Returns the request unchanged if it needs no id, or if the search fails. Returns None if the request
+        belongs to no conversation, as when the client asks the model for a title of the conversation.
         """
         needs_no_id = (
             ask.conversation is not None or not ask.uses_checkpoints or ask.mode is CompactionMode.BYPASS
@@ -226,7 +227,7 @@ class Compactor:
         )
 
     def _build_bypassed_result(self, view: RequestView) -> FitResult:
-        """Returns the client's own request, because a user has switched compaction off."""
+        """Returns the request as the client sent it, because a user has switched compaction off."""
         uncompacted = view.with_checkpoint(None)
         fitted = FittedMessages(uncompacted.messages, is_changed=False, fits=True)
         return self._build_result(uncompacted, fitted, CompactionStatus.BYPASSED, BYPASSED_BY_USER)
@@ -348,7 +349,10 @@ class Compactor:
         )
 
     async def _choose_messages(self, view: RequestView) -> FittedMessages:
-        """Returns the list to forward: the client's, or the effective list, repaired and cut if needed."""
+        """Chooses the messages to forward.
+
+        These are the messages that the client sent, or the effective list, repaired and cut if needed.
+        """
         is_too_long = view.is_automatic and view.exceeds_window
         is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)
         if not is_compacted and not is_too_long:

@@ -36,16 +36,17 @@ KEPT_HEADS = 128
 # this many heads for each list.
 MAX_HELD_LISTS = 1_000
 MAX_HELD_HEADS = 16
-# If no stored list identifies the conversation, its client may have compacted it. Then this many of the lists
-# in memory are searched, the most recently used ones.
+# If no stored list identifies the conversation, its client may have compacted it. In this case, the lists in
+# memory are searched, but only this many of them: those that were used last.
 RECENT_LISTS = 64
 # Some clients move or rewrite their last messages with each turn. At most this many moved or rewritten
 # messages are recognised.
 MAX_MOVED_MESSAGES = 8
 # A client may rewrite the first messages of a conversation. Its request is then recognised by the last
-# messages of a head. At least this many of them must occur in no other conversation. Normally the request
-# must repeat nearly all of the head's last messages. For a client that adds messages of its own, as aider
-# does, it is enough that the request repeats this many of them and at least half of them.
+# messages of a head (its tail). At least `LEAST_COMMON_MESSAGES` messages of the tail must occur in no other
+# conversation. The request must repeat all messages of the tail except the last one, and also the last one or
+# the latest user message of the head. If the client adds messages of its own, as aider does, it is enough
+# that the request repeats half of the tail, but at least `LEAST_COMMON_MESSAGES` messages.
 LEAST_COMMON_MESSAGES = 4
 # The chain of prefix digests starts from these bytes if messages that the client itself has added, such as
 # aider's files, were left out.
@@ -274,7 +275,8 @@ class ConversationIndex:
     ) -> str | None:
         """Returns the id of the conversation that a request continues or starts.
 
-        Returns None if the request belongs to no conversation. An example is a request for a title.
+        Returns None if the request belongs to no conversation, as when the client asks the model for a title
+        of the conversation.
 
         Args:
             tenant: The tenant that sent the request.
@@ -314,7 +316,7 @@ class ConversationIndex:
         counts: dict[str, int] = {}
         match, key = await self._search_lists(tenant, request, keys, counts)
         # The client may have compacted the conversation itself. The request then holds only the end of the
-        # conversation, so none of these lists identifies it.
+        # conversation, so no list for its first messages contains its head.
         if match is None and request.has_answer:
             match, key = (
                 _match_heads(request, self._resolve_forks(tenant, self._list_recent_heads(tenant))),
@@ -480,7 +482,7 @@ def _match_repeated_head(
         is_unrelated = not request.has_tools and any(head.has_tools for head in same_heads)
         return _HeadMatch(_UNRELATED if is_unrelated else _RESTARTS, None, len(heads))
     within = next((head for head in reversed(heads) if request.is_beginning_of(head)), None)
-    # The request was sent before the request of that head, but the proxy looks it up only now.
+    # The client sent this request before the one that `within` records, but the proxy looks it up only now.
     return None if within is None else _HeadMatch(_REPEATS, within, len(heads))
 
 
@@ -551,7 +553,7 @@ def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, l
 def _is_rewritten(head: ConversationHead, request: _IndexedRequest, unique_digests: AbstractSet[str]) -> bool:
     """Returns whether a request continues a head although its client has rewritten the first messages.
 
-    `LEAST_COMMON_MESSAGES` describes the conditions.
+    The comment on `LEAST_COMMON_MESSAGES` states the conditions.
 
     Args:
         head: The head.
@@ -601,7 +603,7 @@ def _digest_text(text: str) -> str:
 
 
 def _trim_text(text: str) -> str:
-    """Removes white space at the ends of the lines. A long text becomes its two ends and its length."""
+    """Removes white space at line ends. Replaces the middle of a long text by the length of the text."""
     if len(text) > 2 * END_CHARACTERS:
         text = f"{text[:END_CHARACTERS]}\n{len(text)}\n{text[-END_CHARACTERS:]}"
     return "\n".join(map(str.rstrip, text.strip().split("\n")))

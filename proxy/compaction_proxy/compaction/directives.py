@@ -43,7 +43,7 @@ AGING_S = 1.0
 # Largest number of records in the cache.
 MAX_CONVERSATIONS = 10_000
 # How long the lease that locks a record lasts, in seconds. A change takes only two calls of the store. So a
-# process that holds the lease for longer has probably died, and others may go on.
+# process that holds the lease for longer has probably died, and another process may take the lease.
 LEASE_S = 1.0
 # Time between two attempts to get the lease, in seconds.
 POLL_S = 0.02
@@ -59,7 +59,7 @@ class NotedInstruction(NamedTuple):
     Attributes:
         client: The program that sends them.
         kind: `instructions`, `memory` or `environment`.
-        path: A text such as a file path that tells instructions of the same kind apart.
+        path: A text, such as a file path, that distinguishes instructions of the same kind.
         tokens: Counted tokens of the newest version.
     """
 
@@ -100,7 +100,7 @@ class Directives:
     removed: tuple[str, ...] = ()
 
     def with_pin(self, text: str) -> Self:
-        """Returns the directives with another pin, if there is room for it."""
+        """Returns the directives with a pin added, unless it exists or there are `MAX_PINS` pins already."""
         is_refused = text in self.pins or len(self.pins) >= MAX_PINS
         return self if is_refused else replace(self, pins=(*self.pins, text))
 
@@ -209,14 +209,20 @@ class DirectiveStore:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def get(self, tenant: str, conversation: str | None) -> Directives:
-        """Returns the directives of a conversation, at most two seconds old. Without an id there are none."""
+        """Returns the directives of a conversation, at most `FRESH_S` seconds old.
+
+        Returns `NO_DIRECTIVES` if `conversation` is None.
+        """
         cached = self.get_cached(tenant, conversation)
         if cached is not None or conversation is None:
             return cached or NO_DIRECTIVES
         return await self._read_record(directives_key(tenant, conversation))
 
     def get_cached(self, tenant: str, conversation: str | None) -> Directives | None:
-        """Returns the cached directives without waiting; None if they are older than `FRESH_S` seconds."""
+        """Returns the cached directives, or None if they are older than `FRESH_S` seconds.
+
+        Returns `NO_DIRECTIVES` if `conversation` is None.
+        """
         if conversation is None:
             return NO_DIRECTIVES
         key = directives_key(tenant, conversation)
@@ -229,15 +235,15 @@ class DirectiveStore:
         return directives
 
     def is_compaction_requested(self, tenant: str, conversation: str) -> bool:
-        """Returns whether this process knows that the next request is to be compacted; never waits."""
+        """Returns whether, according to the cache, the next request must be compacted."""
         _, directives = self._cache.get(directives_key(tenant, conversation), _NEVER_READ)
         return directives.compact
 
     async def add_pin(self, tenant: str, conversation: str, text: str) -> bool:
         """Adds a pin, so that every compaction from now on keeps the text.
 
-        Returns whether the pin is kept. It is not kept if the text is no valid pin, if there are `MAX_PINS`
-        pins already, or if the store does not save it. If the pin exists already, nothing is written.
+        Returns False if the text is not a valid pin, if there are `MAX_PINS` pins already, or if the store
+        does not save the pin. Returns True without writing anything if the pin exists already.
         """
         pin = parse_pin(text)
         if pin is None:

@@ -23,7 +23,8 @@ MAX_CUT_ATTEMPTS = 4
 # A message is cut to this share of the tokens that it may keep, because estimates are not exact. For the same
 # reason, each further attempt to cut the list aims at this share of the previous attempt's size.
 CUT_MARGIN = 0.92
-# Tokens reserved in a cut message for the notice that text is missing, and for the message's own frame.
+# Tokens reserved in a cut message for the notice that text is missing, and for the tokens that every message
+# takes in addition to its text.
 NOTICE_TOKENS = 30
 
 
@@ -175,5 +176,5 @@ def _shorten_to_allowance(
 
 
 def round_trip_message(message: Message, wire: Wire) -> Message:
-    """Encodes and parses a new message, so that it equals the message that is read from these bytes later."""
+    """Encodes and parses a new message, so that it equals the message that a later request is parsed to."""
     return wire.parse_message(wire.encode_message(message))

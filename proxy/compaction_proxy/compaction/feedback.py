@@ -37,8 +37,8 @@ INEFFECTIVE_ROUNDS = 2
 # seconds.
 RETRY_GROWTH = 0.20
 PAUSE_S = 600.0
-# A failed compaction is tried again once the request has grown by the first share. The second share applies
-# if the compaction is urgent, because the request would not fit without it.
+# A failed compaction is tried again once the request has grown by `FAILURE_GROWTH`. If the compaction is
+# urgent, because the request would not fit without it, growth by `URGENT_GROWTH` suffices.
 FAILURE_GROWTH = 0.05
 URGENT_GROWTH = 0.02
 MAX_CONVERSATIONS = 10_000
@@ -51,7 +51,7 @@ class _RoundEffect:
     Attributes:
         baseline_key: Identifies the compaction that was judged last.
         ineffective: Number of ineffective compactions in a row.
-        tokens: Tokens of the request that this compaction has shortened, as the provider counted them.
+        tokens: Tokens of the request after this compaction, as the provider counted them.
         recorded_at_s: When this compaction was judged, in monotonic seconds.
     """
 

@@ -1,8 +1,8 @@
 """Turns the bytes of messages into counted core messages, and decodes and counts each message only once.
 
-Clients send their whole history with every request, so nearly all messages are known from the previous
-request. A known message is recognised by its bytes. That takes no extra memory, because each decoded message
-keeps its bytes anyway.
+Clients send their whole history with every request, so nearly all messages are cached from the previous
+request. The cache uses the bytes of a message as its key. These keys take no extra memory, because each
+decoded message keeps its bytes anyway.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ MAX_DEFINITION_CHARACTERS = 4 * 1024 * 1024
 RECORD_BYTES, CACHE_ENTRY_BYTES = 450, 600
 # Memory that a list takes for each of its messages in addition to the messages, in bytes.
 LIST_ENTRY_BYTES = 100
-# Each message takes some time to decode, however small it is: as much as this many bytes of text.
+# Decoding even the smallest message takes some time. This number of bytes of text takes the same time.
 DECODED_BYTES = 1_024
 # Number of large messages that are decoded in threads at the same time.
 WORKERS = 2
@@ -175,11 +175,10 @@ class MessageReader:
         Args:
             body: The body of the request.
             options: How tokens are counted.
-            client: The name of the client, if it is known from its headers or the rest of the body; else
-                empty.
+            client: The name of the client; empty if neither the headers nor the rest of the body show it.
 
         Raises:
-            UnreadableBodyError: A message cannot be read.
+            UnreadableBodyError: If a message cannot be read.
         """
         if not body.fingerprint:
             return (await self._extend_list(EMPTY_LIST, body.messages, options, client))[0]
@@ -257,7 +256,7 @@ class MessageReader:
         """Decodes messages and counts their tokens. Cached messages are not decoded again.
 
         Raises:
-            UnreadableBodyError: One of them is not a message.
+            UnreadableBodyError: If one of `raws` is not a message.
         """
         cached_messages: list[Message | None] = []
         missing: list[bytes] = []

@@ -21,8 +21,8 @@ from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.wires.usage import TokenUsage
 
-# The statistics of a conversation are used only after this many of its requests have continued the previous
-# one. Fewer requests give no reliable mean.
+# The statistics of a conversation are used only after this many of its requests have each continued the
+# request before. Fewer requests give no reliable mean.
 LEAST_STEPS = 3
 # The means cover about this many of the latest requests.
 MEAN_REQUESTS = 16
@@ -36,15 +36,15 @@ class GrowthStats:
     """The last request of a conversation, and means over its requests.
 
     Attributes:
-        client_tokens: Tokens of the client's list in the last request.
+        client_tokens: Tokens of the last request as the client sent it, estimated by the proxy.
         forwarded_tokens: Tokens of the last forwarded request, as the provider counted them.
         baseline_key: Identifies the checkpoint and model of the last request (`UsageBasis.baseline_key`).
         tokens_after_round: Tokens of the last request for which a compaction was made; None if none was made.
-        growth_samples: Number of requests that continued the previous one.
-        growth_tokens: Mean number of tokens that such a request added.
+        growth_samples: Number of requests that continued the previous request.
+        growth_tokens: Mean number of tokens by which a request was longer than the one that it continued.
         cache_samples: Number of requests that began with the previously forwarded request, so that the
-            provider could read this beginning from its cache.
-        cached_share: Mean share of this beginning that the provider did read from its cache, 0..1.
+            provider could read these tokens from its cache.
+        cached_share: Mean share of these tokens that the provider did read from its cache, 0..1.
     """
 
     client_tokens: int = 0
@@ -77,9 +77,9 @@ class GrowthTracker:
         )
 
     def get_stats(self, thread: str) -> GrowthStats | None:
-        """Returns the statistics of a conversation; None if too little is known.
+        """Returns the statistics of a conversation, or None if it has had too few requests for good means.
 
-        `thread` is the result of `format_strategy_thread`.
+        `thread` is the key of the conversation (`format_strategy_thread`).
         """
         growth = self._growth_by_thread.get(thread)
         if growth is None or growth.growth_samples < LEAST_STEPS or not growth.cache_samples:

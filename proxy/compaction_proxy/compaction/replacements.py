@@ -32,7 +32,7 @@ class Replacement:
     Attributes:
         span: The span.
         messages: The messages that take the place of the span, with their token counts.
-        is_edited: Whether the replacement is the original message, shortened.
+        is_edited: Whether the replacement is the original message, masked or capped.
     """
 
     span: Span
@@ -45,8 +45,8 @@ async def build_replacements(
 ) -> tuple[Replacement, ...]:
     """Builds the replacement of each span of the job's plan.
 
-    A strategy that replaces runs of messages gets no replacement for a run whose summary is empty or not
-    shorter than the run.
+    Some strategies replace several separate runs of messages (`removal_scope` is `runs`). A run whose summary
+    is empty, or not shorter than the run, gets no replacement and stays as it is.
 
     Args:
         job: The compaction.
@@ -99,8 +99,8 @@ def _build_messages(job: RoundJob, fill: PlannedReplacement, texts: Sequence[str
 def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
     """Returns the text of a group, with the pins and the search hint if they belong to this group.
 
-    The pins go into the first group, unless a ledger holds them. The search hint goes into the largest group:
-    a text that is not shorter than the messages that it replaces is not used, and that is least likely there.
+    The pins go into the first group, unless a ledger holds them. The search hint goes into the largest group,
+    because its text is most likely to be used. A text that is not shorter than its messages is discarded.
     """
     pins = merge_pins(job.view) if group == 0 and not job.draft.ledger else ()
     pin_lines = ["", PINNED, *(f"- {pin}" for pin in pins)] if pins else []
@@ -119,7 +119,7 @@ def _should_add_search_hint(job: RoundJob, group: int) -> bool:
 def _has_search_hint(job: RoundJob) -> bool:
     """Returns whether a replacement of an earlier compaction already says how to find the removed messages.
 
-    Only replacements that this compaction keeps count.
+    Ignores replacements that this compaction does not keep.
     """
     before = job.view.checkpoint.stand_ins if job.view.checkpoint else ()
     staying = (
@@ -166,7 +166,7 @@ def _build_record_messages(job: RoundJob, text: str) -> Iterator[Message]:
 
 
 def _format_left_out(job: RoundJob) -> str:
-    """Formats one line that says how many messages were left out, and which."""
+    """Formats a line with the number of removed messages, and the handles of the first and the last one."""
     removed = job.draft.plan.removed_indices
     results = sum(1 for index in removed if job.view.unfixed_messages[index].answered_call_ids)
     first, last = (format_message_id(job.view.prefixes[index]) for index in (removed[0], removed[-1]))

@@ -1,4 +1,4 @@
-"""Builds views of requests: reads and counts their messages, and loads what is stored for them.
+"""Builds views of requests: reads and counts their messages, and loads their checkpoints and directives.
 
 It also remembers the last messages of earlier requests, to recognise which messages a mover moves
 (`core.mover`). The last messages of a request are called its end. The ends are kept in the memory of one
@@ -170,7 +170,7 @@ class RequestLoader:
                 replicas have stored in the last two seconds may be missing.
 
         Raises:
-            UnreadableBodyError: A message cannot be read.
+            UnreadableBodyError: If a message cannot be read.
         """
         message_list = await self._read_messages(ask)
         overhead = await self._reader.count_overhead(ask.body.prompt_members, ask.counting_options)
@@ -237,11 +237,11 @@ class RequestLoader:
         """Returns the request with the id of the conversation that it continues.
 
         Returns the request unchanged if it has no messages by which it could be recognised, or if the
-        recognition of conversations is switched off. Returns None if the request belongs to no conversation.
-        An example is a request for a title.
+        recognition of conversations is switched off. Returns None if the request belongs to no conversation,
+        as when the client asks the model for a title of the conversation.
 
         Raises:
-            UnreadableBodyError: A message cannot be read.
+            UnreadableBodyError: If a message cannot be read.
         """
         message_list = await self._read_messages(ask)
         if self._conversations is None or not message_list.unfixed_messages:
@@ -281,9 +281,10 @@ class RequestLoader:
         )
 
     async def _shorten_instructions(self, view: RequestView) -> dict[int, Message | None]:
-        """Returns replacements for project instructions that users removed or a compacted list must shorten.
+        """Returns shortened project instructions, for use when a compaction is applied.
 
-        The keys are message indices. The value None leaves the message out.
+        The keys are message indices. The value None leaves the message out, because a user has removed the
+        instructions or no tokens are left for them. Instructions that stay whole are not in the result.
         """
         max_tokens = compute_instruction_budget(view.budget.input_limit)
         allowed = allocate_instruction_tokens(view.messages, max_tokens, view.directives.removed)
@@ -296,7 +297,7 @@ class RequestLoader:
     async def _shorten_instruction(
         self, message: Message, max_tokens: int, options: CountingOptions
     ) -> Message | None:
-        """Returns a message with the head and the tail of an instruction, of about `max_tokens` tokens.
+        """Returns project instructions cut to about `max_tokens` tokens. Their head and tail are kept.
 
         Returns None if `max_tokens` is 0.
         """

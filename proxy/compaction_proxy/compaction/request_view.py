@@ -54,7 +54,7 @@ def resolve_policy(settings: ModelSettings, strategy: str | None = None) -> Poli
         strategy: Name of the strategy that a request asked for. None selects the configured strategy.
 
     Raises:
-        KeyError: There is no strategy of that name.
+        KeyError: If there is no strategy of that name.
     """
     return build_policy(settings, strategy)
 
@@ -67,8 +67,8 @@ class RequestLimits(NamedTuple):
         budget: The token budget.
         trigger_rules: The trigger rules in force. They include a trigger that the client asked for, but only
             if it is lower than the configured one.
-        is_automatic: Whether compactions may be made although nobody asks for one. That is so if a trigger
-            rule is active.
+        is_automatic: Whether a compaction can start without being requested. True if a trigger rule is
+            active.
         uses_growth_counts: Whether a trigger depends on how many messages, turns or iterations have been
             added since the last compaction.
         lowest_trigger: The size of the smallest request for which a trigger rule can hold; None if no rule
@@ -119,7 +119,7 @@ def compute_limits(
             window.
 
     Raises:
-        KeyError: There is no strategy of that name.
+        KeyError: If there is no strategy of that name.
     """
     policy = resolve_policy(settings, strategy)
     budget = compute_budget(window_tokens, policy.reserves, max_output_tokens, adds_output=adds_output)
@@ -145,7 +145,7 @@ _tokens: Callable[[Message], int] = attrgetter("tokens")
 
 @dataclass(frozen=True)  # no slots: cached attributes are stored in `__dict__`
 class RequestView:
-    """A request with everything that is known about it.
+    """A request with its messages, its limits, and the stored state that applies to it.
 
     Sizes are tokens as the proxy counts them. Where a size is called calibrated, it is an estimate of the
     upstream's count.
@@ -155,10 +155,10 @@ class RequestView:
         limits: The limits that do not depend on the messages.
         root: Root digest of the conversation; None if the conversation is too short to be stored, or must not
             be stored.
-        messages: The client's list.
-        unfixed_messages: The messages of the list that are not fixed (`core.message`).
+        messages: All messages, as the client sent them.
+        unfixed_messages: Those of `messages` that are not fixed (`core.message`).
         prefixes: Prefix digests of `unfixed_messages`.
-        tokens: Tokens of the client's list.
+        tokens: Tokens of `messages`.
         overhead_tokens: Tokens of the request outside its messages, such as those of tool definitions.
         has_guessed_tokens: Whether a message holds parts such as images, whose tokens may be overestimated.
         calibration: Converts counted tokens to calibrated tokens.
@@ -169,7 +169,7 @@ class RequestView:
         cut_goal_tokens: If a request exceeds `max_prompt_tokens`, it is cut to this calibrated size. After a
             refusal, this size may be smaller than `max_prompt_tokens`. 0 means `max_prompt_tokens`.
         anchor: The provider's count of an earlier request of the conversation; None if there is none.
-        directives: What users have asked for in this conversation, such as pins and undone compactions.
+        directives: The directives of users for this conversation, such as pins and undone compactions.
         drift_ratio: Learned ratio of the actual to the estimated size of a request that was just compacted.
         has_new_round: Whether a compaction is in force that was not in force for the previous request.
         price_basis: The named numbers from which T was computed, if T depends on prices.
@@ -207,9 +207,9 @@ class RequestView:
 
     @cached_attribute
     def effective_messages(self) -> tuple[Message, ...]:
-        """The effective list: the client's list with the checkpoint applied and instructions shortened.
+        """The effective list: `messages` with the checkpoint applied and project instructions shortened.
 
-        Without a checkpoint it is the client's list.
+        Without a checkpoint, it is `messages` unchanged.
         """
         if self.checkpoint is None:
             return self.messages
@@ -232,7 +232,7 @@ class RequestView:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether compactions may be made although nobody asks for one, because a trigger rule is active."""
+        """Whether a compaction can start without being requested, because a trigger rule is active."""
         return self.limits.is_automatic
 
     @cached_attribute
@@ -251,7 +251,7 @@ class RequestView:
 
     @cached_attribute
     def _calibrated_fixed_tokens(self) -> int:
-        """Calibrated tokens that no compaction removes. Percentages in triggers apply to the rest of usable.
+        """Calibrated tokens that no compaction removes. Percentages in triggers refer to usable less these.
 
         The value is 0 if the strategy has no layout or no percentage trigger, because it is not needed then.
         """
@@ -277,15 +277,15 @@ class RequestView:
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation id, given by the client, found by the messages or read from the checkpoint.
+        """The conversation id; None if it is unknown.
 
-        None if it is unknown.
+        The client has sent it, or the proxy has found it by the messages or in the checkpoint.
         """
         return self.request.known_conversation or (self.checkpoint.conversation if self.checkpoint else None)
 
     @cached_attribute
     def fixed_tokens(self) -> int:
-        """Counted tokens that no compaction removes. Messages that the client moves do not count.
+        """Counted tokens that no compaction removes, without the messages that the client moves.
 
         These are the tokens of fixed messages, of everything outside the messages, of the latest user
         message, and of the task if the strategy keeps it.
@@ -395,12 +395,12 @@ class RequestView:
 
     @property
     def exceeds_compaction_limit(self) -> bool:
-        """Whether the effective list might not fit together with room for an answer."""
+        """Whether the effective list may be too long to leave enough of the context window for an answer."""
         return self.effective_bound > self.budget.compaction_limit
 
     @property
     def exceeds_window(self) -> bool:
-        """Whether the effective list might not fit, even without room for an answer."""
+        """Whether the effective list may exceed the input limit, so that the upstream would refuse it."""
         return self.effective_bound > self.budget.input_limit
 
     def is_too_large(self, messages: Sequence[Message]) -> bool:
@@ -426,7 +426,7 @@ class RequestView:
             return "limit"
         limits, size = self.limits, self.effective_estimate
         output_limit = self.budget.output_compaction_limit
-        # Too little room is left for the requested output, and a compaction can help.
+        # Whether the prompt leaves too few tokens for the requested output, and a compaction can free enough.
         is_output_short = output_limit is not None and self.fixed_tokens <= output_limit < size
         if self.is_automatic and is_output_short and not self.is_suppressed:
             return "output"

@@ -73,7 +73,7 @@ from compaction_proxy.telemetry.logs import REQUEST_ID
 # later request.
 APPLIED, SCHEDULED = "applied", "scheduled"
 
-# How long a conversation rests after a failed summary call, that is, requests no summary, in seconds.
+# After a failed summary call, a conversation rests: it requests no summary for this many seconds.
 FAILURE_REST_S = 30.0
 # Largest number of resting conversations that are remembered.
 MAX_RESTING = 10_000
@@ -158,7 +158,7 @@ class RoundBuilder:
         summarizer: Writes summaries.
         records: Stores checkpoints.
         index: Lists the ids of checkpoints.
-        history: Stores the events and roots of conversations.
+        history: Stores the events and root digests of conversations.
         reader: Counts tokens.
         retention: Records which archives exist, so that old ones can be deleted. None disables this.
         announce: Receives an event for each compaction that was made or installed, or that failed.
@@ -219,7 +219,7 @@ class RoundBuilder:
             finish_when_cancelled: Whether the compaction goes on after every caller has been cancelled.
 
         Raises:
-            SummaryError: No checkpoint was made within `wait_s`. The error's reason says why.
+            SummaryError: If no checkpoint was made within `wait_s`. The error's reason says why.
         """
         task = self._find_or_start_task(job)
         if job.summary_request and job.view.policy.max_block_s is not None:
@@ -313,7 +313,7 @@ class RoundBuilder:
         """Returns the task that makes the compaction.
 
         Raises:
-            SummaryError: The conversation rests after a failure, and the compaction needs a summary.
+            SummaryError: If the compaction needs a summary, and the conversation rests after a failure.
         """
         if job.key in self._running:
             return self._running[job.key][1]
@@ -326,7 +326,7 @@ class RoundBuilder:
         return task
 
     def _finish_task(self, job: RoundJob, task: asyncio.Task[Checkpoint]) -> None:
-        """Lets the conversation rest, and reports the failure, if the summary or the proxy has failed."""
+        """Removes a finished task. If the summary or the proxy has failed, reports it and starts a rest."""
         del self._running[job.key]
         error = None if task.cancelled() else task.exception()
         is_fault = not isinstance(error, SummaryError)
@@ -347,8 +347,8 @@ class RoundBuilder:
         """Makes the compaction, or returns the checkpoint that another replica has made.
 
         Raises:
-            SummaryError: No summary could be written, the replacements lack a rule of the user, or they would
-                not shorten the request.
+            SummaryError: If no summary could be written, if the replacements lack a rule of the user, or if
+                they would not shorten the request.
         """
         started = time.monotonic()
         made: Checkpoint | None = None
@@ -371,7 +371,7 @@ class RoundBuilder:
         The writer is the name of a model, `EXTRACT_WRITER` for extracts, or empty if there are no texts.
 
         Raises:
-            SummaryError: There is no summary model, it fails, or the time limit is exceeded.
+            SummaryError: If there is no summary model, if the model fails, or if the time limit is exceeded.
         """
         _log.info(
             COMPACTION_STARTED,
@@ -400,7 +400,7 @@ class RoundBuilder:
         """Saves the checkpoint together with its records and event, and announces the event.
 
         Returns the checkpoint that every replica uses from now on. If another replica has saved a checkpoint
-        first, it is that one. Returns None if the lease was lost and nothing was written.
+        first, returns that checkpoint. Returns None if the lease was lost and nothing was written.
         """
         await self._history.record_root(job.tenant, job.conversation, job.root)
         archived_round = ArchivedRound(
@@ -447,10 +447,10 @@ class RoundBuilder:
     def _build_records(
         self, job: RoundJob, checkpoint: Checkpoint, archived_round: ArchivedRound
     ) -> tuple[Archive | None, RecordItem, Mapping[str, tuple[int, int]]]:
-        """Builds the archive of the removed and shortened messages, the detail, and the retained facts.
+        """Builds the archive, the detail record and the counts of retained facts of a compaction.
 
-        There is no archive if no message was removed or shortened. The detail holds the prompts of the
-        summary calls and the messages that the model then sees.
+        The archive holds the removed and shortened messages. It is None if there are none. The detail record
+        holds the prompts of the summary calls and the messages that the model sees after the compaction.
         """
         turns = list(accumulate(int(each.role == "user") for each in job.view.unfixed_messages))
         originals = [
@@ -474,8 +474,8 @@ def _build_checkpoint(
     """Builds the checkpoint of a compaction.
 
     Raises:
-        SummaryError: `rules-lost`: a rule is missing from the replacements. `longer`: they are not shorter
-            than what they replace.
+        SummaryError: With the reason `rules-lost` if a rule is missing from the replacements, or `longer` if
+            the replacements have no fewer tokens than the messages that they replace.
     """
     if not has_every_rule(
         "\n".join(each.text for put in replacements for each in put.messages), job.draft.rules

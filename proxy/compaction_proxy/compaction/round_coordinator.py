@@ -37,7 +37,7 @@ READY_SHARE = 0.75
 # A request waits at most this many seconds for a compaction without a model. Such a compaction takes long
 # only if it must wait until the lease of a dead replica expires.
 PLAIN_ROUND_WAIT_S = 30.0
-# The reported reason if there is nothing to remove.
+# The reported reason if the request has no messages that can be removed.
 NOTHING_TO_TAKE = "nothing-to-take"
 # The reported reason if no compaction can remove any significant part of the request.
 IRREDUCIBLE = "irreducible"
@@ -47,8 +47,8 @@ PAUSED = "paused"
 LASTING_FAILURES = frozenset({"longer", "rules-lost"})
 # Reasons for leaving a request unchanged that are not failures.
 QUIET_REASONS = frozenset({NOTHING_TO_TAKE, IRREDUCIBLE, PAUSED})
-# If a compaction is due for one of these reasons, it is made however little it saves. If it saves little, a
-# summary model is asked only for the reason `force`.
+# A compaction that is due for one of these reasons is made even if it saves little. If it saves little, it
+# uses a summary model only if the reason is `force`.
 FORCED_REASONS = frozenset({"force", "overflow", "limit"})
 # If a compaction is due for one of these reasons, it is tried even if the previous one has just failed.
 INSISTENT_REASONS = frozenset({"force", "overflow"})
@@ -61,7 +61,7 @@ class RoundCoordinator:
         loader: Finds staged checkpoints.
         builder: Makes compactions and installs staged checkpoints.
         reader: Counts tokens.
-        directives: Stores what users have asked for, such as a compaction.
+        directives: Stores the directives of users, such as a requested compaction.
         effectiveness: Remembers the conversations in which compactions fail or save too little.
         job_builder: Turns drafts into jobs.
     """
@@ -102,13 +102,14 @@ class RoundCoordinator:
             return view
 
     async def apply_round(self, view: RequestView, due_reason: str) -> tuple[RequestView, str | None]:
-        """Returns the view with the compaction applied that is due: a new one, or one made ahead of need.
+        """Applies the compaction that is due: a new one, or one that was made ahead of need.
 
-        `due_reason` is the reason why a compaction is due. The second result says why an extract was used
-        instead of a model's summary; it is None otherwise.
+        Returns the view with the compaction, and the reason why an extract replaces the model's summary. This
+        reason is None if there is no extract. `due_reason` says why a compaction is due.
 
         Raises:
-            SummaryError: There is nothing to remove, compactions are paused, or no summary could be written.
+            SummaryError: If there is nothing to remove, if compactions are paused, or if no summary could be
+                written.
         """
         ask = view.request
         try:
@@ -187,7 +188,7 @@ class RoundCoordinator:
         soon.
 
         Raises:
-            SummaryError: The compaction cannot be made.
+            SummaryError: If the compaction cannot be made.
         """
         try:
             return await self._builder.wait_for_round(job, PLAIN_ROUND_WAIT_S, finish_when_cancelled=True)
@@ -200,12 +201,14 @@ class RoundCoordinator:
             raise
 
     async def _find_or_make_round(self, view: RequestView, due_reason: str) -> tuple[Checkpoint, str | None]:
-        """Installs a staged checkpoint if it suffices, else makes a compaction. Returns the checkpoint.
+        """Installs a staged checkpoint if it suffices, else makes a compaction.
 
-        The second result says why an extract was used instead of a model's summary; it is None otherwise.
+        Returns the checkpoint, and the reason why an extract replaces the model's summary. This reason is
+        None if there is no extract.
 
         Raises:
-            SummaryError: There is nothing to remove, compactions are paused, or no summary could be written.
+            SummaryError: If there is nothing to remove, if compactions are paused, or if no summary could be
+                written.
         """
         if view.root is None:
             raise SummaryError(NOTHING_TO_TAKE)
@@ -230,9 +233,10 @@ class RoundCoordinator:
     async def _find_staged(self, view: RequestView, *, same_length: bool = False) -> Checkpoint | None:
         """Returns the staged checkpoint to apply, with the later edits of the checkpoint in force.
 
-        Returns None if no staged checkpoint matches. With `same_length`, returns a late summary, to be
-        applied in place of the extract in force. Use it only before a new compaction: that breaks the
-        provider's prompt cache anyway, so the exchange costs nothing extra.
+        Returns None if no staged checkpoint matches. With `same_length`, returns the checkpoint of a summary
+        that was late, so that an extract is in force in its place. Apply that checkpoint only together with a
+        new compaction. The new compaction breaks the provider's prompt cache anyway, so replacing the extract
+        then costs nothing extra.
         """
         staged = await self._loader.find_staged_checkpoint(view, same_length=same_length)
         return _merge_edits(staged, view.checkpoint) if staged else None
@@ -244,12 +248,14 @@ class RoundCoordinator:
         return await self._builder.install_checkpoint(view, checkpoint, ttl_s, due_reason)
 
     async def _make_round(self, view: RequestView, due_reason: str) -> tuple[Checkpoint, str | None]:
-        """Returns the checkpoint of a new compaction, or of a running one that also serves this request.
+        """Makes a compaction, or waits for a running one that also serves this request.
 
-        The second result says why an extract was used instead of a model's summary; it is None otherwise.
+        Returns its checkpoint, and the reason why an extract replaces the model's summary. This reason is
+        None if there is no extract.
 
         Raises:
-            SummaryError: There is nothing to remove, compactions are paused, or no summary could be written.
+            SummaryError: If there is nothing to remove, if compactions are paused, or if no summary could be
+                written.
         """
         is_forced = due_reason in FORCED_REASONS
         if due_reason not in INSISTENT_REASONS and self._is_failing(view, is_urgent=is_forced):
@@ -281,7 +287,7 @@ class RoundCoordinator:
     def _find_skip_reason(
         self, view: RequestView, job: RoundJob, draft: RoundDraft, due_reason: str
     ) -> str | None:
-        """Returns the reason for making the compaction without a summary model; None if a model is asked."""
+        """Returns why no summary model must be called for this compaction; None if one must be called."""
         if due_reason != "force" and self._is_paused(view):
             return PAUSED
         if due_reason in FORCED_REASONS - {"force"} and not draft.is_worth_it:
@@ -294,7 +300,8 @@ class RoundCoordinator:
         """Makes the compaction with a model's summary, and waits for it as long as the client allows.
 
         Raises:
-            SummaryError: `skip_reason` is not None, no summary could be written, or it is not ready in time.
+            SummaryError: If `skip_reason` is not None, if no summary could be written, or if the summary is
+                not ready in time.
         """
         if skip_reason is not None:
             raise SummaryError(skip_reason)
@@ -317,7 +324,7 @@ class RoundCoordinator:
         `failure` says why there is no summary.
 
         Raises:
-            SummaryError: The compaction cannot be made, or would not shorten the request.
+            SummaryError: If the compaction cannot be made, or would not shorten the request.
         """
         if not job.draft.ledger:
             removed = frozenset(job.draft.plan.removed_indices)
@@ -367,7 +374,7 @@ def _can_serve(pending: RoundJob, view: RequestView) -> bool:
 def _merge_edits(checkpoint: Checkpoint, current: Checkpoint | None) -> Checkpoint:
     """Returns `checkpoint` with the later masks and caps of `current`, the checkpoint in force.
 
-    These edits were made while `checkpoint` was being written, and apply to messages that it does not cover.
+    These edits were made while `checkpoint` was being made. They apply to messages that it does not cover.
     """
     if current is None:
         return checkpoint

@@ -63,7 +63,7 @@ def build_summary_instructions(settings: ModelSettings, policy: Policy) -> str:
     later changes to the file have no effect.
 
     Raises:
-        ConfigError: The prompt file cannot be read.
+        ConfigError: If the prompt file cannot be read.
     """
     if policy.summary is None:
         return ""
@@ -85,7 +85,7 @@ def check_prompt_files(config: Config) -> None:
     """Checks that every prompt file that the configuration names can be read.
 
     Raises:
-        ConfigError: A prompt file cannot be read.
+        ConfigError: If a prompt file cannot be read.
     """
     for model in ("", *config.models):
         settings = get_model_settings(config, model)
@@ -103,7 +103,7 @@ class RoundJob:
 
     Attributes:
         view: The request for which the compaction is made.
-        draft: What is removed, and the ledger.
+        draft: The plan of the compaction, and the ledger if there is one.
         root: Root digest of the conversation (`storage.keys.get_conversation_root`).
         checkpoint_id: Id of the checkpoint that will be written (`core.planner`), 64 bytes.
         conversation: The conversation id.
@@ -228,14 +228,18 @@ class JobBuilder:
             ttl_s=self.ttl_s,
             is_searchable=self._has_archive and _should_mention_search_tool(view.request),
         )
-        # A round may run for minutes. So the job keeps no copy of the body, unless the summary call needs it.
+        # A compaction may take minutes. To save memory, its job keeps the body only if the summary call needs
+        # it.
         body = view.request.body._replace(raw=b"", new_pieces=())
         view = replace(view, request=replace(view.request, body=body))
         return replace(job, view=view, summary_request=_build_summary_request(job))
 
 
 def predict_job_checkpoint_id(view: RequestView, plan: RoundPlan, *, extract: bool) -> bytes:
-    """Returns the id of the checkpoint that a compaction will write, with an extract or without."""
+    """Returns the id that the checkpoint of a compaction will have.
+
+    `extract` says whether the compaction uses an extract instead of a summary.
+    """
     exact = compute_exact_digest(view.unfixed_messages[: plan.length])
     return predict_checkpoint_id(plan, view.checkpoint, view.prefixes, exact, extract=extract)
 
@@ -301,7 +305,7 @@ def _should_mention_search_tool(ask: FitRequest) -> bool:
 
 
 def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
-    """Returns the route, with the request's context window if both use the same model and this is smaller."""
+    """Returns the route. If it uses the request's own model, limits its window to the request's window."""
     if route.model != view.request.model:
         return route
     return replace(route, window=min(view.budget.window, route.window))

@@ -61,7 +61,8 @@ class RoundDraft:
         rules: Rules that the ledger must contain.
         outdated_statements: User statements that no longer hold, by message index. The summary model must not
             see them.
-        frontier: Where the conversation stands; empty unless the strategy keeps a chain of records.
+        frontier: The state of the user's requests and the last step (`core.ledger.frontier`); empty unless
+            the strategy keeps a chain of records.
     """
 
     plan: RoundPlan
@@ -94,7 +95,7 @@ def _can_fit(view: RequestView, draft: RoundDraft) -> bool:
 def plan_result_caps(view: RequestView) -> RoundPlan | None:
     """Plans to cap huge new tool results; returns None if there is nothing to cap.
 
-    Results are capped only if, even after a compaction of everything else, the request would exceed usable.
+    Results are capped only if they and the part that no compaction removes would together exceed usable.
     """
     layout = view.policy.layout
     results = _find_newest_results(view.unfixed_messages)
@@ -163,7 +164,7 @@ def _list_chain_records(view: RequestView) -> tuple[Message, ...]:
 
 
 def _compute_summary_tokens(view: RequestView, removed_tokens: int) -> int:
-    """Computes the size of the summary to ask for, in tokens, if `removed_tokens` are to be summarised."""
+    """Computes the size that a summary of `removed_tokens` tokens should have, in tokens."""
     shape = view.policy.summary
     if shape is None:
         return 0
@@ -199,7 +200,10 @@ def _choose_masks(view: RequestView, constraints: PlanConstraints, tail_start: i
 
 
 def _list_old_results(view: RequestView, tail_start: int) -> list[int]:
-    """Lists the tool results before the tail, without removed ones and the newest, which always stay."""
+    """Lists the tool results before the tail that may be masked.
+
+    Results that are already removed are left out, and so are the newest ones (`keep.tool_results`).
+    """
     removed = view.checkpoint.removed_indices if view.checkpoint else frozenset()
     results = [
         index

@@ -1,4 +1,4 @@
-"""Compacts without keeping anything: runs the compactor over a temporary store in memory."""
+"""Compacts a single list of messages with a temporary store in memory, so that nothing is kept."""
 
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable
@@ -35,7 +35,7 @@ SCRATCH_TTL_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class StatelessCompaction:
-    """Compacts without keeping anything: no checkpoint, event or archive is left after `open_compactor` ends.
+    """Opens compactors over a temporary store, which is deleted when the `open_compactor` block ends.
 
     Attributes:
         create_store: Creates an empty store in memory.
@@ -106,7 +106,7 @@ async def shorten_messages(
 ) -> ShortenResult:
     """Compacts a list of messages, and also cuts it if the compaction failed or the result is too long.
 
-    The cut needs no model. If the list does not exceed the target from the start, it is returned unchanged.
+    The cut needs no model. A list that does not exceed the target is returned unchanged.
 
     Args:
         compaction: Provides the temporary compactor.
@@ -114,8 +114,8 @@ async def shorten_messages(
         target_tokens: Size that the list must not exceed, in tokens; None for no target.
 
     Raises:
-        UnreadableBodyError: A message cannot be read.
-        InternalError: A fault of the proxy, which is logged.
+        UnreadableBodyError: If a message cannot be read.
+        InternalError: If the proxy has a fault. The fault is logged.
     """
     async with compaction.open_compactor() as (compactor, history):
         if target_tokens is not None and (

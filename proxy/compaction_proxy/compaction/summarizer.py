@@ -51,11 +51,11 @@ OVERFLOW_SHARE = 0.7
 # If messages are shortened by characters to fit a call, they may fill only this share of the available
 # tokens, because the number of tokens per character varies.
 CAREFUL_SHARE = 0.9
-# An answer with more characters than this for each allowed token is refused, because it is not what was asked
-# for.
+# An answer with more characters than this for each allowed token is refused, because it is no summary.
 MAX_CHARACTERS_A_TOKEN = 32
-# At most this many portions are summarised by separate calls, and at most this many at the same time. The
-# summary of a portion may take at least this many tokens.
+# A long transcript is split into at most `MAX_PORTIONS` portions, each with a call of its own. At most
+# `PORTIONS_AT_ONCE` of these calls run at the same time. Each asks for at least `LEAST_PORTION_TOKENS`,
+# unless the whole summary must be shorter than that.
 MAX_PORTIONS = 12
 PORTIONS_AT_ONCE = 2
 LEAST_PORTION_TOKENS = 150
@@ -124,10 +124,10 @@ class Summarizer:
         The texts are cleaned, validated, and verified if the strategy says so. The caller sets the deadline.
 
         Raises:
-            SummaryError: There are no usable texts. The reason comes from the model, from validation or from
-                verification, or it is one of these: `no-model` (there is no summary model), `summary-window`
-                (the model's context window is too small), `breaker-open` (the model gets no calls because it
-                has failed) and `budget` (the tenant has no calls left).
+            SummaryError: If there are no usable texts. The reason comes from the model, from validation or
+                from verification, or it is one of these: `no-model` (there is no summary model),
+                `summary-window` (the model's context window is too small), `breaker-open` (the model gets no
+                calls because it has failed) and `budget` (the tenant has no calls left).
         """
         for route in summary_request.routes:
             self.price(route.model, route.url, 0, 0, 0)  # starts the lookup, so the price is known in time
@@ -233,8 +233,9 @@ class Summarizer:
             begins.
 
         Raises:
-            SummaryError: `truncated`: both answers were cut and hold too little. `garbage`: one text is
-                wanted, but the answer lacks most of its sections. Other reasons come from the client.
+            SummaryError: With the reason `truncated` if both answers were cut off too early, or `garbage` if
+                one text is wanted but the answer lacks most of its sections. `SummaryClient.call_model` adds
+                other reasons.
         """
         check_answer = partial(self._check_answer, request)
         started = self._clock()
@@ -311,7 +312,8 @@ class Summarizer:
         Summarises portions of the group by separate calls. One more call merges their summaries.
 
         Raises:
-            SummaryError: `summary-window`: the group needs more than `MAX_PORTIONS` portions.
+            SummaryError: With the reason `summary-window` if the group needs more than `MAX_PORTIONS`
+                portions.
         """
         [group], shape = request.groups, request.shape
         portions = await run_in_worker(partial(split_into_portions, group, shape, characters))
@@ -344,7 +346,8 @@ class Summarizer:
         """Returns the text for one group. Shortens the messages in the prompt until the call fits.
 
         Raises:
-            SummaryError: `summary-window`: the call still does not fit after `NARROWINGS` attempts.
+            SummaryError: With the reason `summary-window` if the call does not fit after `NARROWINGS`
+                attempts.
         """
         for _ in range(NARROWINGS):
             prompt = await request.build_prompt()
@@ -361,7 +364,7 @@ class Summarizer:
         """Returns the share to which the messages in a prompt of `size` tokens must shrink so that it fits.
 
         Raises:
-            SummaryError: `summary-window`: the prompt would not even fit without any messages.
+            SummaryError: With the reason `summary-window` if the prompt does not fit even without messages.
         """
         fixed = await self._count_call_tokens(request, await replace(request, groups=((),)).build_prompt())
         if fixed >= request.max_input_tokens:
@@ -386,8 +389,8 @@ class Summarizer:
         """Returns the usable texts of an answer.
 
         Raises:
-            SummaryError: The answer cannot be used. If its only fault is that it was cut off, or that several
-                texts cannot be separated, the result has no texts instead.
+            SummaryError: If the answer cannot be used. If its only fault is that it was cut off, or that its
+                texts cannot be separated, there is no error, but the result has no texts.
         """
         shape, tokens, text_count = request.shape, request.tokens, len(request.groups)
         characters, max_characters = len(answer.text), None

@@ -31,7 +31,7 @@ NEWEST_SHARE = 0.3
 
 
 class SummaryEndpoint(NamedTuple):
-    """A summary model at a URL, used by one tenant. Failures and durations are recorded for each of these."""
+    """A summary model at a URL, used by one tenant. Failures and durations are recorded per endpoint."""
 
     tenant: str
     url: str
@@ -44,9 +44,8 @@ class _EndpointState:
 
     Attributes:
         failures: Number of failures since the last success.
-        rest_s: Length of the latest rest, in seconds; 0 if the model has not had to rest since it last
-            worked.
-        resting_until: End of the rest, in seconds of the client's clock.
+        rest_s: Length of the latest rest, in seconds; 0 if the model has not rested since its last success.
+        resting_until: When the rest ends, in monotonic seconds.
         is_probing: Whether calls are admitted after a rest, to find out if the model works again.
         average_s: Moving average of the duration of calls, in seconds; None before the first call.
     """
@@ -83,7 +82,7 @@ class CallBudget:
     def book_call(self, tenant: str, calls_per_hour: int, tokens: int = 0) -> None:
         """Counts one call against the tenant's limit. A long call counts as several (`CALL_TOKENS`).
 
-        A call that counts as several is admitted as long as at least one is left.
+        A long call is admitted if the tenant has at least one call left.
 
         Args:
             tenant: The tenant that makes the call.
@@ -92,7 +91,7 @@ class CallBudget:
             tokens: Tokens that the call may take, prompt and answer together.
 
         Raises:
-            SummaryError: `budget`: no call is left.
+            SummaryError: With the reason `budget` if the tenant has no call left.
         """
         if not calls_per_hour:
             return
@@ -163,7 +162,8 @@ class SummaryClient:
         """Admits calls to this model inside the block. After a rest, admits only one block at a time.
 
         Raises:
-            SummaryError: `breaker-open`: the model rests, or another block is trying whether it works again.
+            SummaryError: With the reason `breaker-open` if the model rests, or if another block is testing
+                whether the model works again.
         """
         state = self._states.get(SummaryEndpoint(tenant, route.url, route.model))
         if state is None or not state.rest_s:
@@ -193,12 +193,13 @@ class SummaryClient:
 
         Args:
             call: The call.
-            summary_request: The request that the call serves. It says who pays, and records the usage.
+            summary_request: The request that the call serves. It names the tenant, and records the usage.
             parse_answer: Checks and converts the answer.
             tokens: Tokens that each attempt may take, prompt and answer together.
 
         Raises:
-            SummaryError: The model or `parse_answer` failed, or the tenant has no calls left (`budget`).
+            SummaryError: If the model or `parse_answer` fails, or, with the reason `budget`, if the tenant
+                has no calls left.
         """
         endpoint = SummaryEndpoint(summary_request.tenant, call.url, call.model)
         state = self._states[endpoint] = self._states.get(endpoint) or _EndpointState()

@@ -224,7 +224,7 @@ class SummaryRequest:
         task: The user's task; empty if it is not shown.
         earlier: Texts of earlier compactions, oldest first.
         language: English name of the language to write in; empty if it is not known.
-        tokens: Size of all texts together that the model is asked for, in tokens.
+        tokens: Size that the model is asked for, in tokens, for all texts together.
         routes: The routes to try, in order. The next route is tried only if the provider does not know the
             model of the previous one.
         counting_options: How tokens are counted.
@@ -234,7 +234,7 @@ class SummaryRequest:
         aligned: The conversation itself, if the aligned form may be used; else None. It is sent only to the
             first route, and only if that route has the conversation's own model.
         deadline_s: Seconds after which slow calls are cancelled; 0 if unknown.
-        usage: What the calls have used so far. It is also valid after a call has failed or was cancelled.
+        usage: The calls and tokens used so far. It is also valid after a call has failed or was cancelled.
         user_messages: All user messages of the conversation. A summary may state only what these and the
             groups contain.
         states: The known state of each request of the user (`core.ledger.frontier`).
@@ -314,9 +314,9 @@ class SummaryRequest:
 
 
 def _build_cache_key(summary_request: SummaryRequest) -> str:
-    """Builds the prompt cache key of summary calls, one for each tenant and kind of prompt.
+    """Builds the `prompt_cache_key` of summary calls, one for each tenant and kind of prompt.
 
-    With this key, the provider keeps the cached prompts of summary calls apart from those of conversations.
+    With this key, the provider caches the prompts of summary calls separately from those of conversations.
     """
     tenant_digest = hashlib.sha256(summary_request.tenant.encode()).hexdigest()[:16]
     return f"compaction-{summary_request.shape.prompt_name}-{tenant_digest}"

@@ -120,8 +120,8 @@ class CompactionReport(NamedTuple):  # created for each request: a dataclass cos
         round: The number of the compaction in force.
         messages_before: Number of messages that the client sent.
         messages_after: Number of messages that are forwarded.
-        tokens_before: Tokens of the client's list.
-        tokens_after: Tokens of the forwarded list.
+        tokens_before: Tokens of the request as the client sent it.
+        tokens_after: Tokens of the forwarded request.
         window: The context window of the model.
         trigger: The trigger T, in tokens.
         reason: Why a compaction was due, was not made, or failed.
@@ -157,7 +157,7 @@ class UsageBasis(NamedTuple):
         prefixes: Prefix digests of the client's messages that are not fixed.
         baseline_key: Key shared by requests whose token counts can be compared
             (`providers.usage_baseline.build_baseline_key`).
-        fixed_tokens: Calibrated tokens of the request that no compaction removes.
+        fixed_tokens: Calibrated tokens of the part of the request that no compaction removes.
     """
 
     root: bytes

@@ -2,5 +2,5 @@
 
 They parse the bytes of requests and responses into core records, and encode core records as bytes.
 
-The core and the compaction engine know nothing of these formats; see `Wire`.
+The core and the compaction engine do not depend on these formats. `Wire` is the interface.
 """

@@ -58,7 +58,7 @@ class RequestBody(NamedTuple):  # one is made per request; a dataclass takes fou
 
     @property
     def messages(self) -> tuple[bytes, ...]:
-        """The bytes of each message. If `new_pieces` holds only the new ones, `raw` is split again."""
+        """The bytes of each message. If `new_pieces` omits messages, `raw` is split again."""
         if not self.previous_fingerprint:
             return self.new_pieces
         value = memoryview(self.raw)[self.messages_slice.start : self.messages_slice.stop]
@@ -69,7 +69,7 @@ def parse_body(raw: bytes, wire: Wire) -> RequestBody:
     """Splits a request body.
 
     Raises:
-        UnreadableBodyError: The proxy cannot rewrite the body. The error's reason is `not-json`,
+        UnreadableBodyError: If the proxy cannot rewrite the body. The error's reason is `not-json`,
             `duplicate-keys`, `no-messages`, `no-array`, `too-deep`, `too-many`, or what the wire's
             `find_skip_reason` returns.
     """
@@ -83,7 +83,7 @@ def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, .
     """Returns the positions of a body's members by name, and the elements of its list of messages.
 
     Raises:
-        UnreadableBodyError: See `parse_body`.
+        UnreadableBodyError: For the same reasons as in `parse_body`.
     """
     found = find_members(raw)
     place = found.get(wire.member_names.messages)
@@ -107,8 +107,8 @@ def split_objects(value: memoryview) -> tuple[bytes, ...]:
     """Splits an array of objects into its elements.
 
     Raises:
-        UnreadableBodyError: `no-array` or `no-messages`: the value is not an array of objects. `too-many`:
-            see `json.slices.split_elements`.
+        UnreadableBodyError: With the reason `no-array` or `no-messages` if the value is not an array of
+            objects, or with another reason of `json.slices.split_elements`.
     """
     elements = split_elements(value)
     if not are_objects(elements):
@@ -117,7 +117,7 @@ def split_objects(value: memoryview) -> tuple[bytes, ...]:
 
 
 def pick_small_members(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> dict[str, bytes]:
-    """Returns the JSON of those members, other than the messages, that the proxy reads and the body has."""
+    """Returns the JSON of the body's members that the proxy reads, without the messages, by name."""
     names = ("model", *wire.member_names.output_limits, *wire.member_names.prompt_members)
     return _pick_members(raw, member_slices, names)
 

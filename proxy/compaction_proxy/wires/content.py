@@ -40,7 +40,8 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
         convert: Builds the record, without digest, of a piece and its decoded form. Raises
             `UnreadableBodyError`.
         has_nontext: Tells whether a record has content other than text.
-        estimate: Estimates the tokens of this content for a given model. It is not calibrated.
+        estimate: Estimates the tokens of all content other than text, for a given model. The estimate is not
+            calibrated.
     """
 
     decode: Callable[[bytes], _Decoded]
@@ -52,7 +53,7 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
         """Parses a piece into a record with its digest. The `tokens` of the record are 0.
 
         Raises:
-            UnreadableBodyError: The bytes are not a piece.
+            UnreadableBodyError: If the bytes are not a piece.
         """
         record = self._build_record(raw, self.decode(raw))
         return record.with_digest_and_tokens(compute_message_digest(record), 0)
@@ -61,7 +62,7 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
         """Parses a piece, and estimates the tokens that everything in it except text takes for `model`.
 
         Raises:
-            UnreadableBodyError: The bytes are not a piece.
+            UnreadableBodyError: If the bytes are not a piece.
         """
         decoded = self.decode(raw)
         record = self._build_record(raw, decoded)
@@ -86,7 +87,8 @@ def decode_fields(raw: bytes) -> JsonObject:
     """Decodes a piece that is one object.
 
     Raises:
-        UnreadableBodyError: `not-json`, `no-messages` (not an object), `too-many` or `too-deep`.
+        UnreadableBodyError: With the reason `no-messages` if the JSON is not an object, or with one of the
+            reasons of `json.values.decode_value`.
     """
     value = decode_value(raw)
     if not isinstance(value, dict):
@@ -108,7 +110,7 @@ def read_content(
             left out.
 
     Raises:
-        UnreadableBodyError: `too-many`: the content has more than `MAX_PARTS` parts.
+        UnreadableBodyError: With the reason `too-many` if the content has more than `MAX_PARTS` parts.
     """
     if not isinstance(content, list):
         plain = content is None or isinstance(content, str)

@@ -3,7 +3,7 @@
 A request body may be zstd, gzip, deflate or br. The output size, the decoder's memory, and the number of gzip
 members or zstd frames are limited. Together with the limited input size, this also limits the decoding time.
 A response may be gzip or deflate. It is decompressed only for the proxy's own readers; the client gets the
-bytes unchanged. A response that cannot be decompressed is no error: the readers get no bytes.
+bytes unchanged. If a response cannot be decompressed, these readers get no bytes, and there is no error.
 """
 
 import sys
@@ -44,8 +44,8 @@ _HEAD_BYTES: Final = 2
 def parse_codings(values: Iterable[bytes]) -> tuple[str, ...] | None:
     """Returns the codings of a body in the order in which they were applied; empty if there are none.
 
-    The result is None if the body cannot be decoded: a coding is unknown, or there are more than
-    `MAX_CODINGS`.
+    The result is None if the body cannot be decoded, because a coding is unknown or there are more than
+    `MAX_CODINGS` of them.
 
     Args:
         values: The values of all `content-encoding` fields.
@@ -66,8 +66,8 @@ def decode_body(raw: bytes, codings: Sequence[str], limit_bytes: int) -> bytes |
         limit_bytes: The largest size that the body may have after each decoding step.
 
     Raises:
-        UnreadableBodyError: `encoded`: the body is damaged or incomplete, or a decoder would need too much
-            memory.
+        UnreadableBodyError: With the reason `encoded` if the body is damaged or incomplete, or if a decoder
+            would need too much memory.
     """
     decoded: bytes | None = raw
     try:

@@ -169,9 +169,9 @@ class Overflow:
             error does not say. Also None if the error gives only a lower bound, or a sum with the output,
             because calibration must not learn from such numbers.
         output_tokens: Tokens of the requested output; None if the error does not say.
-        is_size_meaningful: Whether the context window must be smaller than the refused request, if the error
-            names no limit. False if the status is about a rate or about bytes, or if the proxy has only
-            inferred the cause.
+        is_size_meaningful: Whether the proxy may conclude that the context window is smaller than the refused
+            request. It is used only if the error names no limit. False if the status is about a rate or about
+            bytes, or if the proxy has only inferred the cause.
     """
 
     kind: OverflowKind
@@ -258,8 +258,8 @@ def _classify_error_texts(status: int, words: Iterator[str]) -> Overflow | None:
     """Classifies an error by its texts.
 
     Statuses in `_TEXT_STATUSES` are classified by `_match_wording` alone. For others, a text about tokens per
-    minute is either a quota error or not recognised. Otherwise, a code in `OVERFLOW_CODES` decides, even if
-    the text also matches `EXCLUDED_WORDING`.
+    minute is either a quota error or not recognised. Otherwise, a code in `OVERFLOW_CODES` always means that
+    the request is too long, even if the text also matches `EXCLUDED_WORDING`.
     """
     text = _normalize_texts(words)
     if status in _TEXT_STATUSES:
@@ -293,7 +293,7 @@ def _has_answer(choice: object) -> bool:
 def _find_failure(payload: object) -> object:
     """Returns the payload of a response with status 200 if it reports an error; otherwise None.
 
-    Of a list, only the first element counts. A payload with a part of an answer is not an error.
+    Only the first element of a list is examined. A payload that holds a part of an answer is not an error.
     """
     if isinstance(payload, list):
         payload = next(iter(payload), None)

@@ -127,7 +127,7 @@ class IncrementalReader:
         """Splits a request body like `read`, but a large body does not block the event loop.
 
         Raises:
-            UnreadableBodyError: See `body.parse_body`.
+            UnreadableBodyError: For the same reasons as in `body.parse_body`.
         """
         if len(raw) <= MAX_INLINE_BYTES:
             return self.read(raw, tenant, conversation)
@@ -145,7 +145,7 @@ class IncrementalReader:
         begins like an earlier body of the same tenant.
 
         Raises:
-            UnreadableBodyError: See `body.parse_body`.
+            UnreadableBodyError: For the same reasons as in `body.parse_body`.
         """
         owner = (tenant, conversation)
         return self._remember_result(owner, self._read_body(raw, owner))
@@ -163,7 +163,7 @@ class IncrementalReader:
         return None
 
     def _iter_candidates(self, raw: bytes, owner: ConversationKey) -> Iterator[BodyBeginning]:
-        """Yields the known beginnings that a body may begin with: their last bytes are at the same position.
+        """Yields the known beginnings whose last bytes occur at the same position in this body.
 
         The latest beginning of this conversation comes first. The others follow, longest first.
         """
@@ -180,7 +180,7 @@ class IncrementalReader:
             stop = brace
 
     def _extend_beginning(self, raw: bytes, beginning: BodyBeginning, hasher: blake3) -> ReadResult | None:
-        """Parses what follows a known beginning; None if the body must be read in full."""
+        """Parses the bytes after a known beginning. Returns None if the body must be read in full."""
         wire, name = self._wire, self._wire.member_names.messages
         position = skip_space(raw, beginning.stop)
         has_more = raw.startswith(b",", position)
@@ -251,7 +251,10 @@ class IncrementalReader:
         return self._empty_hasher.copy().update(owner[0].encode() + b"\0")
 
     def _remember_result(self, owner: ConversationKey, result: ReadResult) -> RequestBody:
-        """Stores a beginning. Of the shorter beginnings that led to it, only the latest stays stored."""
+        """Stores the beginning of a body, and returns the body.
+
+        Of the shorter beginnings from which this one has grown, only the latest stays stored.
+        """
         body, beginning = result
         if beginning is None:
             return body

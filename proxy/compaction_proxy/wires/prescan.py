@@ -1,7 +1,7 @@
 """Reads single values from a request body of any wire without parsing the whole body.
 
-The searches find every occurrence of a value in the body, and perhaps others that only look alike. They serve
-the gate, and the code that handles a provider's error about a request that is too long.
+The searches find every occurrence of a value in the body, and possibly texts that only look like one. The
+gate uses them, and so does the code that handles a provider's error about a request that is too long.
 """
 
 import re
@@ -19,9 +19,9 @@ class BodyOutline(msgspec.Struct, gc=False):
     """Members of a body as undecoded JSON. A member that is absent is empty.
 
     Attributes:
-        litellm_session_id: Sent by clients of LiteLLM.
-        metadata: Sent by clients of OpenAI and Anthropic.
-        client_metadata: Sent by Codex.
+        litellm_session_id: The session id that clients of LiteLLM send.
+        metadata: An object that clients of OpenAI and Anthropic send. It may hold a session id.
+        client_metadata: An object that Codex sends. It may hold a session id.
         prompt_cache_key: The same in all requests that share a prompt cache: usually those of one
             conversation.
         max_tokens: The output limit, in tokens.

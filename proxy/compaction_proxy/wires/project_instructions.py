@@ -21,23 +21,23 @@ from compaction_proxy.wires.json.values import as_list, as_object, as_string, de
 INSTRUCTIONS: Final = "instructions"
 MEMORY: Final = "memory"
 ENVIRONMENT: Final = "environment"
-# How many characters of the prompt members are searched for the beginning of a system prompt.
+# A system prompt must begin within this many characters of the body's member that holds it.
 PROMPT_CHARACTERS: Final = 4_096
 # An instruction's path is cut to this many characters.
 MAX_PATH_CHARACTERS: Final = 512
 
 
 class InstructionForm(NamedTuple):
-    """How a client writes one kind of instructions.
+    """The form in which a client writes one kind of project instructions.
 
     Attributes:
         kind: The kind of the instructions.
         opening: The beginning of the text.
         closing: The end of the text, apart from white space. It occurs nowhere else in the text. Empty if any
             end is allowed.
-        path_pattern: Matches the part of the text that tells two instructions of one kind apart, such as a
-            file's path. For the kind `ENVIRONMENT`, all matches together form the path; for other kinds, only
-            the first match.
+        path_pattern: Matches the part of the text that distinguishes instructions of one kind, such as a
+            file's path. For the kind `ENVIRONMENT`, all matches together form the path. For other kinds, the
+            first match is the path.
         is_before_first_answer: Whether the client sends such text only before the first answer.
         client_reply: The assistant message that the client itself adds after the text. Empty if the client
             adds none.
@@ -271,7 +271,7 @@ def find_client_by_members(prompt_members: Sequence[str]) -> str:
 
 
 def find_instruction_form(client: str, text: str) -> InstructionForm | None:
-    """Returns the form, among those of this client's instructions, that the whole text has; else None."""
+    """Returns the form of this client's instructions that the whole text matches; None if there is none."""
     for form in CLIENTS[client].forms if client in CLIENTS else ():
         if text.startswith(form.opening) and (
             not form.closing or (text.rstrip().endswith(form.closing) and text.count(form.closing) == 1)
@@ -403,7 +403,8 @@ def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ..
 
     Here, a turn is the messages between two answers or tool results. If a turn holds instructions but no
     words of the user, the user has probably pasted its last message, so this message no longer counts as an
-    instruction. It still does if the client's own reply follows it (`InstructionForm.client_reply`).
+    instruction. The message stays an instruction if the client's own reply follows it
+    (`InstructionForm.client_reply`).
     """
     unmarked = list(messages)
     start = 0
@@ -443,7 +444,10 @@ def _has_client_reply(record: Message, reply: str) -> bool:
 
 
 def rejoin_divided_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the list with divided messages as the client sent them. One that lost a part stays divided."""
+    """Returns the list with the parts of divided messages joined again, as the client sent them.
+
+    A message that has lost a part stays divided.
+    """
     if not any(each.source for each in messages):
         return messages
     joined: list[Message] = []

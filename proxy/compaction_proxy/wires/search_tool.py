@@ -1,7 +1,7 @@
 """Offers the search tool in a request on any wire, and joins the answers before and after calls of the tool.
 
-With this tool, a model searches the messages that compactions have removed. What differs between wires is in
-their `SearchTool` and its filters.
+With this tool, a model searches the messages that compactions have removed. Each wire has its own
+`SearchTool` and filters, which hold everything that differs between wires.
 """
 
 import zlib
@@ -90,7 +90,7 @@ def _is_number(value: object) -> bool:
 
 
 class StreamFilter(Protocol):
-    """Hides the calls of the search tool in the events of one wire. It is made with its `StreamJoiner`."""
+    """Hides the calls of the search tool in the events of one wire. A `StreamJoiner` creates its filter."""
 
     def filter_event(self, event: bytes) -> bytes:
         """Returns the bytes to send to the client for an event of the upstream."""
@@ -99,7 +99,7 @@ class StreamFilter(Protocol):
         """Returns the arguments of each call of the search tool in the current answer."""
 
     def end_answer(self) -> JsonObject:
-        """Returns the message of the current answer, and forgets what belongs to this answer alone."""
+        """Returns the message of the current answer, and clears the state of that answer."""
 
     def encode_error_event(self, body: bytes) -> bytes:
         """Returns the event that reports an error to the client, given the body in this wire's format."""
@@ -156,7 +156,7 @@ class StreamJoiner:
         return b"".join([self._filter.filter_event(event) for event in self._events.feed(chunk)])
 
     def flush_rest(self) -> bytes:
-        """Returns the last bytes for the client. To be called when the upstream's answer ended normally."""
+        """Returns the last bytes for the client. Call it when the upstream's answer ended normally."""
         rest = self._events.flush_rest()
         return self._filter.filter_event(rest) if rest else b""
 
@@ -165,7 +165,7 @@ class StreamJoiner:
 
         Args:
             may_answer_calls: Whether the proxy may answer calls of its tool in the next answer as well. If
-                False, that is the last answer, and these calls are removed from it.
+                False, the next answer is the last one, and these calls are removed from it.
         """
         message = self._filter.end_answer()
         self.previous_usage = add_usage(self.previous_usage, self.usage)
@@ -195,7 +195,7 @@ class AnswerFilter(Protocol):
         """Returns whether the answer is complete and calls no tool of the client."""
 
     def keep_answer(self) -> JsonObject:
-        """Keeps what the client gets of an answer that continues, and returns the message of the answer."""
+        """Keeps the part of an unfinished answer that the client will get, and returns the whole message."""
 
     def complete_answer(self) -> None:
         """Removes the calls of the tool from the last answer, and adds the content of earlier answers."""
@@ -267,7 +267,7 @@ def _decode_body(body: bytes) -> JsonObject:
 
 
 class ItemFormat(NamedTuple):
-    """The answers of a wire whose answers are lists of items, some of which are calls.
+    """Describes the answers of a wire on which each answer is a list of items, such as texts and calls.
 
     Attributes:
         list_member: The member of an answer that holds its items.
@@ -365,7 +365,7 @@ def _never_requires_same_tools(_: Sequence[Mapping[str, Any]]) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchTool:
-    """How the proxy offers its search tool on one wire, and answers calls of the tool.
+    """Defines how the proxy offers its search tool on one wire, and how it answers calls of the tool.
 
     Attributes:
         definition_json: The tool's definition as JSON.
@@ -396,7 +396,7 @@ class SearchTool:
         It cannot be added if the client has a tool of that name, or if `allows_tool` does not allow it.
 
         Raises:
-            UnreadableBodyError: The body is not a request (see `json.slices.find_members`).
+            UnreadableBodyError: If the body is not a request (see `json.slices.find_members`).
         """
         places = find_members(raw)
         read = partial(read_member, raw, places)
@@ -418,7 +418,7 @@ class SearchTool:
         A string in place of the list becomes a list of one message.
 
         Raises:
-            UnreadableBodyError: The body has no messages.
+            UnreadableBodyError: If the body has no messages.
         """
         places = find_members(raw)
         value = read_member(raw, places, self.messages_member)

@@ -51,7 +51,7 @@ class EventSplitter:
         return whole_events
 
     def flush_rest(self) -> bytes:
-        """Returns the bytes after the last complete event. To be called when the stream has ended."""
+        """Returns the bytes after the last complete event. Call it when the stream has ended."""
         rest, self._buffer, self._search_start = bytes(self._buffer), bytearray(), 0
         return rest
 

@@ -1,8 +1,8 @@
-"""What summary calls of the proxy have in common on every wire, and what providers refuse of them.
+"""Builds the parts of summary calls that all wires share, and finds the members that a provider refuses.
 
-The body of a call holds either what the proxy writes, or the client's conversation followed by the prompt. In
-the second form, tools and other members that a provider puts before the messages stay the same byte for byte,
-so the provider's prompt cache still applies.
+The body of a call holds either a prompt that the proxy has written alone, or the client's conversation
+followed by the prompt. In the second form, tools and other members that a provider puts before the messages
+stay the same byte for byte, so the provider's prompt cache still applies.
 """
 
 import json
@@ -122,13 +122,13 @@ def continue_client_body(
     replaced: Mapping[str, bytes],
     own_members: Mapping[str, Any],
 ) -> bytes:
-    """Returns the client's body with other members.
+    """Returns the client's body with some members dropped, replaced or added.
 
     Args:
         conversation: The conversation with the client's body.
         dropped: The names of members that are left out.
-        replaced: The JSON of members that are added.
-        own_members: Other members that are added or replaced.
+        replaced: The JSON of members that are added or replaced, by name.
+        own_members: The decoded values of other members that are added or replaced, by name.
     """
     fields = {
         name: value

@@ -42,7 +42,7 @@ class TokenUsage(NamedTuple):
 
 
 class UsageFormat(NamedTuple):
-    """Where the answers of one wire report their usage.
+    """Describes where the answers of one wire report their usage.
 
     Attributes:
         parse_counts: Parses a `usage` object. Returns None if its numbers are not credible.
@@ -93,7 +93,7 @@ def as_token_count(value: object) -> int | None:
 def build_usage(prompt: object, completion: object, cached: object) -> TokenUsage | None:
     """Builds a `TokenUsage`, or returns None if `prompt` or `completion` cannot be a number of tokens.
 
-    None as `completion` counts as 0, and so does anything as `cached` that cannot be a number of tokens.
+    A `completion` of None counts as 0. So does a `cached` value that cannot be a number of tokens.
     """
     asked, made = as_token_count(prompt), as_token_count(0 if completion is None else completion)
     return None if asked is None or made is None else TokenUsage(asked, made, as_token_count(cached) or 0)
@@ -209,7 +209,7 @@ class UsageTap:
     def result(self) -> TokenUsage | None:
         """Returns the usage; None if the response has no credible counts.
 
-        To be called when the response has ended or was cut off.
+        Call it when the response has ended or was cut off.
         """
         if self._inflater is not None and self._inflater.has_failed:
             return None

@@ -84,15 +84,14 @@ class Wire:
             stay unchanged; empty if it may change.
         group_into_pieces: Groups the elements into pieces.
         may_continue_piece: Tells whether a list that ends in this element may continue within the same piece.
-        parse_uncounted: Parses a piece, given the model, which decides the tokens of parts that are not text.
-            Raises `UnreadableBodyError`.
+        parse_uncounted: Parses a piece, and estimates the tokens of its parts that are not text for a given
+            model. Raises `UnreadableBodyError`.
         estimate_nontext_tokens: Estimates the tokens of a piece's parts that are not text, for a given model;
             0 if the bytes are not a piece.
         parse_message: Parses a piece into its record with its digest. Raises `UnreadableBodyError`.
         encode_message: Encodes as a piece the record of a message that the proxy has written itself.
-        attach_parts: Given the record of a message that the proxy has written, and that of a client's
-            message, returns the first with all parts of the second that are not text. The parts stay
-            unchanged.
+        attach_parts: Adds all parts of a client's message that are not text to a message that the proxy has
+            written. The arguments are the records of the proxy's message and of the client's message.
         shorten_message: Given a record, a share (0..1) and a handle, returns the record with about this share
             of its text. The text says that something is missing, and names the message by the handle. The
             same record is returned if the result would not be shorter.

@@ -1,8 +1,8 @@
 """The search tool on the Chat Completions wire: its definition, its calls, and the answers around them.
 
-A piece is an element of `delta.tool_calls`. The client sees the texts of all answers as one answer. The
-request after a call ends with the model's assistant message, including its calls and its thinking, and a
-result for each call.
+In this module, a piece is an element of `delta.tool_calls`, not a piece as in `Wire`. The client sees the
+texts of all answers as one answer. After a call, the proxy sends a request that ends with the model's
+assistant message, including its calls and its thinking, and with a result for each call.
 """
 
 import json
@@ -51,7 +51,7 @@ class PartialToolCall:
     Attributes:
         fields: The fields of the call that have arrived.
         index: The index that the provider gave the call, if any.
-        is_ours: Whether the call is for the proxy's tool. None as long as its name may be incomplete.
+        is_ours: Whether the call is for the proxy's tool. None until its name is complete.
         client_index: The call's index among the calls that the client sees.
     """
 
@@ -109,16 +109,17 @@ class ToolCallFilter:
         return bool(self.own_calls) and not self.client_call_count
 
     def filter_pieces(self, pieces: list[Any]) -> list[Any]:
-        """Returns the pieces to send to the client. Until the proxy's tool is called, none are changed.
+        """Returns the pieces to send to the client.
 
-        The pieces of a call are held back until the name of the call has arrived.
+        The pieces of a call are held back until the name of the call has arrived. Pieces are changed only
+        after the model has called the proxy's tool.
         """
         return [shown for piece in pieces for shown in self._filter_piece(piece)]
 
     def release_unnamed(self) -> list[Any]:
         """Returns the held-back calls whose name never became complete, to be sent to the client.
 
-        To be called when the answer ends.
+        Call it when the answer ends.
         """
         return [self._show_call(call) for call in self._calls if call.is_ours is None]
 
@@ -135,7 +136,8 @@ class ToolCallFilter:
     def _find_call(self, piece: JsonObject) -> PartialToolCall:
         """Returns the call to which a piece belongs.
 
-        The index does not suffice to find the call: some providers give calls no index, or all the same.
+        The index does not suffice to find the call, because some providers give calls no index, or give all
+        calls the same index.
         """
         raw_index = piece.get("index")
         index = raw_index if type(raw_index) is int else None
@@ -371,7 +373,7 @@ class ChatStreamFilter:
         return [call.arguments for call in self._calls.own_calls]
 
     def end_answer(self) -> JsonObject:
-        """Returns the message of the current answer, and forgets what belongs to this answer alone."""
+        """Returns the message of the current answer, and clears the state of that answer."""
         content = AnswerContent()
         for event in self._stream.buffered_events:
             payload = decode_event(read_data(event))
@@ -418,7 +420,8 @@ class ChatStreamFilter:
     def _may_continue(self, reason: str) -> bool:
         """Returns whether the proxy answers its tool's calls and continues an answer that ended for `reason`.
 
-        It does not if the client must answer calls too, or if the answer was cut off or is too large to keep.
+        Returns False if the client must answer calls, too, or if the answer was cut off or is too large to
+        keep.
         """
         return (
             self._stream.may_answer_calls
@@ -574,7 +577,9 @@ _EXCLUDING_MEMBERS: Final = ("functions", "function_call", "audio")
 
 
 def _allows_tool(read: MemberReader) -> bool:
-    """Returns whether a request allows one more tool. It does not in these cases.
+    """Returns whether a request allows one more tool.
+
+    It does not allow one in these cases:
 
     - The body has a tool choice but no tools. Providers refuse such a body, and the client should see this
       error. With the tool added, they would accept the body.

@@ -29,8 +29,8 @@ from compaction_proxy.wires.wire import MemberNames, Wire
 
 # The reasoning efforts to try, in this order. No model accepts both `minimal` and `none`.
 REASONING_EFFORTS: Final = ("minimal", "none", "low")
-# Members of a client's request that affect only its answer, and the messages. A summary call that continues
-# the client's conversation does not copy them.
+# Members of a client's request that a summary call does not copy when it continues the client's conversation:
+# the messages, and all members that affect only the answer.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stream_options", "n", "stop", "response_format", "max_tokens", "max_completion_tokens"}
     | {"logprobs", "top_logprobs", "logit_bias", "audio", "modalities", "prediction", "metadata", "store"}
@@ -51,7 +51,7 @@ def _parse_counts(value: object) -> TokenUsage | None:
 
 
 def _find_other_usage(payload: JsonObject) -> TokenUsage | None:
-    """Returns the usage where Kimi, in streams, and Groq report it."""
+    """Returns the usage from the members in which Groq, and Kimi in streams, report it."""
     return next(filter(None, (_parse_counts(each["usage"]) for each in find_usage_holders(payload))), None)
 
 
@@ -115,7 +115,7 @@ def parse_answer(body: bytes) -> SummaryAnswer:
     """Parses a chat completion.
 
     Raises:
-        SummaryError: `garbage`: the body is not a chat completion.
+        SummaryError: With the reason `garbage` if the body is not a chat completion.
     """
     completion = as_object(parse_json(body))
     message = get_choice(completion).get("message")

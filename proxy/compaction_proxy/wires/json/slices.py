@@ -187,8 +187,9 @@ def find_members(raw: bytes) -> dict[str, Slice]:
     """Returns the positions of the values of a JSON object, by key.
 
     Raises:
-        UnreadableBodyError: `not-json`; `too-many` for more than `MAX_MEMBERS` or `MAX_STRUCTURAL`;
-            `duplicate-keys`; `too-deep`. Keys that differ only in their escapes may count as duplicates.
+        UnreadableBodyError: With the reason `not-json` if `raw` is not a JSON object, `too-many` if it
+            exceeds `MAX_MEMBERS` or `MAX_STRUCTURAL`, `duplicate-keys` if a key occurs twice, or `too-deep`
+            if it is nested too deeply. Keys that differ only in their escapes may count as duplicates.
     """
     if len(raw) > MAX_STRUCTURAL and has_excess_structure(raw, MAX_STRUCTURAL):
         raise UnreadableBodyError("too-many")
@@ -244,7 +245,7 @@ def _refuse_short_elements(raw: bytes) -> None:
     """Refuses an array whose elements are not objects, or on average are shorter than `MIN_ELEMENT_BYTES`.
 
     Raises:
-        UnreadableBodyError: `too-many`.
+        UnreadableBodyError: With the reason `too-many` if the array is refused.
     """
     _, objects = _decode_container(_OBJECTS, raw, "too-many")
     if len(objects) * MIN_ELEMENT_BYTES > len(raw):
@@ -259,7 +260,7 @@ def _decode_container(
     Returns the JSON that was decoded (`raw` itself, or a copy in which escapes are masked) and the result.
 
     Raises:
-        UnreadableBodyError: The JSON is not what `decoder` expects. The error has the given `reason`, or
+        UnreadableBodyError: If the JSON is not what `decoder` expects. The error has the given `reason`, or
             `too-deep` if the JSON is nested too deeply.
     """
     try:

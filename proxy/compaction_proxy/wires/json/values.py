@@ -42,8 +42,8 @@ def decode_value(raw: bytes) -> Any:
     """Decodes JSON that has no white space around it.
 
     Raises:
-        UnreadableBodyError: `not-json` or `too-deep`. `too-many` if the JSON is longer than `LONG_BYTES` and
-            exceeds `MAX_STRUCTURAL`.
+        UnreadableBodyError: With the reason `not-json` if the JSON is invalid, `too-deep` if it is nested too
+            deeply, or `too-many` if it is longer than `LONG_BYTES` and exceeds `MAX_STRUCTURAL`.
     """
     if len(raw) > LONG_BYTES and has_excess_structure(raw, MAX_STRUCTURAL):
         raise UnreadableBodyError("too-many")
@@ -90,7 +90,8 @@ def decode_plain(raw: bytes) -> Any:
     """Decodes JSON in one call.
 
     Raises:
-        UnreadableBodyError: `not-json` or `too-deep`.
+        UnreadableBodyError: With the reason `not-json` if the JSON is invalid, or `too-deep` if it is nested
+            too deeply.
     """
     try:
         return msgspec.json.decode(raw)
@@ -114,7 +115,7 @@ def hash_base64(text: str) -> bytes:
     """Returns the SHA-256 of the bytes that base64 text encodes.
 
     Raises:
-        ValueError: The text is not base64.
+        ValueError: If the text is not base64.
     """
     hasher = hashlib.sha256()
     # The padding is decoded together with the group of four characters before it, as the decoder requires.
@@ -155,7 +156,7 @@ def parse_json(data: bytes) -> object:
 
 
 def is_json_object(text: str) -> bool:
-    """Returns whether a text is a complete JSON object. One with too many brackets does not count."""
+    """Returns whether a text is a complete JSON object; False if it has too many brackets to be parsed."""
     if has_too_many_brackets(text):
         return False
     try:
@@ -165,7 +166,7 @@ def is_json_object(text: str) -> bool:
 
 
 def encode_ascii_json(value: object) -> bytes:
-    """Returns compact JSON in ASCII, because UTF-8 cannot encode a lone surrogate that a provider sent."""
+    """Returns compact JSON in ASCII. Lone surrogates, which UTF-8 cannot encode, are written as escapes."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -195,7 +196,7 @@ def cut_long_argument(text: str, cut: TextCutter) -> str:
 
 
 def cut_long_texts(value: Any, cut: TextCutter) -> Any:
-    """Returns a JSON value in which texts of at least `LONG_ARGUMENT` characters are cut. Keys stay."""
+    """Returns a JSON value in which texts of at least `LONG_ARGUMENT` characters are cut, but no keys."""
     if isinstance(value, str):
         return cut_long_argument(value, cut)
     if isinstance(value, list):

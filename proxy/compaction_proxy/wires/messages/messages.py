@@ -103,7 +103,7 @@ def split_blocks(content: bytes) -> tuple[bytes, ...]:
     """Returns the blocks of a message's content. A string becomes one block of text.
 
     Raises:
-        UnreadableBodyError: `too-deep`.
+        UnreadableBodyError: With the reason `too-deep` if the content is nested too deeply.
     """
     if content.startswith(b'"'):
         return (b'{"type":"text","text":%b}' % content,)
@@ -151,7 +151,7 @@ def group_into_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
     other blocks are reminders, they stay with the last result.
 
     Raises:
-        UnreadableBodyError: An element is not a message, or holds a provider's own compaction.
+        UnreadableBodyError: If an element is not a message, or holds a provider's own compaction.
     """
     found: list[bytes] = []
     for each in elements:
@@ -227,7 +227,7 @@ def _read_thinking(raw: bytes) -> Mapping[str, Any]:
 def _has_required_thinking(messages: Sequence[Message]) -> bool:
     """Returns whether the latest turn's first assistant message has thinking, or needs none.
 
-    It needs none if it calls no tools, or does not exist yet.
+    A message that calls no tools needs no thinking. If the turn has no assistant message yet, returns True.
     """
     user = find_latest_user_message(messages)
     turn = messages[0 if user is None else user + 1 :]
@@ -277,7 +277,7 @@ _CHAT_KINDS: Final = {"image": "image_url", "document": "file"}
 def _find_result(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the tool result block of a piece; None if the piece is not a tool result.
 
-    Only reminders may follow the block (see `blocks.is_reminder`).
+    Only reminders may follow the block (see `is_reminder`).
     """
     content = as_list(fields.get("content"))
     if fields.get("role") != "user" or as_object(next(iter(content), None)).get("type") != RESULT:
@@ -457,8 +457,8 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
     """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
     Long texts in the input of calls are shortened as well. Blocks such as images are replaced by a note with
-    the `handle`. Cache marks are removed. If the result would not be shorter, only the marks are removed; if
-    there are none, the same record is returned.
+    the `handle`. Cache marks are removed. If the result would not be shorter, only the cache marks are
+    removed. If there are no cache marks either, the same record is returned.
     """
     raw = record.raw or encode_message(record)
     cut = partial(build_excerpt, share=share, source_name=handle)
@@ -546,9 +546,9 @@ def join_messages(messages: Sequence[Message]) -> bytes:
 def _group_turns(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
     """Returns each turn with its role, in order.
 
-    The first turn is a user's turn; if the list begins with another role, one is added. A privileged message
-    is allowed only after a user's turn. If a compaction has removed the user's turn before it, the privileged
-    message is written after the next user's turn.
+    The first turn must be a user's turn. If the list begins with an assistant message, a user message is
+    added before it. A privileged message is allowed only after a user's turn. If a compaction has removed the
+    user's turn before it, the privileged message is written after the next user's turn.
     """
     turns: list[tuple[str, list[Message]]] = []
     waiting: list[Message] = []  # privileged messages that wait for the end of a user's turn

@@ -126,7 +126,7 @@ class MessagesStreamFilter:
         return self._own_calls.values()
 
     def end_answer(self) -> JsonObject:
-        """Returns the message of the current answer, and forgets what belongs to this answer alone."""
+        """Returns the message of the current answer, and clears the state of that answer."""
         message = build_message(
             _join_events(decode_event(read_data(event)) for event in self._stream.buffered_events)
         )
@@ -276,7 +276,9 @@ _ITEM_FORMAT: Final = ItemFormat(
 
 
 def _allows_tool(read: MemberReader) -> bool:
-    """Returns whether a request allows one more tool. It does not in these cases.
+    """Returns whether a request allows one more tool.
+
+    It does not allow one in these cases:
 
     - The client sets a `tool_choice` other than `auto`. With `any` or `tool`, each answer of the upstream
       must call a tool, and with `none`, no answer may call one.

@@ -74,8 +74,8 @@ _FIRST_SERVER_ERROR_STATUS: Final = 500
 DEFAULT_ALLOWANCE_TOKENS: Final = 2_000
 CLIENT_ALLOWANCE_TOKENS: Final = 8_000
 
-# Members of a client's request that affect only its answer, and the messages. A summary call that continues
-# the client's conversation does not copy them.
+# Members of a client's request that a summary call does not copy when it continues the client's conversation:
+# the messages, and all members that affect only the answer.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stop_sequences", "max_tokens", "temperature", "top_p", "top_k", "tool_choice", "metadata"}
     | {"output_config", "output_format", "diagnostics", "messages"}
@@ -192,7 +192,7 @@ def parse_answer(body: bytes) -> SummaryAnswer:
     """Parses an answer of the Messages API.
 
     Raises:
-        SummaryError: `garbage`: the body is not an answer of the Messages API.
+        SummaryError: With the reason `garbage` if the body is not an answer of the Messages API.
     """
     payload = as_object(parse_json(body))
     content = payload.get("content")

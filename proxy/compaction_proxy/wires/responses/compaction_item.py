@@ -162,7 +162,7 @@ def _cut_items(raw: bytes) -> tuple[dict[str, Slice], Slice | None, tuple[bytes,
     The position is None if `input` is not a list.
 
     Raises:
-        UnreadableBodyError: The bytes are not a request body.
+        UnreadableBodyError: If the bytes are not a request body.
     """
     members = find_members(raw)
     place = members.get("input")

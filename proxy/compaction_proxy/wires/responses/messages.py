@@ -96,11 +96,12 @@ _ITEM_HEAD = msgspec.json.Decoder(_ItemHead)
 
 
 def classify_item(kind: str, role: str) -> ItemGrouping:
-    """Returns how an item of this type and role is grouped into pieces.
+    """Returns the grouping of an item with this type and role.
 
     Raises:
-        UnreadableBodyError: `stateful`: the item refers to an item that only the provider has, or has neither
-            type nor role. `provider-compacts`: the item asks the provider to compact.
+        UnreadableBodyError: With the reason `stateful` if the item refers to an item that only the provider
+            has, or has neither type nor role. With the reason `provider-compacts` if the item asks the
+            provider to compact.
     """
     if kind in COMPACTION_TYPES:
         return ItemGrouping.COMPACTED
@@ -121,7 +122,7 @@ def read_type_and_role(raw: bytes) -> tuple[str, str]:
     """Returns the type and the role of an item. Each is empty if the item has none.
 
     Raises:
-        UnreadableBodyError: `too-deep`.
+        UnreadableBodyError: With the reason `too-deep` if the item is nested too deeply.
     """
     if len(raw) <= LONG_BYTES:
         try:
@@ -140,7 +141,8 @@ def split_message_list(value: memoryview) -> tuple[bytes, ...]:
     """Splits the value of `input` into items. A string becomes one user message.
 
     Raises:
-        UnreadableBodyError: `no-array` or `no-messages`: the value is not a list of objects.
+        UnreadableBodyError: With the reason `no-array` or `no-messages` if the value is not a list of
+            objects.
     """
     if bytes(value[:1]) == b'"':
         return (b'{"role":"user","content":%b}' % bytes(value),)
@@ -151,7 +153,7 @@ def group_into_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Groups the items into pieces by `classify_item`.
 
     Raises:
-        UnreadableBodyError: `classify_item` refuses an item, so the proxy must not rewrite the list.
+        UnreadableBodyError: If `classify_item` raises it for an item. The proxy must not rewrite such a list.
     """
     groupings = [_classify_raw_item(each) for each in items]
     start = (
@@ -192,7 +194,7 @@ def split_items(piece: bytes) -> tuple[bytes, ...]:
     """Splits a piece into the bytes of its items.
 
     Raises:
-        UnreadableBodyError: The bytes are not a piece.
+        UnreadableBodyError: If the bytes are not a piece.
     """
     items = split_elements(b"[%b]" % piece)
     if not items or not are_objects(items):
@@ -204,7 +206,8 @@ def decode_items(piece: bytes) -> list[dict[str, Any]]:
     """Decodes the items of a piece.
 
     Raises:
-        UnreadableBodyError: The bytes are not a piece: `not-json`, `no-messages`, `too-many` or `too-deep`.
+        UnreadableBodyError: If the bytes are not a piece. The reason is `not-json`, `no-messages`, `too-many`
+            or `too-deep`.
     """
     value = decode_value(b"[%b]" % piece)
     if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
@@ -328,7 +331,8 @@ def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...], str]:
     """Returns the text, the other parts and the refusal of a message's content or a call's output.
 
     Raises:
-        UnreadableBodyError: `too-many`: see `content.read_content`.
+        UnreadableBodyError: With the reason `too-many` if there are too many parts (see
+            `content.read_content`).
     """
     text, parts = read_content(content, _read_text, _build_part)
     refusals = [
@@ -497,10 +501,10 @@ def _estimate_sealed(item: JsonObject) -> int:
 def _estimate_reasoning(item: JsonObject) -> int:
     """Estimates the tokens of a reasoning item.
 
-    Providers include only the reasoning of the current turn in the prompt, and bill only this. But a piece is
-    estimated only once, while it belongs to the current turn, so all reasoning counts. For earlier turns, the
-    estimate is too high; this is on the safe side, and calibration corrects it. If an item has encrypted
-    reasoning, its readable reasoning does not count, because the model does not get both.
+    Providers put only the reasoning of the current turn into the prompt, and bill only that. But each piece
+    is estimated only once, while it belongs to the current turn, so all reasoning is counted. For earlier
+    turns, the estimate is too high. That is harmless, and calibration corrects it. If an item has encrypted
+    reasoning, its readable reasoning is not counted, because the model does not get both.
     """
     content = as_list(item.get("content"))
     return _estimate_sealed(item) or _estimate_text(content or as_list(item.get("summary")))

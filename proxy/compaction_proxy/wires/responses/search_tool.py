@@ -138,7 +138,7 @@ class ResponsesStreamFilter:
         ]
 
     def end_answer(self) -> JsonObject:
-        """Returns the message of the current answer, and forgets what belongs to this answer alone."""
+        """Returns the message of the current answer, and clears the state of that answer."""
         self._previous_items += self._drop_calls(self._answer_items)
         message = build_message(self._answer_items)
         self._reset_answer()
@@ -265,7 +265,9 @@ _ITEM_FORMAT: Final = ItemFormat(
 
 
 def _allows_tool(read: MemberReader) -> bool:
-    """Returns whether a request allows one more tool. It does not in these cases.
+    """Returns whether a request allows one more tool.
+
+    It does not allow one in these cases:
 
     - The provider stores the answers, for example because `store` is not false. The client could then
       continue a stored answer by its id, although that answer ends in a call of the proxy's tool.

@@ -40,8 +40,8 @@ from compaction_proxy.wires.wire import MemberNames, Wire
 # The lowest effort that all reasoning models accept: newer ones refuse `minimal`, and older ones `none`.
 REASONING_EFFORT: Final = "low"
 
-# Members of a client's request that affect only its answer or its stored state, and the input. A summary call
-# that continues the client's conversation does not copy them.
+# Members of a client's request that a summary call does not copy when it continues the client's conversation:
+# the input, and all members that affect only the answer or the state that the provider stores.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stream_options", "max_output_tokens", "max_tool_calls", "text", "top_logprobs", "include"}
     | {"temperature", "top_p", "tool_choice", "metadata", "store", "background", "background_options"}
@@ -109,7 +109,8 @@ def parse_answer(body: bytes) -> SummaryAnswer:
     """Parses an answer of the Responses API.
 
     Raises:
-        SummaryError: `garbage`: the body is not an answer of the Responses API, or has the status `failed`.
+        SummaryError: With the reason `garbage` if the body is not an answer of the Responses API, or has the
+            status `failed`.
     """
     payload = as_object(parse_json(body))
     output = payload.get("output")
