@@ -12,7 +12,6 @@ from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpResponse
 from tests.helpers.certificates import self_signed
 from tests.helpers.virtual_time import VirtualTimeLoop
-from tests.system.wire.conftest import wire  # noqa: F401 - a fixture
 
 ENGINES: dict[str, Callable[..., HttpEngine]] = {"native": NativeEngine}
 
