@@ -1,6 +1,6 @@
 """Auto-recall: inserts removed messages that match the latest user message right before that message.
 
-The inserted text is a message of its own. It is the same in every request of a turn, so that the provider's
+The text is inserted as a separate message. It is the same in every request of a turn, so that the provider's
 prompt cache stays valid from one request to the next. Requests of the next turn no longer contain the text.
 Clients never see it, no compaction summarises it, and no archive stores it. If anything goes wrong or takes
 too long, the request is forwarded without it.
@@ -40,9 +40,9 @@ LEAST_WORDS: Final = 2
 # Largest number of hits that a search returns, and largest number of these hits that are inserted.
 MAX_CANDIDATES: Final = 20
 MAX_HITS: Final = 3
-# Largest size of the cache of the texts that were chosen to be inserted, in bytes.
+# Largest size of the cache that holds the inserted text of each turn, in bytes.
 HELD_BYTES: Final = 4 * 1024 * 1024
-# Approximate size of a cache entry without its text, in bytes.
+# Approximate memory that a cache entry takes in addition to its text, in bytes.
 _CHOICE_BYTES: Final = 600
 HEADING: Final = (
     "From earlier messages that were removed, for reference: the request is the message after this. "
@@ -63,7 +63,7 @@ class SearchFunction(Protocol):
 
 
 class _RecallKey(NamedTuple):
-    """The key under which the text that is inserted in a turn is cached.
+    """Identifies one turn. The text to insert is chosen once for each turn and cached under this key.
 
     Attributes:
         tenant: The tenant of the conversation.
@@ -79,9 +79,7 @@ class _RecallKey(NamedTuple):
 
 
 def build_recall_query(text: str) -> str:
-    """Builds a search query from a user message.
-
-    The query is empty if the message holds neither a code nor `LEAST_WORDS` words worth searching for.
+    """Builds a search query from a user message. Returns "" if the message is too unspecific to search for.
 
     Quotation marks and asterisks are removed, because they are operators of the query language. A user who
     quotes something does not want only messages with exactly these words.
@@ -93,19 +91,19 @@ def build_recall_query(text: str) -> str:
 
 
 def build_recall_text(hits: Sequence[SearchHit], section: RecallSection, count_tokens: TokenCounter) -> str:
-    """Builds the text to insert. The text is empty if no hit scores high enough or fits the token limit."""
+    """Builds the text to insert. Returns "" if no hit scores high enough, or none fits the token limit."""
     good = [hit for hit in hits if hit.score >= section.auto_score][:MAX_HITS]
     shown = [QuotedMessage(hit.message_id, hit.role, hit.snippet, hit.turn, hit.round) for hit in good]
     return format_hits(shown, count_tokens, section.auto_tokens, HEADING) if shown else ""
 
 
 class AutoRecall:
-    """Inserts matching removed messages into requests, on one event loop.
+    """Inserts matching removed messages into requests. Not thread-safe: use it on one event loop.
 
     Args:
         search: Searches removed messages.
         reader: Counts the tokens of messages.
-        records: Reports when records are deleted. The cache of chosen texts is then cleared.
+        records: The store of records. When it deletes records, the cache of chosen texts is cleared.
         count_tokens: Counts the tokens of a text of at most a few thousand characters.
         on_search: Called after each search with the source `auto` and the outcome `found` or `nothing`.
     """
@@ -168,10 +166,7 @@ class AutoRecall:
     async def _choose_text(
         self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], user_text: str
     ) -> str:
-        """Returns the text to insert in this turn, or an empty string if there is none.
-
-        The text is chosen once per turn and then cached.
-        """
+        """Returns the text to insert in this turn; "" if nothing is inserted. Chooses it once per turn."""
         # Keep this cache object. If records are deleted during the search, `_clear_choices` replaces the
         # cache, and a text from before the deletion must not enter the new one.
         chosen = self._choices
@@ -186,9 +181,10 @@ class AutoRecall:
     async def _find_hits(
         self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], query: str
     ) -> list[SearchHit]:
-        """Returns the removed and shortened messages that match; none if the search exceeds `DEADLINE_S`.
+        """Returns the removed and shortened messages that match; an empty list after `DEADLINE_S` seconds.
 
-        Such a search still runs to its end, because the data that it loads may make the next search faster.
+        A search that takes longer continues in the background, because the data that it loads may make the
+        next search faster.
         """
         affected = compacted.checkpoint.removed_indices | compacted.checkpoint.edited
         affected_ids = frozenset(format_message_id(prefixes[index]) for index in affected)
@@ -231,7 +227,7 @@ class AutoRecall:
     def _finish_search(self, task: asyncio.Task[list[SearchHit]]) -> None:
         self._search_tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        # The proxy has already reported at its start that the search is unavailable.
+        # If the search is unavailable, the proxy has already reported this at its start.
         if error is not None and not isinstance(error, SearchUnavailableError):
             _log_failure(error)
 
@@ -242,7 +238,7 @@ class AutoRecall:
 def _estimate_size_tokens(fit: FitResult, added_tokens: int) -> int | None:
     """Estimates the calibrated size of the request after `added_tokens` counted tokens have been added.
 
-    Returns None if the request would then be larger than the client sent it.
+    Returns None if the request would then be larger than the client's own request.
     """
     after = fit.report.tokens_after
     if after is None or fit.estimate + added_tokens > fit.client_tokens:

@@ -1,9 +1,9 @@
 """Lists the ids of a conversation's checkpoints, so that a request reads only checkpoints that it could use.
 
 The index is a list in the store. When a checkpoint is written, its id is added to the list. Each process
-caches the ids that it has read. The cached ids are used for two seconds (`FRESH_S`), and as long as the store
-is unavailable. In a busy conversation the list is read again in the background, so that no request waits for
-it.
+caches the ids that it has read, and uses them for two seconds (`FRESH_S`), or longer while the store is
+unavailable. In a busy conversation the process reads the list again in the background before the two seconds
+are over, so that no request waits for the store.
 """
 
 import math
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 from compaction_proxy.storage.records import ListItem, RecordStore
 
-# Largest number of ids in one list. Older checkpoints of a conversation and its branches are no longer found.
+# Largest number of checkpoints that can be found for one conversation and its branches.
 MAX_KEPT_IDS = 200
 # Largest number of lists in the cache of this process. A conversation and its branches share one list.
 MAX_CONVERSATIONS = 10_000
 # Largest number of ids in the cache of this process. An id takes about 150 bytes of memory.
 MAX_CACHED_IDS = 100_000
-# How long a cached list is used after it was read from the store, in seconds. After that, a request waits
-# until the list is read again.
+# How long a cached list is used after it was read, in seconds. After that, a request waits until it is read
+# again.
 FRESH_S = 2.0
 # If a request uses a cached list that is at least this old, in seconds, the list is read again in the
 # background.
@@ -69,7 +69,7 @@ class CheckpointIndex:
     async def load_checkpoint_ids(self, key: str) -> frozenset[bytes]:
         """Reads the list `key` from the store, and returns its ids together with the cached ids of the list.
 
-        A checkpoint may no longer exist although its id is listed.
+        The list may contain ids of checkpoints that no longer exist.
         """
         for line in await self._records.read_tail(key, MAX_KEPT_IDS):
             try:

@@ -1,8 +1,8 @@
 """Implements the commands that show, steer, search and delete a conversation.
 
-Only a request brings the full list of messages. So a command that concerns compaction takes effect with the
-next request of the conversation. If that request is compacted, the event of the compaction reports the
-result.
+The proxy may not have the full history of a conversation between two requests. So a command that concerns
+compaction takes effect with the next request of the conversation. If the proxy compacts that request, the
+event of the compaction reports the result.
 """
 
 import time
@@ -52,9 +52,9 @@ class ConversationOverview:
 
     Attributes:
         totals: The requests, tokens and cost of the conversation so far.
-        rounds: The events of its compactions, oldest first.
+        rounds: The events of the conversation's compactions, oldest first.
         undone: Ids of the undone checkpoints, as hex digits.
-        directives: The directives of users, such as pins.
+        directives: What users have asked for, such as pins.
     """
 
     totals: Totals
@@ -73,9 +73,9 @@ def _require_saved(saved: object) -> None:
 
 
 class ConversationCommands:
-    """The commands on conversations, on one event loop.
+    """Executes commands on conversations. Not thread-safe: use it on one event loop.
 
-    A conversation belongs to the tenant that sent its latest request. Every method raises
+    The tenant that sent the latest request of a conversation owns it. Every method raises
     `RequestRefusedError` (404) if the conversation is unknown, and `StoreUnavailableError` if the store
     cannot be reached or does not save a change.
 
@@ -83,7 +83,7 @@ class ConversationCommands:
         records: Accesses the store.
         registry: Finds the tenant of a conversation.
         history: Reads and stores the events of conversations.
-        directives: Stores the directives of users, such as pins.
+        directives: Stores what users ask for.
         recall: Searches removed messages.
         compacted: Tells all replicas that they must read even small requests of a conversation.
         announce: Receives the events of executed commands.
@@ -161,10 +161,10 @@ class ConversationCommands:
             await self._record_event(tenant, Event(event_kind, self._now(), conversation))
 
     async def undo_round(self, conversation: str) -> Event:
-        """Undoes the newest compaction that is not undone yet, and returns the event of that compaction.
+        """Undoes the newest compaction, and returns the event of the compaction that no longer applies.
 
         Raises:
-            RequestRefusedError: With status 409 if there is no such compaction.
+            RequestRefusedError: With status 409 if there is no compaction, or if all are already undone.
         """
         tenant = await self._find_tenant(conversation)
         undone = {place.hex() for place in (await self._directives.get(tenant, conversation)).undone}
@@ -197,7 +197,7 @@ class ConversationCommands:
         """Pins a text, and returns all pins of the conversation.
 
         Raises:
-            RequestRefusedError: With status 422 if the text is not a valid pin, or with status 409 if the
+            RequestRefusedError: With status 422 if the text is not a valid pin. With status 409 if the
                 conversation already has `MAX_PINS` pins.
         """
         tenant = await self._find_tenant(conversation)
@@ -218,7 +218,7 @@ class ConversationCommands:
         """Removes the pin whose id is `pin_id`, of the form `p_…`.
 
         Raises:
-            RequestRefusedError: With status 404 if the conversation has no such pin.
+            RequestRefusedError: With status 404 if the conversation has no pin with this id.
         """
         tenant = await self._find_tenant(conversation)
         pins = (await self._directives.get(tenant, conversation)).pins
@@ -231,10 +231,10 @@ class ConversationCommands:
         await self._record_event(tenant, Event(UNPINNED, self._now(), conversation, reason=pin_id))
 
     async def get_instructions(self, conversation: str) -> Directives:
-        """Returns the directives of the conversation, in which its project instructions are listed.
+        """Returns the directives of the conversation, which include its project instructions.
 
-        `Directives.instructions` lists the instructions that can be removed. `Directives.removed` lists the
-        ids of the instructions that are left out of every request that the proxy rewrites.
+        `Directives.instructions` lists the instructions that users can remove. `Directives.removed` lists the
+        ids of those that users have removed. The proxy omits them whenever it rewrites a request.
         """
         return await self._directives.get(await self._find_tenant(conversation), conversation)
 
@@ -297,18 +297,18 @@ class ConversationCommands:
         return message
 
     async def list_archived_messages(self, conversation: str) -> list[RecalledMessage]:
-        """Lists the removed messages that the conversation's archive still holds, in their original order."""
+        """Lists the removed messages that are still in the archive, in their original order."""
         return await self._recall.list_removed_messages(await self._find_tenant(conversation), conversation)
 
     async def forget_conversation(self, conversation: str) -> int:
-        """Deletes all records of the conversation and of its branches, and returns the number of records.
+        """Deletes all records of the conversation and of its branches, and returns their number.
 
-        Branches are conversations that begin with the same messages. Requests that this process is still
-        serving write no more records of the conversation.
+        Branches are conversations that begin with the same messages. Requests that this process is serving
+        at the moment cannot write records of the conversation again.
         """
         tenant = await self._find_tenant(conversation)
-        # The deletion fence stops writes of this conversation's records. It is set before the root digests
-        # are listed, so that no new root is added after the list was read.
+        # First stop all writes for this conversation. Otherwise a running request could add a root digest
+        # after the list of root digests was read, and the records under this root would not be deleted.
         self._records.deletion_fence.add_deletion(scope_prefix(tenant, conversation))
         roots = await self._history.list_roots(tenant, conversation, KEPT_ROOT_LINES)
         scopes: list[str | bytes] = [conversation, *roots]

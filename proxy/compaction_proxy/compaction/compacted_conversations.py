@@ -1,13 +1,13 @@
 """Tracks which conversations have compactions, so that every replica reads even their small requests.
 
-The gate lets small requests pass without reading them or asking the store about them. But stored checkpoints
-must be applied to small requests, too. So each process keeps in memory the set of conversations that have
-compactions. It loads the set at start, and the store notifies it of changes. If the store cannot notify, the
-process asks it for the newest changes once a second.
+The proxy forwards small requests without parsing them or asking the store about them; this check by size is
+called the gate. But stored checkpoints must be applied to small requests, too. So each process keeps in
+memory the set of conversations that have compactions. It loads the set at start, and the store notifies it of
+changes. If the store cannot notify, the process asks it for the newest changes once a second.
 
-Each tenant has its own list in the store, with a line for each conversation. The number and the age of the
-lines are limited. So a tenant with many conversations can displace only its own conversations. Another list
-names the tenants.
+The store holds one list of conversations for each tenant, and one list of the tenants. The number and the age
+of the lines in each list are limited. Because each tenant has its own list, a tenant with many conversations
+can displace only its own conversations.
 """
 
 import asyncio
@@ -32,12 +32,13 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTED_NOT_HEARD
 from compaction_proxy.support.lru import BoundedDict
 
-# Largest numbers of conversations of one tenant, of conversations of all tenants, and of listed tenants.
+# Largest number of remembered conversations of one tenant, of conversations of all tenants, and of tenants.
 MAX_OF_TENANT = 10_000
 MAX_CONVERSATIONS = 50_000
 MAX_TENANTS = 10_000
-# Lines in the store expire. So a conversation that is still in use gets a new line after `RELIST_AFTER_S`
-# seconds, or after the share `LISTED_SHARE` of the lifetime of checkpoints, whichever is sooner.
+# The store keeps a line for each conversation with compactions, but only for a limited time. So a
+# conversation that is still in use gets a new line after `RELIST_AFTER_S` seconds, or after this share
+# (`LISTED_SHARE`) of the lifetime of checkpoints, whichever is sooner.
 RELIST_AFTER_S = 86_400.0
 LISTED_SHARE = 0.25
 # Seconds between two polls for changes if the store sends no notifications.
@@ -53,10 +54,10 @@ LATEST_CHANGES = 16
 # between two attempts to listen for changes.
 START_LIMIT_S = 5.0
 RETRY_S = 1.0
-# Largest number of tenants' lists that are read at the same time.
+# Largest number of lists of conversations that are read from the store at the same time.
 READ_AT_ONCE = 8
 CHANNEL = "compacted"
-# This name in a tenant's list stands for all conversations of the tenant that have no id.
+# Conversations without an id share this name in the list of their tenant.
 UNNAMED = ""
 _CHANGE_BYTES = 8
 
@@ -64,7 +65,7 @@ _log = structlog.get_logger()
 
 
 class CompactedConversations:
-    """The set of conversations with compactions, on one event loop.
+    """The set of conversations with compactions. Not thread-safe: use it on one event loop.
 
     No method raises an error if the store fails.
 
@@ -88,11 +89,13 @@ class CompactedConversations:
         self._ttl_s = ttl_s
         self._now = now
         self._clock = clock
-        # When each conversation was last listed, in seconds since the epoch, by tenant and conversation id.
+        # When each conversation last got a line in the store, in seconds since the epoch, by tenant and
+        # conversation id.
         self._known: OrderedDict[str, OrderedDict[str, float]] = OrderedDict()
         self._count = 0
         self._unlisted: set[tuple[str, str]] = set()  # conversations without a line in the store
-        # When this process last wrote each tenant to the list of tenants, in seconds since the epoch.
+        # When this process last wrote a line for each tenant to the list of tenants, in seconds since the
+        # epoch.
         self._tenants: BoundedDict[str, float] = BoundedDict(MAX_TENANTS)
         self._change = ""  # the id of the last change that was read
         self._is_loaded = False
@@ -100,10 +103,9 @@ class CompactedConversations:
         self._tasks: list[asyncio.Task[None]] = []
 
     def has_rounds(self, tenant: str, conversation: str | None) -> bool:
-        """Returns whether a conversation has compactions, as far as this process knows.
+        """Returns whether this process knows that a conversation has compactions. Does not ask the store.
 
-        Does not ask the store. If `conversation` is None, returns whether the tenant has any compacted
-        conversation without an id.
+        If `conversation` is None, returns whether this tenant has any compacted conversation without an id.
         """
         conversations = self._known.get(tenant)
         return (
@@ -116,8 +118,8 @@ class CompactedConversations:
         Args:
             tenant: The tenant of the conversation.
             conversation: The conversation id; None if it has none.
-            should_publish: Whether to tell other processes. False if the conversation's requests are too
-                large to pass the gate unparsed, because every process then parses them anyway.
+            should_publish: Whether to tell other processes. This is unnecessary while the requests of the
+                conversation are so large that every process parses them anyway.
         """
         name, now = UNNAMED if conversation is None else conversation, self._now()
         listed_at = self._get_listed_at(tenant, name)
@@ -130,7 +132,7 @@ class CompactedConversations:
             self._unlisted.discard((tenant, name))
 
     async def load(self) -> bool:
-        """Loads the set from the store. Returns False if the store failed to answer a read."""
+        """Loads the set from the store. Returns whether the store has answered all reads."""
         failed_before = self._records.failed_reads
         changes = await self._records.read_tail(compacted_changes_key(), 1)
         oldest = self._now() - self._ttl_s
@@ -221,7 +223,7 @@ class CompactedConversations:
             await asyncio.sleep(RETRY_S)
 
     async def _follow_channel(self) -> None:
-        """Follows the notifications of the store until they end."""
+        """Applies the changes that the store announces, until the connection ends."""
         try:
             async for fields in self._records.listen(CHANNEL):
                 if fields is None:  # notifications begin, or some may have been missed

@@ -1,9 +1,9 @@
 """Makes a request fit its context window, and never lets a fault of the proxy fail the request.
 
 `Compactor.fit_request` reads the request and counts its tokens, applies earlier compactions, and makes a new
-compaction if one is due. If the result still does not fit, it masks tool results and cuts messages.
-`Compactor.prepare_round` starts a compaction ahead of need. If anything goes wrong here, the request is
-forwarded as the client sent it.
+compaction if one is due. If the result still does not fit, it shortens messages without a model.
+`Compactor.prepare_round` starts a compaction before it is needed. If anything fails here, the client's own
+bytes are forwarded.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -46,16 +46,17 @@ from compaction_proxy.wires.prescan import MentionedNumbers
 MAX_REFITS = 2
 # When the proxy lowers a request's output limit, it keeps a share of the context window free, because sizes
 # are estimates. It tries these shares in order and uses the first that leaves enough tokens for the output.
-# At least OUTPUT_MARGIN_TOKENS stay free. If the request has a thinking budget, at least OUTPUT_MARGIN_TOKENS
-# of the output limit remain for the answer itself.
+# At least OUTPUT_MARGIN_TOKENS stay free. If the request has a thinking budget, the lowered output limit
+# exceeds this budget by at least OUTPUT_MARGIN_TOKENS, which remain for the answer.
 OUTPUT_MARGIN_SHARES = (0.04, 0.01)
 OUTPUT_MARGIN_TOKENS = 64
 # If an overflow error names no limit, the request is reduced to this share of the refused size.
 UNKNOWN_LIMIT_SHARE = 0.7
-# If overflow errors report the size that the upstream counted, estimates are nearly exact. So after the first
-# refusal, important content such as the task is cut only if the estimate exceeds the context window itself.
-# If that estimate is wrong, the upstream refuses once more, which costs less than losing the task. From the
-# second refusal on, important content is cut to this share of the context window.
+# If an overflow error reports the size that the upstream counted, later estimates for the request are nearly
+# exact. So after the first refusal, important content such as the task is cut only if the estimate exceeds
+# the context window itself. If this estimate is too low, the upstream refuses the request once more, which
+# costs less than losing the task. From the second refusal on, important content is cut until the request
+# takes at most this share of the context window.
 REPORTED_SIZE_SHARE = 0.985
 # The reported reason why a finished compaction was not applied: it does not make the request shorter.
 LONGER_REASON = "longer"
@@ -63,7 +64,7 @@ LONGER_REASON = "longer"
 # conversation.
 BYPASSED_BY_USER = "asked"
 
-# The request is forwarded unchanged if the outcome is one of these.
+# With these outcomes, the client's own bytes are forwarded.
 _UNTOUCHED = frozenset({CompactionStatus.SHADOW, CompactionStatus.BYPASSED})
 
 _PARTS, _TOKENS = attrgetter("parts"), attrgetter("tokens")
@@ -76,9 +77,9 @@ class FittedMessages(NamedTuple):
 
     Attributes:
         messages: The messages.
-        is_changed: Whether the messages differ from those that the client sent.
+        is_changed: Whether the list differs from the client's list.
         fits: Whether the list fits the context window, according to the estimate.
-        is_whole: Whether the list is the effective list with nothing cut from it.
+        is_whole: Whether nothing was cut from the list to make it fit.
     """
 
     messages: tuple[Message, ...]
@@ -91,7 +92,7 @@ class Compactor:
     """Makes requests fit their context window.
 
     Args:
-        loader: Reads requests and finds what is stored for them.
+        loader: Reads requests and loads their checkpoints, directives and token counts.
         coordinator: Makes compactions and applies them to requests.
         reader: Counts the tokens of messages that have been cut.
         model_limits: Learns the limits of models from the upstream's errors and answers.
@@ -114,10 +115,10 @@ class Compactor:
         self._auto_recall = auto_recall
 
     async def fit_request(self, ask: FitRequest) -> FitResult:
-        """Makes the request fit its context window. Returns it unchanged if it fits or cannot be shortened.
+        """Makes the request fit. Returns it unchanged if that is impossible or unnecessary.
 
-        The pins of the request are stored before this method returns, because the next request, which needs
-        them, may arrive before this one has been answered.
+        If the request asks for texts to be pinned, the pins are stored before this method returns. The next
+        request needs them, and it may arrive before this request is answered.
         """
         if ask.mode is CompactionMode.BYPASS:
             fit = await self._fit_unchanged(ask)
@@ -132,7 +133,7 @@ class Compactor:
         """Finds the conversation of a request whose client gave no id, and returns the request with the id.
 
         Returns the request unchanged if it needs no id, or if the search fails. Returns None if the request
-        belongs to no conversation, as when the client asks the model for a title of the conversation.
+        belongs to no conversation, for example because it only asks for a title.
         """
         needs_no_id = (
             ask.conversation is not None or not ask.uses_checkpoints or ask.mode is CompactionMode.BYPASS
@@ -145,11 +146,16 @@ class Compactor:
     async def refit_after_refusal(
         self, ask: FitRequest, refused_fit: FitResult, overflow: Overflow, refusals: int = 1
     ) -> FitResult | None:
-        """Makes a request fit that the upstream has just refused as too long.
+        """Shortens a request that the upstream has just refused as too long.
 
         Returns None if the request must not be compacted, or cannot be made shorter than `refused_fit`. The
-        proxy remembers the limit and the true token count that the error names. `refusals` is the number of
-        refusals of this request so far, including this one.
+        proxy also remembers the limit and the true token count that the error names.
+
+        Args:
+            ask: The request.
+            refused_fit: The result that the upstream has refused.
+            overflow: The upstream's error.
+            refusals: How often the upstream has refused this request so far, including this time.
         """
         rules = resolve_policy(ask.settings, ask.strategy).trigger
         is_allowed = ask.mode in {CompactionMode.ACTIVE, CompactionMode.FORCE} and has_active_rule(rules)
@@ -214,8 +220,8 @@ class Compactor:
     async def _fit_unchanged(self, ask: FitRequest) -> FitResult:
         """Returns the request unchanged.
 
-        Its tokens are counted only if the proxy has learned a limit for the model: if the upstream accepts
-        the request, its size may show that the limit is higher.
+        Its tokens are counted only if the proxy has learned a context window for the model from errors. If
+        the upstream accepts the request, its size may show that the learned window is too small.
         """
         estimate = 0
         with suppress_and_report(partial(_log_failure, ask)):
@@ -227,7 +233,7 @@ class Compactor:
         )
 
     def _build_bypassed_result(self, view: RequestView) -> FitResult:
-        """Returns the request as the client sent it, because a user has switched compaction off."""
+        """Returns the client's own request, because a user has switched compaction off."""
         uncompacted = view.with_checkpoint(None)
         fitted = FittedMessages(uncompacted.messages, is_changed=False, fits=True)
         return self._build_result(uncompacted, fitted, CompactionStatus.BYPASSED, BYPASSED_BY_USER)
@@ -260,14 +266,15 @@ class Compactor:
     ) -> tuple[int, bool]:
         """Learns from a refusal, and returns the limit in tokens that the request must now fit.
 
-        The second result is True if the prompt alone would fit, but its sum with the requested output is too
-        large. Some errors mean this sum without saying so. The proxy then assumes the sum only after the
-        first refusal, and does not remember the assumption for later requests.
+        The second result is True if the prompt alone would fit, but the prompt and the requested output
+        together are too large. Some errors do not say whether the limit applies to the prompt alone or to
+        both. The proxy then assumes both, but only after the first refusal, and does not remember the
+        assumption for later requests.
 
-        An error may quote the request. So a number that also occurs in the request is not remembered as a
-        limit; the size of the refused request is remembered instead. Output limits in the request do not
-        count as such numbers: clients may ask for as much output as the context window has, and then the
-        number in the error is a true limit.
+        An error may quote the request. So a number in the error that also occurs in the request is not
+        remembered as a limit; the size of the refused request is remembered instead. Output limits in the
+        request are ignored in this comparison: a client may ask for as many output tokens as the context
+        window has, and then the number in the error is a true limit although it occurs in the request.
         """
         estimate = refused_fit.estimate
         if not estimate:  # the request passed the size gate uncounted
@@ -349,9 +356,9 @@ class Compactor:
         )
 
     async def _choose_messages(self, view: RequestView) -> FittedMessages:
-        """Chooses the messages to forward.
+        """Returns the messages to forward.
 
-        These are the messages that the client sent, or the effective list, repaired and cut if needed.
+        They are the client's own list, or the effective list, which is repaired and cut if needed.
         """
         is_too_long = view.is_automatic and view.exceeds_window
         is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)
@@ -501,7 +508,7 @@ def _apply_reported_size(
 def _can_be_output_overflow(
     overflow: Overflow, calibration: Calibration, estimate: int, requested_output: int
 ) -> bool:
-    """Returns whether the upstream may have refused only the sum of the prompt and the requested output."""
+    """Returns whether the prompt alone may fit, and only its sum with the requested output is too large."""
     if overflow.kind != "context" or overflow.limit_tokens is None or overflow.used_tokens is not None:
         return False
     return (

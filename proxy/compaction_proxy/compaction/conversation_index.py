@@ -1,10 +1,10 @@
 """Finds the conversation that a request continues if its client sends no conversation id.
 
-The proxy stores a head for each request. The head records how far the conversation has come. A later request
-whose messages continue those of a head belongs to the same conversation. If another request has already
-continued that head, the later request is a fork and starts a conversation of its own. All replicas append to
-the same lists of heads and read them in the same order. So they reach the same result, even if two of them
-receive requests that continue one head at the same time.
+For each request, the proxy stores a record with digests of its messages, called a head. A later request whose
+messages continue those of a head belongs to the same conversation. If another request has already continued
+that head, the later request is a fork and starts a new conversation. All replicas append to the same lists of
+heads and read them in the same order. So they reach the same result, even if two of them receive requests
+that continue the same head at the same time.
 """
 
 import asyncio
@@ -30,38 +30,38 @@ from compaction_proxy.support.lru import BoundedDict
 # list for the largest of these numbers that its conversation has reached. It is also stored in a list for the
 # first line of the first user message, because some clients rewrite their first messages.
 BEGINNINGS = (1, 4, 16, 64)
-# Largest number of heads in a list. The newest are kept.
+# Largest number of heads in a list. If there are more, the oldest are dropped.
 KEPT_HEADS = 128
-# A process also keeps in memory the heads that it has added itself: for at most this many lists, and at most
-# this many heads for each list.
+# A process also keeps in memory the heads that it has added itself, for at most `MAX_HELD_LISTS` lists and at
+# most `MAX_HELD_HEADS` heads for each list.
 MAX_HELD_LISTS = 1_000
 MAX_HELD_HEADS = 16
-# If no stored list identifies the conversation, its client may have compacted it. In this case, the lists in
-# memory are searched, but only this many of them: those that were used last.
+# If no stored list identifies the conversation, its client may have compacted it. Then the lists in memory
+# are searched, but only this many of them, the most recently used ones.
 RECENT_LISTS = 64
 # Some clients move or rewrite their last messages with each turn. At most this many moved or rewritten
 # messages are recognised.
 MAX_MOVED_MESSAGES = 8
 # A client may rewrite the first messages of a conversation. Its request is then recognised by the last
-# messages of a head (its tail). At least `LEAST_COMMON_MESSAGES` messages of the tail must occur in no other
-# conversation. The request must repeat all messages of the tail except the last one, and also the last one or
-# the latest user message of the head. If the client adds messages of its own, as aider does, it is enough
-# that the request repeats half of the tail, but at least `LEAST_COMMON_MESSAGES` messages.
+# messages of a head (`ConversationHead.tail`). At least this many of them must occur in no other
+# conversation. Normally the request must repeat nearly all messages of the tail. Some clients add messages of
+# their own, as aider does. For these it is enough that the request repeats this many messages of the tail and
+# at least half of the tail.
 LEAST_COMMON_MESSAGES = 4
-# The chain of prefix digests starts from these bytes if messages that the client itself has added, such as
-# aider's files, were left out.
+# A client such as aider adds messages of its own, for example with files. If such messages are left out, the
+# chain of prefix digests starts from these bytes instead of the usual seed.
 _PART = b"part"
 # The key of the list for a first line is made from at most this many characters of that line.
 LINE_CHARACTERS = 64
-# Some clients append text to the latest user message and omit that text in later requests. So the message is
-# recognised by digests of its beginning up to a paragraph end. Such digests are made for this many of its
-# first paragraph ends and this many of its last ones.
+# Some clients append text to the latest user message and omit that text in later requests. So several digests
+# of the message are stored. Each covers the text from its start to the end of a paragraph. They are made for
+# this many of the first paragraphs and this many of the last paragraphs.
 MAX_PARAGRAPHS = 16
 # A text longer than twice this number of characters is identified by its length, its first characters and its
 # last characters, this many of each.
 END_CHARACTERS = 32_768
-# A tool result is identified by at most this many characters at the beginning of its text. A text of at most
-# this length may also be the notice that a client has put in place of a result that it cleared.
+# A tool result is identified by this many characters at the beginning of its text. A text that is not longer
+# than this may also be a notice that the client has put in place of a cleared result.
 RESULT_CHARACTERS = 256
 _DIGEST_BYTES = 8
 _PARAGRAPH_END = re.compile(r"(?<!\n)\n\n")
@@ -69,10 +69,10 @@ _PARAGRAPH_END = re.compile(r"(?<!\n)\n\n")
 # `_REPEATS`: it repeats the last request of a conversation.
 # `_CONTINUES`: it continues a conversation.
 # `_STARTS`: it starts a new conversation, because another request has already continued the same head, or
-# because no head of its conversation is known.
+# because it continues no known head.
 # `_RESTARTS`: it repeats the first request of a conversation that has been continued, so it starts a new one.
-# `_UNRELATED`: it belongs to no conversation, because it repeats the messages of a request with tools, but
-# brings no tools.
+# `_UNRELATED`: it belongs to no conversation, because it repeats the messages of a request that defined
+# tools, but defines no tools itself.
 _REPEATS, _CONTINUES, _STARTS, _RESTARTS, _UNRELATED = (
     "repeats",
     "continues",
@@ -83,18 +83,21 @@ _REPEATS, _CONTINUES, _STARTS, _RESTARTS, _UNRELATED = (
 
 
 class ConversationHead(NamedTuple):
-    """Records how far a conversation had come with one request. All digests are hex strings.
+    """Digests of one request, by which a later request of the same conversation is recognised.
+
+    All digests are hex strings.
 
     Attributes:
         id: The conversation id.
-        since: Prefix digest of the head that this one continues; empty if the conversation begins here.
+        since: `prefix` of the head that this head continues; empty if it is the first of its conversation.
         prefix: Prefix digest of all messages of the request.
         outline: Prefix digest of all messages without the text of tool results, because clients clear that
             text.
         tail: The last messages, oldest first. Each is a pair: the prefix digest up to the message, and the
             message's own digest.
-        openings: Digests of the latest user message, each from its beginning to the end of a paragraph.
-        has_tools: Whether the request brought tools.
+        openings: Digests of the latest user message. Each covers its text from the start to the end of a
+            paragraph.
+        has_tools: Whether the request defined tools.
     """
 
     id: str
@@ -107,14 +110,14 @@ class ConversationHead(NamedTuple):
 
 
 class _IndexedRequest:
-    """A request with lookup tables by which it is compared with heads.
+    """A request with lookup tables, which are used to compare it with heads.
 
     The tables are built on first use, because most requests are recognised without them.
 
     Args:
         messages: The messages of the request that are not fixed, at least one.
         outlines: The prefix digests of the messages, without the text of tool results.
-        has_tools: Whether the request brings tools.
+        has_tools: Whether the request defines tools.
         is_part: Whether messages that the client itself has added, such as aider's files, were left out of
             `messages`.
     """
@@ -140,7 +143,7 @@ class _IndexedRequest:
 
     @property
     def has_answer(self) -> bool:
-        """Whether the request holds any answer of the model."""
+        """Whether the request contains a message of the assistant or a tool result."""
         return self.first_answer_index < len(self._messages)
 
     @cached_property
@@ -154,7 +157,7 @@ class _IndexedRequest:
         return {_shorten_digest(outline): index for index, outline in enumerate(self._outlines)}
 
     def iterate_earlier_prefixes(self) -> Iterator[str]:
-        """Yields the prefix digests of all messages but the last, the longest prefix first."""
+        """Yields the prefix digests of all messages except the last one, the longest prefix first."""
         return map(_shorten_digest, reversed(self._prefixes[:-1]))
 
     @property
@@ -174,8 +177,8 @@ class _IndexedRequest:
     def _digest_message(self, message: Message) -> str:
         """Returns the digest of a message.
 
-        If messages of the client itself were left out, white space at line ends is ignored, because aider
-        adds such white space to messages that it restores from its history.
+        If messages that the client itself has added were left out, white space at line ends is ignored. The
+        reason is that aider adds such white space to messages that it restores from its history.
         """
         if message.answered_call_ids:
             return _shorten_digest(_digest_result(message))
@@ -193,11 +196,12 @@ class _IndexedRequest:
         return indices
 
     def find_last_index_despite_clearing(self, head: ConversationHead) -> int | None:
-        """Returns the index in this request of a head's last message if the client has cleared tool results.
+        """Finds the last message of a head in this request, although the client has cleared tool results.
 
         A tool result of the head counts as cleared if its text is now short (`RESULT_CHARACTERS`) and it is
-        not among the results at the end of the request. Returns None if the request lacks messages of the
-        head, if nothing has been cleared, or if tool results differ in any other way.
+        not among the results at the end of the request. Returns the index of the head's last message in this
+        request. Returns None if the request lacks messages of the head, if nothing has been cleared, or if
+        tool results differ in any other way.
         """
         last = self.outline_indices.get(head.outline)
         if last is None or last + 1 < len(head.tail) or _shorten_digest(self._prefixes[last]) == head.prefix:
@@ -212,7 +216,7 @@ class _IndexedRequest:
 
     @cached_property
     def _last_results_index(self) -> int:
-        """Index at which the tool results at the end of the list begin; the number of messages if none."""
+        """Index of the first of the tool results that end the list; the number of messages if none do."""
         indices = range(len(self._messages) - 1, -1, -1)
         return next((k + 1 for k in indices if not self._messages[k].answered_call_ids), 0)
 
@@ -242,9 +246,9 @@ class _IndexedRequest:
 
 
 class ConversationIndex:
-    """Finds the conversations of requests without a conversation id, on one event loop.
+    """Finds the conversations of requests without a conversation id.
 
-    No method raises an error if the store fails.
+    Not thread-safe: use it on one event loop. No method raises an error if the store fails.
 
     Args:
         records: Stores the heads.
@@ -258,8 +262,8 @@ class ConversationIndex:
         self._records = records
         self._mint = mint_conversation
         self._ttl_s = ttl_s
-        # Heads that this process has added, by list. They are needed because the store returns a head only
-        # after it was written, and no heads while it is unavailable.
+        # Heads that this process has added, by the key of their list. They are needed until the store has
+        # written them, and while the store is unavailable.
         self._added_heads: BoundedDict[str, tuple[ConversationHead, ...]] = BoundedDict(MAX_HELD_LISTS)
         self._save_tasks: set[asyncio.Task[bool]] = set()
         records.on_delete_callbacks.append(self._forget_prefix)
@@ -275,14 +279,13 @@ class ConversationIndex:
     ) -> str | None:
         """Returns the id of the conversation that a request continues or starts.
 
-        Returns None if the request belongs to no conversation, as when the client asks the model for a title
-        of the conversation.
+        Returns None if the request belongs to no conversation, for example because it only asks for a title.
 
         Args:
             tenant: The tenant that sent the request.
             messages: The messages of the request that are not fixed, at least one.
             prefixes: Their prefix digests.
-            has_tools: Whether the request brings tools.
+            has_tools: Whether the request defines tools.
             find_recorded_conversation: Returns the conversation of a stored checkpoint that matches the
                 request. It is called if the heads of the conversation may have been lost.
         """
@@ -315,8 +318,8 @@ class ConversationIndex:
             keys += late_keys[1:]
         counts: dict[str, int] = {}
         match, key = await self._search_lists(tenant, request, keys, counts)
-        # The client may have compacted the conversation itself. The request then holds only the end of the
-        # conversation, so no list for its first messages contains its head.
+        # The client may have compacted the conversation itself. The request then contains only the end of the
+        # conversation, so none of these lists identifies it.
         if match is None and request.has_answer:
             match, key = (
                 _match_heads(request, self._resolve_forks(tenant, self._list_recent_heads(tenant))),
@@ -324,9 +327,9 @@ class ConversationIndex:
             )
         if match is not None:
             return self._follow_match(match, tenant, request, own_keys | {key})
-        # The lists for 4 or more first messages show whether heads may have been lost. If one of them holds
-        # heads, the store has kept them, and the request belongs to none of their conversations. If all are
-        # empty, the heads of this conversation may have been lost. A stored checkpoint may then identify it.
+        # The store may have lost the heads of this conversation. If a list for 4 or more first messages holds
+        # any heads, the store still has them, and the request belongs to none of their conversations. If all
+        # these lists are empty, the heads may be lost, and a stored checkpoint may identify the conversation.
         is_known = len(lengths) == 1 or any(counts[each] for each in beginnings[:-1])
         recorded = (
             None if is_known or find_recorded_conversation is None else await find_recorded_conversation()
@@ -341,8 +344,8 @@ class ConversationIndex:
     ) -> tuple["_HeadMatch | None", str]:
         """Finds how a request relates to the conversations in the lists `keys`.
 
-        Returns the match and the key of the list in which it was found; None and an empty key if there is no
-        match. Stores in `head_counts` the number of heads in each list that was read.
+        Returns the match and the key of the list in which it was found. Returns None and an empty key if
+        there is no match. Writes the number of heads in each list that was read to `head_counts`.
         """
         cleared = None
         for key in keys:
@@ -377,9 +380,9 @@ class ConversationIndex:
         if head is not None:
             self._add_head(keys, request.build_head(head.id, head.prefix))
             return head.id
-        # The id is built from the messages. Random bytes make it unique if an earlier conversation began with
-        # the same messages. If the list is full, its heads may have been dropped, so random bytes are added,
-        # too.
+        # The id is built from the messages. If an earlier conversation began with the same messages, random
+        # bytes make the new id unique. If the list is full, the heads of such an earlier conversation may
+        # have been dropped from it. So random bytes are added in this case, too.
         seed = bytes.fromhex(request.prefix)
         is_known = match.kind == _RESTARTS or match.head_count >= KEPT_HEADS
         conversation = self._mint(tenant, seed + (secrets.token_bytes(_DIGEST_BYTES) if is_known else b""))
@@ -400,7 +403,7 @@ class ConversationIndex:
     def _resolve_forks(self, tenant: str, heads: Iterable[ConversationHead]) -> list[ConversationHead]:
         """Returns the heads, with a new conversation id for each head that is a fork.
 
-        A head is a fork if an earlier head in the list has already continued the same head.
+        A head is a fork if it continues a head that an earlier head in the list has already continued.
         """
         first_successors: dict[tuple[str, str], str] = {}
         resolved: list[ConversationHead] = []
@@ -427,7 +430,7 @@ class ConversationIndex:
 
 
 class _HeadMatch(NamedTuple):
-    """Describes how a request relates to the conversations of a list.
+    """Describes how a request relates to the conversations in a list of heads.
 
     Attributes:
         kind: One of `_REPEATS`, `_CONTINUES`, `_STARTS`, `_RESTARTS` and `_UNRELATED`.
@@ -442,7 +445,7 @@ class _HeadMatch(NamedTuple):
 
 
 def _match_heads(request: _IndexedRequest, heads: Sequence[ConversationHead]) -> _HeadMatch | None:
-    """Finds how a request relates to the conversations of a list; returns None if it relates to none."""
+    """Finds how a request relates to the conversations in a list of heads; None if it relates to none."""
     extended = {(head.id, head.since) for head in heads}
     free = [head for head in heads if (head.id, head.prefix) not in extended]
     repeated = _match_repeated_head(request, heads, free)
@@ -473,7 +476,10 @@ def _match_cleared_head(request: _IndexedRequest, heads: Sequence[ConversationHe
 def _match_repeated_head(
     request: _IndexedRequest, heads: Sequence[ConversationHead], free: Sequence[ConversationHead]
 ) -> _HeadMatch | None:
-    """Finds how a request relates to conversations that already hold all its messages; None if none does."""
+    """Finds how a request relates to conversations that already contain all its messages.
+
+    Returns None if no conversation contains them all.
+    """
     same_heads = [head for head in heads if head.prefix == request.prefix]
     if same_heads:
         latest = _find_free_head(same_heads, free)
@@ -482,7 +488,7 @@ def _match_repeated_head(
         is_unrelated = not request.has_tools and any(head.has_tools for head in same_heads)
         return _HeadMatch(_UNRELATED if is_unrelated else _RESTARTS, None, len(heads))
     within = next((head for head in reversed(heads) if request.is_beginning_of(head)), None)
-    # The client sent this request before the one that `within` records, but the proxy looks it up only now.
+    # The client sent this request before the request of that head, but the proxy looks it up only now.
     return None if within is None else _HeadMatch(_REPEATS, within, len(heads))
 
 
@@ -517,8 +523,8 @@ def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead])
 def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, last_common: int) -> bool:
     """Returns whether a request continues a head although its client has moved or rewritten messages.
 
-    That is so if, in the request, the head's latest user message follows the messages that head and request
-    have in common. Between them there may be only messages of the head's tail, fewer than
+    The request begins with messages that it has in common with the head. After these, it must contain the
+    head's latest user message. Between them there may be only messages of the head's tail, fewer than
     `MAX_MOVED_MESSAGES`.
 
     Args:
@@ -544,7 +550,8 @@ def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, l
         or not moved.issuperset(request.iterate_digests(common_index + 1, latest_index))
     ):
         return False
-    # At least one other moved message must now come after the user message, unless there is no other.
+    # At least one other moved message must now come after the user message. This does not apply if the user
+    # message is the only moved message.
     return len(moved) == 1 or any(
         request.earlier_digests.get(each, common_index) > latest_index for each in moved
     )
@@ -553,12 +560,12 @@ def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, l
 def _is_rewritten(head: ConversationHead, request: _IndexedRequest, unique_digests: AbstractSet[str]) -> bool:
     """Returns whether a request continues a head although its client has rewritten the first messages.
 
-    The comment on `LEAST_COMMON_MESSAGES` states the conditions.
+    `LEAST_COMMON_MESSAGES` describes the conditions.
 
     Args:
         head: The head.
         request: The request.
-        unique_digests: Digests of those messages in the head's tail that no other conversation has.
+        unique_digests: Digests of the messages in the head's tail that occur in no other conversation.
     """
     if len(unique_digests) < LEAST_COMMON_MESSAGES:
         return False
@@ -603,7 +610,7 @@ def _digest_text(text: str) -> str:
 
 
 def _trim_text(text: str) -> str:
-    """Removes white space at line ends. Replaces the middle of a long text by the length of the text."""
+    """Removes white space at line ends. Of a long text, keeps only the start, the length and the end."""
     if len(text) > 2 * END_CHARACTERS:
         text = f"{text[:END_CHARACTERS]}\n{len(text)}\n{text[-END_CHARACTERS:]}"
     return "\n".join(map(str.rstrip, text.strip().split("\n")))
@@ -622,10 +629,11 @@ def _digest_first_line(message: Message) -> str:
 
 
 def _digest_up_to_paragraph_ends(text: str) -> tuple[str, ...]:
-    """Returns digests of a text, each from its start to a paragraph end; the last covers the whole text.
+    """Returns digests of a text. Each covers the text from its start to the end of a paragraph.
 
-    If there are more than twice `MAX_PARAGRAPHS` paragraph ends, only the first `MAX_PARAGRAPHS` and the last
-    `MAX_PARAGRAPHS` of them are used. Returns no digests for an empty text.
+    The last digest covers the whole text. If the text has more than twice `MAX_PARAGRAPHS` paragraph ends,
+    only the first `MAX_PARAGRAPHS` and the last `MAX_PARAGRAPHS` of them are used. Returns no digests for an
+    empty text.
     """
     text = _trim_text(text)
     ends = [found.start() for found in _PARAGRAPH_END.finditer(text)]
@@ -646,7 +654,7 @@ def _to_fields(head: ConversationHead) -> Fields:
 
 
 def _read_head(fields: Fields) -> ConversationHead | None:
-    """Reads the head in a stored line; returns None if the line holds none."""
+    """Reads a head from a stored line. Returns None if the line is not a valid head."""
     with suppress(KeyError, TypeError, AttributeError, ValueError):
         digits = 2 * _DIGEST_BYTES
         tail = tuple((each[:digits], each[digits:]) for each in fields["tail"].split())

@@ -1,8 +1,9 @@
-"""Stores what users ask for in a conversation: pins, a compaction now, undone compactions, or a bypass.
+"""Stores the directives that users give for a conversation.
 
-The directives of a conversation are stored as one small record. Each process caches the record for two
-seconds (`FRESH_S`), so it notices a change by another replica within this time. In a busy conversation the
-record is read again in the background before this time is over, so that no request waits for it. A process
+Examples are pins, a request for a compaction, undone compactions, and a bypass. The directives of a
+conversation are stored as one small record. Each process caches the record for two seconds (`FRESH_S`), so it
+notices a change by another replica within two seconds. In a busy conversation the process reads the record
+again in the background before the two seconds are over, so that no request waits for the store. A process
 locks the record while it reads, changes and writes it, so that no change is lost. While the store is
 unavailable, each process uses the copy that it read last.
 """
@@ -32,7 +33,7 @@ MAX_PIN_CHARACTERS = 2_000
 # ones. If there are more, the oldest are forgotten.
 MAX_INSTRUCTIONS = 64
 # Largest number of undone compactions that are remembered for one conversation. If there are more, the oldest
-# are forgotten. That does no harm, because no later compaction builds on them.
+# are forgotten. That does no harm, because later compactions do not build on the undone ones.
 MAX_UNDONE = 100
 CHECKPOINT_ID_BYTES = 64
 # How long a cached record is used after it was read, in seconds.
@@ -43,7 +44,7 @@ AGING_S = 1.0
 # Largest number of records in the cache.
 MAX_CONVERSATIONS = 10_000
 # How long the lease that locks a record lasts, in seconds. A change takes only two calls of the store. So a
-# process that holds the lease for longer has probably died, and another process may take the lease.
+# process that holds the lease for longer has probably died, and other processes may then change the record.
 LEASE_S = 1.0
 # Time between two attempts to get the lease, in seconds.
 POLL_S = 0.02
@@ -54,12 +55,12 @@ _UNFIT_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 class NotedInstruction(NamedTuple):
-    """Describes project instructions (`core.message.Instruction`) that a conversation holds, and their size.
+    """Describes project instructions (`core.message.Instruction`) in a conversation, and their size.
 
     Attributes:
-        client: The program that sends them.
+        client: The name of the client program that sends the instructions.
         kind: `instructions`, `memory` or `environment`.
-        path: A text, such as a file path, that distinguishes instructions of the same kind.
+        path: A file path or similar text that distinguishes instructions of the same kind.
         tokens: Counted tokens of the newest version.
     """
 
@@ -86,9 +87,8 @@ class Directives:
             reached the hard mark, or would not fit, is compacted all the same.
         bypass: Whether requests are forwarded unchanged, even if checkpoints are stored or a request does not
             fit.
-        instructions: The project instructions that the conversation holds and that can be removed, oldest
-            first.
-        removed: Ids of the project instructions that are left out of rewritten requests.
+        instructions: The project instructions of the conversation that users can remove, oldest first.
+        removed: Ids of the project instructions that the proxy omits when it rewrites a request.
     """
 
     compact: bool = False
@@ -100,7 +100,7 @@ class Directives:
     removed: tuple[str, ...] = ()
 
     def with_pin(self, text: str) -> Self:
-        """Returns the directives with a pin added, unless it exists or there are `MAX_PINS` pins already."""
+        """Returns the directives with another pin, unless there are already `MAX_PINS` pins."""
         is_refused = text in self.pins or len(self.pins) >= MAX_PINS
         return self if is_refused else replace(self, pins=(*self.pins, text))
 
@@ -109,12 +109,12 @@ class Directives:
         return replace(self, pins=tuple(pin for pin in self.pins if pin != text))
 
     def with_instructions(self, instructions: Iterable[NotedInstruction]) -> Self:
-        """Returns the directives with these project instructions, newer versions in place of older ones."""
+        """Returns the directives with these project instructions. They replace their older versions."""
         noted = {each[:3]: each for each in (*self.instructions, *instructions)}
         return replace(self, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])
 
     def with_removed_instruction(self, instruction_id: str, *, removed: bool) -> Self:
-        """Returns the directives with project instructions left out (`removed`), or included again."""
+        """Returns the directives with project instructions marked as removed, or no longer marked."""
         others = [each for each in self.removed if each != instruction_id]
         ids = [*others, instruction_id] if removed else others
         return replace(self, removed=tuple(ids[-MAX_INSTRUCTIONS:]))
@@ -170,7 +170,7 @@ def _from_fields(fields: Fields | None) -> Directives:
 
 
 def _parse_instructions(value: object) -> Iterator[NotedInstruction]:
-    """Yields the instructions in a record, without those that cannot be read."""
+    """Yields the instructions in a record. Skips invalid entries."""
     for row in value if isinstance(value, list | tuple) else ():
         match row:
             case [str(client), str(kind), str(path), int(tokens)]:
@@ -190,7 +190,9 @@ def _parse_checkpoint_id(digits: str) -> bytes | None:
 
 
 class DirectiveStore:
-    """Stores directives, on one event loop. No method raises an error if the store fails.
+    """Stores directives. Not thread-safe: use it on one event loop.
+
+    No method raises an error if the store fails.
 
     Args:
         records: Accesses the store.
@@ -209,9 +211,9 @@ class DirectiveStore:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def get(self, tenant: str, conversation: str | None) -> Directives:
-        """Returns the directives of a conversation, at most `FRESH_S` seconds old.
+        """Returns the directives of a conversation, at most two seconds old.
 
-        Returns `NO_DIRECTIVES` if `conversation` is None.
+        A conversation without an id (None) has no directives.
         """
         cached = self.get_cached(tenant, conversation)
         if cached is not None or conversation is None:
@@ -219,10 +221,7 @@ class DirectiveStore:
         return await self._read_record(directives_key(tenant, conversation))
 
     def get_cached(self, tenant: str, conversation: str | None) -> Directives | None:
-        """Returns the cached directives, or None if they are older than `FRESH_S` seconds.
-
-        Returns `NO_DIRECTIVES` if `conversation` is None.
-        """
+        """Returns the cached directives without waiting; None if they are older than `FRESH_S` seconds."""
         if conversation is None:
             return NO_DIRECTIVES
         key = directives_key(tenant, conversation)
@@ -235,15 +234,16 @@ class DirectiveStore:
         return directives
 
     def is_compaction_requested(self, tenant: str, conversation: str) -> bool:
-        """Returns whether, according to the cache, the next request must be compacted."""
+        """Returns whether, by the cached directives, the next request must be compacted."""
         _, directives = self._cache.get(directives_key(tenant, conversation), _NEVER_READ)
         return directives.compact
 
     async def add_pin(self, tenant: str, conversation: str, text: str) -> bool:
-        """Adds a pin, so that every compaction from now on keeps the text.
+        """Adds a pin, so that all later compactions keep the text.
 
-        Returns False if the text is not a valid pin, if there are `MAX_PINS` pins already, or if the store
-        does not save the pin. Returns True without writing anything if the pin exists already.
+        Returns whether the conversation now has the pin. It does not if the text is not a valid pin, if there
+        are already `MAX_PINS` pins, or if the store does not save the pin. If the pin already exists, nothing
+        is written.
         """
         pin = parse_pin(text)
         if pin is None:
@@ -256,7 +256,7 @@ class DirectiveStore:
     async def record_instructions(
         self, tenant: str, conversation: str, instructions: Sequence[NotedInstruction]
     ) -> None:
-        """Records which project instructions a conversation holds. Writes only if the record changes."""
+        """Records which project instructions a conversation contains. Writes only if the record changes."""
         known = await self.get(tenant, conversation)
         if known.with_instructions(instructions) != known:
             await self.update(tenant, conversation, lambda current: current.with_instructions(instructions))

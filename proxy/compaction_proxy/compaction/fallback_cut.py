@@ -1,4 +1,7 @@
-"""Cuts a list of messages below its limit without a model: the last rung of the ladder."""
+"""Shortens messages without a model until they fit the limit.
+
+This is the last rung of the ladder, the ordered ways to make a request fit.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,14 +20,14 @@ from compaction_proxy.core.render import build_excerpt
 from compaction_proxy.core.truncate import KEEP_WHOLE, LEAVE_OUT, plan_truncation
 from compaction_proxy.wires.wire import Wire
 
-# Texts are cut by characters, so the tokens that remain are only estimated. If a cut list is counted and is
-# still too large, it is cut again, up to this many times.
+# Texts are cut by characters, so the size of the cut list in tokens is only estimated at first. The list is
+# then counted. If it is still too large, it is cut again. At most this many attempts are made.
 MAX_CUT_ATTEMPTS = 4
 # A message is cut to this share of the tokens that it may keep, because estimates are not exact. For the same
 # reason, each further attempt to cut the list aims at this share of the previous attempt's size.
 CUT_MARGIN = 0.92
-# Tokens reserved in a cut message for the notice that text is missing, and for the tokens that every message
-# takes in addition to its text.
+# Tokens that are reserved in a cut message for the notice that text is missing, and for the role and the
+# other fields of the message.
 NOTICE_TOKENS = 30
 
 
@@ -73,7 +76,10 @@ async def cut_to_fit(
 
 
 def _compute_room(view: RequestView) -> tuple[int, int]:
-    """Returns how many counted tokens the messages may take: first with a safety margin, then without it."""
+    """Returns the largest size of the messages in counted tokens, with and without a safety margin.
+
+    Important content is cut only if the list exceeds the second value, which has no margin.
+    """
     size, bound = (
         view.effective_estimate,
         view.effective_bound,
@@ -93,7 +99,7 @@ def _find_replacement_object_ids(view: RequestView) -> set[int]:
 
 
 def _map_object_ids_to_handles(view: RequestView) -> dict[int, str]:
-    """Maps the Python id (`id()`) of each message in the effective list to its handle."""
+    """Maps the Python id (`id()`) of each message in the effective list to its handle, `m_…`."""
     names = {
         id(each): format_message_id(prefix)
         for each, prefix in zip(view.unfixed_messages, view.prefixes, strict=True)
@@ -137,10 +143,10 @@ async def _mask_old_results(
 def _find_endings(
     messages: Sequence[Message], replacement_indices: Iterable[int], view: RequestView
 ) -> dict[int, str]:
-    """Returns the endings that replacements must keep, by the index of the replacement.
+    """Returns the text at the end of replacements that must not be cut, by the index of the replacement.
 
-    If a compaction has moved the latest user message to the end of a replacement, that message is the ending.
-    Otherwise no replacement has an ending.
+    A compaction may have moved the latest user message to the end of a replacement. Then this ending must
+    stay whole. Otherwise the result is empty.
     """
     opening, earlier = view.policy.frame.request_introduction, view.checkpoint
     if opening is None or earlier is None or earlier.carried is None:
@@ -176,5 +182,5 @@ def _shorten_to_allowance(
 
 
 def round_trip_message(message: Message, wire: Wire) -> Message:
-    """Encodes and parses a new message, so that it equals the message that a later request is parsed to."""
+    """Encodes and parses a new message, so that it equals the message that is read from these bytes later."""
     return wire.parse_message(wire.encode_message(message))

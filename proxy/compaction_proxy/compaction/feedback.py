@@ -3,8 +3,7 @@
 Estimates may be wrong, and the removable part of a request may be small, so a compaction may save nothing.
 Such a compaction still costs a summary call and breaks the provider's prompt cache. So after two ineffective
 compactions in a row, the conversation is not compacted for a while. A compaction may also fail because of the
-messages themselves. It would fail again with the next request and cost the same processor time, so it is not
-tried again at once.
+messages themselves. It would then fail again with the next request, so it is not tried again at once.
 """
 
 import time
@@ -37,8 +36,8 @@ INEFFECTIVE_ROUNDS = 2
 # seconds.
 RETRY_GROWTH = 0.20
 PAUSE_S = 600.0
-# A failed compaction is tried again once the request has grown by `FAILURE_GROWTH`. If the compaction is
-# urgent, because the request would not fit without it, growth by `URGENT_GROWTH` suffices.
+# A failed compaction is tried again once the request has grown by the first share. The second share applies
+# if the compaction is urgent, because the request would not fit without it.
 FAILURE_GROWTH = 0.05
 URGENT_GROWTH = 0.02
 MAX_CONVERSATIONS = 10_000
@@ -51,8 +50,9 @@ class _RoundEffect:
     Attributes:
         baseline_key: Identifies the compaction that was judged last.
         ineffective: Number of ineffective compactions in a row.
-        tokens: Tokens of the request after this compaction, as the provider counted them.
-        recorded_at_s: When this compaction was judged, in monotonic seconds.
+        tokens: Size of the request after the compaction that was judged last, in tokens, as the provider
+            counted it.
+        recorded_at_s: When that compaction was judged, in monotonic seconds.
     """
 
     baseline_key: bytes = b""
@@ -68,8 +68,7 @@ class _RoundFailure:
     Attributes:
         message_count: Number of messages of the request that are not fixed.
         prefix: Prefix digest of the last of these messages.
-        window: Context window of the model, in tokens. It limits the size of a compaction, so with another
-            window the compaction may succeed.
+        window: Context window of the model, in tokens. With another window, the compaction may succeed.
         tokens: Counted tokens of the request.
         recorded_at_s: When the compaction failed, in monotonic seconds.
     """
@@ -82,7 +81,7 @@ class _RoundFailure:
 
 
 class RoundEffectiveness:
-    """Judges the effect of compactions, on one event loop.
+    """Judges the effect of compactions. Not thread-safe: use it on one event loop.
 
     Args:
         clock: Returns monotonic seconds.
@@ -151,10 +150,10 @@ class RoundEffectiveness:
     ) -> bool:
         """Returns whether a compaction of this request would probably fail as the last one did.
 
-        That is so for at most `PAUSE_S` seconds after the failure. The request must begin with the messages
-        of the request whose compaction failed, have the same context window, and have grown by less than
-        `FAILURE_GROWTH` (less than `URGENT_GROWTH` if `is_urgent`). The other arguments are those of
-        `record_failure`.
+        Returns True for at most `PAUSE_S` seconds after a failure, and only if the request begins with the
+        messages of the failed request, has the same context window, and has grown by less than
+        `FAILURE_GROWTH` since then, or by less than `URGENT_GROWTH` if `is_urgent`. The other arguments are
+        described at `record_failure`.
         """
         failure = self._failures.get(thread)
         if failure is None or failure.window != window or len(prefixes) < failure.message_count:
@@ -175,7 +174,7 @@ class UsageFeedback:
 
     Args:
         model_limits: Learns the limits of models.
-        anchors: Stores providers' token counts of requests (anchors).
+        anchors: Stores the token counts that providers report for requests.
         effectiveness: Judges whether compactions are effective.
         history: Stores the events of conversations.
         growth: Tracks how conversations grow. None disables tracking.
@@ -203,9 +202,9 @@ class UsageFeedback:
         self._now = now
 
     async def learn_from_answer(self, ask: FitRequest, fit: FitResult, usage: TokenUsage | None) -> None:
-        """Learns from one answered request, unless the request was not counted.
+        """Learns from one answered request. Ignores requests whose tokens were not counted.
 
-        `usage` is None if the upstream reported none.
+        `usage` is None if the upstream reported no usage.
         """
         if not fit.estimate:
             return
@@ -243,8 +242,8 @@ class UsageFeedback:
     async def _record_round_effect(self, ask: FitRequest, fit: FitResult, actual_tokens: int) -> None:
         """Records the actual size of a request for which a compaction was just made.
 
-        The size is the provider's count. It shows how good the estimate was and whether the compaction was
-        effective, and an event reports it.
+        The size is the provider's count. It corrects later estimates and shows whether the compaction was
+        effective. An event reports it.
         """
         report, usage_basis = fit.report, fit.usage_basis
         if usage_basis is not None and report.tokens_after:

@@ -1,7 +1,7 @@
 """Caches the statements and facts that are found in messages, so that each message is searched only once.
 
-The result depends on the message alone, and clients send the whole history with every request. So each
-compaction searches only the messages that are new since the previous one.
+What is found depends on the message alone. Clients send the whole history with every request, so the cache
+limits the work of a compaction to the messages that are new since the previous compaction.
 """
 
 from collections import OrderedDict
@@ -16,11 +16,11 @@ from compaction_proxy.core.ledger.statements import Statement, read_statements
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.support.lru import LruCache
 
-# Largest size of each cache, in characters of the texts or messages. The cached results take about as much
-# memory again.
+# Largest size of each cache, in characters of the cached texts or messages. The results that are cached with
+# them take about the same memory in addition.
 MAX_HELD_CHARACTERS = 6_000_000
-# Characters that each cache entry counts in addition to those of its text. The entry of a short text takes
-# memory mostly for its objects, not for the text.
+# Characters that are added to the size of each cache entry for its Python objects. In the entry of a short
+# text, these objects take more memory than the text.
 RECORD_CHARACTERS = 300
 
 _Key = TypeVar("_Key")
@@ -33,7 +33,7 @@ _Content = tuple[str, str, tuple[MessageToolCall, ...], tuple[str, ...]]
 def _compute_once(
     cache: LruCache[_Key, _Known], key: _Key, characters: int, compute: Callable[[], _Known]
 ) -> _Known:
-    """Returns the cached result, or computes and caches it. `characters` is the size of the text."""
+    """Returns the cached result, or computes and caches it. `characters` is the length of the key's text."""
     result = cache.get(key)
     if result is None:
         result = compute()
@@ -46,7 +46,8 @@ class _CachedStatements(NamedTuple):
 
     Attributes:
         size: Size of the entry, in characters.
-        shorter_list: The statements of the shorter list that this list extends; None if they are not cached.
+        shorter_list: The cached statements of the previous, shorter list of the same conversation; None if
+            they are not cached.
     """
 
     size: int
@@ -54,7 +55,7 @@ class _CachedStatements(NamedTuple):
 
 
 class LedgerCache:
-    """Caches the statements of user messages, and the facts that other messages show.
+    """Caches the statements of user messages, and the facts, actions and replies of other messages.
 
     Only one thread may use it at a time.
 
@@ -78,11 +79,11 @@ class LedgerCache:
         return _compute_once(self._statements, text, len(text), lambda: read_statements(text))
 
     def get_active_statements(self, messages: Sequence[Message]) -> ActiveStatements:
-        """Returns the user statements in a list of messages that are still in force (`core.ledger.active`).
+        """Returns the user statements that later messages have not replaced (`core.ledger.active`).
 
         If the list extends a cached list, only the new messages are read. The last two lists of each
-        conversation are cached. So if a client edits its newest message, the list still extends the older of
-        the two.
+        conversation are cached. If a client edits its newest message, the new list no longer extends the last
+        list, but it still extends the one before.
         """
         texts = list_user_texts(messages)
         shorter_lists = (each for each in self._active_statements if each.is_prefix_of(texts))
@@ -114,7 +115,10 @@ class LedgerCache:
             self._active_statements.popitem(last=False)
 
     def get_frontier(self, messages: Sequence[Message]) -> Frontier:
-        """Returns the frontier of a conversation (`core.ledger.frontier`). Only new texts are read."""
+        """Returns the frontier of a conversation: the states of the user's requests, and the last steps.
+
+        Cached texts are not read again (`core.ledger.frontier`).
+        """
         return read_frontier(messages, self.get_statements, self._get_action, self._get_reply)
 
     def _get_action(self, call: MessageToolCall, result: str | None) -> Action:
@@ -125,7 +129,7 @@ class LedgerCache:
         return _compute_once(self._replies, text, len(text), lambda: read_reply(text))
 
     def get_shown_facts(self, message: Message) -> tuple[MessageFact, ...]:
-        """Returns the facts that a message of a tool or of the assistant shows (`core.ledger.facts`)."""
+        """Returns the facts in a message of a tool or of the assistant (`core.ledger.facts`)."""
         characters = len(message.text) + sum(len(call.arguments) for call in message.calls)
         content = (message.role, message.text, message.calls, message.answered_call_ids)
         return _compute_once(self._shown_facts, content, characters, lambda: list_message_facts(message))

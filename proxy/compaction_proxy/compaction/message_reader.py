@@ -1,7 +1,7 @@
-"""Turns the bytes of messages into counted core messages, and decodes and counts each message only once.
+"""Decodes the bytes of messages into `Message` objects and counts their tokens, once for each message.
 
-Clients send their whole history with every request, so nearly all messages are cached from the previous
-request. The cache uses the bytes of a message as its key. These keys take no extra memory, because each
+Clients send their whole history with every request, so nearly all messages are already cached from the
+previous request. The bytes of a message are its cache key. The key takes no extra memory, because each
 decoded message keeps its bytes anyway.
 """
 
@@ -37,8 +37,8 @@ from compaction_proxy.wires.wire import Wire
 
 # Approximate size of a chunk, in bytes. The event loop may run other tasks between two chunks.
 CHUNK_BYTES = 128 * 1024
-# Up to this many items become a single chunk if they are at most `CHUNK_BYTES` long together. This is checked
-# first, because most requests bring only one or two new items.
+# At most this many items are put into one chunk without a loop over them, if their total size is at most
+# `CHUNK_BYTES`. This is the usual case, because most requests bring only one or two new items.
 FEW_ITEMS = 8
 
 _Item = TypeVar("_Item")
@@ -68,19 +68,19 @@ def _iterate_chunks(
     yield start, items[start:]
 
 
-# Size of the cache of messages in bytes of memory, including their decoded texts.
+# Size of the cache of messages, in bytes of memory. It includes the decoded texts.
 MAX_HELD_BYTES = 16 * 1024 * 1024
-# Size of the cache of lists, in bytes of memory. The messages of a list are counted in full, although the
-# cache of messages mostly holds them, too.
+# Size of the cache of message lists, in bytes of memory. The size of a list includes its messages, although
+# most of them are also in the cache of messages and take memory only once.
 MAX_LISTED_BYTES = 32 * 1024 * 1024
 # Size of the cache of token counts of definitions such as tools, in characters of the definitions.
 MAX_DEFINITION_CHARACTERS = 4 * 1024 * 1024
-# Memory that a message takes in addition to its own bytes, in bytes: in the cache of lists, and in the cache
-# of messages, where its decoded text is counted separately.
+# Bytes of memory that a message takes in addition to its own bytes, in the cache of lists (`RECORD_BYTES`)
+# and in the cache of messages (`CACHE_ENTRY_BYTES`). The decoded text of a message is added separately.
 RECORD_BYTES, CACHE_ENTRY_BYTES = 450, 600
-# Memory that a list takes for each of its messages in addition to the messages, in bytes.
+# Bytes of memory that a list takes for its reference to each message.
 LIST_ENTRY_BYTES = 100
-# Decoding even the smallest message takes some time. This number of bytes of text takes the same time.
+# Even a tiny message takes about as long to decode as this many bytes of text.
 DECODED_BYTES = 1_024
 # Number of large messages that are decoded in threads at the same time.
 WORKERS = 2
@@ -112,8 +112,8 @@ class MessageList(NamedTuple):  # created for each request: a dataclass costs fo
         unfixed_messages: The messages that are not fixed: neither privileged nor project instructions.
         prefixes: Prefix digests of `unfixed_messages`.
         tokens: Counted tokens of all messages, before calibration.
-        has_guessed_tokens: Whether any message holds parts that are not text, whose tokens can only be
-            guessed.
+        has_guessed_tokens: Whether any message contains non-text parts such as images, whose tokens can only
+            be guessed.
     """
 
     messages: tuple[Message, ...]
@@ -132,8 +132,8 @@ class _CachedList(NamedTuple):
     Attributes:
         message_list: The list.
         size: Size of the list, in bytes of memory.
-        since: The fingerprint (`RequestBody.fingerprint`) of the list that this list extends; empty if there
-            is none.
+        since: The fingerprint (`RequestBody.fingerprint`) of the cached list that this list extends; empty if
+            it extends none.
     """
 
     message_list: MessageList
@@ -168,14 +168,14 @@ class MessageReader:
     async def read_request(
         self, body: RequestBody, options: CountingOptions, client: str = ""
     ) -> MessageList:
-        """Reads, counts and digests the messages of a request.
+        """Decodes the messages of a request, counts their tokens and computes their digests.
 
         If the list extends a cached list, only the new messages are processed.
 
         Args:
             body: The body of the request.
             options: How tokens are counted.
-            client: The name of the client; empty if neither the headers nor the rest of the body show it.
+            client: The name of the client, if its headers or other fields of the body show it; else empty.
 
         Raises:
             UnreadableBodyError: If a message cannot be read.
@@ -231,9 +231,9 @@ class MessageReader:
     async def _split_instructions(
         self, base: Sequence[Message], new: Sequence[Message], options: CountingOptions, client: str
     ) -> tuple[Message, ...]:
-        """Returns the new messages, split so that project instructions become messages of their own.
+        """Splits the new messages, so that project instructions become separate messages.
 
-        These messages are marked as instructions. `client` is the known client that sent the messages.
+        The separate messages are marked as instructions. `client` is the name of the client that sent them.
         """
         messages: list[Message] = []
         for record, parts in divide_messages(base, new, client):
@@ -256,7 +256,7 @@ class MessageReader:
         """Decodes messages and counts their tokens. Cached messages are not decoded again.
 
         Raises:
-            UnreadableBodyError: If one of `raws` is not a message.
+            UnreadableBodyError: If an element of `raws` is not a valid message.
         """
         cached_messages: list[Message | None] = []
         missing: list[bytes] = []
@@ -364,9 +364,10 @@ class MessageReader:
 
 
 def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
-    """Returns whether later messages may change what counts as project instructions in the list's last turn.
+    """Returns whether the last turn of a list is incomplete and may contain project instructions.
 
-    That is so if the turn has no answer yet and may contain project instructions.
+    The turn is incomplete if it has no answer yet. Messages that follow later may then change which parts of
+    the turn count as project instructions.
     """
     client = find_client_by_messages(messages) or client
     if not client:
@@ -396,7 +397,10 @@ def _get_list_entry_bytes(_: object) -> int:
 
 
 async def _format_definition(text: str) -> str:
-    """Returns the text of a definition as it is counted. A large definition is minified in a thread."""
+    """Minifies the JSON text of a definition before its tokens are counted.
+
+    A large definition is minified in a thread.
+    """
     if len(text) <= CHUNK_BYTES // 4:
         return minify_json(text)
     return await asyncio.to_thread(_format_definitions, text)

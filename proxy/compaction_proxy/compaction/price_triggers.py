@@ -21,8 +21,8 @@ from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.wires.usage import TokenUsage
 
-# The statistics of a conversation are used only after this many of its requests have each continued the
-# request before. Fewer requests give no reliable mean.
+# The statistics of a conversation are used only if they include at least this many requests, each of which
+# continued the request before it. The mean of fewer requests is not reliable.
 LEAST_STEPS = 3
 # The means cover about this many of the latest requests.
 MEAN_REQUESTS = 16
@@ -33,18 +33,18 @@ MAX_CONVERSATIONS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class GrowthStats:
-    """The last request of a conversation, and means over its requests.
+    """Sizes of the last request of a conversation, and mean values over its requests.
 
     Attributes:
-        client_tokens: Tokens of the last request as the client sent it, estimated by the proxy.
+        client_tokens: Tokens of the client's list in the last request.
         forwarded_tokens: Tokens of the last forwarded request, as the provider counted them.
         baseline_key: Identifies the checkpoint and model of the last request (`UsageBasis.baseline_key`).
         tokens_after_round: Tokens of the last request for which a compaction was made; None if none was made.
-        growth_samples: Number of requests that continued the previous request.
-        growth_tokens: Mean number of tokens by which a request was longer than the one that it continued.
-        cache_samples: Number of requests that began with the previously forwarded request, so that the
-            provider could read these tokens from its cache.
-        cached_share: Mean share of these tokens that the provider did read from its cache, 0..1.
+        growth_samples: Number of requests that continued the previous request of the conversation.
+        growth_tokens: Mean number of tokens that these requests added.
+        cache_samples: Number of requests that repeated the previously forwarded request and added messages.
+            The provider could read the repeated part from its cache.
+        cached_share: Mean share of the repeated part that the provider actually read from its cache, 0..1.
     """
 
     client_tokens: int = 0
@@ -64,7 +64,7 @@ class GrowthTracker:
         self._growth_by_thread: BoundedDict[str, GrowthStats] = BoundedDict(MAX_CONVERSATIONS)
 
     def record_request(self, ask: FitRequest, fit: FitResult, usage: TokenUsage) -> None:
-        """Records a request that was answered. Ignores a request whose messages the proxy did not parse."""
+        """Records an answered request. Ignores a request whose messages the proxy did not parse."""
         usage_basis, before = fit.usage_basis, fit.report.tokens_before
         if usage_basis is None or before is None:
             return
@@ -77,9 +77,9 @@ class GrowthTracker:
         )
 
     def get_stats(self, thread: str) -> GrowthStats | None:
-        """Returns the statistics of a conversation, or None if it has had too few requests for good means.
+        """Returns the statistics of a conversation; None if too few of its requests were recorded.
 
-        `thread` is the key of the conversation (`format_strategy_thread`).
+        `thread` is the result of `format_strategy_thread`.
         """
         growth = self._growth_by_thread.get(thread)
         if growth is None or growth.growth_samples < LEAST_STEPS or not growth.cache_samples:
@@ -88,10 +88,15 @@ class GrowthTracker:
 
 
 def _update_mean(mean: float, number: int, value: float) -> float:
-    """Returns the mean of `number` values: the new value `value`, and older values whose mean is `mean`.
+    """Returns a mean that includes a new value.
 
-    If there are more than `MEAN_REQUESTS` values, the new value gets the weight 1 / `MEAN_REQUESTS`. So the
+    If `number` is larger than `MEAN_REQUESTS`, the new value gets the weight 1 / `MEAN_REQUESTS`, so that the
     influence of old values fades.
+
+    Args:
+        mean: The mean before the new value.
+        number: Number of values, including the new one.
+        value: The new value.
     """
     return mean + (value - mean) / min(number, MEAN_REQUESTS)
 
@@ -123,8 +128,8 @@ def _add_cache_read(last: GrowthStats, baseline_key: bytes, usage: TokenUsage) -
     return replace(current, cache_samples=reads, cached_share=_update_mean(last.cached_share, reads, share))
 
 
-# A compaction is assumed to shorten the request to this share of T if the strategy has no target size and no
-# compaction of the conversation has been observed yet.
+# A compaction is assumed to shorten the request to this share of the trigger size T. This applies if the
+# strategy has no target size, and no compaction of the conversation has been observed yet.
 USUAL_TARGET = ScaledLimit(None, 0.40)
 NO_BASIS: Mapping[str, float] = {}
 
@@ -134,7 +139,7 @@ class PriceTriggerSizes(NamedTuple):
 
     Attributes:
         thresholds: The thresholds.
-        basis: The numbers from which the thresholds were computed, by their names. They are only reported.
+        basis: The numbers from which the thresholds were computed, by name. Events report them.
     """
 
     thresholds: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
@@ -188,7 +193,8 @@ class PriceTriggers:
     def _find_summary_price(self, ask: FitRequest) -> ModelPrice | None:
         """Returns the price of the first summary model; None if there is no summary model.
 
-        If its price is unknown, returns the price of the request's own model instead.
+        If the price of the summary model is unknown, returns the price of the request's model instead, or
+        None if that is unknown as well.
         """
         route = next(iter(ask.summary_routes), None)
         if route is None:
@@ -205,10 +211,10 @@ def _find_optimal_trigger(
     fixed_tokens: int,
     summary_price: ModelPrice | None,
 ) -> OptimalTrigger | None:
-    """Computes the trigger T at which the conversation costs least; returns None if there is no such trigger.
+    """Computes the trigger size at which the conversation costs least; returns None if there is none.
 
-    A compaction is assumed to shorten the request to the strategy's target. Without a target, it is assumed
-    to leave as many tokens as the last compaction did, or `USUAL_TARGET` if none has been observed.
+    A compaction is assumed to shorten the request to the strategy's target size. If the strategy has no
+    target, the size after the last compaction is assumed, or `USUAL_TARGET` if no compaction was observed.
     """
     rework = REWORK_TOKENS if rule.rework_tokens is None else rule.rework_tokens
     target = policy.target or (None if growth_stats.tokens_after_round else USUAL_TARGET)

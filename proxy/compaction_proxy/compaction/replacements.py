@@ -32,7 +32,7 @@ class Replacement:
     Attributes:
         span: The span.
         messages: The messages that take the place of the span, with their token counts.
-        is_edited: Whether the replacement is the original message, masked or capped.
+        is_edited: Whether the replacement is a masked or capped version of the original message.
     """
 
     span: Span
@@ -45,12 +45,13 @@ async def build_replacements(
 ) -> tuple[Replacement, ...]:
     """Builds the replacement of each span of the job's plan.
 
-    Some strategies replace several separate runs of messages (`removal_scope` is `runs`). A run whose summary
-    is empty, or not shorter than the run, gets no replacement and stays as it is.
+    If the strategy summarises runs of messages separately, a run keeps its original messages if its summary
+    is empty or not shorter than the run. The result then has no replacement for it.
 
     Args:
         job: The compaction.
-        texts: The summaries or extracts of the plan's groups, in order; empty if the plan has no groups.
+        texts: The summaries or extracts of the plan's groups of messages, in order; empty if the plan has no
+            groups.
         reader: Counts the tokens of new messages.
     """
     pieces = list(zip(job.draft.plan.spans, job.draft.plan.planned_replacements, strict=True))
@@ -97,10 +98,11 @@ def _build_messages(job: RoundJob, fill: PlannedReplacement, texts: Sequence[str
 
 
 def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
-    """Returns the text of a group, with the pins and the search hint if they belong to this group.
+    """Returns the summary of a group of messages, with the pins and the search hint if they belong to it.
 
-    The pins go into the first group, unless a ledger holds them. The search hint goes into the largest group,
-    because its text is most likely to be used. A text that is not shorter than its messages is discarded.
+    The pins are added to the summary of the first group, unless the ledger contains them. The search hint is
+    added to the summary of the largest group. A summary is not used if it is not shorter than its group, and
+    this is least likely for the largest group.
     """
     pins = merge_pins(job.view) if group == 0 and not job.draft.ledger else ()
     pin_lines = ["", PINNED, *(f"- {pin}" for pin in pins)] if pins else []
@@ -109,7 +111,7 @@ def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
 
 
 def _should_add_search_hint(job: RoundJob, group: int) -> bool:
-    """Returns whether the text of this group must say how to find the removed messages."""
+    """Returns whether the summary of this group must say how to find the removed messages."""
     if not job.is_searchable or _has_search_hint(job):
         return False
     sizes = [sum(job.view.unfixed_messages[index].tokens for index in each) for each in job.draft.plan.groups]
@@ -117,10 +119,7 @@ def _should_add_search_hint(job: RoundJob, group: int) -> bool:
 
 
 def _has_search_hint(job: RoundJob) -> bool:
-    """Returns whether a replacement of an earlier compaction already says how to find the removed messages.
-
-    Ignores replacements that this compaction does not keep.
-    """
+    """Returns whether a replacement that this compaction keeps already says how to find removed messages."""
     before = job.view.checkpoint.stand_ins if job.view.checkpoint else ()
     staying = (
         before[fill.reference_index] for fill in job.draft.plan.planned_replacements if fill.kind == "before"
@@ -129,7 +128,7 @@ def _has_search_hint(job: RoundJob) -> bool:
 
 
 def _build_summary_message(job: RoundJob, text: str) -> Message:
-    """Builds the replacement that holds a summary.
+    """Builds the replacement that contains a summary.
 
     If the plan removes the latest user message, the replacement also quotes it.
     """
@@ -153,7 +152,7 @@ def _build_summary_message(job: RoundJob, text: str) -> Message:
 
 
 def _build_record_messages(job: RoundJob, text: str) -> Iterator[Message]:
-    """Yields the earlier records that stay in the chain, the new record if it has a text, and the ledger."""
+    """Yields the records that stay in the chain, a new record if `text` is not empty, and the ledger."""
     wire = job.view.request.body.wire
     if job.view.checkpoint is not None:
         yield from list_chain_records(job.view.checkpoint)[: job.draft.plan.frozen_record_count]
@@ -166,7 +165,7 @@ def _build_record_messages(job: RoundJob, text: str) -> Iterator[Message]:
 
 
 def _format_left_out(job: RoundJob) -> str:
-    """Formats a line with the number of removed messages, and the handles of the first and the last one."""
+    """Formats a line with the number of removed messages and the ids of the first and the last of them."""
     removed = job.draft.plan.removed_indices
     results = sum(1 for index in removed if job.view.unfixed_messages[index].answered_call_ids)
     first, last = (format_message_id(job.view.prefixes[index]) for index in (removed[0], removed[-1]))
@@ -200,7 +199,7 @@ def _mask_result(job: RoundJob, index: int) -> Message:
 
 
 def _cap_message(job: RoundJob, index: int) -> Message:
-    """Shortens a huge message to its head and tail."""
+    """Shortens a tool result or the task to its beginning and its end."""
     message = job.view.unfixed_messages[index]
     layout = job.view.policy.layout
     limit = job.view.policy.task_tokens if not message.answered_call_ids or layout is None else layout.cap

@@ -1,9 +1,9 @@
-"""Builds views of requests: reads and counts their messages, and loads their checkpoints and directives.
+"""Builds a `RequestView` for each request: counts its messages and loads its checkpoint and directives.
 
-It also remembers the last messages of earlier requests, to recognise which messages a mover moves
-(`core.mover`). The last messages of a request are called its end. The ends are kept in the memory of one
-process. After a restart, a mover is recognised at its second request at the earliest, because there is no
-earlier request with which the first one can be compared.
+It also remembers the last messages of earlier requests, called their ends, because some clients (movers) move
+their last messages with each request (`core.mover`). A comparison with earlier requests shows which messages
+these are. The ends are kept in the memory of one process. So after a restart, a mover is recognised at its
+second request at the earliest.
 """
 
 import asyncio
@@ -49,31 +49,34 @@ from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.support.lru import LruCache
 from compaction_proxy.wires.project_instructions import find_client_by_members
 
-# If all remembered ends together exceed this size, in bytes, the least recently used ones are dropped.
+# Largest size of all remembered ends together, in bytes. If it is exceeded, the least recently used ends are
+# dropped.
 MAX_HELD_BYTES = 4 * 1024 * 1024
-# The end of a request is stored under several prefix digests of the request. Each of these entries counts as
-# this many bytes of memory.
+# The end of a request is stored under several prefix digests of the request. Each of these entries is assumed
+# to take this many bytes of memory.
 PREFIX_BYTES = 400
 
 
 class PreviousRequests:
-    """Remembers the last messages of requests, to recognise which messages a mover moves.
+    """Remembers the last messages of requests, to recognise which messages a client moves.
 
-    An earlier request is found by the prefix digests that a new request shares with it. Use it on one event
-    loop only.
+    Some clients (movers) move their last messages to the end of each new request (`core.mover`). The earlier
+    request with which a new request is compared is found by the prefix digests that both share. Use it on one
+    event loop only.
 
     Args:
         max_held_bytes: Largest size of all remembered ends together, in bytes.
     """
 
     def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
-        # The end of a request, and the number of messages that the prefix digest in the key covers.
+        # Maps a sender and a prefix digest to the end of a request and to the number of messages that the
+        # digest covers.
         self._ends: LruCache[tuple[str, bytes], tuple[RequestEnd, int]] = LruCache(max_held_bytes)
 
     def record_and_count_moving_messages(
         self, sender: str, messages: Sequence[Message], prefixes: Sequence[bytes], seed: bytes
     ) -> int:
-        """Returns how many of a request's last messages its client moves, and remembers the request's end.
+        """Returns how many of its last messages the client moves, and remembers the end of the request.
 
         Args:
             sender: Key made from the tenant, and from the conversation id if the client gave one. The request
@@ -116,21 +119,21 @@ class PreviousRequests:
 # After each refusal of a request as too large, its limits are multiplied by this factor, because the estimate
 # of its size was wrong.
 TIGHT_SHARE = 0.85
-# A request that is estimated at no more than this share of the upstream's prompt limit counts as acceptable,
-# so no important content is cut from it. The index is the number of refusals so far. Before a refusal, one
-# percent is left for the error of estimates. The share after the first refusal is higher, because a refusal
-# usually names the counted size.
+# If the estimated size of a request is at most this share of the upstream's prompt limit, no important
+# content is cut from it. The index in the tuple is the number of refusals so far. At index 0, one percent of
+# the limit is left as a margin for errors of the estimate. At index 1, the share is higher, because a refusal
+# usually reports the true size.
 DOUBT_SHARES = (0.99, 1.02, 0.95, 0.85)
 # This share is used in place of `DOUBT_SHARES` until the upstream has reported a token count.
 UNSURE_SHARE = 1.02
 # Size of the cache of shortened project instructions, in bytes.
 MAX_INSTRUCTION_CACHE_BYTES = 1024 * 1024
-# The cache holds at most this many parsed checkpoints.
+# Largest number of parsed checkpoints in the cache.
 MAX_CHECKPOINTS = 1_000
 
 
 class RequestLoader:
-    """Builds request views from requests and stored state."""
+    """Builds the `RequestView` of a request, from the request and from the records in the store."""
 
     def __init__(
         self,
@@ -160,14 +163,14 @@ class RequestLoader:
     async def load_view(
         self, ask: FitRequest, *, refusals: int = 0, bypass_cache: bool = False
     ) -> RequestView:
-        """Returns the view of a request: its messages, their sizes, its limits and the stored state for it.
+        """Builds the view of a request: its messages and their sizes, its limits, and its stored state.
 
         Args:
             ask: The request.
             refusals: How often the upstream has refused the request as too large. Each refusal makes the
                 limits smaller.
-            bypass_cache: Whether to read checkpoints and directives from the store. Otherwise, what other
-                replicas have stored in the last two seconds may be missing.
+            bypass_cache: Whether to read the ids of checkpoints from the store. If not, checkpoints that
+                other replicas have stored in the last two seconds may be missing.
 
         Raises:
             UnreadableBodyError: If a message cannot be read.
@@ -236,9 +239,9 @@ class RequestLoader:
     async def find_conversation(self, ask: FitRequest, *, has_tools: bool) -> FitRequest | None:
         """Returns the request with the id of the conversation that it continues.
 
-        Returns the request unchanged if it has no messages by which it could be recognised, or if the
-        recognition of conversations is switched off. Returns None if the request belongs to no conversation,
-        as when the client asks the model for a title of the conversation.
+        Returns the request unchanged if all its messages are fixed, or if the recognition of conversations is
+        switched off. Returns None if the request belongs to no conversation, for example because it only asks
+        for a title.
 
         Raises:
             UnreadableBodyError: If a message cannot be read.
@@ -281,10 +284,10 @@ class RequestLoader:
         )
 
     async def _shorten_instructions(self, view: RequestView) -> dict[int, Message | None]:
-        """Returns shortened project instructions, for use when a compaction is applied.
+        """Returns the messages that replace project instructions when a compaction is applied.
 
-        The keys are message indices. The value None leaves the message out, because a user has removed the
-        instructions or no tokens are left for them. Instructions that stay whole are not in the result.
+        Instructions that users have removed are left out, and instructions that are too long are shortened.
+        The keys of the result are message indices. The value None means that the message is left out.
         """
         max_tokens = compute_instruction_budget(view.budget.input_limit)
         allowed = allocate_instruction_tokens(view.messages, max_tokens, view.directives.removed)
@@ -297,9 +300,9 @@ class RequestLoader:
     async def _shorten_instruction(
         self, message: Message, max_tokens: int, options: CountingOptions
     ) -> Message | None:
-        """Returns project instructions cut to about `max_tokens` tokens. Their head and tail are kept.
+        """Shortens project instructions to their beginning and end, to about `max_tokens` tokens.
 
-        Returns None if `max_tokens` is 0.
+        Returns None if `max_tokens` is 0, so that the instructions are left out.
         """
         if not max_tokens or message.instruction is None:
             return None
@@ -314,7 +317,7 @@ class RequestLoader:
         return replace(short, instruction=message.instruction, source=None)
 
     async def _record_instructions(self, view: RequestView) -> None:
-        """Records which project instructions the conversation holds, so that users can list them.
+        """Records which project instructions the conversation contains, so that users can list them.
 
         Does nothing if the id of the conversation is unknown.
         """
@@ -324,11 +327,13 @@ class RequestLoader:
             await self._directives.record_instructions(view.request.tenant, view.conversation_id, noted)
 
     async def refresh_view(self, view: RequestView, *, bypass_cache: bool = True) -> RequestView:
-        """Returns the view with the newest checkpoint, directives and anchor that any replica has stored.
+        """Returns the view with the newest stored checkpoint, directives and anchor.
 
-        Without `bypass_cache`, what other replicas have stored in the last two seconds may be missing. If the
-        ids of checkpoints, the directives or the anchors are not cached, all three are loaded from the store
-        concurrently.
+        The anchor is the provider's token count of an earlier request of the conversation.
+
+        If `bypass_cache` is False, checkpoints that other replicas have stored in the last two seconds may be
+        missing. If the ids of checkpoints, the directives or the anchors are not cached, all three are loaded
+        from the store concurrently.
         """
         root, tenant, conversation = view.root, view.request.tenant, view.request.known_conversation
         if root is None:
@@ -355,7 +360,10 @@ class RequestLoader:
         return view if anchor is None else replace(view, anchor=anchor)
 
     async def store_pins(self, ask: FitRequest, conversation: str | None) -> None:
-        """Stores the pins of a request for later requests of the conversation, if its id is known."""
+        """Stores the pins that a request asks for, so that they also apply to later requests.
+
+        Does nothing if the conversation id is None.
+        """
         if conversation is not None:
             for text in ask.pins:
                 await self._directives.add_pin(ask.tenant, conversation, text)
@@ -363,11 +371,15 @@ class RequestLoader:
     async def find_staged_checkpoint(
         self, view: RequestView, *, same_length: bool = False
     ) -> Checkpoint | None:
-        """Returns the staged checkpoint that matches this request and covers most messages.
+        """Returns the staged checkpoint that matches this request and covers the most messages.
 
-        Returns None unless this checkpoint covers more messages than the checkpoint in force. With
-        `same_length`, returns None unless both cover the same number of messages and the checkpoint in force
-        holds an extract. The staged checkpoint then holds the summary that was not ready in time.
+        Returns None if it does not cover more messages than the checkpoint of the view.
+
+        Args:
+            view: The request.
+            same_length: Whether to look for a late summary instead. If a summary is not ready in time, a
+                checkpoint with an extract is used. The late summary is later staged in a checkpoint that
+                covers the same number of messages. Returns None if there is no such checkpoint.
         """
         root, current = view.root, view.checkpoint
         if root is None or (same_length and (current is None or current.writer != EXTRACT_WRITER)):
@@ -387,9 +399,9 @@ class RequestLoader:
     async def _find_deepest_checkpoint(
         self, view: RequestView, root: bytes, checkpoint_ids: Collection[bytes]
     ) -> Checkpoint | None:
-        """Returns the checkpoint that matches the request and covers most messages; None if none matches.
+        """Returns the checkpoint that matches the request and covers the most messages.
 
-        Only checkpoints with one of the given ids are considered.
+        Considers only the checkpoints `checkpoint_ids`. Returns None if none of them matches.
         """
         if not checkpoint_ids:
             return None
@@ -409,8 +421,8 @@ class RequestLoader:
     def _parse_checkpoint(self, key: str, fields: Fields) -> Checkpoint | None:
         """Returns the checkpoint in a record; None if the record cannot be read.
 
-        The result is cached under the store key. It is used again as long as the store returns the identical
-        record object.
+        The result is cached under the store key. The cached result is used if the store returns the identical
+        record object again.
         """
         held = self._parsed_checkpoints.get(key)
         if held is None or held[0] is not fields:

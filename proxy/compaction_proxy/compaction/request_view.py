@@ -54,25 +54,25 @@ def resolve_policy(settings: ModelSettings, strategy: str | None = None) -> Poli
         strategy: Name of the strategy that a request asked for. None selects the configured strategy.
 
     Raises:
-        KeyError: If there is no strategy of that name.
+        KeyError: If there is no strategy with this name.
     """
     return build_policy(settings, strategy)
 
 
 class RequestLimits(NamedTuple):
-    """The limits of a request that do not depend on its messages; sizes are calibrated tokens.
+    """The limits of a request that do not depend on its messages. All sizes are calibrated tokens.
 
     Attributes:
         policy: The strategy.
         budget: The token budget.
-        trigger_rules: The trigger rules in force. They include a trigger that the client asked for, but only
-            if it is lower than the configured one.
-        is_automatic: Whether a compaction can start without being requested. True if a trigger rule is
+        trigger_rules: The trigger rules that apply. They include a trigger that the client asked for, but
+            only if it is lower than the configured one.
+        is_automatic: Whether compactions may start automatically, because at least one trigger rule is
             active.
         uses_growth_counts: Whether a trigger depends on how many messages, turns or iterations have been
             added since the last compaction.
-        lowest_trigger: The size of the smallest request for which a trigger rule can hold; None if no rule
-            can ever hold.
+        lowest_trigger: The smallest request size at which a trigger rule can start a compaction; None if no
+            rule ever can.
         marks: T, the soft mark and the hard mark (`core.trigger.TriggerMarks`).
     """
 
@@ -119,7 +119,7 @@ def compute_limits(
             window.
 
     Raises:
-        KeyError: If there is no strategy of that name.
+        KeyError: If there is no strategy with this name.
     """
     policy = resolve_policy(settings, strategy)
     budget = compute_budget(window_tokens, policy.reserves, max_output_tokens, adds_output=adds_output)
@@ -137,7 +137,8 @@ def compute_limits(
     )
 
 
-# If the tokens that no compaction removes exceed this share of T, a compaction is not worth its cost.
+# If the tokens that no compaction removes exceed this share of the trigger size, a compaction is not worth
+# its cost.
 FLOOR_SHARE = 0.80
 
 _tokens: Callable[[Message], int] = attrgetter("tokens")
@@ -145,41 +146,43 @@ _tokens: Callable[[Message], int] = attrgetter("tokens")
 
 @dataclass(frozen=True)  # no slots: cached attributes are stored in `__dict__`
 class RequestView:
-    """A request with its messages, its limits, and the stored state that applies to it.
+    """A request with its sizes and limits, and with the stored state of its conversation.
 
-    Sizes are tokens as the proxy counts them. Where a size is called calibrated, it is an estimate of the
+    Sizes are tokens as the proxy counts them. A size that is called calibrated is an estimate of the
     upstream's count.
 
     Attributes:
         request: The request.
         limits: The limits that do not depend on the messages.
-        root: Root digest of the conversation; None if the conversation is too short to be stored, or must not
-            be stored.
-        messages: All messages, as the client sent them.
-        unfixed_messages: Those of `messages` that are not fixed (`core.message`).
+        root: Digest of the first messages of the conversation (`storage.keys.get_conversation_root`), by
+            which its records are stored. None if nothing may be stored, or if the conversation is too short.
+        messages: All messages that the client sent.
+        unfixed_messages: The messages of the list that are not fixed (`core.message`).
         prefixes: Prefix digests of `unfixed_messages`.
-        tokens: Tokens of `messages`.
+        tokens: Tokens of the client's list.
         overhead_tokens: Tokens of the request outside its messages, such as those of tool definitions.
-        has_guessed_tokens: Whether a message holds parts such as images, whose tokens may be overestimated.
+        has_guessed_tokens: Whether a message contains parts such as images, whose tokens may be
+            overestimated.
         calibration: Converts counted tokens to calibrated tokens.
         budget: The token budget, calibrated.
-        max_prompt_tokens: Calibrated size of the largest prompt that the upstream may still accept. It
-            includes no margin for the error of estimates.
-        checkpoint: The checkpoint in force; None if there is none.
-        cut_goal_tokens: If a request exceeds `max_prompt_tokens`, it is cut to this calibrated size. After a
-            refusal, this size may be smaller than `max_prompt_tokens`. 0 means `max_prompt_tokens`.
+        max_prompt_tokens: Calibrated size of the largest prompt that the upstream may still accept, without a
+            safety margin.
+        checkpoint: The checkpoint that is applied to the request; None if there is none.
+        cut_goal_tokens: Calibrated size to which a request is cut if it exceeds `max_prompt_tokens`. After a
+            refusal, it may be smaller than `max_prompt_tokens`. 0 means `max_prompt_tokens`.
         anchor: The provider's count of an earlier request of the conversation; None if there is none.
-        directives: The directives of users for this conversation, such as pins and undone compactions.
-        drift_ratio: Learned ratio of the actual to the estimated size of a request that was just compacted.
-        has_new_round: Whether a compaction is in force that was not in force for the previous request.
-        price_basis: The named numbers from which T was computed, if T depends on prices.
-        expected_growth_tokens: Calibrated tokens by which the conversation will grow before its next
-            compaction is applied; 0 if the compaction is applied at once.
-        moving_count: How many of the last messages of `unfixed_messages` the client moves. It is set to 0 if
-            a compaction must cover these messages as well.
+        directives: What users have asked for in this conversation, such as pins and undone compactions.
+        drift_ratio: Learned factor that corrects the estimated size of a request that was just compacted.
+        has_new_round: Whether the checkpoint was not yet applied to the previous request.
+        price_basis: The numbers from which the trigger size was computed, by name; empty if the trigger does
+            not depend on prices.
+        expected_growth_tokens: Calibrated tokens that will probably be added to the conversation before the
+            compaction that is now planned is applied; 0 if it is applied at once.
+        moving_count: Number of messages at the end of `unfixed_messages` that the client moves with each
+            request. It is set to 0 if a compaction must remove these messages as well.
         shortened_instructions: The messages that replace project instructions when a compaction is applied,
-            by index in `messages`. None leaves an instruction out. Instructions that stay whole are not
-            listed.
+            by index in `messages`. The value None means that the instructions are left out. Instructions that
+            stay whole have no entry.
     """
 
     request: FitRequest
@@ -207,9 +210,9 @@ class RequestView:
 
     @cached_attribute
     def effective_messages(self) -> tuple[Message, ...]:
-        """The effective list: `messages` with the checkpoint applied and project instructions shortened.
+        """The client's messages after the checkpoint is applied and project instructions are shortened.
 
-        Without a checkpoint, it is `messages` unchanged.
+        If there is no checkpoint, these are the unchanged messages of the client.
         """
         if self.checkpoint is None:
             return self.messages
@@ -232,12 +235,16 @@ class RequestView:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether a compaction can start without being requested, because a trigger rule is active."""
+        """Whether compactions may start automatically, because at least one trigger rule is active."""
         return self.limits.is_automatic
 
     @cached_attribute
     def marks(self) -> TriggerMarks:
-        """T, the soft mark and the hard mark, in calibrated tokens."""
+        """The trigger size T, the soft mark and the hard mark, in calibrated tokens.
+
+        From the soft mark on, compactions are prepared. From the hard mark on, they are made even if a user
+        has undone one.
+        """
         policy = self.policy
         if not self._calibrated_fixed_tokens:
             return self.limits.marks
@@ -251,9 +258,10 @@ class RequestView:
 
     @cached_attribute
     def _calibrated_fixed_tokens(self) -> int:
-        """Calibrated tokens that no compaction removes. Percentages in triggers refer to usable less these.
+        """Calibrated tokens that no compaction removes. Only percentage triggers need this size.
 
-        The value is 0 if the strategy has no layout or no percentage trigger, because it is not needed then.
+        Such a trigger is a percentage of the usable tokens that remain after these. The value is 0 if the
+        strategy has no percentage trigger or no layout.
         """
         percent = self.policy.layout is not None and any(row.percent for row in self.limits.trigger_rules)
         return (
@@ -269,9 +277,9 @@ class RequestView:
 
     @property
     def strategy_thread(self) -> str:
-        """Key of this conversation with this strategy, under which its failures and growth are remembered.
+        """Key under which the failures and the growth of this conversation with this strategy are remembered.
 
-        Conversations that begin with the same messages have different keys only if their ids are known.
+        Conversations that begin with the same messages have the same key if their ids are unknown.
         """
         return format_strategy_thread(self.request, self.root or b"", self.policy.name)
 
@@ -285,10 +293,11 @@ class RequestView:
 
     @cached_attribute
     def fixed_tokens(self) -> int:
-        """Counted tokens that no compaction removes, without the messages that the client moves.
+        """Counted tokens that no compaction removes.
 
-        These are the tokens of fixed messages, of everything outside the messages, of the latest user
-        message, and of the task if the strategy keeps it.
+        These are the tokens of fixed messages, of tool definitions and other content outside the messages, of
+        the latest user message, and of the task if the strategy keeps it. Messages that the client moves are
+        not included.
         """
         fixed_message_tokens = self.tokens - sum(map(_tokens, self.unfixed_messages))
         saved_tokens = sum(
@@ -304,14 +313,14 @@ class RequestView:
 
     @cached_attribute
     def _staying_indices(self) -> frozenset[int]:
-        """Indices of the latest user message and, if the strategy keeps it, of the task."""
+        """Indices of the latest user message, and of the task if the strategy keeps the task."""
         latest = find_latest_user_message(self.unfixed_messages)
         task = find_task_index(self.unfixed_messages) if self.policy.keep.keeps_task else None
         return frozenset(index for index in (latest, task) if index is not None)
 
     @cached_attribute
     def plan_constraints(self) -> PlanConstraints:
-        """The sizes that the planner works with, in counted tokens like the sizes of messages."""
+        """The sizes and the messages that limit the planner. Sizes are counted tokens."""
         target = self.policy.target.compute_tokens(self.marks.trigger_tokens) if self.policy.target else None
         fixed_tokens, staying_indices = 0, frozenset[int]()
         if self.policy.layout:
@@ -333,12 +342,15 @@ class RequestView:
 
     @property
     def trigger_tokens(self) -> int:
-        """The trigger T, in counted tokens."""
+        """The request size at which a compaction starts, in counted tokens."""
         return int(self.marks.trigger_tokens * self._counted_per_calibrated)
 
     @property
     def automatic_trigger_tokens(self) -> int | None:
-        """The trigger T, in calibrated tokens; None if no compaction starts automatically."""
+        """The request size at which a compaction starts, in calibrated tokens.
+
+        None if no compaction starts automatically.
+        """
         return self.marks.trigger_tokens if self.is_automatic else None
 
     @property
@@ -360,7 +372,7 @@ class RequestView:
 
     @cached_attribute
     def effective_tokens(self) -> int:
-        """Counted tokens of the effective list and of everything outside the messages."""
+        """Counted tokens of the effective list and of content outside the messages, such as tools."""
         if self.checkpoint is None:
             return self.tokens + self.overhead_tokens
         return sum(map(_tokens, self.effective_messages)) + self.overhead_tokens
@@ -395,12 +407,12 @@ class RequestView:
 
     @property
     def exceeds_compaction_limit(self) -> bool:
-        """Whether the effective list may be too long to leave enough of the context window for an answer."""
+        """Whether the effective list and the tokens reserved for an answer may exceed the context window."""
         return self.effective_bound > self.budget.compaction_limit
 
     @property
     def exceeds_window(self) -> bool:
-        """Whether the effective list may exceed the input limit, so that the upstream would refuse it."""
+        """Whether the effective list may exceed the largest input that the context window allows."""
         return self.effective_bound > self.budget.input_limit
 
     def is_too_large(self, messages: Sequence[Message]) -> bool:
@@ -409,15 +421,15 @@ class RequestView:
 
     @property
     def is_suppressed(self) -> bool:
-        """Whether automatic compactions are suspended because a user has undone one.
+        """Whether automatic compactions are suspended because a user has undone a compaction.
 
-        They are made again once the request reaches the hard mark.
+        The suspension does not apply to requests that have reached the hard mark.
         """
         return self.directives.suppressed and self.effective_estimate < self.marks.hard_tokens
 
     @property
     def is_irreducible(self) -> bool:
-        """Whether the request holds hardly anything that a compaction could remove."""
+        """Whether a compaction could remove hardly anything from the request (`FLOOR_SHARE`)."""
         return max(self.fixed_tokens, self.plan_constraints.fixed_tokens) > FLOOR_SHARE * self.trigger_tokens
 
     def find_due_reason(self) -> str | None:
@@ -426,7 +438,7 @@ class RequestView:
             return "limit"
         limits, size = self.limits, self.effective_estimate
         output_limit = self.budget.output_compaction_limit
-        # Whether the prompt leaves too few tokens for the requested output, and a compaction can free enough.
+        # The prompt leaves too few tokens for the requested output, and a compaction can change this.
         is_output_short = output_limit is not None and self.fixed_tokens <= output_limit < size
         if self.is_automatic and is_output_short and not self.is_suppressed:
             return "output"
@@ -441,14 +453,14 @@ class RequestView:
         return ",".join(rule.named_fields) if rule else None
 
     def should_prepare_round(self) -> bool:
-        """Returns whether a compaction should be made ahead of need."""
+        """Returns whether a compaction should be prepared, because the request has reached the soft mark."""
         mark = self.marks.soft_tokens
         return mark is not None and not self.is_suppressed and self.effective_estimate >= mark
 
     def build_usage_basis(self) -> UsageBasis | None:
-        """Builds the object that identifies the effective list when the upstream reports its usage.
+        """Builds the object that links the usage that the upstream will report to this request.
 
-        Returns None if the conversation has no root digest, because nothing is stored for it then.
+        Returns None if the conversation has no root digest, because nothing is then stored for it.
         """
         if self.root is None:
             return None
@@ -457,7 +469,7 @@ class RequestView:
         )
 
     def with_checkpoint(self, checkpoint: Checkpoint | None) -> Self:
-        """Returns the view with another checkpoint in force, or with none."""
+        """Returns the view with another checkpoint, or without one if `checkpoint` is None."""
         has_new_round = self.has_new_round if checkpoint is None else self.anchor is not None
         return replace(self, checkpoint=checkpoint, has_new_round=has_new_round)
 
@@ -465,7 +477,7 @@ class RequestView:
 def replace_messages(
     messages: tuple[Message, ...], replacements: Mapping[int, Message | None]
 ) -> tuple[Message, ...]:
-    """Returns the list with some messages replaced by index. None as a replacement leaves the message out."""
+    """Returns the list with the messages at some indices replaced. The value None removes a message."""
     if not replacements:
         return messages
     replaced = (replacements.get(k, each) for k, each in enumerate(messages))
@@ -473,5 +485,5 @@ def replace_messages(
 
 
 def format_strategy_thread(ask: FitRequest, root: bytes, strategy: str) -> str:
-    """Formats the key under which a conversation's failures and growth with a strategy are remembered."""
+    """Formats the key under which the failures and growth of a conversation with a strategy are kept."""
     return "/".join((ask.tenant, root.hex(), strategy, ask.known_conversation or ""))

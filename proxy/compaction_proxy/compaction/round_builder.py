@@ -1,9 +1,9 @@
 """Makes compactions: writes their texts, builds their checkpoints, and saves them with the original messages.
 
-Requests that need the same compaction share one summary call. If the client disconnects, the summary is still
-finished and saved, so that its price is not paid for nothing (`on_disconnect: finish`). After a failed
-summary call, the conversation requests no summary for a while. Otherwise each of its requests would wait for
-a summary model that hangs.
+Requests that need the same compaction share one summary call. With `on_disconnect: finish`, the summary is
+finished and saved even if the client disconnects, so that its cost is not wasted. After a failed summary
+call, no summary is requested for the conversation for a while. Otherwise each of its requests would wait for
+a summary model that does not answer.
 """
 
 import asyncio
@@ -73,7 +73,8 @@ from compaction_proxy.telemetry.logs import REQUEST_ID
 # later request.
 APPLIED, SCHEDULED = "applied", "scheduled"
 
-# After a failed summary call, a conversation rests: it requests no summary for this many seconds.
+# How long a conversation rests after a failed summary call, in seconds. While it rests, no summary is
+# requested for it.
 FAILURE_REST_S = 30.0
 # Largest number of resting conversations that are remembered.
 MAX_RESTING = 10_000
@@ -82,7 +83,7 @@ _log = structlog.get_logger()
 
 
 def _build_common_fields(job: RoundJob, price: PriceLookup) -> dict[str, Any]:
-    """Builds the event fields that are the same for compactions that were made and for failed ones."""
+    """Builds the fields that the events of successful and of failed compactions have in common."""
     usage = job.summary_request.usage if job.summary_request else SummaryUsage()
     fields: dict[str, Any] = {
         "conversation": job.conversation,
@@ -111,8 +112,8 @@ def find_retained_facts(
 ) -> Mapping[str, tuple[int, int]]:
     """Counts how many facts of the replaced messages the model still sees (`core.summary.retention`).
 
-    Returns for each kind of fact how many of them the model still sees, and how many the replaced messages
-    held. Returns an empty mapping if no message is replaced.
+    Maps each kind of fact to two numbers: the facts that the model still sees, and all facts of this kind in
+    the replaced messages. Returns an empty mapping if no message is replaced.
     """
     affected = job.affected_indices
     if not affected:
@@ -131,7 +132,7 @@ def find_retained_facts(
 
 
 def list_messages_after_round(job: RoundJob, checkpoint: Checkpoint) -> Iterator[VisibleMessage]:
-    """Yields the messages that are forwarded after the compaction, without fixed messages."""
+    """Yields the messages that are forwarded after the compaction. Fixed messages are not included."""
     replacements = {span.start: (span, replaced) for span, replaced in checkpoint.span_replacements}
     index = 0
     while index < len(job.view.unfixed_messages):
@@ -160,9 +161,10 @@ class RoundBuilder:
         index: Lists the ids of checkpoints.
         history: Stores the events and root digests of conversations.
         reader: Counts tokens.
-        retention: Records which archives exist, so that old ones can be deleted. None disables this.
+        retention: Records which archives exist, so that old archives can be deleted. With None, archives are
+            not recorded.
         announce: Receives an event for each compaction that was made or installed, or that failed.
-        clock: Returns monotonic seconds. It measures the rest after a failed summary call.
+        clock: Returns monotonic seconds. It measures how long no summary is requested after a failed call.
 
     Attributes:
         summarizer: Writes summaries.
@@ -210,16 +212,16 @@ class RoundBuilder:
     ) -> Checkpoint:
         """Makes the compaction, or waits for the task that is already making it.
 
-        Does not wait at all if the strategy limits the wait and the summary model is expected to take longer
-        than `wait_s`, judging by its recent calls.
+        Does not wait if the strategy limits the wait and recent calls of the summary model show that it will
+        probably take longer than `wait_s`.
 
         Args:
             job: The compaction to make.
-            wait_s: How long the caller waits, in seconds. If that is too short, the compaction still goes on.
-            finish_when_cancelled: Whether the compaction goes on after every caller has been cancelled.
+            wait_s: How long to wait, in seconds. After this time, the compaction continues in the background.
+            finish_when_cancelled: Whether the compaction continues after all callers have been cancelled.
 
         Raises:
-            SummaryError: If no checkpoint was made within `wait_s`. The error's reason says why.
+            SummaryError: If no checkpoint was made within `wait_s`. Its `reason` says why.
         """
         task = self._find_or_start_task(job)
         if job.summary_request and job.view.policy.max_block_s is not None:
@@ -242,24 +244,24 @@ class RoundBuilder:
             raise SummaryError("cancelled")
         error = task.exception()
         if error is not None and not isinstance(error, SummaryError):
-            # A fault of the proxy counts as a missing summary, so that the caller takes the next rung of the
-            # ladder.
+            # An unexpected error is treated like a missing summary, so that the caller makes the request fit
+            # in another way.
             raise SummaryError("internal") from error
         return task.result()
 
     def begin_round(self, job: RoundJob) -> None:
-        """Starts the compaction without waiting for it, unless its conversation rests after a failure."""
+        """Starts the compaction in the background, unless its conversation rests after a failure."""
         with suppress(SummaryError):
             self._find_or_start_task(job)
 
     def list_pending_jobs(self, tenant: str, root: bytes, strategy: str) -> list[RoundJob]:
-        """Lists the running jobs that request a summary, for this root digest and strategy of the tenant."""
+        """Lists the running jobs of the tenant, root digest and strategy that request a summary."""
         running = [job for job, _ in self._running.values() if job.summary_request is not None]
         wanted = (tenant, root, strategy)
         return [job for job in running if (job.tenant, job.root, job.view.policy.name) == wanted]
 
     async def close(self) -> None:
-        """Cancels running compactions, and waits until the events of failed ones are stored."""
+        """Cancels running compactions, and waits until the events of failed compactions are stored."""
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -270,10 +272,10 @@ class RoundBuilder:
     async def install_checkpoint(
         self, view: RequestView, checkpoint: Checkpoint, ttl_s: float, due_reason: str | None = None
     ) -> Checkpoint:
-        """Installs a checkpoint that was made ahead of need, so that every replica applies it.
+        """Installs a staged checkpoint, so that every replica applies it. Returns the checkpoint.
 
-        Returns the checkpoint. An event reports `due_reason` as the reason of the installation. If it is
-        None, there is no event.
+        An event reports the installation, with `due_reason` as its reason. If `due_reason` is None, no event
+        is written.
         """
         request, root = view.request, view.root or b""
         checkpoint_id = compute_checkpoint_id(checkpoint, view.prefixes)
@@ -313,7 +315,7 @@ class RoundBuilder:
         """Returns the task that makes the compaction.
 
         Raises:
-            SummaryError: If the compaction needs a summary, and the conversation rests after a failure.
+            SummaryError: If the conversation rests after a failure, and the compaction needs a summary.
         """
         if job.key in self._running:
             return self._running[job.key][1]
@@ -326,7 +328,10 @@ class RoundBuilder:
         return task
 
     def _finish_task(self, job: RoundJob, task: asyncio.Task[Checkpoint]) -> None:
-        """Removes a finished task. If the summary or the proxy has failed, reports it and starts a rest."""
+        """Handles the end of a task. If the summary or the proxy failed, reports the failure.
+
+        The conversation then rests, so that it requests no summary for a while.
+        """
         del self._running[job.key]
         error = None if task.cancelled() else task.exception()
         is_fault = not isinstance(error, SummaryError)
@@ -371,7 +376,7 @@ class RoundBuilder:
         The writer is the name of a model, `EXTRACT_WRITER` for extracts, or empty if there are no texts.
 
         Raises:
-            SummaryError: If there is no summary model, if the model fails, or if the time limit is exceeded.
+            SummaryError: If there is no summary model, if it fails, or if it exceeds the time limit.
         """
         _log.info(
             COMPACTION_STARTED,
@@ -399,8 +404,8 @@ class RoundBuilder:
     ) -> Checkpoint | None:
         """Saves the checkpoint together with its records and event, and announces the event.
 
-        Returns the checkpoint that every replica uses from now on. If another replica has saved a checkpoint
-        first, returns that checkpoint. Returns None if the lease was lost and nothing was written.
+        Returns the checkpoint that every replica uses from now on. This is the checkpoint of another replica
+        if that replica has saved one first. Returns None if the lease was lost and nothing was written.
         """
         await self._history.record_root(job.tenant, job.conversation, job.root)
         archived_round = ArchivedRound(
@@ -447,10 +452,11 @@ class RoundBuilder:
     def _build_records(
         self, job: RoundJob, checkpoint: Checkpoint, archived_round: ArchivedRound
     ) -> tuple[Archive | None, RecordItem, Mapping[str, tuple[int, int]]]:
-        """Builds the archive, the detail record and the counts of retained facts of a compaction.
+        """Builds the archive and the detail record of a compaction, and counts the retained facts.
 
-        The archive holds the removed and shortened messages. It is None if there are none. The detail record
-        holds the prompts of the summary calls and the messages that the model sees after the compaction.
+        The archive contains the original messages that were removed or shortened; it is None if there are
+        none. The detail record contains the prompts of the summary calls and the messages that the model sees
+        after the compaction.
         """
         turns = list(accumulate(int(each.role == "user") for each in job.view.unfixed_messages))
         originals = [
@@ -474,8 +480,8 @@ def _build_checkpoint(
     """Builds the checkpoint of a compaction.
 
     Raises:
-        SummaryError: With the reason `rules-lost` if a rule is missing from the replacements, or `longer` if
-            the replacements have no fewer tokens than the messages that they replace.
+        SummaryError: With the reason `rules-lost` if a rule is missing from the replacements. With the reason
+            `longer` if the replacements are not shorter than what they replace.
     """
     if not has_every_rule(
         "\n".join(each.text for put in replacements for each in put.messages), job.draft.rules
@@ -517,7 +523,7 @@ def _build_checkpoint(
 def _count_forwarded_tokens(
     messages: Sequence[Message], replacements: Sequence[tuple[Span, Sequence[Message]]]
 ) -> int:
-    """Counts the tokens that are forwarded with these replacements, without fixed messages."""
+    """Counts the tokens of the messages after these replacements. Fixed messages are not included."""
     covered = {index for span, _ in replacements for index in range(*span)}
     unchanged_tokens = sum(each.tokens for index, each in enumerate(messages) if index not in covered)
     return unchanged_tokens + sum(each.tokens for _, put in replacements for each in put)
@@ -526,8 +532,8 @@ def _count_forwarded_tokens(
 def _write_extracts(job: RoundJob) -> tuple[str, ...]:
     """Writes an extract for each group.
 
-    The first extract begins with the ledger. If the strategy keeps a chain of records, the ledger follows the
-    records instead.
+    The first extract begins with the ledger. If the strategy keeps a chain of records, the extracts contain
+    no ledger, because the ledger follows the records.
     """
     characters = int(max(1, job.draft.summary_tokens) * SUMMARY_CHARACTERS)
     characters_per_group = characters // max(1, len(job.draft.plan.groups))

@@ -1,8 +1,8 @@
-"""Provides the compaction that a request needs: makes one, or installs one that was made ahead of need.
+"""Provides the compaction that a request needs: makes a new one, or installs one that was made in advance.
 
-The time that a request waits for a summary is limited, so that its client does not give up. If there is no
-summary by then, the strategy `anchored` uses an extract instead. The other strategies use an extract only if
-the request would not fit otherwise. Else they leave the request unchanged.
+The time that a request waits for a summary is limited, so that its client does not give up. If the summary is
+not ready in time, the strategy `anchored` uses an extract instead. The other strategies use an extract only
+if the request would not fit without a compaction. Otherwise they leave the request unchanged.
 """
 
 from dataclasses import replace
@@ -31,39 +31,40 @@ from compaction_proxy.core.planner import compute_checkpoint_id
 
 # A request waits for a summary for at most this share of the time after which its client gives up.
 PATIENCE_SHARE = 0.25
-# The fixed part of a request is what no compaction removes. A staged checkpoint suffices if it shrinks the
-# rest of the request to this share of the tokens between the fixed part and T.
+# A compaction starts when a request exceeds the trigger size. No compaction removes the fixed part of the
+# request. A staged checkpoint is sufficient if it shrinks the rest to at most this share of the trigger size
+# minus the fixed part.
 READY_SHARE = 0.75
-# A request waits at most this many seconds for a compaction without a model. Such a compaction takes long
-# only if it must wait until the lease of a dead replica expires.
+# A request waits at most this many seconds for a compaction that needs no model. It takes that long only if
+# it must wait until the lease of a dead replica expires.
 PLAIN_ROUND_WAIT_S = 30.0
-# The reported reason if the request has no messages that can be removed.
+# The reported reason if there is nothing to remove.
 NOTHING_TO_TAKE = "nothing-to-take"
 # The reported reason if no compaction can remove any significant part of the request.
 IRREDUCIBLE = "irreducible"
 # The reported reason if recent compactions were ineffective or have failed.
 PAUSED = "paused"
-# Reasons of failures that would recur with the same messages, because the messages cause them.
+# Failures for these reasons are caused by the messages, so they would recur with the same messages.
 LASTING_FAILURES = frozenset({"longer", "rules-lost"})
 # Reasons for leaving a request unchanged that are not failures.
 QUIET_REASONS = frozenset({NOTHING_TO_TAKE, IRREDUCIBLE, PAUSED})
-# A compaction that is due for one of these reasons is made even if it saves little. If it saves little, it
-# uses a summary model only if the reason is `force`.
+# If a compaction is due for one of these reasons, it is made even if it saves little. In that case only
+# `force` requests a summary; for the other reasons an extract is used.
 FORCED_REASONS = frozenset({"force", "overflow", "limit"})
 # If a compaction is due for one of these reasons, it is tried even if the previous one has just failed.
 INSISTENT_REASONS = frozenset({"force", "overflow"})
 
 
 class RoundCoordinator:
-    """Makes compactions for requests, with the help of other components, and applies them.
+    """Decides which compaction a request gets, and applies it.
 
     Args:
         loader: Finds staged checkpoints.
         builder: Makes compactions and installs staged checkpoints.
         reader: Counts tokens.
-        directives: Stores the directives of users, such as a requested compaction.
+        directives: Stores what users have asked for, such as a compaction.
         effectiveness: Remembers the conversations in which compactions fail or save too little.
-        job_builder: Turns drafts into jobs.
+        job_builder: Builds the jobs of compactions from drafts.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class RoundCoordinator:
 
     @staticmethod
     def has_huge_results(view: RequestView) -> bool:
-        """Returns whether the request holds huge new tool results that must be capped."""
+        """Returns whether the request contains huge new tool results that must be capped."""
         return plan_result_caps(view) is not None
 
     async def cap_huge_results(self, view: RequestView) -> RequestView:
@@ -102,10 +103,10 @@ class RoundCoordinator:
             return view
 
     async def apply_round(self, view: RequestView, due_reason: str) -> tuple[RequestView, str | None]:
-        """Applies the compaction that is due: a new one, or one that was made ahead of need.
+        """Makes the compaction that is due, or installs a staged one, and returns the view after it.
 
-        Returns the view with the compaction, and the reason why an extract replaces the model's summary. This
-        reason is None if there is no extract. `due_reason` says why a compaction is due.
+        `due_reason` is the reason why a compaction is due. The second result says why an extract was used
+        instead of a model's summary. It is None if no extract was used.
 
         Raises:
             SummaryError: If there is nothing to remove, if compactions are paused, or if no summary could be
@@ -128,11 +129,11 @@ class RoundCoordinator:
     async def prepare_round(self, view: RequestView) -> None:
         """Starts a compaction that will soon be due.
 
-        Does nothing if no summary can be requested, if a compaction that serves the request is running or
+        Does nothing if no summary can be requested, if a compaction that this request can use is running or
         staged, if compactions are paused, or if there is nothing to summarise.
 
-        While this method works for a conversation, a second call for the same conversation does nothing. A
-        second compaction would replace nearly the same messages, and would cost as much.
+        While one call of this method works on a conversation, further calls for the same conversation do
+        nothing. They would pay for a second summary of nearly the same messages.
         """
         thread = view.strategy_thread
         if view.root is None or not view.request.summary_routes or thread in self._preparing:
@@ -165,7 +166,7 @@ class RoundCoordinator:
         if draft is None or not draft.plan.groups:  # masks need no preparation
             return
         job = await self._job_builder.build_job(view, draft, AHEAD_REASON)
-        # During the `await` calls above, a request may have started a compaction that serves this view.
+        # During the `await` calls above, a request may have started a compaction that this request can use.
         if not any(_can_serve(each, view) for each in self._list_pending_jobs(view)):
             self._builder.begin_round(job)
 
@@ -184,8 +185,8 @@ class RoundCoordinator:
     async def _make_round_without_model(self, view: RequestView, job: RoundJob) -> Checkpoint:
         """Makes a compaction without a model.
 
-        If it fails for a reason that would recur, the failure is recorded, so that it is not tried again
-        soon.
+        If it fails because of its messages (`LASTING_FAILURES`), the failure is recorded, so that the
+        compaction is not tried again soon.
 
         Raises:
             SummaryError: If the compaction cannot be made.
@@ -201,10 +202,10 @@ class RoundCoordinator:
             raise
 
     async def _find_or_make_round(self, view: RequestView, due_reason: str) -> tuple[Checkpoint, str | None]:
-        """Installs a staged checkpoint if it suffices, else makes a compaction.
+        """Installs a staged checkpoint if it is sufficient; else makes a compaction. Returns the checkpoint.
 
-        Returns the checkpoint, and the reason why an extract replaces the model's summary. This reason is
-        None if there is no extract.
+        The second result says why an extract was used instead of a model's summary. It is None if no extract
+        was used.
 
         Raises:
             SummaryError: If there is nothing to remove, if compactions are paused, or if no summary could be
@@ -231,12 +232,12 @@ class RoundCoordinator:
         return checkpoint, reason
 
     async def _find_staged(self, view: RequestView, *, same_length: bool = False) -> Checkpoint | None:
-        """Returns the staged checkpoint to apply, with the later edits of the checkpoint in force.
+        """Returns the staged checkpoint to apply, with later masks and caps of the view's checkpoint.
 
-        Returns None if no staged checkpoint matches. With `same_length`, returns the checkpoint of a summary
-        that was late, so that an extract is in force in its place. Apply that checkpoint only together with a
-        new compaction. The new compaction breaks the provider's prompt cache anyway, so replacing the extract
-        then costs nothing extra.
+        Returns None if no staged checkpoint matches. `same_length` looks for a late summary that replaces an
+        extract (`RequestLoader.find_staged_checkpoint`). Use it only before a new compaction. The new
+        compaction breaks the provider's prompt cache anyway, so replacing the extract costs nothing in
+        addition.
         """
         staged = await self._loader.find_staged_checkpoint(view, same_length=same_length)
         return _merge_edits(staged, view.checkpoint) if staged else None
@@ -248,10 +249,10 @@ class RoundCoordinator:
         return await self._builder.install_checkpoint(view, checkpoint, ttl_s, due_reason)
 
     async def _make_round(self, view: RequestView, due_reason: str) -> tuple[Checkpoint, str | None]:
-        """Makes a compaction, or waits for a running one that also serves this request.
+        """Makes a compaction, or waits for a running one that this request can use. Returns the checkpoint.
 
-        Returns its checkpoint, and the reason why an extract replaces the model's summary. This reason is
-        None if there is no extract.
+        The second result says why an extract was used instead of a model's summary. It is None if no extract
+        was used.
 
         Raises:
             SummaryError: If there is nothing to remove, if compactions are paused, or if no summary could be
@@ -270,8 +271,8 @@ class RoundCoordinator:
         if due_reason != "force":
             pending = self._list_pending_jobs(view)
             shared = next((each for each in pending if each.is_staged and _can_serve(each, view)), None)
-            # A compaction may have ended since staged checkpoints were last looked up, so look for its
-            # checkpoint again.
+            # Since the last search for staged checkpoints, a running compaction may have saved one. So search
+            # again.
             staged = await self._find_staged(view) if shared is None else None
             if staged is not None and _is_sufficient(staged, view):
                 return await self._install(view, staged, due_reason), None
@@ -287,7 +288,7 @@ class RoundCoordinator:
     def _find_skip_reason(
         self, view: RequestView, job: RoundJob, draft: RoundDraft, due_reason: str
     ) -> str | None:
-        """Returns why no summary model must be called for this compaction; None if one must be called."""
+        """Returns why the compaction is made without a summary model; None if a model writes the summary."""
         if due_reason != "force" and self._is_paused(view):
             return PAUSED
         if due_reason in FORCED_REASONS - {"force"} and not draft.is_worth_it:
@@ -300,8 +301,8 @@ class RoundCoordinator:
         """Makes the compaction with a model's summary, and waits for it as long as the client allows.
 
         Raises:
-            SummaryError: If `skip_reason` is not None, if no summary could be written, or if the summary is
-                not ready in time.
+            SummaryError: If `skip_reason` is not None, if no summary could be written, or if it is not ready
+                in time.
         """
         if skip_reason is not None:
             raise SummaryError(skip_reason)
@@ -354,10 +355,10 @@ def _is_sufficient(staged: Checkpoint, view: RequestView) -> bool:
 
 
 def _can_serve(pending: RoundJob, view: RequestView) -> bool:
-    """Returns whether the result of a running compaction will serve this request.
+    """Returns whether this request can use the result of a running compaction.
 
-    The request must begin with the messages that the compaction covers. They must be more than the checkpoint
-    in force covers, and the compaction must not remove the request's latest user message.
+    The request must begin with the messages that the compaction covers. The compaction must cover more
+    messages than the view's checkpoint, and must not remove the request's latest user message.
     """
     length = pending.draft.plan.length
     covered_count = view.checkpoint.length if view.checkpoint else 0
@@ -372,9 +373,10 @@ def _can_serve(pending: RoundJob, view: RequestView) -> bool:
 
 
 def _merge_edits(checkpoint: Checkpoint, current: Checkpoint | None) -> Checkpoint:
-    """Returns `checkpoint` with the later masks and caps of `current`, the checkpoint in force.
+    """Returns `checkpoint` with the later masks and caps of `current`, which it replaces.
 
-    These edits were made while `checkpoint` was being made. They apply to messages that it does not cover.
+    The masks and caps were made while `checkpoint` was being written. They apply to messages that
+    `checkpoint` does not cover.
     """
     if current is None:
         return checkpoint

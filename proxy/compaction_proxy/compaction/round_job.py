@@ -1,7 +1,7 @@
-"""Describes compactions that are to be made, and builds the requests for their summaries.
+"""Builds jobs. A job contains everything that is needed to make one compaction.
 
-A draft holds the plan of a compaction, and the ledger if there is one. A job holds everything that is needed
-to make the compaction, including the request for the summary model and its system prompt.
+Its main parts are the draft (`RoundDraft`), with the plan and the ledger, and the request for the summary
+model, with its system prompt.
 """
 
 from collections.abc import Callable
@@ -103,14 +103,14 @@ class RoundJob:
 
     Attributes:
         view: The request for which the compaction is made.
-        draft: The plan of the compaction, and the ledger if there is one.
+        draft: The plan of the compaction, and the ledger.
         root: Root digest of the conversation (`storage.keys.get_conversation_root`).
         checkpoint_id: Id of the checkpoint that will be written (`core.planner`), 64 bytes.
         conversation: The conversation id.
         reason: Why the compaction is due.
         ttl_s: How long the checkpoint is kept, in seconds.
         is_searchable: Whether the model will be offered the tool that searches the removed messages.
-        summary_request: The request for the summary model; None if no model is asked.
+        summary_request: The request for the summary model; None if no model writes a summary.
         is_extractive: Whether an extract, written without a model, is used instead of a summary.
     """
 
@@ -138,17 +138,17 @@ class RoundJob:
 
     @property
     def is_staged(self) -> bool:
-        """Whether the checkpoint is stored as staged, so that no request uses it before it is installed."""
+        """Whether the checkpoint is first stored as staged. No request uses it before it is installed."""
         return self.view.policy.layout is not None and bool(self.draft.plan.groups) and not self.is_extractive
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The messages to summarise, by group, without the statements that no longer hold."""
+        """The messages to summarise, by group, without the outdated statements of the user."""
         return tuple(tuple(map(self._drop_outdated, group)) for group in self.draft.plan.groups)
 
     @property
     def user_messages(self) -> Group:
-        """All user messages, without the statements that no longer hold."""
+        """All user messages, without the outdated statements of the user."""
         return tuple(
             self._drop_outdated(k)
             for k, message in enumerate(self.view.unfixed_messages)
@@ -176,7 +176,7 @@ class RoundJob:
         return tuple(sorted({*plan.removed_indices, *list_edited_indices(plan)} - known))
 
     def format_task(self) -> str:
-        """Returns the text of the task: whole up to the strategy's size limit, else an excerpt.
+        """Returns the text of the task, or an excerpt if it exceeds the strategy's size limit.
 
         Returns `NO_TASK` if the conversation has no task, or if the task has no text.
         """
@@ -191,12 +191,12 @@ class RoundJob:
         return build_excerpt(task.text, size / task.tokens, handle)
 
 
-# The text of one summary call may take up to this share of the summary model's context window.
+# The messages to summarise in one call may take at most this share of the summary model's context window.
 READ_SHARE = 0.7
 
 
 class JobBuilder:
-    """Turns drafts into jobs.
+    """Builds jobs (`RoundJob`) from drafts (`RoundDraft`).
 
     Args:
         mint_conversation: Builds a conversation id from a tenant and a prefix digest. It is called if the
@@ -228,15 +228,15 @@ class JobBuilder:
             ttl_s=self.ttl_s,
             is_searchable=self._has_archive and _should_mention_search_tool(view.request),
         )
-        # A compaction may take minutes. To save memory, its job keeps the body only if the summary call needs
-        # it.
+        # A compaction may run for minutes, so the job does not keep the body of the request in memory. Only
+        # the request for the summary model keeps it, if the call needs it.
         body = view.request.body._replace(raw=b"", new_pieces=())
         view = replace(view, request=replace(view.request, body=body))
         return replace(job, view=view, summary_request=_build_summary_request(job))
 
 
 def predict_job_checkpoint_id(view: RequestView, plan: RoundPlan, *, extract: bool) -> bytes:
-    """Returns the id that the checkpoint of a compaction will have.
+    """Returns the id of the checkpoint that a compaction will write.
 
     `extract` says whether the compaction uses an extract instead of a summary.
     """
@@ -245,7 +245,10 @@ def predict_job_checkpoint_id(view: RequestView, plan: RoundPlan, *, extract: bo
 
 
 def _build_summary_request(job: RoundJob) -> SummaryRequest | None:
-    """Builds the request for the summary model; None if there is no route or no summary is wanted."""
+    """Builds the request for the summary model.
+
+    Returns None if there is no summary model, or if the compaction needs no summary.
+    """
     view = job.view
     shape, settings = view.policy.summary, view.request.settings
     routes = tuple(_with_known_window(each, view) for each in view.request.summary_routes)
@@ -254,8 +257,8 @@ def _build_summary_request(job: RoundJob) -> SummaryRequest | None:
     user_messages, groups = job.user_messages, job.groups
     summary = view.checkpoint.summary if view.checkpoint else ""
     earlier: tuple[str, ...] = (summary,) if summary and view.policy.earlier_rounds != "leave" else ()
-    # A chain that is written anew is summarised from the original messages. If they are too long for one
-    # call, the model reads the texts of the records instead.
+    # If the records of the chain are replaced by one new record, the summary model reads the original
+    # messages. If these are too long for one call, it reads the texts of the old records instead.
     if view.policy.earlier_rounds == "freeze" and not job.draft.plan.frozen_record_count:
         earlier = ()
         characters = sum(count_shown_characters(each, shape) for each in groups)
@@ -289,8 +292,8 @@ def _build_summary_request(job: RoundJob) -> SummaryRequest | None:
 def _should_mention_search_tool(ask: FitRequest) -> bool:
     """Returns whether the model will probably be offered the search tool for removed messages.
 
-    Only then does the replacement mention the tool. This is a guess, because the replacement never changes,
-    but a later request may be unable to offer the tool: it may bring no tools or ask for several answers.
+    The replacement mentions the tool only in this case. The result is a guess: the replacement never changes,
+    but the tool may be unavailable in a later request, for example because that request defines no tools.
     """
     tool = ask.body.wire.search_tool
     if ask.settings.recall.tool == "none" or tool is None:
@@ -305,14 +308,14 @@ def _should_mention_search_tool(ask: FitRequest) -> bool:
 
 
 def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
-    """Returns the route. If it uses the request's own model, limits its window to the request's window."""
+    """Returns the route. If it uses the request's own model, its window is at most that of the request."""
     if route.model != view.request.model:
         return route
     return replace(route, window=min(view.budget.window, route.window))
 
 
 def _exclude_recorded_messages(job: RoundJob) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Returns the groups without the messages that the chain already covers, and the texts of its records."""
+    """Returns the groups without the messages that the chain covers, and the texts of the chain's records."""
     chain = job.view.checkpoint
     if chain is None:
         return job.groups, ()

@@ -27,31 +27,31 @@ from compaction_proxy.core.planner import (
 from compaction_proxy.core.strategies import ANCHORED_LAYOUT, ScaledLimit
 from compaction_proxy.support.offload import run_in_worker
 
-# Tokens of the opening and closing lines around the records of a chain.
+# Approximate tokens of the introductory and closing lines around the records of a chain.
 FRAME_TOKENS = 120
-# Some strategies ask for a longer summary if more is removed. The size that they ask for is at most this
-# share of T.
+# Some strategies request a longer summary if more tokens are removed, but at most this share of the trigger
+# size T.
 SUMMARY_SHARE = 0.06
-# A compaction that cannot remove this share of T is not worth a summary.
+# A compaction that saves less than this share of the trigger size is not worth the cost of a summary.
 LEAST_SHARE = 0.10
 CHARACTERS_A_TOKEN = 3.5
-# If the ledger leaves too little room for the smallest tail, its limit is reduced. The reduced limit is
+# If the ledger leaves too few tokens for the smallest tail, its limit is reduced. The reduced limit is
 # LEDGER_TOKENS or LEDGER_SHARE of the full limit, whichever is more.
 LEDGER_TOKENS = 2_000
 LEDGER_SHARE = 0.4
 # The ledger's limit is reduced further if ledger, records, summary and tail together would exceed this share
-# of the free tokens: those between T and the part of the request that no compaction removes.
+# of the free tokens. The free tokens are the trigger size minus the tokens that no compaction removes.
 FILLED_SHARE = 0.8
 # The ledger's limit is never reduced below this share of the full limit.
 LEAST_LEDGER_SHARE = 0.1
-# If the target is so low that hardly any compaction can reach it, masks alone suffice if they shrink the
-# removable messages to this share of the free tokens.
+# If the target is so low that hardly any compaction can reach it, a compaction with masks alone is sufficient
+# if it shrinks the removable messages to this share of the free tokens.
 MASKED_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class RoundDraft:
-    """A draft of a compaction.
+    """Describes what a compaction will remove and replace, before any summary is written.
 
     Attributes:
         plan: The spans to replace, and what replaces them.
@@ -59,10 +59,10 @@ class RoundDraft:
         is_worth_it: Whether the compaction saves enough tokens to be worth the cost of a summary.
         ledger: Text of the ledger; empty unless the strategy keeps a chain of records.
         rules: Rules that the ledger must contain.
-        outdated_statements: User statements that no longer hold, by message index. The summary model must not
-            see them.
-        frontier: The state of the user's requests and the last step (`core.ledger.frontier`); empty unless
-            the strategy keeps a chain of records.
+        outdated_statements: User statements that later statements have replaced, by message index. They are
+            removed from the text that the summary model reads.
+        frontier: The states of the user's requests and the last steps; empty unless the strategy keeps a
+            chain of records.
     """
 
     plan: RoundPlan
@@ -95,7 +95,8 @@ def _can_fit(view: RequestView, draft: RoundDraft) -> bool:
 def plan_result_caps(view: RequestView) -> RoundPlan | None:
     """Plans to cap huge new tool results; returns None if there is nothing to cap.
 
-    Results are capped only if they and the part that no compaction removes would together exceed usable.
+    Results are capped only if the request would exceed the usable tokens (`Budget.usable`) even after a
+    compaction of everything else.
     """
     layout = view.policy.layout
     results = _find_newest_results(view.unfixed_messages)
@@ -119,7 +120,7 @@ def plan_result_caps(view: RequestView) -> RoundPlan | None:
 
 
 def _find_newest_results(messages: Sequence[Message]) -> range:
-    """Returns the indices of the tool results in the last unit."""
+    """Returns the indices of the tool results at the end of the list, which answer the latest calls."""
     start = len(messages)
     while start and messages[start - 1].answered_call_ids:
         start -= 1
@@ -128,7 +129,7 @@ def _find_newest_results(messages: Sequence[Message]) -> range:
 
 
 def _draft_plain(view: RequestView, constraints: PlanConstraints) -> RoundDraft | None:
-    """Drafts a compaction without masks and without a ledger; returns None if there is nothing to remove."""
+    """Drafts a compaction that has neither masks nor a ledger. Returns None if nothing can be removed."""
     summary_tokens = _compute_summary_tokens(view, 0)
     plan = plan_round(
         view.unfixed_messages,
@@ -141,7 +142,7 @@ def _draft_plain(view: RequestView, constraints: PlanConstraints) -> RoundDraft 
 
 
 def _draft_masks(view: RequestView, constraints: PlanConstraints) -> RoundDraft | None:
-    """Drafts a compaction that only masks tool results; returns None if masks alone do not save enough."""
+    """Drafts a compaction that only masks tool results. Returns None if that does not save enough tokens."""
     stop = find_tail_start(
         view.unfixed_messages,
         view.effective_messages,
@@ -159,12 +160,12 @@ def _draft_masks(view: RequestView, constraints: PlanConstraints) -> RoundDraft 
 
 
 def _list_chain_records(view: RequestView) -> tuple[Message, ...]:
-    """Lists the records of the chain so far."""
+    """Lists the records in the chain of the view's checkpoint; empty if there is no checkpoint."""
     return list_chain_records(view.checkpoint) if view.checkpoint else ()
 
 
 def _compute_summary_tokens(view: RequestView, removed_tokens: int) -> int:
-    """Computes the size that a summary of `removed_tokens` tokens should have, in tokens."""
+    """Computes the size of the summary to request, in tokens, for messages of `removed_tokens` tokens."""
     shape = view.policy.summary
     if shape is None:
         return 0
@@ -177,7 +178,7 @@ def _compute_summary_tokens(view: RequestView, removed_tokens: int) -> int:
 
 
 def _choose_masks(view: RequestView, constraints: PlanConstraints, tail_start: int) -> list[int]:
-    """Chooses the tool results to mask; chooses none if masks alone cannot reach the target size."""
+    """Chooses the tool results to mask. Returns an empty list if masks alone cannot reach the target size."""
     forwarded = list_forwarded_sizes(view.unfixed_messages, view.checkpoint)
     previously_edited = view.checkpoint.edited if view.checkpoint else frozenset()
     candidates = [
@@ -200,9 +201,9 @@ def _choose_masks(view: RequestView, constraints: PlanConstraints, tail_start: i
 
 
 def _list_old_results(view: RequestView, tail_start: int) -> list[int]:
-    """Lists the tool results before the tail that may be masked.
+    """Lists the tool results before the tail that are not yet removed.
 
-    Results that are already removed are left out, and so are the newest ones (`keep.tool_results`).
+    The newest results, as many as the strategy always keeps, are not included.
     """
     removed = view.checkpoint.removed_indices if view.checkpoint else frozenset()
     results = [
@@ -227,9 +228,10 @@ def _is_worth_it(
 
 
 def _cap_long_task(view: RequestView, plan: RoundPlan, constraints: PlanConstraints) -> RoundPlan:
-    """Adds a cap to the plan if the task is too long and may be shortened.
+    """Adds a cap for the task to the plan if the task is too long.
 
-    The task stays whole if it is also the latest user message, is edited already, or is moved by the client.
+    The task stays whole if it is also the latest user message, if it is already masked or capped, or if the
+    client moves it.
     """
     task = find_task_index(view.unfixed_messages)
     edited = view.checkpoint.edited if view.checkpoint else frozenset()
@@ -248,7 +250,10 @@ def merge_pins(view: RequestView) -> tuple[str, ...]:
 
 
 def _compute_ledger_tokens(view: RequestView, limit: ScaledLimit) -> int:
-    """Returns the size limit of the ledger, in tokens; reduced if the tail would get too little room."""
+    """Returns the size limit of the ledger, in tokens.
+
+    The limit is reduced if the ledger would leave too few tokens for the tail.
+    """
     room, tail = view.plan_constraints, view.policy.keep.tail
     max_tokens = limit.compute_tokens(room.trigger_tokens)
     if room.target_tokens is None or tail is None:
@@ -268,7 +273,7 @@ def _compute_ledger_tokens(view: RequestView, limit: ScaledLimit) -> int:
 
 
 class RoundPlanner:
-    """Drafts compactions. Identical drafts that are requested at the same time share one task.
+    """Drafts compactions. If the same draft is requested twice at the same time, it is made only once.
 
     Args:
         reader: Counts tokens.
@@ -283,9 +288,9 @@ class RoundPlanner:
     async def draft_round(self, view: RequestView, *, allow_small: bool = False) -> RoundDraft | None:
         """Drafts the compaction that the strategy would make now.
 
-        The compaction does not touch messages that the client moves, unless the request would not fit
-        otherwise. Returns None if there is nothing to remove. With a strategy that keeps a chain of records,
-        also returns None if the compaction saves little and `allow_small` is not set.
+        The compaction leaves messages that the client moves unchanged, unless the request would otherwise not
+        fit. Returns None if there is nothing to remove. With a strategy that keeps a chain of records, also
+        returns None if the compaction saves little and `allow_small` is False.
 
         Args:
             view: The request.
@@ -311,7 +316,7 @@ class RoundPlanner:
         return await self._draft_one_round(replace(view, moving_count=0), allow_small=allow_small)
 
     async def _draft_one_round(self, view: RequestView, *, allow_small: bool) -> RoundDraft | None:
-        """Drafts a compaction that does not touch the messages that the client moves."""
+        """Drafts a compaction that leaves the messages that the client moves unchanged."""
         constraints = view.plan_constraints
         if view.policy.layout is None:
             return await run_in_worker(partial(_draft_plain, view, constraints))
@@ -330,9 +335,9 @@ class RoundPlanner:
         )
 
     def _predict_removed_indices(self, view: RequestView, constraints: PlanConstraints) -> frozenset[int]:
-        """Returns the indices of the messages that a further record of the chain will probably replace.
+        """Returns the indices of the messages that the next record of the chain will probably replace.
 
-        The plan may remove others if the ledger and the records are large.
+        If the ledger and the records are large, the final plan may remove other messages.
         """
         stop = find_tail_start(
             view.unfixed_messages, view.effective_messages, view.policy, view.checkpoint, constraints
@@ -351,8 +356,15 @@ class RoundPlanner:
     ) -> RoundDraft | None:
         """Drafts a compaction that adds a record to the chain.
 
-        Returns None if there is nothing to remove, or if the compaction saves little and `allow_small` is not
-        set. `ledger` is the ledger for the messages at the indices `expected`.
+        Returns None if there is nothing to remove, or if the compaction saves little and `allow_small` is
+        False.
+
+        Args:
+            view: The request.
+            expected: Indices of the messages that will probably be removed.
+            ledger: The ledger for these messages, and the rules that it must contain.
+            ledger_tokens: Size of the ledger, in tokens.
+            allow_small: Whether to draft the compaction even if it saves little.
         """
         superseded = self._ledger_cache.get_active_statements(view.unfixed_messages).superseded
         records = _list_chain_records(view)
@@ -393,8 +405,8 @@ class RoundPlanner:
     ) -> tuple[str, tuple[str, ...]]:
         """Returns the ledger for the removed messages, and the rules that it must contain.
 
-        Every strategy uses this ledger if no summary can be written. If the strategy has no size limit for a
-        ledger, the limit of `anchored` applies.
+        All strategies add this ledger to an extract if no summary can be written. If the strategy has no size
+        limit for ledgers, the limit of `anchored` applies.
         """
         return await run_in_worker(partial(self._build_ledger_text, view, removed_indices))
 
@@ -416,7 +428,7 @@ class RoundPlanner:
 
 
 def _build_key(view: RequestView, *, allow_small: bool) -> tuple[object, ...]:
-    """Builds a key from everything on which a draft depends, so that equal keys mean identical drafts."""
+    """Builds a key from all inputs of a draft. Requests with equal keys get identical drafts."""
     return (
         view.request.tenant,
         tuple(each.digest for each in view.messages),

@@ -1,4 +1,4 @@
-"""Compacts a single list of messages with a temporary store in memory, so that nothing is kept."""
+"""Compacts messages without storing anything: runs the compactor on a temporary store in memory."""
 
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable
@@ -28,14 +28,16 @@ from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.storage.store import Store
 from compaction_proxy.telemetry.event_history import EventBus, EventHistory
 
-# Lifetime of records in the temporary store, in seconds. It is so long that no record expires before the
+# Lifetime of records in the temporary store, in seconds. It is long enough that no record expires before the
 # store is deleted at the end of the `open_compactor` block.
 SCRATCH_TTL_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class StatelessCompaction:
-    """Opens compactors over a temporary store, which is deleted when the `open_compactor` block ends.
+    """Compacts messages without storing checkpoints, events or archives permanently.
+
+    All of these are deleted when the block of `open_compactor` ends.
 
     Attributes:
         create_store: Creates an empty store in memory.
@@ -44,7 +46,7 @@ class StatelessCompaction:
             them.
         summarizer: Writes summaries. Forwarded requests share it, so it knows which models fail and how many
             calls a tenant has left.
-        job_builder: Turns drafts into jobs.
+        job_builder: Builds the jobs of compactions from drafts.
         event_bus: Announces events only to the listeners that add up the cost of summaries.
     """
 
@@ -91,9 +93,9 @@ class ShortenResult(NamedTuple):
 
     Attributes:
         fit: The request with the shorter list.
-        strategy_result: The result of the strategy alone. It is the same as `fit` if the list was not cut in
-            addition.
-        model: The model that wrote the summary; None if no model did.
+        strategy_result: The result of the strategy, before messages were cut in addition. It is the same as
+            `fit` if no messages were cut.
+        model: The model that wrote the summary; None if no model wrote one.
     """
 
     fit: FitResult
@@ -104,7 +106,7 @@ class ShortenResult(NamedTuple):
 async def shorten_messages(
     compaction: StatelessCompaction, ask: FitRequest, target_tokens: int | None
 ) -> ShortenResult:
-    """Compacts a list of messages, and also cuts it if the compaction failed or the result is too long.
+    """Compacts a list of messages. If this fails, or the result is too long, also cuts messages.
 
     The cut needs no model. A list that does not exceed the target is returned unchanged.
 
@@ -115,7 +117,7 @@ async def shorten_messages(
 
     Raises:
         UnreadableBodyError: If a message cannot be read.
-        InternalError: If the proxy has a fault. The fault is logged.
+        InternalError: If the proxy has failed unexpectedly. The log contains the cause.
     """
     async with compaction.open_compactor() as (compactor, history):
         if target_tokens is not None and (
@@ -143,7 +145,7 @@ async def shorten_messages(
 
 
 async def _fit_under_target(compactor: Compactor, ask: FitRequest, target_tokens: int) -> FitResult | None:
-    """Returns a result with the unchanged list if the list does not exceed the target; else None."""
+    """Returns a result with the unchanged list, or None if the list exceeds the target."""
     shadow = await compactor.fit_request(replace(ask, mode=CompactionMode.SHADOW))
     size = shadow.report.tokens_before
     if size is None or size > target_tokens:

@@ -1,12 +1,13 @@
 """Requests summaries: chooses the model, the form and the number of calls, and checks the answers.
 
-A summary request uses the aligned form if the caller provides the conversation (`SummaryRequest.aligned`) and
-the call fits the model's context window. Otherwise, it uses the transcript form. If a transcript is too long
-for one call, it is sent in portions, and one more call merges their summaries.
+A call has one of two forms. In the aligned form, it consists of the conversation itself, followed by the
+prompt. This form is used if the caller provides the conversation (`SummaryRequest.aligned`) and the call fits
+the model's context window. Otherwise, the call contains a transcript of the messages. A transcript that is
+too long for one call is sent in portions, and one more call merges their summaries.
 
-One call may ask for the summaries of several runs of messages. If the answer does not mark where each summary
-begins, each run gets a call of its own. An answer that was cut at its output limit is used if it reaches the
-last section. Otherwise, one more call asks for half the size.
+One call may request the summaries of several runs of messages. If the answer does not mark where each summary
+begins, each run gets a separate call. An answer that was cut off at its output limit is used if it contains
+the last section. Otherwise, one more call requests half the size.
 """
 
 import asyncio
@@ -45,23 +46,22 @@ from compaction_proxy.core.summary.verify import verify_summary
 from compaction_proxy.providers.types import SummaryModel
 from compaction_proxy.support.offload import run_in_worker
 
-# If a call was too long for the summary model, the next calls fill only this share of its context window,
-# because the token count was wrong.
+# If the provider refuses a summary call as too long, the token count was wrong. The next calls then use only
+# this share of the context window.
 OVERFLOW_SHARE = 0.7
-# If messages are shortened by characters to fit a call, they may fill only this share of the available
+# Messages are shortened by characters to fit a call. They may then take only this share of the available
 # tokens, because the number of tokens per character varies.
 CAREFUL_SHARE = 0.9
-# An answer with more characters than this for each allowed token is refused, because it is no summary.
+# An answer that has more characters than this per allowed token is rejected.
 MAX_CHARACTERS_A_TOKEN = 32
-# A long transcript is split into at most `MAX_PORTIONS` portions, each with a call of its own. At most
-# `PORTIONS_AT_ONCE` of these calls run at the same time. Each asks for at least `LEAST_PORTION_TOKENS`,
-# unless the whole summary must be shorter than that.
+# Limits for messages that are summarised in portions: the largest number of portions, the largest number of
+# calls at the same time, and the smallest size in tokens that is requested for the summary of a portion.
 MAX_PORTIONS = 12
 PORTIONS_AT_ONCE = 2
 LEAST_PORTION_TOKENS = 150
-# The smallest size that a call for a single run of messages asks for, in tokens.
+# The smallest size, in tokens, that a call for a single run of messages requests for its summary.
 LEAST_RUN_TOKENS = 60
-# How often messages are shortened further until a call fits. After that, the summary fails.
+# Largest number of attempts to make a call fit by shortening its messages. After that, the summary fails.
 NARROWINGS = 6
 # If an aligned call fails for one of these reasons, the summary is requested again as a transcript.
 _FORM_FAILURES = frozenset({"overflow", "http-400", "http-413", "http-422"})
@@ -71,11 +71,11 @@ _Written = TypeVar("_Written")
 
 
 class CheckedAnswer(NamedTuple):
-    """The usable texts of an answer.
+    """The usable summaries in a model's answer.
 
     Attributes:
-        texts: One text for each group; empty if the answer cannot be used.
-        is_partial: Whether the answer was cut off too early, so that a shorter one should be requested.
+        texts: One summary for each group of messages; empty if the answer cannot be used.
+        is_partial: Whether the answer was cut off too early. A shorter answer should then be requested.
     """
 
     texts: tuple[str, ...]
@@ -83,7 +83,7 @@ class CheckedAnswer(NamedTuple):
 
 
 def lookup_no_price(_model: str, _url: str, _prompt: int, _cached: int, _completion: int) -> None:
-    """Returns None for every call: no price is known."""
+    """Returns None for every call, because no prices are known."""
 
 
 class Summarizer:
@@ -119,15 +119,16 @@ class Summarizer:
         return self._client.has_resting_model
 
     async def write_summary(self, summary_request: SummaryRequest) -> tuple[tuple[str, ...], str]:
-        """Returns one text for each group, and the name of the model that wrote the texts.
+        """Returns one summary for each group of messages, and the name of the model that wrote them.
 
-        The texts are cleaned, validated, and verified if the strategy says so. The caller sets the deadline.
+        The summaries are cleaned and validated. They are also verified if the strategy requires it. The
+        caller enforces the deadline.
 
         Raises:
-            SummaryError: If there are no usable texts. The reason comes from the model, from validation or
-                from verification, or it is one of these: `no-model` (there is no summary model),
-                `summary-window` (the model's context window is too small), `breaker-open` (the model gets no
-                calls because it has failed) and `budget` (the tenant has no calls left).
+            SummaryError: If no usable summary could be written. The reason comes from the model, from
+                validation or from verification, or it is one of these: `no-model` (there is no summary
+                model), `summary-window` (the model's context window is too small), `breaker-open` (the model
+                gets no calls because it has failed) and `budget` (the tenant has no calls left).
         """
         for route in summary_request.routes:
             self.price(route.model, route.url, 0, 0, 0)  # starts the lookup, so the price is known in time
@@ -137,7 +138,7 @@ class Summarizer:
         return texts, model
 
     def estimate_call_duration_s(self, summary_request: SummaryRequest) -> float | None:
-        """Estimates how long a call to the first model takes, in seconds; None if that is unknown."""
+        """Estimates the duration of a call to the first summary model, in seconds; None if it is unknown."""
         if not summary_request.routes:
             return None
         route = summary_request.routes[0]
@@ -146,7 +147,7 @@ class Summarizer:
         )
 
     async def _summarize_via_routes(self, request: SummaryRequest) -> tuple[tuple[str, ...], str]:
-        """Returns the texts and the name of the model that wrote them."""
+        """Tries the summary models in order. Returns the summaries and the name of the model."""
         if not request.routes:
             raise SummaryError("no-model")
         first_route = request.routes[0]
@@ -166,10 +167,11 @@ class Summarizer:
     async def _summarize_via_conversation(
         self, request: SummaryRequest, aligned: AlignedConversation, route: SummaryRoute
     ) -> tuple[str, ...]:
-        """Requests the texts from the conversation's own model, in the aligned form.
+        """Requests the summaries from the conversation's own model, in the aligned form.
 
-        The call consists of the conversation itself, followed by the prompt. Returns no texts if the call
-        does not fit, if the provider refuses its form, or if the answer does not mark where each text begins.
+        The call consists of the conversation itself, followed by the prompt. Returns an empty tuple if the
+        call does not fit, if the provider refuses its form, or if the answer does not mark where each summary
+        begins.
         """
         conversation = ContinuedConversation(aligned.body.raw, aligned.messages)
 
@@ -217,25 +219,25 @@ class Summarizer:
         build_prompt: Callable[[int], Awaitable[str]],
         tokens: int,
     ) -> tuple[str, ...]:
-        """Returns one text for each group. If the answer was cut too early, asks again for half the size.
+        """Calls the model. If the answer was cut off too early, calls it again and requests half the size.
 
-        If the second call fails, the texts of the first answer are used. They are also used if the deadline
-        leaves no time for a second call.
+        If the second call fails, or if the deadline leaves no time for it, the summaries in the first answer
+        are used.
 
         Args:
             request: The summary request.
             call: The first call.
-            build_prompt: Builds the prompt that asks for a size in tokens.
-            tokens: Tokens that each call may take, prompt and answer together.
+            build_prompt: Builds the prompt that requests a summary of a size in tokens.
+            tokens: Largest size of prompt and answer of each call together, in tokens.
 
         Returns:
-            The texts. If several are wanted, the result is empty if the answer does not mark where each text
-            begins.
+            One summary for each group of messages. If there are several groups, and the answer does not mark
+            where each summary begins, the result is empty.
 
         Raises:
-            SummaryError: With the reason `truncated` if both answers were cut off too early, or `garbage` if
-                one text is wanted but the answer lacks most of its sections. `SummaryClient.call_model` adds
-                other reasons.
+            SummaryError: With the reason `truncated` if both answers were cut off and contain too little.
+                With the reason `garbage` if there is one group, and the answer lacks most of its sections.
+                Other reasons come from `SummaryClient`.
         """
         check_answer = partial(self._check_answer, request)
         started = self._clock()
@@ -260,7 +262,10 @@ class Summarizer:
     async def _summarize_via_transcript(
         self, request: SummaryRequest, route: SummaryRoute
     ) -> tuple[str, ...]:
-        """Requests the texts from one model. If a call is too long, tries once more with shorter calls."""
+        """Requests the summaries from one model, in the transcript form.
+
+        If the provider refuses a call as too long, tries once more with shorter calls.
+        """
         with self._client.admit_calls(request.tenant, route):
             try:
                 return await self._summarize_groups(request.select_route(route))
@@ -271,7 +276,7 @@ class Summarizer:
             return await self._summarize_groups(request.select_route(replace(route, window=window)))
 
     async def _summarize_groups(self, request: SummaryRequest) -> tuple[str, ...]:
-        """Returns a text for each group. Uses one call if all groups fit into it, else several calls."""
+        """Returns one summary for each group. Makes several calls if one call is too small for all groups."""
         groups, shape = request.groups, request.shape
         prompt = await request.build_prompt()
         size = await self._count_call_tokens(request, prompt)
@@ -292,9 +297,9 @@ class Summarizer:
         return tuple(texts)
 
     async def _summarize_one_by_one(self, request: SummaryRequest) -> tuple[str, ...]:
-        """Requests the text of each group by a separate call, the earliest group first.
+        """Requests the summary of each group by a separate call, the earliest group first.
 
-        Only the first `MAX_PORTIONS` groups get a call. For the others, the result is an empty text.
+        Only the first `MAX_PORTIONS` groups get a call. The summaries of the other groups are empty.
         """
         sizes = [count_shown_characters(each, request.shape) for each in request.groups]
         parts = [
@@ -307,7 +312,7 @@ class Summarizer:
         return tuple(text for [text] in texts) + ("",) * (len(sizes) - len(parts))
 
     async def _split_and_merge(self, request: SummaryRequest, characters: float) -> str:
-        """Returns one text for a group that is too large for one call.
+        """Returns one summary for a group that is too large for one call.
 
         Summarises portions of the group by separate calls. One more call merges their summaries.
 
@@ -317,8 +322,8 @@ class Summarizer:
         """
         [group], shape = request.groups, request.shape
         portions = await run_in_worker(partial(split_into_portions, group, shape, characters))
-        # Portions end between units, so they are not quite full, and there may be more of them than expected.
-        # In that case, shorten the messages further.
+        # A portion consists of whole units, so it is usually not full, and there may be more portions than
+        # expected. If there are too many, shorten the messages further.
         if len(portions) > MAX_PORTIONS:
             shape = await run_in_worker(
                 partial(shrink_shape_to_fit, group, shape, MAX_PORTIONS * characters / 2)
@@ -343,7 +348,7 @@ class Summarizer:
         return await self._summarize_shrunk_group(replace(request, groups=(records,), shape=whole))
 
     async def _summarize_shrunk_group(self, request: SummaryRequest) -> str:
-        """Returns the text for one group. Shortens the messages in the prompt until the call fits.
+        """Returns the summary of one group. Shortens the messages in the prompt until the call fits.
 
         Raises:
             SummaryError: With the reason `summary-window` if the call does not fit after `NARROWINGS`
@@ -361,7 +366,9 @@ class Summarizer:
         raise SummaryError("summary-window")
 
     async def _compute_fitting_share(self, request: SummaryRequest, size: int) -> float:
-        """Returns the share to which the messages in a prompt of `size` tokens must shrink so that it fits.
+        """Returns the factor by which the messages in a prompt must shrink so that the prompt fits.
+
+        `size` is the present size of the prompt, in tokens.
 
         Raises:
             SummaryError: With the reason `summary-window` if the prompt does not fit even without messages.
@@ -372,10 +379,10 @@ class Summarizer:
         return CAREFUL_SHARE * (request.max_input_tokens - fixed) / max(1, size - fixed)
 
     async def _call_model(self, request: SummaryRequest, prompt: str, size: int) -> tuple[str, ...]:
-        """Calls the model with this prompt of `size` tokens, and returns one text for each group.
+        """Calls the model with this prompt of `size` tokens, and returns one summary for each group.
 
-        Asks a second time, for shorter texts, if the answer was cut too early. If there are several groups,
-        the result is empty if the answer does not mark where each text begins.
+        If the answer was cut off too early, calls the model again and requests shorter summaries. If there
+        are several groups, and the answer does not mark where each summary begins, the result is empty.
         """
         tokens = int(size * request.calibration_ratio) + request.answer_tokens
         return await self._ask_until_complete(
@@ -386,11 +393,12 @@ class Summarizer:
         )
 
     async def _check_answer(self, request: SummaryRequest, answer: SummaryAnswer) -> CheckedAnswer:
-        """Returns the usable texts of an answer.
+        """Returns the usable summaries in an answer.
+
+        The result has no summaries if the answer was cut off, or if several summaries cannot be separated.
 
         Raises:
-            SummaryError: If the answer cannot be used. If its only fault is that it was cut off, or that its
-                texts cannot be separated, there is no error, but the result has no texts.
+            SummaryError: If the answer cannot be used for any other reason.
         """
         shape, tokens, text_count = request.shape, request.tokens, len(request.groups)
         characters, max_characters = len(answer.text), None
@@ -434,7 +442,7 @@ class Summarizer:
 async def _gather_texts(
     summarize: Callable[[SummaryRequest], Awaitable[_Written]], requests: Sequence[SummaryRequest]
 ) -> list[_Written]:
-    """Returns the texts of all requests, of which at most `PORTIONS_AT_ONCE` are sent at the same time.
+    """Runs `summarize` for all requests, at most `PORTIONS_AT_ONCE` at the same time. Returns the results.
 
     If a call fails, raises its error after the calls that run at the same time have ended.
     """
@@ -450,13 +458,13 @@ async def _gather_texts(
 
 
 def _narrow_shape_to_share(request: SummaryRequest, share: float) -> SummaryShape:
-    """Returns a shape that shows about `share` of the characters that the request's shape shows."""
+    """Reduces the sizes to which messages are cut, so that about `share` of the present characters remain."""
     [group] = request.groups
     return shrink_shape_to_fit(group, request.shape, count_shown_characters(group, request.shape) * share)
 
 
 def _verify_texts(summary_request: SummaryRequest, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Removes statements that the groups do not support, and corrects the states of user requests."""
+    """Removes statements that the messages do not support, and corrects the states of user requests."""
     return tuple(
         verify_summary(
             text,

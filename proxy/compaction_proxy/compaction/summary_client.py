@@ -21,10 +21,10 @@ MAX_FAILURES = 3
 FIRST_REST_S = 30.0
 LONGEST_REST_S = 600.0
 MAX_ENDPOINTS = 10_000
-# Reasons of failures that do not pass by themselves: the key is refused, or the account is empty. One such
-# failure is enough to stop the calls.
+# Reasons of failures that last until somebody acts: the key is refused, or the account is empty. After one
+# such failure, the model gets no calls for a while.
 _LASTING = frozenset({"http-401", "http-402", "http-403"})
-# Reasons of failures that may pass soon. All `http-5…` reasons belong to them as well.
+# Reasons of temporary failures. All `http-5…` reasons are temporary, too.
 _PASSING = frozenset({"http-408", "http-425", "http-429", "unreachable", "timeout"})
 # Weight of the newest call in the moving average of durations, 0..1.
 NEWEST_SHARE = 0.3
@@ -44,9 +44,10 @@ class _EndpointState:
 
     Attributes:
         failures: Number of failures since the last success.
-        rest_s: Length of the latest rest, in seconds; 0 if the model has not rested since its last success.
-        resting_until: When the rest ends, in monotonic seconds.
-        is_probing: Whether calls are admitted after a rest, to find out if the model works again.
+        rest_s: Length of the latest rest, in seconds. During a rest, the model gets no calls. 0 if it has not
+            rested since its last success.
+        resting_until: End of the rest, in seconds of the client's clock.
+        is_probing: Whether trial calls are running after a rest, to find out if the model works again.
         average_s: Moving average of the duration of calls, in seconds; None before the first call.
     """
 
@@ -58,18 +59,18 @@ class _EndpointState:
 
 
 def is_temporary_failure(reason: str) -> bool:
-    """Returns whether a failure means that the model is unavailable for now, not that the call is wrong."""
+    """Returns whether a failure means that the model is temporarily unavailable."""
     return reason in _PASSING or reason.startswith("http-5")
 
 
 HOUR_S = 3_600.0
 MAX_TENANTS = 10_000
-# A call with more tokens than this counts as several calls: one for each started part of this many tokens.
+# A call counts as one call for every 100,000 tokens, rounded up.
 CALL_TOKENS = 100_000
 
 
 class CallBudget:
-    """Limits the calls of each tenant in an hour. Remembers the 10,000 tenants that called last.
+    """Limits the summary calls of each tenant per hour. Remembers the 10,000 tenants that called last.
 
     Args:
         clock: Returns monotonic seconds.
@@ -80,18 +81,17 @@ class CallBudget:
         self._calls: BoundedDict[str, deque[float]] = BoundedDict(MAX_TENANTS)
 
     def book_call(self, tenant: str, calls_per_hour: int, tokens: int = 0) -> None:
-        """Counts one call against the tenant's limit. A long call counts as several (`CALL_TOKENS`).
+        """Counts one call against the tenant's limit. A long call counts as several calls (`CALL_TOKENS`).
 
-        A long call is admitted if the tenant has at least one call left.
+        A long call is admitted if at least one call is left.
 
         Args:
             tenant: The tenant that makes the call.
-            calls_per_hour: How many calls the tenant may make in an hour. With 0 there is no limit, and
-                nothing is counted.
-            tokens: Tokens that the call may take, prompt and answer together.
+            calls_per_hour: How many calls the tenant may make per hour; 0 for no limit.
+            tokens: Largest size of prompt and answer together, in tokens.
 
         Raises:
-            SummaryError: With the reason `budget` if the tenant has no call left.
+            SummaryError: With the reason `budget` if no call is left.
         """
         if not calls_per_hour:
             return
@@ -106,11 +106,11 @@ class CallBudget:
 
 MAX_ATTEMPTS = 3
 FIRST_PAUSE_S = 0.2
-# If a provider asks for a pause of more than this many seconds, the call is not repeated, and the summary
-# fails.
+# If a provider asks for a pause of more than this many seconds (`Retry-After`), the call is not repeated, and
+# the summary fails.
 LONGEST_PAUSE_S = 10.0
-# If a call is cancelled after at least this share of its deadline, the model counts as too slow. If it is
-# cancelled earlier, the client has probably left.
+# If a call is cancelled after at least this share of its deadline, the model is considered too slow. If it is
+# cancelled earlier, the client has probably disconnected.
 SLOW_SHARE = 0.5
 
 Read = TypeVar("Read")
@@ -148,7 +148,7 @@ class SummaryClient:
 
     @property
     def has_resting_model(self) -> bool:
-        """Whether any model rests after failures, so that it gets no calls."""
+        """Whether any model currently gets no calls because it has failed."""
         now = self._clock()
         return any(now < state.resting_until for state in self._states.values())
 
@@ -159,11 +159,11 @@ class SummaryClient:
 
     @contextmanager
     def admit_calls(self, tenant: str, route: SummaryRoute) -> Iterator[None]:
-        """Admits calls to this model inside the block. After a rest, admits only one block at a time.
+        """Allows calls to this model inside the `with` block. After a rest, allows only one block at a time.
 
         Raises:
             SummaryError: With the reason `breaker-open` if the model rests, or if another block is testing
-                whether the model works again.
+                whether it works again.
         """
         state = self._states.get(SummaryEndpoint(tenant, route.url, route.model))
         if state is None or not state.rest_s:
@@ -193,13 +193,14 @@ class SummaryClient:
 
         Args:
             call: The call.
-            summary_request: The request that the call serves. It names the tenant, and records the usage.
+            summary_request: The request to which the call belongs. It names the tenant that pays, and its
+                `usage` is updated.
             parse_answer: Checks and converts the answer.
-            tokens: Tokens that each attempt may take, prompt and answer together.
+            tokens: Largest size of prompt and answer of each attempt together, in tokens.
 
         Raises:
-            SummaryError: If the model or `parse_answer` fails, or, with the reason `budget`, if the tenant
-                has no calls left.
+            SummaryError: If the model or `parse_answer` fails. With the reason `budget` if the tenant has no
+                calls left.
         """
         endpoint = SummaryEndpoint(summary_request.tenant, call.url, call.model)
         state = self._states[endpoint] = self._states.get(endpoint) or _EndpointState()
@@ -236,7 +237,8 @@ class SummaryClient:
             seconds = self._clock() - started
             if seconds >= SLOW_SHARE * summary_request.deadline_s:  # the model is too slow
                 self._record_outcome(state, "timeout")
-            # A shorter time than the average says nothing about how long the complete call would have taken.
+            # The complete call would have taken longer than this time. So the time is useful for the average
+            # only if it exceeds the average.
             if seconds >= (state.average_s or 0.0):
                 _record_duration(state, seconds)
             raise
@@ -247,10 +249,11 @@ class SummaryClient:
         return answer
 
     def _record_outcome(self, state: _EndpointState, reason: str) -> None:
-        """Records the outcome of a call. `reason` says why it failed; it is empty if the call was answered.
+        """Records the outcome of a call. `reason` says why it failed; it is empty if the call succeeded.
 
-        The reason `garbage` is ignored, because it does not say whether the model is available. Every reason
-        that is neither temporary nor lasting shows that the model is available, and clears its failures.
+        The reason `garbage` is ignored, because it does not show whether the model is available. Any other
+        reason that is neither temporary nor lasting shows that the model is available. Its failures are then
+        cleared.
         """
         if reason not in _LASTING and not is_temporary_failure(reason):
             if reason != "garbage":

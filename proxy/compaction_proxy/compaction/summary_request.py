@@ -1,7 +1,7 @@
-"""Defines summary requests, the models to which they may be sent, and the summaries that they return.
+"""Defines summary requests, the models to which they may be sent, and the usage of their calls.
 
-It also shortens or splits the messages to summarise, so that they fit a summary model's context window. Sizes
-of messages are in characters of the transcript. The caller converts them from tokens.
+It also shortens or splits the messages to summarise, so that they fit the context window of a summary model.
+Sizes of messages are characters of the transcript. Callers convert limits from tokens to characters.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.summary_call import accepts_prompt_cache_key
 from compaction_proxy.wires.wire import Wire
 
-# A transcript shows at least this many characters of every message that is longer than that.
+# Messages in a transcript are never cut to fewer characters than this.
 SMALLEST_CUT = 40
 # Approximate number of characters that a transcript adds around each message.
 ENTRY_CHARACTERS = 24
@@ -39,7 +39,7 @@ def _count_characters(message: Message) -> int:
 
 
 def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> int:
-    """Counts the characters that the messages take in a transcript of this shape."""
+    """Counts the characters of the messages in a transcript, cut to the sizes that `shape` sets."""
     return sum(
         min(
             _count_characters(each),
@@ -51,10 +51,11 @@ def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> 
 
 
 def shrink_shape_to_fit(messages: Sequence[Message], shape: SummaryShape, characters: float) -> SummaryShape:
-    """Returns the shape with smaller sizes of messages, so that the transcript takes at most `characters`.
+    """Returns a shape that cuts messages shorter, so that the transcript takes at most `characters`.
 
-    The least valuable text is cut first: the middles of tool results, then the middles of all other messages.
-    No size falls below `SMALLEST_CUT`, even if the transcript then takes more than `characters`.
+    Tool results are cut first, because their text is the least valuable. The other messages are cut only if
+    that is not enough. No message is cut to less than `SMALLEST_CUT` characters, even if the transcript then
+    takes more than `characters`.
     """
     for name in ("tool_characters", "message_characters"):
         is_for_results = name == "tool_characters"
@@ -69,7 +70,10 @@ def shrink_shape_to_fit(messages: Sequence[Message], shape: SummaryShape, charac
 
 
 def _find_cut_length(lengths: Sequence[int], room: float) -> int:
-    """Returns the largest length to which all texts may be cut so that their sum is at most `room`."""
+    """Returns the largest length to which texts of these lengths can be cut so that they fit into `room`.
+
+    `room` is the largest sum of all lengths after the cut.
+    """
     ordered = sorted(lengths)
     for index, length in enumerate(ordered):
         share = room / (len(ordered) - index)
@@ -85,7 +89,7 @@ def split_into_portions(
     """Splits the messages into consecutive portions of whole units.
 
     Each portion takes at most `characters` in a transcript of this shape. A single unit that takes more
-    becomes a portion of its own.
+    becomes a separate portion.
     """
     portions: list[list[Message]] = []
     last_size = 0
@@ -136,7 +140,7 @@ class CallUsage(NamedTuple):
 
 @dataclass(slots=True)
 class SummaryUsage:
-    """The usage of summary calls so far, whether or not they succeeded.
+    """The usage of the calls for one summary request so far, whether or not they succeeded.
 
     Attributes:
         calls: Number of calls made.
@@ -155,7 +159,7 @@ class SummaryUsage:
 
     @property
     def cached_tokens(self) -> int:
-        """Input tokens of all answered calls that were cached."""
+        """Input tokens of all answered calls that the provider read from its cache."""
         return sum(each.cached_tokens for each in self.answered_calls)
 
     @property
@@ -191,7 +195,7 @@ class SummaryRoute:
 
 @dataclass(frozen=True, slots=True)
 class AlignedConversation:
-    """The conversation itself, for the aligned form of a summary call.
+    """The conversation to be sent in the aligned form of a summary call.
 
     Attributes:
         body: The client's request.
@@ -203,8 +207,8 @@ class AlignedConversation:
     messages: tuple[Message, ...] = field(repr=False)
 
 
-# An answer may take at most this share of the summary model's context window. If the wanted summary would
-# take more, the call asks for a summary that takes this share.
+# An answer may take at most this share of the summary model's context window. If a summary of the planned
+# size could exceed it, a smaller summary is requested.
 ANSWER_SHARE = 0.25
 # A call and its answer together may take at most this share of the context window, because their sizes are
 # estimates.
@@ -213,18 +217,18 @@ WINDOW_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """A request for the texts of a compaction, or for a portion of them.
+    """A request for the summaries of a compaction, or for some of them.
 
-    The properties and methods are about a call to the first route in the transcript form.
+    Properties and methods refer to a call to the first route in the transcript form.
 
     Attributes:
-        shape: The form of the summary that the strategy asks for.
+        shape: The form and the size limits of the summary, as the strategy sets them.
         instructions: System prompt of the call.
-        groups: The messages to summarise; one text is wanted for each group.
+        groups: The messages to summarise. One summary is written for each group.
         task: The user's task; empty if it is not shown.
-        earlier: Texts of earlier compactions, oldest first.
+        earlier: Summaries of earlier compactions, oldest first.
         language: English name of the language to write in; empty if it is not known.
-        tokens: Size that the model is asked for, in tokens, for all texts together.
+        tokens: Size that is requested for all summaries together, in tokens.
         routes: The routes to try, in order. The next route is tried only if the provider does not know the
             model of the previous one.
         counting_options: How tokens are counted.
@@ -232,12 +236,12 @@ class SummaryRequest:
         tenant: The tenant that pays for the calls.
         calls_per_hour: How many calls the tenant may make in an hour; 0 for no limit.
         aligned: The conversation itself, if the aligned form may be used; else None. It is sent only to the
-            first route, and only if that route has the conversation's own model.
-        deadline_s: Seconds after which slow calls are cancelled; 0 if unknown.
-        usage: The calls and tokens used so far. It is also valid after a call has failed or was cancelled.
+            first route, and only if that route uses the conversation's own model.
+        deadline_s: Seconds after which the caller cancels the request; 0 if unknown.
+        usage: What the calls have used so far, including failed and cancelled calls.
         user_messages: All user messages of the conversation. A summary may state only what these and the
             groups contain.
-        states: The known state of each request of the user (`core.ledger.frontier`).
+        states: The state of each request of the user, such as open or done (`core.ledger.frontier`).
     """
 
     shape: SummaryShape
@@ -260,26 +264,26 @@ class SummaryRequest:
 
     @property
     def max_characters(self) -> int:
-        """Largest allowed size of all texts together, in characters."""
+        """Largest allowed size of all summaries together, in characters."""
         return int(self.shape.compute_max_tokens(self.tokens) * SUMMARY_CHARACTERS)
 
     @property
     def answer_tokens(self) -> int:
-        """Tokens that an answer may take, thinking included."""
+        """Largest size of an answer in tokens, including thinking tokens."""
         route = self.routes[0]
         thinking = route.wire.summary_call_format.get_thinking_allowance(route.model, None)
         return self.shape.compute_max_tokens(self.tokens) + thinking
 
     @property
     def max_input_tokens(self) -> float:
-        """Counted tokens that instructions and prompt may take together.
+        """Largest size of instructions and prompt together, in counted tokens.
 
-        A margin is left for the error of estimates.
+        A safety margin is subtracted, because sizes are estimates.
         """
         return (WINDOW_SHARE * self.routes[0].window - self.answer_tokens) / self.calibration_ratio
 
     def select_route(self, route: SummaryRoute) -> "SummaryRequest":
-        """Returns the request with one route. It asks for fewer tokens if the model's window is small."""
+        """Returns the request with one route. Requests a smaller summary if the model's window is small."""
         max_tokens = int(route.window * ANSWER_SHARE) * self.shape.tokens // self.shape.max_tokens
         return replace(self, routes=(route,), tokens=max(1, min(self.tokens, max_tokens)))
 
@@ -314,9 +318,10 @@ class SummaryRequest:
 
 
 def _build_cache_key(summary_request: SummaryRequest) -> str:
-    """Builds the `prompt_cache_key` of summary calls, one for each tenant and kind of prompt.
+    """Builds the `prompt_cache_key` of summary calls. It is the same for a tenant and a kind of prompt.
 
-    With this key, the provider caches the prompts of summary calls separately from those of conversations.
+    With this key, the provider keeps the cached prompts of summary calls separate from those of
+    conversations.
     """
     tenant_digest = hashlib.sha256(summary_request.tenant.encode()).hexdigest()[:16]
     return f"compaction-{summary_request.shape.prompt_name}-{tenant_digest}"

@@ -16,8 +16,8 @@ from compaction_proxy.wires.body import RequestBody
 class CompactionMode(StrEnum):
     """The mode in which the compactor treats a request.
 
-    `ACTIVE` compacts if a compaction is due, `FORCE` compacts in any case. `SHADOW` only reports what would
-    be done, and `BYPASS` leaves the request as it is.
+    With `ACTIVE`, it makes a compaction if one is due. With `FORCE`, it makes one in any case. With `SHADOW`,
+    it only reports what it would do. With `BYPASS`, it leaves the request unchanged.
     """
 
     ACTIVE = "active"
@@ -29,12 +29,16 @@ class CompactionMode(StrEnum):
 class CompactionStatus(StrEnum):
     """The outcome for a request, as the header `x-compaction-status` reports it.
 
-    `NONE`, `SHADOW`, `BYPASSED` and `SCHEDULED` forward the client's own messages. With `NONE`, no compaction
-    was necessary or useful. With `SHADOW`, only a report was wanted. With `BYPASSED`, compaction is switched
-    off. With `SCHEDULED`, a compaction is then prepared ahead of need. `REUSED` applies an earlier
-    compaction. `APPLIED` shortens the messages by a new compaction or a cut. `FAILED_OPEN` forwards the
-    request without the compaction that was due, because it failed. `OVER_LIMIT` forwards a request that
-    probably does not fit.
+    With `NONE`, `SHADOW`, `BYPASSED` and `SCHEDULED`, the client's own messages are forwarded.
+
+    - `NONE`: No compaction was necessary or useful.
+    - `SHADOW`: Only a report was requested.
+    - `BYPASSED`: Compaction is switched off.
+    - `SCHEDULED`: A compaction is prepared after the answer, for a later request.
+    - `REUSED`: An earlier compaction was applied.
+    - `APPLIED`: A new compaction or a cut has shortened the messages.
+    - `FAILED_OPEN`: A compaction was due but failed, so the request is forwarded without it.
+    - `OVER_LIMIT`: The forwarded request probably does not fit the context window.
     """
 
     NONE = "none"
@@ -61,9 +65,9 @@ class FitRequest:
         mode: How to treat the request.
         trigger_tokens: The trigger that the client asked for, in tokens; None if it asked for none. It has an
             effect only if it is lower than the configured trigger.
-        resolve_summary_routes: Returns the routes to try for a summary, in order. Without a route, no summary
-            can be requested. It is a function, so that the routes are found only for requests that need them.
-        patience_s: Seconds after which the client gives up; None if the client did not say.
+        resolve_summary_routes: Returns the summary models to try, in order; empty if no summary can be
+            requested. It is a function, so that the routes are computed only for requests that need them.
+        patience_s: Seconds after which the client gives up; None if this is unknown.
         uses_checkpoints: Whether stored checkpoints may be used and new ones stored. The configuration may
             forbid both for requests without a conversation id.
         strategy: The strategy that the client asked for; None if the client named none.
@@ -94,7 +98,7 @@ class FitRequest:
 
     @property
     def known_conversation(self) -> str | None:
-        """The conversation id, whether the client gave it or the proxy found it."""
+        """The conversation id that the client gave or the proxy found; None if there is neither."""
         return self.conversation or self.continued_conversation
 
     @property
@@ -104,31 +108,31 @@ class FitRequest:
 
     @property
     def summary_routes(self) -> tuple[SummaryRoute, ...]:
-        """The routes to try for a summary, in order; empty if no summary can be requested."""
+        """The summary models to try, in order; empty if no summary can be requested."""
         return self.resolve_summary_routes()
 
 
 class CompactionReport(NamedTuple):  # created for each request: a dataclass costs four times as much
     """Reports what was done with a request and why, for headers and logs.
 
-    A field is None where its value is not known. Sizes are calibrated tokens.
+    A field is None if its value is unknown. Sizes are calibrated tokens.
 
     Attributes:
         status: The outcome.
         conversation: The conversation id.
         strategy: The strategy that applies to the request.
-        round: The number of the compaction in force.
+        round: The number of the compaction that is applied to the request.
         messages_before: Number of messages that the client sent.
         messages_after: Number of messages that are forwarded.
-        tokens_before: Tokens of the request as the client sent it.
+        tokens_before: Tokens of the request with the messages that the client sent.
         tokens_after: Tokens of the forwarded request.
         window: The context window of the model.
-        trigger: The trigger T, in tokens.
+        trigger: The request size at which a compaction starts automatically.
         reason: Why a compaction was due, was not made, or failed.
         tokens_without_round: Tokens that would have been forwarded if no new compaction had been made for
             this request.
-        checkpoint_id: The id of the checkpoint in force, as hex digits.
-        max_output: The lowered output limit, in tokens; None if the client's own limit stays.
+        checkpoint_id: The id of the checkpoint that is applied to the request, as hex digits.
+        max_output: The lowered output limit, in tokens; None if the client's own limit is kept.
     """
 
     status: CompactionStatus
@@ -148,16 +152,16 @@ class CompactionReport(NamedTuple):  # created for each request: a dataclass cos
 
 
 class UsageBasis(NamedTuple):
-    """Identifies a forwarded request.
+    """Links the usage that the upstream reports to the request that was forwarded.
 
-    The size that the upstream reports for this request is used to estimate the size of the next one.
+    The reported size of this request is used to estimate the size of the next request.
 
     Attributes:
-        root: The root digest of the conversation (`storage.keys.get_conversation_root`).
+        root: Digest of the first messages of the conversation (`storage.keys.get_conversation_root`).
         prefixes: Prefix digests of the client's messages that are not fixed.
         baseline_key: Key shared by requests whose token counts can be compared
             (`providers.usage_baseline.build_baseline_key`).
-        fixed_tokens: Calibrated tokens of the part of the request that no compaction removes.
+        fixed_tokens: Calibrated tokens of the request that no compaction removes.
     """
 
     root: bytes
@@ -192,13 +196,15 @@ class FitResult:
             counted.
         report: What was done.
         usage_basis: Identifies the request when the upstream reports its usage. None if the messages were not
-            parsed, or were cut in a way that no checkpoint records.
-        has_guessed_tokens: Whether the request holds parts such as images, whose tokens may be overestimated.
-        should_prepare: Whether a compaction should be prepared ahead of need, once the client has its answer.
-        client_tokens: Counted tokens of what the client sent, before calibration.
+            parsed, or if messages were cut in addition to the checkpoint.
+        has_guessed_tokens: Whether the request contains parts such as images, whose tokens may be
+            overestimated.
+        should_prepare: Whether a compaction should be prepared for a later request after this one is
+            answered.
+        client_tokens: Counted tokens of the request as the client sent it, before calibration.
         compacted_messages: The forwarded messages. None if the client's own messages are forwarded, or if
             messages were cut in addition to the checkpoint.
-        added_tokens: The part of `estimate` that auto-recall has added (`auto_recall`).
+        added_tokens: Number of tokens that auto-recall has added. They are included in `estimate`.
     """
 
     raw: bytes

@@ -1,6 +1,6 @@
-"""Splits a request body of any wire, and writes it again with other messages.
+"""Splits a request body of any wire, and builds a new body with other messages.
 
-There is no schema. The proxy never decodes members that it does not understand, so they stay as they are. A
+There is no schema. The proxy never decodes members that it does not understand, so they stay unchanged. A
 forwarded body differs from the client's body only in the array of messages, and in the members that must
 change together with this array.
 """
@@ -18,10 +18,11 @@ from compaction_proxy.wires.wire import AdaptedMessages, Wire
 
 # A list with more messages is not parsed, because no model could read such a conversation.
 MAX_MESSAGES = 100_000
-# No model has a longer name. The proxy keeps only the beginning and a digest of a longer name, so that the
-# name does not fill memory or logs.
+# Longest model name that is used unchanged. A longer name is invalid anyway, so only its beginning and a
+# digest are used, to save memory and log space.
 MAX_MODEL_CHARACTERS = 256
-# The output limit of a probe, in tokens.
+# The output limit of a probe, in tokens. A probe is a copy of a request that is sent only so that the
+# provider counts its tokens.
 PROBE_TOKENS = 16
 # The smallest thinking budget that Anthropic accepts, in tokens.
 LEAST_THINKING_TOKENS = 1_024
@@ -33,17 +34,17 @@ class RequestBody(NamedTuple):  # one is made per request; a dataclass takes fou
 
     Attributes:
         raw: The client's bytes.
-        messages_slice: The position in `raw` of the value that holds the messages.
-        new_pieces: The bytes of each message. If `previous_fingerprint` is set, they omit the messages that
-            the earlier body already had.
+        messages_slice: The position in `raw` of the list of messages.
+        new_pieces: The bytes of each message. If `previous_fingerprint` is set, the messages of the earlier
+            body are omitted.
         model: The requested model; empty if the body names none.
-        max_output: The largest output that the client asks for, in tokens; None if the body does not say.
+        max_output: The output limit that the client sets, in tokens; None if the body sets none.
         prompt_members: The JSON of tools and similar members, which count as prompt tokens.
         wire: The wire of the request.
-        fingerprint: Identifies exactly these messages of this tenant, so that a later request that begins
-            with them is recognised. Empty if they need not be recognised.
-        previous_fingerprint: The `fingerprint` of the earlier body that holds the messages missing from
-            `new_pieces`; empty if none are missing.
+        fingerprint: Identifies the messages of this body, so that a later request of the same tenant that
+            begins with them is recognised. Empty if the body was not remembered.
+        previous_fingerprint: The `fingerprint` of the earlier body that contains the messages omitted from
+            `new_pieces`; empty if no messages are omitted.
     """
 
     raw: bytes
@@ -58,7 +59,7 @@ class RequestBody(NamedTuple):  # one is made per request; a dataclass takes fou
 
     @property
     def messages(self) -> tuple[bytes, ...]:
-        """The bytes of each message. If `new_pieces` omits messages, `raw` is split again."""
+        """The bytes of each message. If `new_pieces` omits earlier messages, `raw` is split again."""
         if not self.previous_fingerprint:
             return self.new_pieces
         value = memoryview(self.raw)[self.messages_slice.start : self.messages_slice.stop]
@@ -69,9 +70,9 @@ def parse_body(raw: bytes, wire: Wire) -> RequestBody:
     """Splits a request body.
 
     Raises:
-        UnreadableBodyError: If the proxy cannot rewrite the body. The error's reason is `not-json`,
-            `duplicate-keys`, `no-messages`, `no-array`, `too-deep`, `too-many`, or what the wire's
-            `find_skip_reason` returns.
+        UnreadableBodyError: If the proxy cannot rewrite the body. Its `reason` is `not-json`,
+            `duplicate-keys`, `no-messages`, `no-array`, `too-deep`, `too-many`, or the result of the wire's
+            `find_skip_reason`.
     """
     members, elements = split_body(raw, wire)
     options = parse_options(pick_small_members(raw, members, wire), wire)
@@ -83,7 +84,7 @@ def split_body(raw: bytes, wire: Wire) -> tuple[dict[str, Slice], tuple[bytes, .
     """Returns the positions of a body's members by name, and the elements of its list of messages.
 
     Raises:
-        UnreadableBodyError: For the same reasons as in `parse_body`.
+        UnreadableBodyError: In the same cases as `parse_body`.
     """
     found = find_members(raw)
     place = found.get(wire.member_names.messages)
@@ -107,8 +108,9 @@ def split_objects(value: memoryview) -> tuple[bytes, ...]:
     """Splits an array of objects into its elements.
 
     Raises:
-        UnreadableBodyError: With the reason `no-array` or `no-messages` if the value is not an array of
-            objects, or with another reason of `json.slices.split_elements`.
+        UnreadableBodyError: With the reason `no-array` if the value is not an array. With the reason
+            `no-messages` if an element is not an object. Other reasons come from
+            `json.slices.split_elements`.
     """
     elements = split_elements(value)
     if not are_objects(elements):
@@ -117,7 +119,7 @@ def split_objects(value: memoryview) -> tuple[bytes, ...]:
 
 
 def pick_small_members(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> dict[str, bytes]:
-    """Returns the JSON of the body's members that the proxy reads, without the messages, by name."""
+    """Returns the JSON of the model, the output limits, and tools and similar members, by name."""
     names = ("model", *wire.member_names.output_limits, *wire.member_names.prompt_members)
     return _pick_members(raw, member_slices, names)
 
@@ -151,7 +153,7 @@ def shorten_model_name(model: str) -> str:
 
 
 def build_probe_body(raw: bytes, wire: Wire) -> bytes | None:
-    """Builds a copy of a request with `PROBE_TOKENS` as its output limit; None if `raw` is no JSON object."""
+    """Builds a copy of a request with the output limit `PROBE_TOKENS`; None if `raw` is not a JSON object."""
     fields = decode_small_json(raw)
     if not isinstance(fields, dict):
         return None
@@ -193,7 +195,7 @@ def clear_output_limits(raw: bytes, wire: Wire) -> bytes:
 
 
 def _find_limits(raw: bytes, wire: Wire) -> tuple[list[Slice], list[Slice]]:
-    """Returns the positions of the output limits, and of those thinking budgets that are numbers."""
+    """Returns the positions of the output limits and of the thinking budgets that are numbers."""
     members, budgets = find_members(raw), list[Slice]()
     for member, key in wire.member_names.thinking_budgets:
         outer = members.get(member)
@@ -217,12 +219,12 @@ def decode_small_json(raw: bytes | None) -> Any:
 
 
 def rewrite_messages(body: RequestBody, messages: Sequence[Message]) -> bytes:
-    """Returns the client's body with these messages, and with the members that the wire adapts to them."""
+    """Returns the client's body with other messages. The wire also adapts the members that depend on them."""
     return splice_messages(body, body.wire.adapt_for_provider(body.raw, messages))
 
 
 def splice_messages(body: RequestBody, adapted: AdaptedMessages) -> bytes:
-    """Returns the client's body with its messages and other members replaced by those of `adapted`."""
+    """Returns the client's body with the messages and the other members that `adapted` contains."""
     raw, joined = body.raw, body.wire.join_messages(adapted.messages)
     if raw.startswith(b'"', body.messages_slice.start) and body.messages == (joined,) and not adapted.members:
         return raw  # the body holds its only message as a string, and this message has not changed

@@ -1,4 +1,7 @@
-"""Converts JSON messages of any wire to core records. The same content has the same digest on every wire."""
+"""Converts JSON messages of any wire to `Message` objects.
+
+The same content has the same digest on every wire.
+"""
 
 import hashlib
 import json
@@ -22,7 +25,7 @@ class UncountedMessage(NamedTuple):
     """A message whose tokens are not counted yet.
 
     Attributes:
-        record: The message's core record, in which the digest and the tokens are not set.
+        record: The message. Its digest and its tokens are not set.
         digest: The message's digest.
         nontext_tokens: An estimate of the tokens of all parts that are not text. It is not calibrated.
     """
@@ -33,15 +36,15 @@ class UncountedMessage(NamedTuple):
 
 
 class PieceParser(NamedTuple, Generic[_Decoded]):
-    """Parses the pieces of one wire. A piece is the JSON of one core message (see `Wire`).
+    """Parses the pieces of one wire. A piece is the JSON of one `Message` (see `Wire`).
 
     Attributes:
-        decode: Decodes a piece. Raises `UnreadableBodyError`.
-        convert: Builds the record, without digest, of a piece and its decoded form. Raises
-            `UnreadableBodyError`.
-        has_nontext: Tells whether a record has content other than text.
-        estimate: Estimates the tokens of all content other than text, for a given model. The estimate is not
-            calibrated.
+        decode: Decodes the JSON of a piece. Raises `UnreadableBodyError` if that is impossible.
+        convert: Builds the `Message` from the bytes of a piece and their decoded form. Does not set its
+            digest. Raises `UnreadableBodyError` if that is impossible.
+        has_nontext: Returns whether a message has content other than text.
+        estimate: Estimates the tokens of the content that is not text, given a decoded piece and the model.
+            The result is not calibrated.
     """
 
     decode: Callable[[bytes], _Decoded]
@@ -50,19 +53,19 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
     estimate: Callable[[_Decoded, str], int]
 
     def parse_message(self, raw: bytes) -> Message:
-        """Parses a piece into a record with its digest. The `tokens` of the record are 0.
+        """Parses a piece, and sets the digest of the message. Its `tokens` are 0.
 
         Raises:
-            UnreadableBodyError: If the bytes are not a piece.
+            UnreadableBodyError: If the bytes are not a valid piece.
         """
         record = self._build_record(raw, self.decode(raw))
         return record.with_digest_and_tokens(compute_message_digest(record), 0)
 
     def parse_uncounted(self, raw: bytes, model: str) -> UncountedMessage:
-        """Parses a piece, and estimates the tokens that everything in it except text takes for `model`.
+        """Parses a piece, and estimates the tokens of its content that is not text, for `model`.
 
         Raises:
-            UnreadableBodyError: If the bytes are not a piece.
+            UnreadableBodyError: If the bytes are not a valid piece.
         """
         decoded = self.decode(raw)
         record = self._build_record(raw, decoded)
@@ -70,7 +73,7 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
         return UncountedMessage(record, compute_message_digest(record), tokens)
 
     def estimate_nontext_tokens(self, raw: bytes, model: str) -> int:
-        """Estimates the tokens of everything in a piece that is not text; 0 if the bytes are not a piece."""
+        """Estimates the tokens of a piece's content that is not text; 0 if the piece is invalid."""
         try:
             return self.estimate(self.decode(raw), model)
         except UnreadableBodyError:
@@ -87,8 +90,8 @@ def decode_fields(raw: bytes) -> JsonObject:
     """Decodes a piece that is one object.
 
     Raises:
-        UnreadableBodyError: With the reason `no-messages` if the JSON is not an object, or with one of the
-            reasons of `json.values.decode_value`.
+        UnreadableBodyError: With the reason `no-messages` if the piece is not an object. With the reason
+            `not-json`, `too-many` or `too-deep` if it cannot be decoded.
     """
     value = decode_value(raw)
     if not isinstance(value, dict):
@@ -106,8 +109,8 @@ def read_content(
     Args:
         content: The content: a string or a list of parts.
         read_text: Returns the text of a part; None if the part is not text.
-        build_part: Builds the record of any other part, given its position in the text; None if the part is
-            left out.
+        build_part: Builds the `ContentPart` of a part that is not text, given the part and the length of the
+            text before it. Returns None if the part is left out.
 
     Raises:
         UnreadableBodyError: With the reason `too-many` if the content has more than `MAX_PARTS` parts.
@@ -134,15 +137,15 @@ def get_kind(part: object) -> str:
 
 
 def hash_text(text: str) -> bytes:
-    """Returns the SHA-256 of a text, which may hold lone surrogates."""
+    """Returns the SHA-256 of a text, which may contain lone surrogates."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def hash_address(url: str) -> bytes:
-    """Returns the SHA-256 that identifies the content of a URL.
+    """Returns a SHA-256 that identifies what a URL refers to.
 
-    It is computed from the decoded bytes of base64 data, from an HTTP URL without its query, and from the
-    text of any other URL.
+    The input of the hash is the decoded data of a base64 data URL, an HTTP URL without its query, or the text
+    of any other URL.
     """
     if url.startswith(("http://", "https://")):
         return hash_text(url.partition("?")[0])
@@ -169,7 +172,8 @@ def count_base64_bytes(data: str) -> int:
 def estimate_unknown_part(part: Any) -> int:
     """Estimates the tokens of a part of unknown kind.
 
-    The estimate is never more tokens than the part has bytes of JSON, because the gate relies on that.
+    The estimate never exceeds the number of bytes of the part's JSON. The check by size that lets small
+    requests pass unparsed (the gate) relies on this.
     """
     return min(UNKNOWN_PART_TOKENS, len(json.dumps(part)))
 
@@ -177,7 +181,7 @@ def estimate_unknown_part(part: Any) -> int:
 def shorten_member(
     fields: JsonObject, name: str, cut: TextCutter, shorten_part: Callable[[Any], Any]
 ) -> JsonObject:
-    """Returns an object whose content in the member `name` is shorter: a text, or a list of parts."""
+    """Returns an object with the member `name` shortened, which is a text or a list of parts."""
     content = fields.get(name)
     if isinstance(content, str):
         return {**fields, name: cut(content)}

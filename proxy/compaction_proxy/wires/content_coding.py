@@ -1,9 +1,9 @@
-"""Decodes bodies by their `content-encoding`: whole request bodies, and responses as they pass.
+"""Decodes request bodies as a whole, and response bodies chunk by chunk, by their `content-encoding`.
 
 A request body may be zstd, gzip, deflate or br. The output size, the decoder's memory, and the number of gzip
-members or zstd frames are limited. Together with the limited input size, this also limits the decoding time.
-A response may be gzip or deflate. It is decompressed only for the proxy's own readers; the client gets the
-bytes unchanged. If a response cannot be decompressed, these readers get no bytes, and there is no error.
+members or zstd frames are limited. Because the input size is limited as well, so is the decoding time.
+A response may be gzip or deflate. The proxy decompresses it only to read it itself; the client gets the bytes
+unchanged. If a response cannot be decompressed, the proxy cannot read it, but forwards it as usual.
 """
 
 import sys
@@ -29,11 +29,11 @@ MAX_CODINGS: Final = 2
 MAX_MEMBERS: Final = 256
 # The window of a zstd frame may have at most 2**MAX_WINDOW_LOG bytes, the limit of RFC 9659 for HTTP.
 MAX_WINDOW_LOG: Final = 23
-# Decoders get at most this many bytes of input at once. A decoder copies the input that follows the end of
-# its member, so this limits the size of each copy.
+# Decoders get at most this many bytes of input at once. A decoder copies the rest of the input when it
+# reaches the end of a member, so this limits the size of each copy.
 _STEP_BYTES: Final = 65_536
-# One call of brotli's decoder returns at most this many bytes, because its output buffer grows in large
-# blocks.
+# One call of brotli's decoder returns at most this many bytes. The limit saves memory, because the decoder
+# enlarges its output buffer in large steps.
 _OUTPUT_BYTES: Final = 1_048_576
 _AUTO_BITS: Final = 32 + zlib.MAX_WBITS
 _RAW_BITS: Final = -zlib.MAX_WBITS
@@ -44,8 +44,8 @@ _HEAD_BYTES: Final = 2
 def parse_codings(values: Iterable[bytes]) -> tuple[str, ...] | None:
     """Returns the codings of a body in the order in which they were applied; empty if there are none.
 
-    The result is None if the body cannot be decoded, because a coding is unknown or there are more than
-    `MAX_CODINGS` of them.
+    Returns None if the body cannot be decoded, because a coding is unknown or because there are more than
+    `MAX_CODINGS` codings.
 
     Args:
         values: The values of all `content-encoding` fields.
@@ -96,7 +96,8 @@ def _decode_members(
             piece = view[start : start + _STEP_BYTES]
             if not piece:
                 raise UnreadableBodyError("encoded")
-            # With room for one more byte, a decoder whose output fits consumes the whole piece.
+            # Allow one byte more than the limit. If the output then stays within the limit, the decoder has
+            # consumed the whole input.
             part = decoder.decompress(piece, remaining_bytes + 1)
             remaining_bytes -= len(part)
             if remaining_bytes < 0:
@@ -161,7 +162,7 @@ def detect_zlib_wbits(head: bytes) -> int:
 class Inflater:
     """Decompresses one body chunk by chunk. The result does not depend on the sizes of the chunks.
 
-    A body that is not compressed is returned as it is, without a limit.
+    A body that is not compressed is returned unchanged, and its size is not limited.
 
     Args:
         encoding: The `content-encoding` as sent. Only gzip and deflate are supported.
@@ -182,7 +183,7 @@ class Inflater:
         self._engine: zlib._Decompress | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the decompressed bytes of this chunk; nothing once `has_failed` is set."""
+        """Returns the decompressed bytes of this chunk; no bytes if `has_failed` is True."""
         if self.is_identity:
             return data
         if self.has_failed:

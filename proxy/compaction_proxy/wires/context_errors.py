@@ -1,8 +1,9 @@
 """Recognises provider errors that say that a request is too long, and reads the limit that they name.
 
-Providers report this error in different ways: the status, the shape of the body and the wording differ, and
-some send the error inside a stream with status 200. So the proxy compares the wording with rules, in order.
-It reads the wording only from fields that hold error texts, never from an echo of the request.
+Providers report this error in different ways. The status, the structure of the body and the wording differ,
+and some providers send the error inside a stream with status 200. So the proxy compares the wording with
+rules, in order. It reads the wording only from fields that contain error texts, because other fields may
+quote the request.
 """
 
 import re
@@ -23,9 +24,8 @@ _NUMBER: Final = r"(?<!\d)(?P<%s>\d{1,3}(?:[,._' ]\d{3}){1,2}|\d{1,9})(?!\d)"
 def _compile_rule(wording: str) -> re.Pattern[str]:
     """Compiles a rule: a pattern for text in lower case with single spaces.
 
-    A word in braces, such as `{limit}`, `{used}` or `{output}`, matches a number and names its group. Every
-    gap in a rule, such as `.{0,80}?`, has a largest length, and no unlimited repetition is itself repeated.
-    So matching takes linear time.
+    A word in braces, such as `{limit}`, `{used}` or `{output}`, matches a number and names its group. To keep
+    the matching time linear, every gap in a rule, such as `.{0,80}?`, has a maximum length.
     """
     return re.compile(re.sub(r"\{([a-z]+)\}", lambda name: _NUMBER % name[1], wording))
 
@@ -59,7 +59,7 @@ OUTPUT_SHARES: Final = frozenset({"completion", "output"})
 
 _WINDOW: Final = r"maximum context length (?:is|of) {limit}(?: tokens)?"
 RULES: Final = (
-    # vLLM
+    # Errors of vLLM
     _compile_rule(_WINDOW + r"\. however, your request has {used} input tokens plus {output} 'max_tokens'"),
     _compile_rule(
         r"is too large: {output}\. this model's " + _WINDOW + r" and your request has {used} input tokens"
@@ -73,7 +73,7 @@ RULES: Final = (
     ),
     _compile_rule(r"prompt \(length {used}\) is longer than the maximum model length of {limit}"),
     _compile_rule(r"max_tokens must be at least 1, got -\d"),
-    # OpenAI, Azure, and providers that have copied their wording
+    # Errors of OpenAI and Azure, and of providers that have copied their wording
     _compile_rule(
         _WINDOW + r".{0,80}?(?:resulted in|your request has|contains) (?:about )?{used} (?:input )?tokens"
     ),
@@ -82,11 +82,11 @@ RULES: Final = (
         r"input tokens exceed the configured limit of {limit} tokens.{0,80}?resulted in {used} tokens"
     ),
     _compile_rule(_WINDOW),
-    # Anthropic, Fireworks
+    # Errors of Anthropic and Fireworks
     _compile_rule(r"prompt is too long:? {used} tokens > {limit} maximum"),
     _compile_rule(r"input length and max_tokens exceed context limit: {used} \+ {output} > {limit}"),
     _compile_rule(r"prompt is too long: {used}, model maximum context length:? {limit}"),
-    # Gemini, Mistral, xAI, Copilot, Cerebras, Kimi, Poolside, Together
+    # Errors of Gemini, Mistral, xAI, Copilot, Cerebras, Kimi, Poolside and Together
     _compile_rule(r"input token count \(?{used}\)? exceeds the maximum number of tokens allowed \(?{limit}"),
     _compile_rule(r"input token count exceeds the maximum number of tokens allowed \(?{limit}"),
     _compile_rule(
@@ -95,12 +95,12 @@ RULES: Final = (
     _compile_rule(r"maximum prompt length is {limit} but the request contains {used}"),
     _compile_rule(r"prompt token count of {used} exceeds the limit of {limit}"),
     _compile_rule(r"current length is {used} while limit is {limit}"),
-    # This error also gives the request's tokens. They are not read, because they include the output limit.
+    # This error also contains the size of the request. It is ignored, because it includes the output limit.
     _compile_rule(r"exceeded model token limit: {limit}"),
     _compile_rule(r"input length {used} exceeds the maximum allowed input length of {limit}"),
     _compile_rule(r"input \({used} tokens\) is longer than the model'?s context length \({limit} tokens"),
-    # llama.cpp (the second rule matches the text that `_iter_error_texts` builds from fields),
-    # llama-cpp-python, LM Studio, TGI
+    # Errors of llama.cpp (the second rule matches the text that `_iter_error_texts` builds from fields),
+    # llama-cpp-python, LM Studio and TGI
     _compile_rule(r"request \({used} tokens\) exceeds the available context size \({limit} tokens"),
     _compile_rule(r"n_prompt_tokens {used} n_ctx {limit}"),
     _compile_rule(r"requested tokens \({used}\) exceed context window of {limit}"),
@@ -114,7 +114,7 @@ RULES: Final = (
         r" given: {used} inputs tokens and {output} max_new_tokens"
     ),
     _compile_rule(r"inputs must have less than {limit} tokens\. given: {used}"),
-    # Wordings without numbers
+    # Errors of several providers that contain no numbers
     _compile_rule(
         r"exceeds? the (?:model(?:'?s)? )?context window|context window exceeds limit"
         r"|exceeds? the available context size|prompt is too long|prompt too long; exceeded"
@@ -146,8 +146,8 @@ _UNSIZED_STATUSES: Final = frozenset({413, _QUOTA_STATUS})
 _TEXT_STATUSES: Final = frozenset({500, 502, 503})
 _STATUSES: Final = frozenset({200, 400, 413, 422, _QUOTA_STATUS}) | _TEXT_STATUSES
 
-# The fields in which errors keep codes and messages. Other fields may echo the request, which can say
-# anything.
+# The fields that contain codes and messages of errors. Other fields are ignored, because they may quote the
+# request, which can contain any text.
 _ERROR_FIELDS: Final = frozenset(
     {"error", "errors", "error_message", "error_type", "message", "msg", "detail", "details", "description"}
     | {"code", "type", "reason", "cause", "metadata", "raw", "response", "title"}
@@ -156,22 +156,22 @@ _ERROR_FIELDS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """What an error says about a request that is too large.
+    """Describes an error of the upstream about a request that is too large.
 
     Attributes:
-        kind: `context`: the input exceeds the context window, or may exceed it. `context_output`: the input
-            alone fits, but not together with the requested output. `tpm`: the request alone exceeds the token
-            quota of a minute, so waiting never helps. `bytes`: the body has too many bytes, whatever the
-            number of its tokens.
-        limit_tokens: The largest number of tokens that the model, or for `tpm` the quota, allows; None if the
-            error does not say.
-        used_tokens: The provider's count of the tokens of the input, or for `tpm` of the request. None if the
-            error does not say. Also None if the error gives only a lower bound, or a sum with the output,
-            because calibration must not learn from such numbers.
-        output_tokens: Tokens of the requested output; None if the error does not say.
-        is_size_meaningful: Whether the proxy may conclude that the context window is smaller than the refused
-            request. It is used only if the error names no limit. False if the status is about a rate or about
-            bytes, or if the proxy has only inferred the cause.
+        kind: The cause of the error. `context` means that the input exceeds the context window, or may exceed
+            it. `context_output` means that the input alone fits, but not together with the requested output.
+            `tpm` means that the request alone exceeds the quota of tokens per minute, so waiting does not
+            help. `bytes` means that the body has too many bytes.
+        limit_tokens: The number of tokens that the model, or for `tpm` the quota, allows; None if the error
+            does not contain it.
+        used_tokens: The provider's count of the input tokens, or for `tpm` of all tokens of the request. None
+            if the error does not contain it. Also None if the number is only a lower bound or includes the
+            output, because calibration must not learn from such numbers.
+        output_tokens: Tokens of the requested output; None if the error does not contain them.
+        is_size_meaningful: Whether the error shows that the context window is smaller than the refused
+            request. False if the status is about a rate or about bytes, or if the proxy has only inferred the
+            cause. It is used only if `limit_tokens` is None.
     """
 
     kind: OverflowKind
@@ -193,7 +193,10 @@ def _decode_text(body: bytes, content_encoding: str) -> str | None:
 
 
 def _iter_error_texts(root: object) -> Iterator[str]:
-    """Yields the codes and messages of an error of any shape, outermost first. Parses JSON inside strings."""
+    """Yields the codes and messages in an error of any structure, outermost first.
+
+    Also parses JSON that is inside strings.
+    """
     nodes = deque([root])
     for _ in range(_MAX_NODES):
         if not nodes:
@@ -215,7 +218,7 @@ def _iter_error_texts(root: object) -> Iterator[str]:
 
 
 def _normalize_texts(words: Iterator[str]) -> str:
-    """Returns all texts as one text in the form that the rules expect: lower case and single spaces."""
+    """Joins the texts, and converts them to lower case and single spaces, as the rules expect."""
     text = "\n".join(word[:_MAX_TEXT_CHARACTERS] for word in words)[:_MAX_TEXT_CHARACTERS]
     return " ".join(text.replace("\u2019", "'").replace("`", "").lower().split())
 
@@ -237,7 +240,7 @@ def _build_overflow(limit: int | None, used: int | None, output: int | None) -> 
 
 def _match_context(text: str) -> Overflow | None:
     if match := SUM_RULE.search(text):
-        # The error has a sum, such as `(658 of text input, 732 of tool input, 4096 in the output)`.
+        # The error lists the parts of a sum: `(658 of text input, 732 of tool input, 4096 in the output)`.
         used = output = 0
         shares = SUM_ENDS.split(text[match.end() : match.end() + _SUM_CHARACTERS], 1)[0]
         for share in SUM_SHARE_RULE.finditer(shares):
@@ -257,9 +260,9 @@ def _match_context(text: str) -> Overflow | None:
 def _classify_error_texts(status: int, words: Iterator[str]) -> Overflow | None:
     """Classifies an error by its texts.
 
-    Statuses in `_TEXT_STATUSES` are classified by `_match_wording` alone. For others, a text about tokens per
-    minute is either a quota error or not recognised. Otherwise, a code in `OVERFLOW_CODES` always means that
-    the request is too long, even if the text also matches `EXCLUDED_WORDING`.
+    Errors with a status in `_TEXT_STATUSES` are classified by `_match_wording` alone. With other statuses, a
+    text about tokens per minute can only be a quota error. If there is no such text, a code in
+    `OVERFLOW_CODES` is sufficient, even if the text also matches `EXCLUDED_WORDING`.
     """
     text = _normalize_texts(words)
     if status in _TEXT_STATUSES:
@@ -284,16 +287,17 @@ def _match_wording(status: int, text: str) -> Overflow | None:
 
 
 def _has_answer(choice: object) -> bool:
-    """Returns whether an element of `choices` holds a part of the model's answer, apart from its role."""
+    """Returns whether an element of `choices` contains more of the model's answer than its role."""
     fields = as_object(choice)
     message = as_object(fields.get("delta") or fields.get("message"))
     return any(value for name, value in message.items() if name != "role")
 
 
 def _find_failure(payload: object) -> object:
-    """Returns the payload of a response with status 200 if it reports an error; otherwise None.
+    """Returns the payload of a response with status 200 if it reports an error; else None.
 
-    Only the first element of a list is examined. A payload that holds a part of an answer is not an error.
+    If the payload is a list, only its first element is read. A payload with a part of an answer is not an
+    error.
     """
     if isinstance(payload, list):
         payload = next(iter(payload), None)
@@ -347,12 +351,13 @@ def condense_error_event(stream: bytes) -> bytes:
 
 
 def parse_overflow(status: int, body: bytes, content_encoding: str = "") -> Overflow | None:
-    """Parses an error that says that a request is too large; None if the response is anything else.
+    """Parses an error that says that a request is too large. Returns None for all other responses.
 
     Args:
-        status: The upstream's status. With 200, the body counts as an error only if it holds no answer.
-        body: The whole body as sent. A body over 64 KiB, before or after decoding, is ignored.
-        content_encoding: The body's coding as sent. A body that is not plain, gzip or deflate is ignored.
+        status: The upstream's status. With 200, the body is an error only if it contains no answer.
+        body: The whole body as sent. If it has more than 64 KiB, before or after decoding, returns None.
+        content_encoding: The `content-encoding` of the body. Codings other than gzip and deflate are not
+            supported; the result is then None.
     """
     if status not in _STATUSES:
         return None

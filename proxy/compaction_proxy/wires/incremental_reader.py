@@ -1,8 +1,8 @@
-"""Reads request bodies. Of a body that has grown since an earlier request, only the new end is parsed.
+"""Reads request bodies. If a body extends an earlier body, only the new part is parsed.
 
-Clients send their whole list of messages with every request. The *beginning* of a body is all its bytes up to
-the end of its last message. The reader remembers a keyed fingerprint of the beginning. If a later body begins
-with exactly these bytes, only the rest of it is parsed, as strictly as a whole body. Any other body is parsed
+Clients send their whole list of messages with every request. Here, the *beginning* of a body is all its bytes
+up to the end of its last message. The reader remembers a keyed fingerprint of each beginning. If a later body
+begins with exactly these bytes, only the rest of it is parsed, with the same checks. Any other body is parsed
 from its first byte (ADR 0018).
 """
 
@@ -29,10 +29,10 @@ from compaction_proxy.wires.wire import Wire
 
 # A known beginning is looked up by its length and this many of its last bytes.
 ENDING_BYTES = 48
-# If more bytes of white space follow the last message of a body, its beginning is not remembered.
+# If more bytes of white space than this follow the last message of a body, its beginning is not remembered.
 MAX_SPACE_BYTES = 256
 ConversationKey = tuple[str, str | None]  # tenant, conversation
-# Tenant, conversation, the length of a beginning in bytes, and its last `ENDING_BYTES`.
+# The tenant, the conversation, the length of a beginning in bytes, and its last `ENDING_BYTES` bytes.
 BeginningKey = tuple[str, str | None, int, bytes]
 
 
@@ -48,7 +48,7 @@ class BodyBeginning(NamedTuple):
         is_ended: Whether the last element ends a piece (see `Wire`). If not, later elements may belong to the
             same piece.
         leading_members: The positions of the members before `messages`.
-        previous_key: The key of the shorter beginning from which this one has grown; None if there is none.
+        previous_key: The key of the shorter beginning that this one extends; None if it extends none.
     """
 
     fingerprint: bytes
@@ -61,7 +61,7 @@ class BodyBeginning(NamedTuple):
     previous_key: BeginningKey | None = None
 
 
-# A body, and its beginning if it must be remembered.
+# A body, and the beginning to remember for it; None if nothing is remembered.
 ReadResult = tuple[RequestBody, BodyBeginning | None]
 
 
@@ -85,20 +85,20 @@ def find_last_message_end(raw: bytes, messages_slice: Slice) -> int:
 
 
 KEY_BYTES = 32
-# The number of beginnings to remember. Each takes one or two kilobytes of memory.
+# Largest number of beginnings that are remembered. Each takes one or two kilobytes of memory.
 MAX_BEGINNINGS = 4_096
 # A body is compared with at most this many known beginnings by their fingerprints.
 MAX_CANDIDATES = 3
-# A message ends with a closing brace. At most this many closing braces of a body, from the last one back, are
-# tried as the end of a known beginning, because texts may hold many braces.
+# A known beginning ends with a closing brace. The last closing braces of a body are tried as its end, but at
+# most this many, because texts may contain many braces.
 MAX_BRACES = 256
-# The beginning of a body is not remembered if more members than this precede its messages, or if the names of
-# these members have more characters in total. Such a body is read in full each time.
+# The beginning of a body is not remembered if more than `MAX_LEADING_MEMBERS` members precede its messages,
+# or if the names of these members have more than `MAX_KEY_CHARACTERS` characters in total.
 MAX_LEADING_MEMBERS = 32
 MAX_KEY_CHARACTERS = 1_024
-# Bodies up to `MAX_INLINE_BYTES` are read on the event loop. Bodies up to `MAX_INLINE_GROWN_BYTES` are read
-# there too if they begin like an earlier body. All others are read in a thread, because they would block the
-# event loop.
+# Bodies up to `MAX_INLINE_BYTES` are read on the event loop. Bodies up to `MAX_INLINE_GROWN_BYTES` are also
+# read on the event loop if they begin like an earlier body. All other bodies are read in a thread, so that
+# they do not block the event loop.
 MAX_INLINE_GROWN_BYTES = 1024 * 1024
 # At most this many bodies are read in threads at the same time.
 MAX_READ_THREADS = 2
@@ -108,10 +108,10 @@ class IncrementalReader:
     """Reads request bodies, and remembers how they begin.
 
     Args:
-        key: 32 random bytes that key the fingerprints. Without them, a client cannot construct two beginnings
-            with the same fingerprint.
+        key: 32 random bytes, the secret key of the fingerprints. It prevents clients from constructing two
+            beginnings with the same fingerprint.
         wire: The wire of the bodies.
-        max_beginnings: How many beginnings to remember.
+        max_beginnings: Largest number of beginnings to remember.
     """
 
     def __init__(self, key: bytes, wire: Wire, max_beginnings: int = MAX_BEGINNINGS) -> None:
@@ -124,10 +124,10 @@ class IncrementalReader:
     async def read_without_blocking(
         self, raw: bytes, tenant: str, conversation: str | None = None
     ) -> RequestBody:
-        """Splits a request body like `read`, but a large body does not block the event loop.
+        """Splits a request body like `read`, but reads a large body in a thread.
 
         Raises:
-            UnreadableBodyError: For the same reasons as in `body.parse_body`.
+            UnreadableBodyError: In the same cases as `body.parse_body`.
         """
         if len(raw) <= MAX_INLINE_BYTES:
             return self.read(raw, tenant, conversation)
@@ -145,7 +145,7 @@ class IncrementalReader:
         begins like an earlier body of the same tenant.
 
         Raises:
-            UnreadableBodyError: For the same reasons as in `body.parse_body`.
+            UnreadableBodyError: In the same cases as `body.parse_body`.
         """
         owner = (tenant, conversation)
         return self._remember_result(owner, self._read_body(raw, owner))
@@ -163,9 +163,10 @@ class IncrementalReader:
         return None
 
     def _iter_candidates(self, raw: bytes, owner: ConversationKey) -> Iterator[BodyBeginning]:
-        """Yields the known beginnings whose last bytes occur at the same position in this body.
+        """Yields the known beginnings with which a body may begin.
 
-        The latest beginning of this conversation comes first. The others follow, longest first.
+        The body has the last bytes of each of these beginnings at the same position. The latest beginning of
+        this conversation comes first. The others follow, the longest first.
         """
         latest = self._latest.get(owner)
         if latest is not None and raw.endswith(latest.key[3], 0, latest.stop):
@@ -180,7 +181,7 @@ class IncrementalReader:
             stop = brace
 
     def _extend_beginning(self, raw: bytes, beginning: BodyBeginning, hasher: blake3) -> ReadResult | None:
-        """Parses the bytes after a known beginning. Returns None if the body must be read in full."""
+        """Parses what follows a known beginning in a body. Returns None if the body must be read in full."""
         wire, name = self._wire, self._wire.member_names.messages
         position = skip_space(raw, beginning.stop)
         has_more = raw.startswith(b",", position)
@@ -251,10 +252,7 @@ class IncrementalReader:
         return self._empty_hasher.copy().update(owner[0].encode() + b"\0")
 
     def _remember_result(self, owner: ConversationKey, result: ReadResult) -> RequestBody:
-        """Stores the beginning of a body, and returns the body.
-
-        Of the shorter beginnings from which this one has grown, only the latest stays stored.
-        """
+        """Stores the beginning of a body. Of the beginnings that it extends, keeps only the longest."""
         body, beginning = result
         if beginning is None:
             return body

@@ -1,7 +1,8 @@
 """Reads single values from a request body of any wire without parsing the whole body.
 
-The searches find every occurrence of a value in the body, and possibly texts that only look like one. The
-gate uses them, and so does the code that handles a provider's error about a request that is too long.
+The searches find every occurrence of a value in the body, and possibly similar text that is not such a value.
+They are used by the gate, which is the check by size that lets small requests pass unparsed, and by the code
+that handles a provider's error about a request that is too long.
 """
 
 import re
@@ -10,23 +11,24 @@ import msgspec
 
 from compaction_proxy.wires.body import decode_small_json, shorten_model_name
 
-# A member with more bytes is ignored, because the values that identify a session are short. OpenAI's
-# `metadata` may hold 16 values of 512 characters, and Codex lists the folders that it works in.
+# A member with more bytes than this is ignored, because the values that identify a session are short. The
+# limit allows for OpenAI's `metadata`, which may have 16 values of 512 characters, and for the list of
+# folders that Codex sends.
 MAX_MEMBER_BYTES = 16_384
 
 
 class BodyOutline(msgspec.Struct, gc=False):
-    """Members of a body as undecoded JSON. A member that is absent is empty.
+    """Members of a body as undecoded JSON. A member is empty if the body does not have it.
 
     Attributes:
         litellm_session_id: The session id that clients of LiteLLM send.
-        metadata: An object that clients of OpenAI and Anthropic send. It may hold a session id.
-        client_metadata: An object that Codex sends. It may hold a session id.
-        prompt_cache_key: The same in all requests that share a prompt cache: usually those of one
-            conversation.
+        metadata: The metadata that clients of OpenAI and Anthropic send. It may contain a session id.
+        client_metadata: The metadata that Codex sends. It may contain a session id.
+        prompt_cache_key: A key that is the same in all requests that share a prompt cache. These are usually
+            the requests of one conversation.
         max_tokens: The output limit, in tokens.
-        max_completion_tokens: Another name of the output limit.
-        max_output_tokens: Another name of the output limit.
+        max_completion_tokens: The output limit, in tokens, under another name.
+        max_output_tokens: The output limit, in tokens, under another name.
     """
 
     litellm_session_id: msgspec.Raw = msgspec.Raw()
@@ -108,7 +110,7 @@ MAX_NUMBER_SEARCH_BYTES = 8 * 1024 * 1024
 def find_models(raw: bytes) -> set[str]:
     """Returns every string value of a key `model` in the body, without parsing the body.
 
-    The set holds the requested model, and perhaps others from nested keys of the same name.
+    The set contains the requested model. It may also contain values of nested keys of the same name.
     """
     return {shorten_model_name(_decode_escapes(name)) for name in _MODEL.findall(raw)}
 
@@ -124,15 +126,15 @@ def find_output_limits(raw: bytes) -> list[int]:
 
 
 def may_have_media(raw: bytes) -> bool:
-    """Returns whether the body may hold images or other parts that can have more tokens than bytes."""
+    """Returns whether the body may contain images or other parts that can take more tokens than bytes."""
     return _MEDIA.search(raw) is not None
 
 
 class MentionedNumbers:
-    """Tells whether a whole number occurs in a body, with or without thousands separators and escapes.
+    """The whole numbers in a body, with or without thousands separators and escapes.
 
-    A number is also found at the end of a longer number with separators: 234 in 1,234. Only the first
-    `MAX_NUMBER_SEARCH_BYTES` of a body are searched.
+    Use `in` to test whether a number occurs. A number is also found at the end of a longer number with
+    separators, such as 234 in 1,234. Only the first `MAX_NUMBER_SEARCH_BYTES` of a body are searched.
 
     Args:
         raw: The body.
@@ -142,7 +144,7 @@ class MentionedNumbers:
         self._raw = raw[:MAX_NUMBER_SEARCH_BYTES]
 
     def __contains__(self, number: object) -> bool:
-        """Returns whether the body holds a number. Takes a millisecond per megabyte."""
+        """Returns whether the number occurs in the body. Takes a millisecond per megabyte."""
         if not isinstance(number, int):
             return False
         if b"\\u00" in self._raw:  # digits and separators may be escaped

@@ -1,10 +1,10 @@
 """Recognises the project instructions that known agents put into user messages, on every wire.
 
 A text is recognised only if three conditions hold. First, a header field or the beginning of the system
-prompt identifies the client. Second, a whole text part of a user message has exactly a form that this client
-uses. Third, the same turn also has words of the user. Otherwise, the user has probably pasted the text. Text
-inside a tool's result is ignored, and so is a message that holds tool results as text. ADR 0031 lists the
-sources for these forms.
+prompt identifies the client. Second, a whole text part of a user message has a form that this client uses.
+Third, the same turn also contains text that the user has written. If it does not, the user has probably
+pasted the instructions. Tool results are ignored, and so are messages that contain tool results as text.
+ADR 0031 lists the sources for the forms.
 """
 
 import re
@@ -21,26 +21,26 @@ from compaction_proxy.wires.json.values import as_list, as_object, as_string, de
 INSTRUCTIONS: Final = "instructions"
 MEMORY: Final = "memory"
 ENVIRONMENT: Final = "environment"
-# A system prompt must begin within this many characters of the body's member that holds it.
+# Number of characters at the start of the first prompt member that are searched for the beginning of a system
+# prompt.
 PROMPT_CHARACTERS: Final = 4_096
-# An instruction's path is cut to this many characters.
+# The path of an `Instruction` is cut to this many characters.
 MAX_PATH_CHARACTERS: Final = 512
 
 
 class InstructionForm(NamedTuple):
-    """The form in which a client writes one kind of project instructions.
+    """How a client writes one kind of instructions.
 
     Attributes:
         kind: The kind of the instructions.
         opening: The beginning of the text.
         closing: The end of the text, apart from white space. It occurs nowhere else in the text. Empty if any
             end is allowed.
-        path_pattern: Matches the part of the text that distinguishes instructions of one kind, such as a
-            file's path. For the kind `ENVIRONMENT`, all matches together form the path. For other kinds, the
-            first match is the path.
-        is_before_first_answer: Whether the client sends such text only before the first answer.
-        client_reply: The assistant message that the client itself adds after the text. Empty if the client
-            adds none.
+        path_pattern: Matches the part of the text that distinguishes instructions of one kind, such as a file
+            path. For the kind `ENVIRONMENT`, all matches together form the path. For other kinds, only the
+            first match is used.
+        is_before_first_answer: Whether the client sends text of this form only before the first answer.
+        client_reply: The assistant message that the client itself adds after the text; empty if it adds none.
     """
 
     kind: str
@@ -122,7 +122,7 @@ CLIENTS: Final[Mapping[str, ClientProfile]] = {
             InstructionForm(
                 INSTRUCTIONS, "<user_instructions>", "</user_instructions>", re.compile(r"\A<(user)_")
             ),
-            # Codex also sends such a block with only the members that have changed. A block replaces an
+            # Later, Codex sends blocks that contain only the members that have changed. A block replaces an
             # earlier block with the same members.
             InstructionForm(
                 ENVIRONMENT,
@@ -245,19 +245,21 @@ def find_client_by_headers(header_map: Mapping[bytes, bytes]) -> str:
 
 
 def find_client_by_prompt(text: str) -> str:
-    """Returns the name of the known client whose system prompt is this text; empty if there is none."""
+    """Returns the name of the client that sends this system prompt; empty if the client is unknown."""
     return next((name for name, client in CLIENTS.items() if text.startswith(client.prompt_prefixes)), "")
 
 
 def find_client_by_messages(messages: Sequence[Message]) -> str:
-    """Returns the name of the known client whose system prompt the list holds; empty if there is none."""
+    """Returns the name of the known client whose system prompt is in the list; empty if there is none."""
     return find_client_by_prompt(next((each.text for each in messages if each.is_privileged), ""))
 
 
 def find_client_by_members(prompt_members: Sequence[str]) -> str:
-    """Returns the name of the client whose system prompt is the first of these members; empty if unknown.
+    """Returns the name of the client, found by the system prompt in a body; empty if it is unknown.
 
-    The members are JSON. The first one is the system prompt, if the body has one.
+    Args:
+        prompt_members: The JSON of the members that count as prompt tokens (`RequestBody.prompt_members`).
+            The first one is the system prompt, if the body has one.
     """
     beginning = prompt_members[0][:PROMPT_CHARACTERS] if prompt_members else ""
     for name, client in CLIENTS.items():
@@ -281,12 +283,12 @@ def find_instruction_form(client: str, text: str) -> InstructionForm | None:
 
 
 def starts_like_instructions(text: str, client: str) -> bool:
-    """Returns whether a text begins like one of the forms of a known client's instructions."""
+    """Returns whether a text begins like project instructions of this client."""
     return text.startswith(tuple(form.opening for form in CLIENTS[client].forms))
 
 
 def may_hold_form(raw: bytes, client: str) -> bool:
-    """Returns whether a message may hold text in one of a client's forms. This is fast: nothing is parsed."""
+    """Returns whether a message may contain project instructions of the client. Does not parse it."""
     if client not in CLIENTS or b'"tool_result"' in raw or b'"user"' not in raw:
         return False
     return b"\\u003c" in raw or any(
@@ -297,11 +299,11 @@ def may_hold_form(raw: bytes, client: str) -> bool:
 def split_off_instructions(
     record: Message, client: str, *, is_before_first_answer: bool
 ) -> list[tuple[bytes, Instruction | None]]:
-    """Divides a user message into its project instructions and the words of the user.
+    """Divides a user message into messages with project instructions and one message with the user's text.
 
-    Returns pairs: the bytes of a new message, and its instruction, or None for the user's words. All parts
-    with the user's words form one message, which takes the place of the last of these parts. The list is
-    empty if the message holds no instructions.
+    Returns the bytes of each new message with its `Instruction`, which is None for the user's text. All text
+    parts of the user form one message, at the position of the last of these parts. The list is empty if the
+    message contains no instructions.
 
     Args:
         record: The message.
@@ -328,9 +330,9 @@ def split_off_instructions(
 def divide_messages(
     before: Sequence[Message], new: Iterable[Message], client: str
 ) -> Iterator[tuple[Message, Sequence[tuple[bytes, Instruction | None]]]]:
-    """Yields each new message of a list with the result of `split_off_instructions` for it.
+    """Yields each new message of a list, with the result of `split_off_instructions` for it.
 
-    A message directly after a tool result is not divided.
+    Messages directly after a tool result are not divided; their result is empty.
 
     Args:
         before: The messages before the new ones.
@@ -401,9 +403,9 @@ def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tupl
 def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Returns the list with `instruction` cleared on messages whose text the user has probably pasted.
 
-    Here, a turn is the messages between two answers or tool results. If a turn holds instructions but no
-    words of the user, the user has probably pasted its last message, so this message no longer counts as an
-    instruction. The message stays an instruction if the client's own reply follows it
+    Here, a turn is the messages between two answers or tool results. If a turn contains instructions but no
+    other text of the user, the user has probably pasted its last message, so this message is not marked as
+    instructions any more. The mark is kept if the reply that the client itself adds follows the message
     (`InstructionForm.client_reply`).
     """
     unmarked = list(messages)
@@ -426,7 +428,7 @@ def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ..
 
 
 def _is_user_text(record: Message) -> bool:
-    """Returns whether a message appears to hold words of the user, not only text of the client program."""
+    """Returns whether a message appears to contain text of the user, not only text of the client program."""
     if record.instruction is not None:
         return False
     text = record.text.strip()
@@ -436,7 +438,7 @@ def _is_user_text(record: Message) -> bool:
 
 
 def _has_client_reply(record: Message, reply: str) -> bool:
-    """Returns whether `reply` is the assistant message that the client itself adds after this instruction."""
+    """Returns whether `reply` is the assistant message that the client itself adds after this message."""
     if record.instruction is None:
         return False
     form = find_instruction_form(record.instruction.client, record.text)
@@ -444,9 +446,9 @@ def _has_client_reply(record: Message, reply: str) -> bool:
 
 
 def rejoin_divided_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Returns the list with the parts of divided messages joined again, as the client sent them.
+    """Restores messages that were divided to the form in which the client sent them.
 
-    A message that has lost a part stays divided.
+    A message of which a part was removed stays divided.
     """
     if not any(each.source for each in messages):
         return messages

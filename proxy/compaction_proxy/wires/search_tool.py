@@ -1,7 +1,7 @@
-"""Offers the search tool in a request on any wire, and joins the answers before and after calls of the tool.
+"""Offers the search tool to the model, and joins the answers before and after calls of the tool.
 
-With this tool, a model searches the messages that compactions have removed. Each wire has its own
-`SearchTool` and filters, which hold everything that differs between wires.
+With this tool, a model searches the messages that compactions have removed. The proxy answers the calls
+itself, and the client sees all answers of the model as one. Each wire has its own `SearchTool` and filters.
 """
 
 import zlib
@@ -21,9 +21,9 @@ from compaction_proxy.wires.json.values import (
 )
 from compaction_proxy.wires.sse import EventSplitter
 
-# If an answer has more bytes than this, its events are no longer kept, and the proxy cannot continue it.
+# If an answer has more bytes than this, its events are not kept, and the proxy cannot continue the answer.
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
-# Kept events are compressed once they exceed this many bytes in total. It takes a third of a millisecond.
+# Kept events are compressed whenever this many bytes have accumulated, which takes a third of a millisecond.
 BLOCK_BYTES: Final = 64 * 1024
 
 
@@ -41,7 +41,7 @@ class EventBuffer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the buffer still holds all events that were added."""
+        """Whether the buffer contains all events that were added."""
         return self.size_bytes <= MAX_KEPT_BYTES
 
     def add(self, event: bytes) -> None:
@@ -56,7 +56,7 @@ class EventBuffer:
             self._unpacked.clear()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields all events that were added, but only if `is_complete`."""
+        """Yields all events that were added. If `is_complete` is False, some are missing."""
         events = EventSplitter()
         for block in self._blocks:
             yield from events.feed(zlib.decompress(block))
@@ -66,7 +66,7 @@ class EventBuffer:
 
 
 def decode_event(data: bytes) -> JsonObject:
-    """Decodes the data of an event; empty if it is not an object."""
+    """Decodes the data of an event. Returns an empty object if the data is not a JSON object."""
     try:
         return as_object(DECODER.decode(data.decode()))
     except (ValueError, RecursionError):
@@ -74,7 +74,7 @@ def decode_event(data: bytes) -> JsonObject:
 
 
 def add_usage(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> JsonObject:
-    """Returns the sum of two `usage` objects, number by number. Other values come from `later`."""
+    """Adds the numbers of two `usage` objects. Values that are not numbers are taken from `later`."""
     total = dict(later)
     for key, value in earlier.items():
         other = later.get(key)
@@ -90,7 +90,7 @@ def _is_number(value: object) -> bool:
 
 
 class StreamFilter(Protocol):
-    """Hides the calls of the search tool in the events of one wire. A `StreamJoiner` creates its filter."""
+    """Hides the calls of the search tool in the events of one wire. A `StreamJoiner` creates it."""
 
     def filter_event(self, event: bytes) -> bytes:
         """Returns the bytes to send to the client for an event of the upstream."""
@@ -99,31 +99,31 @@ class StreamFilter(Protocol):
         """Returns the arguments of each call of the search tool in the current answer."""
 
     def end_answer(self) -> JsonObject:
-        """Returns the message of the current answer, and clears the state of that answer."""
+        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next answer."""
 
     def encode_error_event(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client, given the body in this wire's format."""
+        """Returns the event that reports an error to the client, given the error's body on this wire."""
 
 
 class StreamJoiner:
     """Joins one or more upstream streams into one stream for the client. Hides calls of the search tool.
 
-    Bytes from the upstream go in, and bytes for the client come out. If an answer calls only the search tool,
-    its end is held back, and the upstream's next answer follows as part of the same answer.
+    If an answer calls only the search tool, its end is not sent to the client. The client gets the upstream's
+    next answer as a continuation of this answer.
 
     Args:
-        open_filter: Returns a new filter for the events of the wire. The filter reads the attributes of the
+        open_filter: Creates a filter for the events of the wire. The filter reads the attributes of the
             joiner, and sets `is_continuing`, `is_done` and `usage`.
         tool_name: The name of the search tool.
 
     Attributes:
         is_first_answer: Whether the current answer is the first one.
-        may_answer_calls: Whether the proxy may answer calls of its tool in the current answer. If False, they
-            are only removed.
-        previous_usage: The usage of all earlier answers.
-        usage: The usage of the current answer, as far as it has arrived.
-        buffered_events: Events of the current answer that are read again when the next one starts.
-        is_continuing: Whether the next answer continues the current one.
+        may_answer_calls: Whether the proxy may answer calls of the search tool in the current answer. If
+            False, these calls are only removed.
+        previous_usage: The usage of all earlier answers together.
+        usage: The part of the current answer's usage that has arrived.
+        buffered_events: Events of the current answer that are read again when the next answer starts.
+        is_continuing: Whether another answer of the upstream will continue the current answer.
         is_done: Whether the upstream has signalled the end of the current answer.
     """
 
@@ -145,9 +145,9 @@ class StreamJoiner:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The arguments, as the model wrote them, of each call that the proxy must answer.
+        """The arguments of each call that the proxy must answer, as the model wrote them.
 
-        Empty if the answer does not continue.
+        Empty if `is_continuing` is False.
         """
         return tuple(self._filter.list_own_calls()) if self.is_continuing else ()
 
@@ -156,16 +156,16 @@ class StreamJoiner:
         return b"".join([self._filter.filter_event(event) for event in self._events.feed(chunk)])
 
     def flush_rest(self) -> bytes:
-        """Returns the last bytes for the client. Call it when the upstream's answer ended normally."""
+        """Returns the last bytes for the client. Call it when the upstream's answer has ended normally."""
         rest = self._events.flush_rest()
         return self._filter.filter_event(rest) if rest else b""
 
     def start_next_answer(self, *, may_answer_calls: bool) -> JsonObject:
-        """Prepares for the next answer. Returns the current answer's message for `SearchTool.build_turn`.
+        """Prepares for the next answer. Returns the model's message for `SearchTool.build_turn`.
 
         Args:
-            may_answer_calls: Whether the proxy may answer calls of its tool in the next answer as well. If
-                False, the next answer is the last one, and these calls are removed from it.
+            may_answer_calls: Whether the proxy may answer calls of the search tool in the next answer, too.
+                If False, the next answer is the last one, and these calls are removed from it.
         """
         message = self._filter.end_answer()
         self.previous_usage = add_usage(self.previous_usage, self.usage)
@@ -180,7 +180,8 @@ class AnswerFilter(Protocol):
 
     Attributes:
         call_marker: Bytes that every answer with a call contains.
-        envelope: Members that identify an answer. A joined answer has those of the first answer.
+        envelope: Members that identify an answer, such as its id. A joined answer gets those of the first
+            answer.
         calls: The arguments of each call of the search tool in the current answer.
     """
 
@@ -195,7 +196,7 @@ class AnswerFilter(Protocol):
         """Returns whether the answer is complete and calls no tool of the client."""
 
     def keep_answer(self) -> JsonObject:
-        """Keeps the part of an unfinished answer that the client will get, and returns the whole message."""
+        """Stores the visible content of an answer that will be continued. Returns the model's message."""
 
     def complete_answer(self) -> None:
         """Removes the calls of the tool from the last answer, and adds the content of earlier answers."""
@@ -205,11 +206,11 @@ class AnswerJoiner:
     """Joins one or more upstream answers that are not streams, and hides the calls of the search tool.
 
     Args:
-        open_filter: Returns a new filter of the wire, given the name of the search tool.
+        open_filter: Creates a filter of the wire, given the name of the search tool.
         tool_name: The name of the search tool.
 
     Attributes:
-        message: The message of the latest answer for which `join_answer` returned None. It is an argument for
+        message: The message of the latest answer for which `join_answer` returned None. Pass it to
             `SearchTool.build_turn`.
     """
 
@@ -226,15 +227,15 @@ class AnswerJoiner:
         return self._filter.calls
 
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
-        """Returns the body for the client, or None if the proxy must answer calls of its tool first.
+        """Returns the body for the client, or None if the proxy must first answer calls of the search tool.
 
-        A first answer without calls of the tool is returned as the same object. The result is empty if a
+        If the first answer has no calls of the tool, `body` itself is returned. The result is empty if a
         later answer is not JSON.
 
         Args:
             body: The upstream's answer.
-            may_answer_calls: Whether the proxy may answer calls of its tool in this answer. If False, this is
-                the last answer, and these calls are removed from it.
+            may_answer_calls: Whether the proxy may answer calls of the search tool in this answer. If False,
+                this is the last answer, and these calls are removed from it.
         """
         if self._is_first_answer and self._filter.call_marker not in body:
             return body
@@ -259,7 +260,7 @@ class AnswerJoiner:
 
 
 def _decode_body(body: bytes) -> JsonObject:
-    """Decodes a body; empty if it is not an object."""
+    """Decodes a body. Returns an empty object if the body is not a JSON object."""
     try:
         return as_object(decode_value(body.strip()))
     except UnreadableBodyError:
@@ -267,17 +268,19 @@ def _decode_body(body: bytes) -> JsonObject:
 
 
 class ItemFormat(NamedTuple):
-    """Describes the answers of a wire on which each answer is a list of items, such as texts and calls.
+    """Describes the answers of a wire on which an answer is a list of items, some of which are tool calls.
 
     Attributes:
-        list_member: The member of an answer that holds its items.
-        call_type: The type of items that call the search tool, and perhaps tools of the client.
-        envelope: Members that identify an answer.
+        list_member: The member of an answer that contains its items.
+        call_type: The type of the items that call the search tool. Calls of client tools may have the same
+            type.
+        envelope: Members that identify an answer, such as its id.
         read_arguments: Returns the arguments of a call as JSON text.
-        must_client_answer: Tells whether an item is a call that the client must answer.
-        is_complete: Tells whether an answer was not cut off.
+        must_client_answer: Returns whether an item is a call that the client must answer.
+        is_complete: Returns whether an answer is complete, that is, not cut off.
         build_message: Builds the message of an answer from its items.
-        adapt_end: Adapts the end of the last answer, given whether it had only calls of the search tool.
+        adapt_end: Changes the last answer in place, for example its stop reason. The second argument says
+            whether all its calls were calls of the search tool.
     """
 
     list_member: str
@@ -323,7 +326,7 @@ class ItemAnswerFilter:
         return not self._calls_client and self._format.is_complete(self._payload)
 
     def keep_answer(self) -> JsonObject:
-        """Keeps the items that the client gets, and returns the message of the answer."""
+        """Stores the visible items of an answer that will be continued. Returns the model's message."""
         self._previous_items += self._shown
         return self._format.build_message(self._items)
 
@@ -335,7 +338,7 @@ class ItemAnswerFilter:
 
 
 def is_call(item: Mapping[str, Any], call_type: str, name: str) -> bool:
-    """Returns whether an item or a block is a call of this type, of the tool of this name."""
+    """Returns whether an item or a block has the type `call_type` and calls the tool `name`."""
     return item.get("type") == call_type and item.get("name") == name
 
 
@@ -365,20 +368,21 @@ def _never_requires_same_tools(_: Sequence[Mapping[str, Any]]) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchTool:
-    """Defines how the proxy offers its search tool on one wire, and how it answers calls of the tool.
+    """Describes how the proxy offers its search tool on one wire, and how it answers calls of the tool.
 
     Attributes:
         definition_json: The tool's definition as JSON.
-        messages_member: The member of a body that holds the messages.
-        forbidding_choice: The JSON of the tool choice that forbids all calls.
-        allows_tool: Tells whether a request allows one more tool, given a function that returns the JSON of a
-            member of its body; see `json.slices.read_member`.
-        build_turn: Builds the elements to add to the next request: the message that the joiner returned, and
-            the results of its calls, in order.
-        open_stream_joiner: Returns a new joiner for streams, given the tool's name.
-        open_answer_joiner: Returns a new joiner for answers that are not streams, given the tool's name.
-        requires_same_tools: Tells whether a provider accepts these elements only in a request that has the
-            same tools as the request that they answer.
+        messages_member: The member of a body that contains the messages.
+        forbidding_choice: The JSON value of `tool_choice` that forbids all tool calls.
+        allows_tool: Returns whether a request allows one more tool. Its argument is a function that returns
+            the JSON of a member of the request's body (`json.slices.read_member`).
+        build_turn: Builds the elements that are added to the next request. These are the message that the
+            joiner returned, and the results of the calls in it, in order. The arguments are this message and
+            the texts of the results.
+        open_stream_joiner: Creates a joiner for streams, given the tool's name.
+        open_answer_joiner: Creates a joiner for answers that are not streams, given the tool's name.
+        requires_same_tools: Returns whether a provider accepts the elements that `build_turn` has built only
+            if the next request defines the same tools as the previous request.
     """
 
     definition_json: bytes
@@ -391,12 +395,12 @@ class SearchTool:
     requires_same_tools: Callable[[Sequence[Mapping[str, Any]]], bool] = _never_requires_same_tools
 
     def inspect_tool_support(self, raw: bytes, name: str) -> ToolSupport:
-        """Tells whether a tool of this name can be added to a body.
+        """Finds out whether a tool of this name can be added to a body.
 
-        It cannot be added if the client has a tool of that name, or if `allows_tool` does not allow it.
+        It cannot be added if the client defines a tool of that name, or if `allows_tool` returns False.
 
         Raises:
-            UnreadableBodyError: If the body is not a request (see `json.slices.find_members`).
+            UnreadableBodyError: If the body is not a JSON object (see `json.slices.find_members`).
         """
         places = find_members(raw)
         read = partial(read_member, raw, places)
@@ -408,14 +412,14 @@ class SearchTool:
     def forbid_calls(self, raw: bytes) -> bytes:
         """Returns the body with a tool choice that forbids all calls.
 
-        In the given body, the tool choice is absent or null.
+        The given body must have no tool choice, or null as its value.
         """
         return _set_member(raw, find_members(raw).get("tool_choice"), "tool_choice", self.forbidding_choice)
 
     def continue_request(self, raw: bytes, elements: Sequence[Mapping[str, Any]]) -> bytes:
         """Returns the body with more elements at the end of its list of messages.
 
-        A string in place of the list becomes a list of one message.
+        If the body has a string instead of a list of messages, the string becomes the first user message.
 
         Raises:
             UnreadableBodyError: If the body has no messages.
@@ -451,7 +455,8 @@ def _set_member(raw: bytes, place: Slice | None, name: str, value: bytes) -> byt
 def is_prefill(last: bytes) -> bool:
     """Returns whether a request's last message is the beginning of an answer, which the model must continue.
 
-    No message may be added after such a message: providers refuse the request, or begin the answer anew.
+    The proxy must not add a message after it, because providers would then refuse the request or start the
+    answer from the beginning.
 
     Args:
         last: The bytes of the message.

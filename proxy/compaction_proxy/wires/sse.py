@@ -1,7 +1,7 @@
 """Splits streams of server-sent events, reads the data of an event, and replaces it.
 
-Lines may end with CRLF, LF or CR. The result does not depend on the sizes
-of the chunks in which the stream arrives. Comments and fields other than `data` stay unchanged.
+Lines may end with CRLF, LF or CR. The result does not depend on the sizes of the chunks in which the stream
+arrives. Comments and fields other than `data` stay unchanged.
 """
 
 import re
@@ -10,11 +10,12 @@ from typing import Final
 import msgspec
 
 DONE_DATA: Final = b"[DONE]"
-# A larger event is returned in parts, as if each part were an event. Then its data cannot be read.
+# An event with more bytes than this is returned in parts, as if each part were an event. Its data cannot be
+# read then.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
-# Matches the end of an event: two line ends. A CR at the very end of the bytes does not count as the second
-# line end, because an LF that belongs to it may follow.
+# Matches the end of an event, which is two line ends. The second line end may not be a CR at the very end of
+# the bytes, because the next chunk may begin with an LF that belongs to it.
 _BORDER: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r(?=.))", re.DOTALL)
 _USUAL_BORDER: Final = b"\n\n"
 _LONGEST_BORDER: Final = 4
@@ -57,7 +58,7 @@ class EventSplitter:
 
 
 def read_data(event: bytes) -> bytes:
-    """Returns the data of an event; empty if it has none, as in a comment."""
+    """Returns the data of an event; empty if it has no data, for example because it is only a comment."""
     if event.startswith(_DATA) and event.count(b"\n") == 2 and event.endswith(b"\n\n"):  # the usual case
         return event[len(_DATA) :].strip(b" \n")
     lines = _LINE_END.split(event)
@@ -85,7 +86,7 @@ _TYPED_EVENT: Final = msgspec.json.Decoder(_TypedEvent)
 
 
 def has_only_events(seen: bytes, types: frozenset[str]) -> bool:
-    """Returns whether the first bytes of a stream hold only comments and whole events of these types."""
+    """Returns whether all complete events in the first bytes of a stream are comments or of these types."""
     try:
         data = filter(None, map(read_data, EventSplitter().feed(seen)))
         return all(_TYPED_EVENT.decode(each).type in types for each in data)

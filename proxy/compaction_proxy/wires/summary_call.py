@@ -1,8 +1,8 @@
-"""Builds the parts of summary calls that all wires share, and finds the members that a provider refuses.
+"""Helps the wires to build summary calls, and finds out which members of a call a provider refuses.
 
-The body of a call holds either a prompt that the proxy has written alone, or the client's conversation
-followed by the prompt. In the second form, tools and other members that a provider puts before the messages
-stay the same byte for byte, so the provider's prompt cache still applies.
+The body of a call contains either text of the proxy alone, or the client's conversation followed by the
+prompt. In the second form, tools and other members that a provider puts before the messages keep exactly the
+client's bytes, so that the provider's prompt cache still applies.
 """
 
 import json
@@ -22,8 +22,8 @@ from compaction_proxy.wires.usage import UsageFormat, as_token_count
 # Added after tool results at the end of a conversation, because the user message with the prompt may not
 # directly follow tool results.
 ACKNOWLEDGEMENT: Final = Message(role="assistant", text="Understood.")
-# Matches the names of OpenAI's reasoning models. They accept no temperature, use another name for the output
-# limit, and count their thinking towards that limit.
+# Matches the names of OpenAI's reasoning models. They accept no temperature, name the output limit
+# `max_completion_tokens`, and count thinking tokens towards this limit.
 _REASONING: Final = re.compile(r"(?:^|/)(?:o\d|gpt-5(?!.*chat)|gpt-[6-9])", re.IGNORECASE)
 # Tokens added to the output limit for thinking, if the call does not continue the client's conversation.
 REASONING_ALLOWANCE_TOKENS: Final = 2_000
@@ -31,7 +31,7 @@ REASONING_ALLOWANCE_TOKENS: Final = 2_000
 # reasoning effort, because the prompt cache depends on it.
 CLIENT_EFFORT_ALLOWANCE_TOKENS: Final = 8_000
 _CACHE_KEY_HOSTS: Final = re.compile(r"api\.openai\.com|.+\.openai\.azure\.com")
-# The fields in which errors name a parameter. Other fields are ignored, because they may echo the request.
+# The fields in which errors name a parameter. Other fields are ignored, because they may quote the request.
 _ERROR_FIELDS: Final = frozenset(
     {"error", "errors", "param", "message", "detail", "details", "msg", "loc", "code"}
 )
@@ -47,14 +47,15 @@ class SummaryCallFormat:
     Attributes:
         path: The path to append to a provider's base URL, such as `/chat/completions`.
         get_thinking_allowance: Returns how many tokens a model may use for thinking, in addition to the limit
-            of its answer, given its name and the conversation that the call continues, if any.
-        build_own_members: Builds the members of a call's body that some providers refuse. Omits those that
-            this provider has already refused, which are the second argument.
+            of its answer. The arguments are the model's name, and the conversation that the call continues or
+            None.
+        build_own_members: Builds the members of a call's body that some providers refuse. The second argument
+            names the members that this provider has already refused. They are omitted.
         build_request: Builds the body of a call from the call and the result of `build_own_members`.
-        parse_answer: Parses the body of a successful response. Raises `SummaryError` (`garbage`) if the body
-            is not an answer.
-        headers: Headers that a call needs in addition to the credential. A header is not added if the
-            client's own request has it.
+        parse_answer: Parses the body of a successful response. Raises `SummaryError` with the reason
+            `garbage` if the body is not an answer.
+        headers: Headers that a call needs in addition to the credential. A header that the client's request
+            has is not added.
     """
 
     path: str
@@ -66,7 +67,7 @@ class SummaryCallFormat:
 
 
 def is_reasoning_model(model: str) -> bool:
-    """Returns whether a name is that of a reasoning model of OpenAI."""
+    """Returns whether this is the name of an OpenAI reasoning model."""
     return _REASONING.search(model) is not None
 
 
@@ -100,7 +101,7 @@ def read_client_members(conversation: ContinuedConversation | None) -> dict[str,
 
 
 def read_client_object(conversation: ContinuedConversation | None, name: str) -> dict[str, Any]:
-    """Returns a member of the client's body that is an object; empty if there is none."""
+    """Returns the member `name` of the client's body; empty if it is absent or not an object."""
     return as_object(parse_json(read_client_members(conversation).get(name, b"")))
 
 
@@ -122,13 +123,13 @@ def continue_client_body(
     replaced: Mapping[str, bytes],
     own_members: Mapping[str, Any],
 ) -> bytes:
-    """Returns the client's body with some members dropped, replaced or added.
+    """Returns the client's body with some members removed, added or replaced.
 
     Args:
         conversation: The conversation with the client's body.
-        dropped: The names of members that are left out.
-        replaced: The JSON of members that are added or replaced, by name.
-        own_members: The decoded values of other members that are added or replaced, by name.
+        dropped: The names of the client's members to remove.
+        replaced: Members to add or replace, as JSON, by name.
+        own_members: Further members to add or replace, as Python values, by name.
     """
     fields = {
         name: value
@@ -149,7 +150,7 @@ def build_summary_answer(
     called_tools: bool,
     refused: bool,
 ) -> SummaryAnswer:
-    """Builds the record of an answer; its counts are 0 if the payload has no credible usage."""
+    """Builds a `SummaryAnswer`. Its token counts are 0 if the payload has no plausible usage."""
     usage = usage_format.parse_counts(payload.get("usage"))
     return SummaryAnswer(
         text=text,
@@ -163,14 +164,14 @@ def build_summary_answer(
 
 
 def find_refused_member(body: bytes, own_members: Mapping[str, Any]) -> str | None:
-    """Returns the name of the member that a provider refuses according to its error; None if unknown.
+    """Finds the member of a summary call that a provider refuses. Returns None if its error names none.
 
     If the error names the requested reasoning effort, the provider refuses only this effort. The result then
-    contains it: `reasoning_effort=minimal`.
+    includes the effort, for example `reasoning_effort=minimal`.
 
     Args:
-        body: The body of the error.
-        own_members: The members of the refused call that `build_own_members` returned.
+        body: The body of the provider's error.
+        own_members: The members that `build_own_members` returned for the refused call.
     """
     words = _collect_words(parse_json(body) or body[:_MAX_WORD_CHARACTERS].decode("utf-8", "replace"))
     joined = "\n".join(words)
@@ -183,7 +184,7 @@ def find_refused_member(body: bytes, own_members: Mapping[str, Any]) -> str | No
 
 
 def _collect_words(root: Any) -> list[str]:
-    """Returns the texts in an error of any shape, outermost first."""
+    """Returns the texts in an error of any structure, outermost first."""
     words: list[str] = []
     nodes = deque([root])
     while nodes and len(words) < _MAX_WORDS:

@@ -1,8 +1,9 @@
-"""Reads the token usage of a response as it passes, without delaying or changing a byte.
+"""Reads the token usage of a response while the response is forwarded, without delaying or changing it.
 
-While bytes pass, they are only copied into a buffer of limited size. They are parsed when the response has
-ended. Usage is read only from the JSON member in which a provider reports it, never from text in which the
-model mentions usage. This member's place differs between wires, so each wire has its own `UsageFormat`.
+While bytes are forwarded, they are only copied into a buffer of limited size. They are parsed when the
+response has ended. Usage is read only from the JSON member in which a provider reports it, never from text of
+the model that mentions usage. The position of this member differs between wires, so each wire has its own
+`UsageFormat`.
 """
 
 import re
@@ -28,11 +29,10 @@ class TokenUsage(NamedTuple):
 
     Attributes:
         prompt_tokens: Tokens of the input, including cached tokens.
-        completion_tokens: Tokens of the output; 0 if the response does not say.
+        completion_tokens: Tokens of the output; 0 if the response does not report them.
         cached_tokens: Tokens of the input that came from the provider's cache; 0 if the response does not
-            say.
-        finish_reason: Why the answer ended, in the provider's words. Empty if the response does not say, or
-            if finding the reason would be costly.
+            report them.
+        finish_reason: Why the answer ended, in the provider's words. Empty if it was not found.
     """
 
     prompt_tokens: int
@@ -45,14 +45,15 @@ class UsageFormat(NamedTuple):
     """Describes where the answers of one wire report their usage.
 
     Attributes:
-        parse_counts: Parses a `usage` object. Returns None if its numbers are not credible.
-        find_finish_reason: Returns the reason why an answer ended; empty if it does not say.
+        parse_counts: Parses a `usage` object. Returns None if its numbers are not plausible.
+        find_finish_reason: Returns the reason why an answer ended; empty if the answer has none.
         event_pattern: Matches the events of a stream that must be parsed.
-        event_member: The member of an event that has the form of an answer; empty for the event itself.
-        find_other_usage: Finds the usage in an answer that does not have it in the member `usage`.
-        parse_stream: Parses the first bytes of a stream, and its last lines. By default, the last event with
-            usage and the last one with a finish reason count.
-        head_bytes: How many of a stream's first bytes `parse_stream` needs.
+        event_member: The member of an event that has the form of an answer. If it is empty, the event itself
+            has this form.
+        find_other_usage: Finds the usage in an answer that has no member `usage`.
+        parse_stream: Parses the first bytes of a stream and its last lines. If it is None, the last usage and
+            the last finish reason in the stream are used.
+        head_bytes: Number of bytes at the beginning of a stream that `parse_stream` needs.
     """
 
     parse_counts: Callable[[object], TokenUsage | None]
@@ -64,7 +65,7 @@ class UsageFormat(NamedTuple):
     head_bytes: int = 0
 
     def find_usage(self, answer: JsonObject) -> TokenUsage | None:
-        """Returns the usage in an answer without its finish reason; None if there is no credible usage."""
+        """Returns the usage in an answer, without a finish reason; None if there is no plausible usage."""
         usage = self.parse_counts(answer.get("usage"))
         return self.find_other_usage(answer) if usage is None and self.find_other_usage else usage
 
@@ -73,7 +74,7 @@ class UsageFormat(NamedTuple):
         return as_object(event.get(self.event_member)) if self.event_member else event
 
     def parse_body(self, body: bytes, *, is_event: bool = False) -> TokenUsage | None:
-        """Parses a JSON answer, or an object that holds only the last members of an answer.
+        """Returns the usage in a JSON answer, which may lack its first members.
 
         Args:
             body: The answer.
@@ -86,21 +87,21 @@ class UsageFormat(NamedTuple):
 
 
 def as_token_count(value: object) -> int | None:
-    """Returns the value if it can be a number of tokens, else None."""
+    """Returns the value if it is a plausible number of tokens, else None."""
     return value if type(value) is int and 0 <= value < _IMPLAUSIBLE_TOKENS else None
 
 
 def build_usage(prompt: object, completion: object, cached: object) -> TokenUsage | None:
-    """Builds a `TokenUsage`, or returns None if `prompt` or `completion` cannot be a number of tokens.
+    """Builds a `TokenUsage`. Returns None if `prompt` or `completion` is not a plausible number of tokens.
 
-    A `completion` of None counts as 0. So does a `cached` value that cannot be a number of tokens.
+    If `completion` is None, it becomes 0. If `cached` is not a plausible number, it becomes 0.
     """
     asked, made = as_token_count(prompt), as_token_count(0 if completion is None else completion)
     return None if asked is None or made is None else TokenUsage(asked, made, as_token_count(cached) or 0)
 
 
 def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator[JsonObject]:
-    """Yields the data of the events at the end of a stream that match a pattern, the last event first."""
+    """Yields the data of the events in `tail` that match a pattern, the last event first."""
     for line in reversed(tail.replace(b"\r", b"\n").split(b"\n")):
         if line.startswith(b"data:") and pattern.search(line):
             yield as_object(parse_json(line[5:]))
@@ -111,7 +112,7 @@ def _parse_last_events(usage_format: UsageFormat, first: bytes, rest: bytes) -> 
 
     Args:
         usage_format: The format of the wire.
-        first: The first line, if its beginning was not kept. It may be the end of a long event.
+        first: The end of a line whose beginning was not kept; empty if the whole stream was kept.
         rest: The lines after it.
     """
     usage, reason = None, ""
@@ -131,9 +132,9 @@ def _find_usage_in_tail(
 ) -> TokenUsage | None:
     """Finds the usage among the last members of a body that is too large to keep.
 
-    The bytes from a member to the end of the body close exactly the objects around the member. So a `usage`
-    member is the provider's if valid JSON results from the bytes that open these objects, the member, and
-    everything after it.
+    The text `"usage":` may also occur in the model's answer. To exclude this, the bytes from `"usage":` to
+    the end of the body are put after the opening braces of the objects that contain the real `usage` member.
+    It is the real member only if the result is valid JSON.
 
     Args:
         usage_format: The format of the wire.
@@ -152,7 +153,8 @@ def _find_usage_in_head(
 ) -> TokenUsage | None:
     """Finds the usage among the first members of a body that is too large to keep.
 
-    The bytes before the `usage` member must be whole members of one object.
+    The text `"usage":` may also occur in the model's answer. To exclude this, the bytes before it must
+    consist of complete members of one object.
     """
     for match in list(_USAGE.finditer(head))[:_MAX_CANDIDATES]:
         if parse_json(head[: match.start()] + b'"usage":0}') is None:
@@ -166,16 +168,16 @@ def _find_usage_in_head(
 
 
 class UsageTap:
-    """Reads the usage in one response body as its bytes pass.
+    """Reads the usage in one response body while the body is forwarded.
 
-    It keeps only the last 64 KiB of a stream and the first bytes that the parser needs (`head_bytes`), or the
-    first and the last 64 KiB of any other body.
+    Of a stream, it keeps only the first bytes that the parser needs (`head_bytes`) and the last 64 KiB. Of
+    any other body, it keeps the first and the last 64 KiB.
 
     Args:
         usage_format: The format of the wire.
-        content_type: The content type as sent. With `text/event-stream`, the body is a stream.
-        content_encoding: The coding as sent. The result for a body that is not plain, gzip or deflate is
-            None.
+        content_type: The `content-type` of the response. With `text/event-stream`, the body is a stream.
+        content_encoding: The `content-encoding` of the response. Codings other than gzip and deflate are not
+            supported; `result` then returns None.
     """
 
     def __init__(self, usage_format: UsageFormat, content_type: str, content_encoding: str = "") -> None:
@@ -207,7 +209,7 @@ class UsageTap:
             del self._tail[:-_MAX_KEPT_BYTES]
 
     def result(self) -> TokenUsage | None:
-        """Returns the usage; None if the response has no credible counts.
+        """Returns the usage; None if the response has no plausible counts.
 
         Call it when the response has ended or was cut off.
         """
@@ -220,7 +222,7 @@ class UsageTap:
                 return self._format.parse_body(head + tail)
             usage = _find_usage_in_tail(self._format, tail)
             return usage or _find_usage_in_head(head, self._format.parse_counts)
-        # The rest of a line whose beginning was not kept may look like another line.
+        # If the beginning of a line was not kept, the rest may look like a complete line. So it is separated.
         first, *lines = (b"", head + tail) if whole else _LINE_ENDS.split(tail, 1)
         rest = lines[0] if lines else b""
         if self._format.parse_stream:

@@ -1,7 +1,7 @@
-"""Defines `Wire`: a record of functions, one for each thing that differs between wire formats.
+"""Defines `Wire`, which has a function for each operation that differs between wire formats.
 
-The compaction engine does not depend on a format. A `RequestBody` carries its wire, and code that reads or
-writes bytes calls the wire's functions.
+The package `compaction` does not depend on a format. Each `RequestBody` refers to its wire, and code that
+reads or writes bytes calls the functions of this wire.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +21,12 @@ class MemberNames(NamedTuple):
     """The names of the body members that the proxy reads.
 
     Attributes:
-        messages: The member that holds the conversation.
-        output_limits: Members that limit the output, in tokens. The first one with a limit counts.
-        prompt_members: Members other than the conversation that count as prompt tokens.
-        skip_indicators: Members that tell whether the body must be left unchanged (`Wire.find_skip_reason`).
-        thinking_budgets: Pairs of a member and the key in it that holds a thinking budget, in tokens. The
-            output limit must exceed this budget.
+        messages: The member that contains the messages.
+        output_limits: Members that limit the output, in tokens. The first one that sets a limit is used.
+        prompt_members: Members other than the messages that count as prompt tokens, such as tools.
+        skip_indicators: Members that show whether the body must be left unchanged (`Wire.find_skip_reason`).
+        thinking_budgets: The thinking budgets, in tokens. Each is a pair of a member and of the key of the
+            budget in this member. The output limit must exceed the budget.
     """
 
     messages: str
@@ -41,7 +41,7 @@ class AdaptedMessages(NamedTuple):
 
     Attributes:
         messages: The list of messages.
-        members: Other members of the body that must change together with the list: their new JSON by name.
+        members: The new JSON of other members of the body that must change together with the list, by name.
     """
 
     messages: Sequence[Message]
@@ -68,50 +68,50 @@ def _never_continues_piece(_: bytes) -> bool:
 class Wire:
     """One wire format.
 
-    A *piece* is the JSON of one core message: one element of the client's array, several elements that belong
-    together (with the commas between them), or a part of an element that becomes a message of its own.
+    A *piece* is the JSON of one `Message`. It is one element of the client's array, several elements that
+    belong together (with the commas between them), or a part of an element that becomes a separate message.
 
     Attributes:
-        name: `chat`, `responses` or `messages`. It is part of what identifies stored compactions, so it never
-            changes.
+        name: `chat`, `responses` or `messages`. It never changes, because stored compactions depend on it.
         path_suffix: The end of the paths to which clients post conversations.
-        digest_seed: The first bytes of the input of prefix digests. Each wire has its own seed, so one wire
-            never finds the compactions of another.
+        digest_seed: The first bytes of the input of prefix digests. Each wire has a different seed, so that
+            requests of one wire never match the compactions of another wire.
         member_names: The names of body members.
         split_message_list: Splits the value of `member_names.messages` into elements. Raises
             `UnreadableBodyError` if the proxy cannot handle the value.
         find_skip_reason: Returns why a body with these members (`member_names.skip_indicators`, by name) must
             stay unchanged; empty if it may change.
         group_into_pieces: Groups the elements into pieces.
-        may_continue_piece: Tells whether a list that ends in this element may continue within the same piece.
-        parse_uncounted: Parses a piece, and estimates the tokens of its parts that are not text for a given
-            model. Raises `UnreadableBodyError`.
+        may_continue_piece: Returns whether the next element may belong to the same piece as this element.
+        parse_uncounted: Parses a piece, and estimates the tokens of its parts that are not text for a model.
+            Raises `UnreadableBodyError` if the bytes are not a valid piece.
         estimate_nontext_tokens: Estimates the tokens of a piece's parts that are not text, for a given model;
-            0 if the bytes are not a piece.
-        parse_message: Parses a piece into its record with its digest. Raises `UnreadableBodyError`.
-        encode_message: Encodes as a piece the record of a message that the proxy has written itself.
+            0 if the bytes are not a valid piece.
+        parse_message: Parses a piece, and computes the digest of the message. Raises `UnreadableBodyError` if
+            the bytes are not a valid piece.
+        encode_message: Encodes a message that the proxy has written itself as a piece.
         attach_parts: Adds all parts of a client's message that are not text to a message that the proxy has
-            written. The arguments are the records of the proxy's message and of the client's message.
-        shorten_message: Given a record, a share (0..1) and a handle, returns the record with about this share
-            of its text. The text says that something is missing, and names the message by the handle. The
-            same record is returned if the result would not be shorter.
-        join_messages: Encodes a list of records as the text between the brackets of the array.
+            written. The arguments are the proxy's message and the client's message.
+        shorten_message: Shortens the text of a message to about a share (0..1). A notice in the text says
+            that something is missing, and names the message by the given handle. Returns the same object if
+            the result would not be shorter.
+        join_messages: Encodes messages as the bytes between the brackets of the array.
         summary_call_format: The format of the proxy's own summary calls.
-        usage_format: Where answers report their usage.
-        may_hold_back_stream: Tells whether the first bytes of a stream may be held back, because they hold no
-            part of the answer and an error may follow. Callers ask again with more bytes as long as the
-            result is True.
-        encode_error: Encodes an error of the proxy as a body in this wire's shape.
-        api_key_header: The header field in which providers expect the proxy's own key. Empty means the field
-            in which the client sends its key.
-        regroups_previous: Tells whether new elements change how the elements before them are grouped into
+        usage_format: Describes where answers report their usage.
+        may_hold_back_stream: Returns whether the first bytes of a stream contain no part of the answer, so
+            that an error may still follow. The proxy does not forward the bytes yet while the result is True.
+            It calls the function again when more bytes have arrived.
+        encode_error: Encodes an error of the proxy as a body in this format.
+        api_key_header: The header field in which providers expect the proxy's own key. If it is empty, the
+            proxy uses the field in which the client sends its key.
+        regroups_previous: Returns whether new elements change how the elements before them are grouped into
             pieces.
-        adapt_for_provider: Given a client's body and the messages that replace its own, adapts these messages
-            so that the provider accepts them.
-        search_tool: The tool with which the model searches removed messages. None if the wire does not offer
-            it.
-        drop_refused_content: Returns a body without the content that the provider has refused, given the
-            error's body; None if nothing can be left out.
+        adapt_for_provider: Adapts messages so that the provider accepts them. The arguments are the client's
+            body and the messages that replace the client's messages.
+        search_tool: The tool with which the model searches removed messages. None if the proxy does not offer
+            it on this wire.
+        drop_refused_content: Returns a body without the content that the provider has refused. The arguments
+            are the refused body and the body of the error. None if no such content can be removed.
     """
 
     name: str
@@ -140,5 +140,5 @@ class Wire:
     search_tool: SearchTool | None = None
 
     def open_tap(self, content_type: str, content_encoding: str = "") -> UsageTap:
-        """Returns a new reader of the usage in one answer."""
+        """Returns a new `UsageTap`, which reads the usage in one answer."""
         return UsageTap(self.usage_format, content_type, content_encoding)

@@ -1,6 +1,6 @@
-"""Converts chat messages to core records and back, and shortens them.
+"""Converts chat messages to `Message` objects and back, and shortens them.
 
-It also estimates the tokens of their parts that are not text.
+It also estimates the tokens of the parts of messages that are not text.
 """
 
 import json
@@ -38,14 +38,14 @@ from compaction_proxy.wires.json.values import (
 
 # Messages with these roles make no tool calls, whatever fields they have.
 _ROLES_WITHOUT_CALLS = frozenset({"system", "developer", "user", "tool", "function"})
-# Content parts that hold a model's thinking. They are not part of the answer.
+# Types of content parts that contain a model's thinking. They are not part of the answer.
 _THINKING_KINDS = frozenset({"thinking", "redacted_thinking", "reasoning"})
-# Fields with data that a provider has signed or encrypted: in a message (OpenRouter, LiteLLM, Copilot,
-# Gemini), or in one of its calls (Gemini).
+# Fields of a message (OpenRouter, LiteLLM, Copilot, Gemini) or of a tool call (Gemini) with data that the
+# provider has signed or encrypted.
 _SIGNED_FIELDS = frozenset(
     {"reasoning_details", "thinking_blocks", "reasoning_opaque", "reasoning_signature", "extra_content"}
 )
-# Fields that hold tool calls.
+# Fields that contain tool calls.
 _CALL_FIELDS = frozenset({"tool_calls", "function_call"})
 
 
@@ -72,7 +72,7 @@ def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
 
 
 def _has_signature(fields: Mapping[str, Any]) -> bool:
-    """Returns whether a message with calls carries thinking that its provider verifies."""
+    """Returns whether a message with calls contains thinking that its provider verifies."""
     holders = [fields, *(each for each in as_list(fields.get("tool_calls")) if isinstance(each, dict))]
     return any(map(_is_thought, as_list(fields.get("content")))) or any(
         each.get(name) for each in holders for name in _SIGNED_FIELDS.intersection(each)
@@ -158,10 +158,10 @@ def attach_parts(record: Message, source: Message) -> Message:
 def shorten_message(record: Message, share: float, handle: str) -> Message:
     """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
-    Unknown fields stay. Text in the arguments of calls is shortened if it is long. Each part that is not text
-    is replaced by a note with the `handle`. A message with calls and signed thinking is returned unchanged,
-    because the provider verifies them together. From a message without calls, thinking and its signature are
-    removed. If the result would not be shorter, the same message is returned.
+    Unknown fields are kept. Long texts in the arguments of calls are shortened as well. Each part that is not
+    text is replaced by a note that contains the `handle`. A message with calls and signed thinking is
+    returned unchanged, because the provider verifies both together. If a message has no calls, its thinking
+    and the signature are removed. If the result would not be shorter, the same message is returned.
     """
     if record.has_signed_reasoning:
         return record

@@ -1,8 +1,8 @@
-"""The search tool on the Chat Completions wire: its definition, its calls, and the answers around them.
+"""Offers the search tool on the Chat Completions wire, and joins the answers before and after its calls.
 
-In this module, a piece is an element of `delta.tool_calls`, not a piece as in `Wire`. The client sees the
-texts of all answers as one answer. After a call, the proxy sends a request that ends with the model's
-assistant message, including its calls and its thinking, and with a result for each call.
+In a stream, a call arrives in several pieces. Here, a piece is an element of `delta.tool_calls`. The client
+sees the texts of all answers as one answer. After a call, the proxy sends the next request, which ends with
+the model's assistant message, including its calls and its thinking, and with a result for each call.
 """
 
 import json
@@ -35,7 +35,8 @@ from compaction_proxy.wires.sse import DONE_DATA, read_data, replace_data
 
 TOOL_CALLS: Final = "tool_calls"
 STOP: Final = "stop"
-# If an answer has one of these finish reasons, the proxy does not answer its calls: arguments may be cut off.
+# If an answer has one of these finish reasons, the proxy does not answer the calls in it, because their
+# arguments may be cut off.
 CUT_OFF_REASONS: Final = frozenset({"length", "content_filter"})
 
 # Text fields whose value arrives in several pieces, which must be joined.
@@ -46,13 +47,14 @@ _STREAMED_FIELDS: Final = frozenset(
 
 @dataclass(slots=True)
 class PartialToolCall:
-    """The part of one tool call that has arrived.
+    """The part of one tool call that has arrived so far.
 
     Attributes:
         fields: The fields of the call that have arrived.
-        index: The index that the provider gave the call, if any.
-        is_ours: Whether the call is for the proxy's tool. None until its name is complete.
-        client_index: The call's index among the calls that the client sees.
+        index: The index that the provider gave the call; None if it gave none.
+        is_ours: Whether this is a call of the proxy's search tool. None while the name of the called tool may
+            be incomplete.
+        client_index: The index of the call among the calls that the client sees.
     """
 
     fields: JsonObject = field(default_factory=dict)
@@ -83,13 +85,13 @@ def get_function(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class ToolCallFilter:
-    """Hides the calls of the proxy's tool in one answer from the client.
+    """Hides the calls of the search tool in one answer from the client.
 
     Args:
-        name: The name of the proxy's tool.
+        name: The name of the search tool.
 
     Attributes:
-        client_call_count: How many calls the client has been shown.
+        client_call_count: Number of calls that were sent to the client.
     """
 
     def __init__(self, name: str) -> None:
@@ -100,24 +102,24 @@ class ToolCallFilter:
 
     @property
     def own_calls(self) -> list[PartialToolCall]:
-        """The calls of the proxy's tool, in order."""
+        """The calls of the search tool, in order."""
         return [call for call in self._calls if call.is_ours]
 
     @property
     def has_only_own_calls(self) -> bool:
-        """Whether the answer calls the proxy's tool, and the client has been shown no call."""
+        """Whether the answer calls the search tool, and no call was sent to the client."""
         return bool(self.own_calls) and not self.client_call_count
 
     def filter_pieces(self, pieces: list[Any]) -> list[Any]:
         """Returns the pieces to send to the client.
 
-        The pieces of a call are held back until the name of the call has arrived. Pieces are changed only
-        after the model has called the proxy's tool.
+        The pieces of a call are held back until the name of the called tool has arrived. Pieces are changed
+        only after the search tool was called.
         """
         return [shown for piece in pieces for shown in self._filter_piece(piece)]
 
     def release_unnamed(self) -> list[Any]:
-        """Returns the held-back calls whose name never became complete, to be sent to the client.
+        """Returns the calls that were held back because their name is incomplete, to be sent to the client.
 
         Call it when the answer ends.
         """
@@ -136,8 +138,7 @@ class ToolCallFilter:
     def _find_call(self, piece: JsonObject) -> PartialToolCall:
         """Returns the call to which a piece belongs.
 
-        The index does not suffice to find the call, because some providers give calls no index, or give all
-        calls the same index.
+        The index alone is not sufficient, because some providers give calls no index, or all calls the same.
         """
         raw_index = piece.get("index")
         index = raw_index if type(raw_index) is int else None
@@ -150,12 +151,12 @@ class ToolCallFilter:
 
     @staticmethod
     def _is_new_call(piece: JsonObject, last: PartialToolCall) -> bool:
-        """Returns whether a piece begins a new call. Otherwise, it belongs to the call `last`.
+        """Returns whether a piece begins a new call. If not, it belongs to the call `last`.
 
-        Only a piece with a function name can begin a call, and usually it has a new id. Some servers give all
-        calls the same id, or none. Then a piece with a name begins a new call if its arguments begin an
-        object and those of `last` are complete. If there is neither id nor index, every piece with a name
-        begins a call.
+        Only a piece with a function name can begin a call. Usually it has a new id. Some servers give all
+        calls the same id, or no id. In this case, a piece with a name begins a new call if its arguments
+        begin with `{` and the arguments of `last` are complete. If there is neither an id nor an index, every
+        piece with a name begins a call.
         """
         function = get_function(piece)
         if not function.get("name") or not last.name:
@@ -175,19 +176,19 @@ class ToolCallFilter:
         return None if is_incomplete and "custom" not in call.fields else False
 
     def _show_call(self, call: PartialToolCall) -> JsonObject:
-        """Returns the part of a client's call that has arrived, as one piece."""
+        """Marks a call as a call of a client tool, and returns what has arrived of it as one piece."""
         call.is_ours = False
         call.client_index = self.client_call_count
         self.client_call_count += 1
         return self._renumber_piece(call, deepcopy(call.fields))
 
     def _renumber_piece(self, call: PartialToolCall, piece: JsonObject) -> JsonObject:
-        """Returns the piece with an index that leaves no gap where calls of the proxy's tool were removed."""
+        """Returns the piece with a new index, so that removed calls leave no gap in the indices."""
         return {**piece, "index": call.client_index} if call.index is not None and self.own_calls else piece
 
 
 def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
-    """Merges a piece into `fields`, which hold the earlier pieces of the same object."""
+    """Merges a piece into `fields`, which contain the earlier pieces of the same object."""
     for key, value in piece.items():
         previous = fields.get(key)
         is_text = isinstance(previous, str) and isinstance(value, str)
@@ -199,8 +200,8 @@ def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
             fields[key] = dict(value) if isinstance(value, dict) else value
 
 
-# Fields that hold the model's thinking before a tool call. Providers (DeepSeek, Kimi, vLLM, OpenRouter,
-# LiteLLM, Gemini) want them back in the assistant message that made the call. They may hold signatures, so
+# Fields that contain the model's thinking before a tool call. Providers (DeepSeek, Kimi, vLLM, OpenRouter,
+# LiteLLM, Gemini) expect them in the assistant message of the next request. They may contain signatures, so
 # they stay unchanged.
 REASONING_FIELDS: Final = (
     "reasoning_content",
@@ -209,7 +210,7 @@ REASONING_FIELDS: Final = (
     "thinking_blocks",
     "extra_content",
 )
-# The member of `REASONING_FIELDS` that is a list. Clients join its elements that have the same `index`.
+# The field of `REASONING_FIELDS` that is a list. Clients join its elements that have the same `index`.
 REASONING_DETAILS: Final = "reasoning_details"
 
 # Matches the end of a sentence or of a heading. If the text before a call ends like this, the text after the
@@ -223,7 +224,7 @@ class AnswerContent:
     """The text and the thinking of one answer, without its calls.
 
     Attributes:
-        texts: The content and the thinking, where they are plain text: a list of pieces for each field name.
+        texts: The pieces of the content and of the thinking that are plain text, by field name.
         parts: The parts of the answer's content, if the provider sent the content as an array.
         reasoning: Thinking in other forms, by field name.
     """
@@ -234,12 +235,12 @@ class AnswerContent:
 
     @property
     def text(self) -> str:
-        """The answer's whole text, without the text in `parts`."""
+        """The text of the answer that the provider sent as a string. The text in `parts` is not included."""
         return "".join(self.texts.get("content", ()))
 
     @property
     def reasoning_index_count(self) -> int:
-        """The highest index in the answer's `reasoning_details` plus one; 0 if there is none."""
+        """The highest index in `reasoning_details` plus one; 0 if the answer has no such index."""
         return 1 + max((_get_index(each) for each in self.reasoning.get(REASONING_DETAILS) or ()), default=-1)
 
     def add_delta(self, delta: Mapping[str, Any]) -> None:
@@ -264,7 +265,7 @@ class AnswerContent:
             self.reasoning[key] = list(value) if isinstance(value, list) else value
 
     def build_message(self, calls: Iterable[PartialToolCall]) -> JsonObject:
-        """Builds the assistant message of the next request from this content and the proxy's tool calls."""
+        """Builds the assistant message of the next request from this content and calls of the search tool."""
         text_parts = [{"type": "text", "text": self.text}] if self.text else []
         return {
             "role": "assistant",
@@ -278,8 +279,8 @@ class AnswerContent:
 def _build_returned_call(call: PartialToolCall, index: int) -> JsonObject:
     """Builds a tool call for the assistant message of the next request.
 
-    Arguments that are not a JSON object are replaced by an empty object, because servers that put arguments
-    into a template would refuse them. The result of the call tells the model what was wrong.
+    Arguments that are not a JSON object are replaced by an empty object, because some servers would refuse
+    them. The result of the call tells the model what was wrong with its arguments.
 
     Args:
         call: The call as the model made it.
@@ -324,7 +325,8 @@ def _get_index(piece: object) -> int:
 def shift_indices(pieces: object, offset: int) -> None:
     """Adds `offset` to the `index` of each piece of reasoning, in place.
 
-    The client joins pieces with the same index, so an answer must not use the indices of earlier answers.
+    The client joins pieces with the same index. So a later answer must not use the indices of earlier answers
+    that the client has received as part of the same answer.
     """
     for piece in as_list(pieces):
         if _get_index(piece) >= 0:
@@ -335,7 +337,7 @@ def choose_text_separator(before: str, after: str) -> str:
     """Returns the separator between the text before a call and the text after it.
 
     The separator is a paragraph break if the first text ends with a complete sentence or a heading. It is
-    empty if the sentence goes on, if the second text begins with white space, or if one of the texts is
+    empty if the sentence is incomplete, if the second text begins with white space, or if one of the texts is
     empty.
     """
     is_joined = not before or not after or after[0].isspace()
@@ -344,16 +346,18 @@ def choose_text_separator(before: str, after: str) -> str:
 
 # Members of an event or an answer that identify the answer. The client sees those of the first answer.
 ENVELOPE: Final = ("id", "created", "model", "system_fingerprint", "service_tier")
-# Matches events that must be parsed because they hold calls, a finish reason or usage. The end marker of the
-# stream is tested separately: without it, all alternatives begin with a quote, which is five times as fast.
+# Matches events that must be parsed because they contain calls, a finish reason or usage. The end marker of
+# the stream (`[DONE]`) is tested separately. Without it, all alternatives begin with a quote, which makes the
+# search five times as fast.
 _EVENT_PATTERN: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usage"\s*:\s*\{)')
 
 
 class ChatStreamFilter:
     """Hides calls of the search tool in streams on the Chat Completions wire; see `StreamFilter`.
 
-    In the first answer, an event without calls is forwarded unparsed. Later answers are forwarded with the id
-    of the first one, without a second role, and with the usage of all answers together.
+    In the first answer, events without calls, finish reason or usage are forwarded unparsed. Later answers
+    are changed so that they continue the first answer: they get its id, do not repeat the role, and report
+    the usage of all answers together.
     """
 
     def __init__(self, stream: StreamJoiner) -> None:
@@ -373,7 +377,7 @@ class ChatStreamFilter:
         return [call.arguments for call in self._calls.own_calls]
 
     def end_answer(self) -> JsonObject:
-        """Returns the message of the current answer, and clears the state of that answer."""
+        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next answer."""
         content = AnswerContent()
         for event in self._stream.buffered_events:
             payload = decode_event(read_data(event))
@@ -418,10 +422,10 @@ class ChatStreamFilter:
         return self._filter_payload(event, payload)
 
     def _may_continue(self, reason: str) -> bool:
-        """Returns whether the proxy answers its tool's calls and continues an answer that ended for `reason`.
+        """Returns whether the proxy answers the calls of the search tool and continues the answer.
 
-        Returns False if the client must answer calls, too, or if the answer was cut off or is too large to
-        keep.
+        It does not if the client must answer calls as well, or if the answer is too large to keep. It also
+        does not if `reason`, the finish reason, shows that the answer was cut off.
         """
         return (
             self._stream.may_answer_calls
@@ -454,10 +458,10 @@ class ChatStreamFilter:
         return b"" if is_empty else replace_data(event, encode_ascii_json(payload))
 
     def _filter_choice(self, choice: JsonObject) -> bool:
-        """Removes calls of the proxy's tool from a choice, and returns whether the choice has changed.
+        """Removes calls of the search tool from a choice, and returns whether the choice has changed.
 
-        The finish reason is removed if the answer continues. It becomes `stop` if the answer cannot continue
-        and all its calls were removed.
+        The finish reason is removed if the answer will be continued. It becomes `stop` if the answer cannot
+        be continued, and all its calls were removed.
         """
         delta = as_object(choice.get("delta"))
         pieces = as_list(delta.get(TOOL_CALLS))
@@ -484,7 +488,7 @@ class ChatStreamFilter:
     def _rewrite_as_continuation(
         self, payload: JsonObject, choice: JsonObject, usage_holders: list[JsonObject]
     ) -> None:
-        """Changes an event of a later answer so that, for the client, it continues the first answer."""
+        """Changes an event of a later answer so that it continues the first answer for the client."""
         payload.update(self._envelope)
         for holder in usage_holders:
             holder["usage"] = add_usage(self._stream.previous_usage, holder["usage"])
@@ -504,7 +508,7 @@ def get_choice(payload: Mapping[str, Any]) -> JsonObject:
 
 
 def find_usage_holders(payload: JsonObject) -> list[JsonObject]:
-    """Returns the objects that hold usage: the event itself, its choice (Kimi), or `x_groq` (Groq)."""
+    """Returns the objects that contain `usage`: the event itself, its choice (Kimi), or `x_groq` (Groq)."""
     holders = (payload, get_choice(payload), as_object(payload.get("x_groq")))
     return [holder for holder in holders if isinstance(holder.get("usage"), dict)]
 
@@ -525,11 +529,11 @@ class ChatAnswerFilter:
         self._previous_logprobs: list[Any] = []
 
     def read_answer(self, payload: JsonObject) -> bool:
-        """Reads the next answer, and returns whether it has a message."""
+        """Reads the next answer of the upstream, and returns whether it contains a message."""
         self._call_filter = ToolCallFilter(self._tool_name)
         self._choice = get_choice(payload)
         self._message = as_object(self._choice.get("message"))
-        # The calls that the client gets.
+        # The calls that the client gets; calls of the search tool are not among them.
         self._shown = self._call_filter.filter_pieces(as_list(self._message.get(TOOL_CALLS)))
         self._shown += self._call_filter.release_unnamed()
         self.calls = tuple(call.arguments for call in self._call_filter.own_calls)
@@ -540,7 +544,7 @@ class ChatAnswerFilter:
         return not self._shown and self._choice.get("finish_reason") not in CUT_OFF_REASONS
 
     def keep_answer(self) -> JsonObject:
-        """Keeps the text that the client gets, and returns the message of the answer."""
+        """Stores the visible text of an answer that will be continued. Returns the model's message."""
         content = AnswerContent()
         content.add_delta(self._message)
         self._previous_text += choose_text_separator(self._previous_text, content.text) + content.text
@@ -567,22 +571,20 @@ class ChatAnswerFilter:
 
 
 def _get_logprobs(choice: Mapping[str, Any]) -> list[Any]:
-    """Returns the log probabilities of the tokens; empty if the client has not asked for them."""
+    """Returns the log probabilities of the tokens; empty if the choice has none."""
     return as_list(as_object(choice.get("logprobs")).get("content"))
 
 
-# The proxy does not add its tool to a body with one of these members: the legacy form of tools, which cannot
-# be mixed with the current form, or audio answers, which cannot be joined.
+# The proxy does not add its tool to a body with one of these members. The legacy form of tools cannot be
+# mixed with the current form, and audio answers cannot be joined.
 _EXCLUDING_MEMBERS: Final = ("functions", "function_call", "audio")
 
 
 def _allows_tool(read: MemberReader) -> bool:
-    """Returns whether a request allows one more tool.
-
-    It does not allow one in these cases:
+    """Returns whether the search tool may be added to a request. Returns False in these cases.
 
     - The body has a tool choice but no tools. Providers refuse such a body, and the client should see this
-      error. With the tool added, they would accept the body.
+      error. If the search tool were added, they would accept the body.
     - The client asks for several answers (`n`). Each of them could call the tool, but one answer cannot be
       continued without the others.
     - The answer must be JSON. The text before a call and the text after it cannot be joined into JSON.

@@ -29,8 +29,8 @@ from compaction_proxy.wires.wire import MemberNames, Wire
 
 # The reasoning efforts to try, in this order. No model accepts both `minimal` and `none`.
 REASONING_EFFORTS: Final = ("minimal", "none", "low")
-# Members of a client's request that a summary call does not copy when it continues the client's conversation:
-# the messages, and all members that affect only the answer.
+# Members of a client's request that affect only its answer, and the messages. A summary call that continues
+# the client's conversation does not copy them.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stream_options", "n", "stop", "response_format", "max_tokens", "max_completion_tokens"}
     | {"logprobs", "top_logprobs", "logit_bias", "audio", "modalities", "prediction", "metadata", "store"}
@@ -51,7 +51,7 @@ def _parse_counts(value: object) -> TokenUsage | None:
 
 
 def _find_other_usage(payload: JsonObject) -> TokenUsage | None:
-    """Returns the usage from the members in which Groq, and Kimi in streams, report it."""
+    """Returns the usage from the places in which Groq, and Kimi in streams, report it."""
     return next(filter(None, (_parse_counts(each["usage"]) for each in find_usage_holders(payload))), None)
 
 
@@ -72,8 +72,8 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
 
     Args:
         call: The summary call.
-        refused: The results of `find_refused_member` for earlier calls to this provider. These members are
-            left out.
+        refused: The results of `find_refused_member` for earlier calls to this provider. Members that are
+            named there are left out.
     """
     client, reasoning = read_client_members(call.conversation), is_reasoning_model(call.model)
     limit = call.max_tokens + get_thinking_allowance(call.model, call.conversation)
@@ -153,7 +153,10 @@ def _join_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns False once bytes have arrived: the first event is already an error or a part of the answer."""
+    """Returns False as soon as any bytes have arrived.
+
+    On this wire, the first event of a stream is already an error or a part of the answer.
+    """
     return not seen
 
 

@@ -1,12 +1,13 @@
 """Finds the members of an object and the elements of an array as slices of the JSON bytes.
 
-Values are checked to be JSON, but no Python objects are built from them. So everything in them is preserved:
-big integers, duplicate keys, the order of keys, white space. msgspec does this, but it is slow if there are
-many escapes, and refuses lone surrogates, which JSON allows. In both cases, msgspec gets a copy of the JSON
-in which the escapes are masked.
+Values are checked to be valid JSON, but no Python objects are built from them. So big integers, duplicate
+keys, the order of keys and white space are preserved. msgspec does the check. But it is slow if there are
+many escapes, and it refuses lone surrogates, which JSON allows. In both cases, msgspec gets a copy of the
+JSON in which the escapes are masked, that is, replaced by characters that need no decoding.
 
-A decoder takes up to ten times as long for JSON with many escapes, and each call holds the interpreter lock
-until it ends. So only fast functions get megabytes of JSON in one call; all others get one piece at a time.
+Decoders take up to ten times as long for JSON with many escapes, and each call holds the interpreter lock
+until it ends. So only fast functions process megabytes of JSON in one call. All others process one piece
+(`PIECE_BYTES`) at a time.
 """
 
 import codecs
@@ -19,32 +20,33 @@ import msgspec
 
 from compaction_proxy.core.errors import UnreadableBodyError
 
-# The size of a piece: in bytes for JSON, in characters (whole groups of four) for base64.
+# Size of a piece, in bytes for JSON and in characters for base64. It is a multiple of four, because base64 is
+# decoded in groups of four characters.
 PIECE_BYTES = 64 * 1024
-# With one escape in this many bytes, a decoder takes twice as long as without escapes. A numeric escape, such
-# as `\u00e9`, counts as `NUMERIC_ESCAPE_WEIGHT` escapes.
+# If one escape occurs per `BYTES_PER_ESCAPE` bytes, a decoder takes twice as long as without escapes. A
+# numeric escape, such as `\u00e9`, counts as `NUMERIC_ESCAPE_WEIGHT` escapes.
 BYTES_PER_ESCAPE = 5
 NUMERIC_ESCAPE_WEIGHT = 8
 # The length of the longest escape, a pair of surrogates, in bytes.
 _ESCAPE_BYTES = 12
 _LOW_SURROGATE = re.compile(rb"\\u[dD][c-fC-F]..", re.DOTALL)
 _CONTINUATION_MASK, _CONTINUATION = 0xC0, 0x80
-# Masking replaces a backslash by a hash sign. Outside a string, both are invalid, so invalid JSON stays
+# Masking replaces a backslash by a hash sign. Outside of strings, JSON allows neither, so invalid JSON stays
 # invalid.
 _BACKSLASH_TO_HASH = bytes.maketrans(b"\\", b"#")
 _HEX_DIGIT_TO_ZERO = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 _HEXADECIMAL = rb"\u0000"
-# Structural characters (RFC 8259 §2) except closing brackets. JSON has about as many values as it has of
-# these characters.
+# Structural characters (RFC 8259 §2) except closing brackets. Their number is about the number of values in
+# the JSON.
 _STRUCTURAL = (b",", b":", b"[", b"{")
 _LETTER_ESCAPES = (rb"\n", rb"\t", rb"\r", rb"\/", rb"\b", rb"\f")
 
 
 def iter_pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and the stop of each piece of the JSON from `start` to `end`.
+    """Yields the start and the stop of each piece of the JSON between `start` and `end`.
 
-    No piece ends inside a character or an escape, but pieces may end inside strings. `start` must not be
-    inside a character.
+    Pieces may end inside strings, but not inside a character or an escape. `start` must not be inside a
+    character.
     """
     while start < end:
         stop = _find_cut(raw, start, start + PIECE_BYTES) if start + PIECE_BYTES < end else end
@@ -70,10 +72,10 @@ def _find_cut(raw: bytes, start: int, stop: int) -> int:
 
 
 def mask_escapes(raw: bytes, *, mask_all: bool = False) -> bytes | bytearray:
-    """Returns the JSON with hash signs in place of its escapes, or `raw` itself if nothing is masked.
+    """Returns the JSON with its escapes replaced by hash signs, or `raw` itself if nothing is replaced.
 
-    Every value keeps its position. Everything that is not an escape stays, so invalid JSON stays invalid.
-    Lone surrogates count as escapes.
+    All values keep their positions. Only escapes are replaced, including escaped lone surrogates, so invalid
+    JSON stays invalid.
 
     Args:
         raw: The JSON.
@@ -110,8 +112,8 @@ def _mask_piece(piece: bytes) -> bytes:
 def has_excess_structure(raw: bytes, limit: int) -> bool:
     """Returns whether JSON has more than `limit` opening brackets, commas and colons outside its strings.
 
-    For each of these characters, a decoder takes 5 ns if it skips the value, and 100 ns if it builds a Python
-    object from it.
+    The limit bounds the decoding time: for each of these characters, a decoder takes 5 ns if it skips a
+    value, and 100 ns if it builds a Python object.
     """
     if sum([_count_structural(raw, start, stop) for start, stop in iter_pieces(raw, 0, len(raw))]) <= limit:
         return False
@@ -147,22 +149,22 @@ DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 # Decoders for objects and arrays that leave the values as raw JSON.
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
-# How many bytes are checked as UTF-8, and how many elements are copied, in one call. A call holds the
-# interpreter lock until it ends.
+# Number of bytes that are checked as UTF-8, and number of elements that are copied, in one call. They are
+# limited, because a call holds the interpreter lock until it ends.
 _BATCH_BYTES = 256 * 1024
 _BATCH_ELEMENTS = 4_096
-# JSON of at most this many bytes is decoded unmasked. In the worst case, if it is full of escapes, this takes
-# 4 ms.
+# JSON of at most this many bytes is decoded without masking. This takes at most 4 ms, even if the JSON
+# consists of escapes.
 SHORT_BYTES = 960 * 1024
-# JSON with more opening brackets, commas and colons outside strings than this is refused: no model could read
-# it.
+# JSON with more opening brackets, commas and colons outside strings than this is refused, because no model
+# could read it.
 MAX_STRUCTURAL = 1_000_000
-# An object with more members is refused: it is neither a request nor a message. Each member takes 300 bytes
-# of memory, however short it is.
+# An object with more members than this is refused, because no request or message has that many. The limit
+# saves memory: each member takes at least 300 bytes.
 MAX_MEMBERS = 10_000
-# An array with more than `MAX_UNCHECKED_ARRAY_BYTES`, and with more than one comma per `MIN_ELEMENT_BYTES`,
-# is checked for short elements before it is split. Each element takes 140 bytes of memory, however short it
-# is, and no message is shorter than `MIN_ELEMENT_BYTES`.
+# An array is checked for short elements before it is split if it has more than `MAX_UNCHECKED_ARRAY_BYTES`
+# bytes, and more than one comma per `MIN_ELEMENT_BYTES` bytes. The reason is that each element takes at least
+# 140 bytes of memory. No message is shorter than `MIN_ELEMENT_BYTES`.
 MAX_UNCHECKED_ARRAY_BYTES = 16 * 1024
 MIN_ELEMENT_BYTES = 8
 
@@ -187,9 +189,10 @@ def find_members(raw: bytes) -> dict[str, Slice]:
     """Returns the positions of the values of a JSON object, by key.
 
     Raises:
-        UnreadableBodyError: With the reason `not-json` if `raw` is not a JSON object, `too-many` if it
-            exceeds `MAX_MEMBERS` or `MAX_STRUCTURAL`, `duplicate-keys` if a key occurs twice, or `too-deep`
-            if it is nested too deeply. Keys that differ only in their escapes may count as duplicates.
+        UnreadableBodyError: With the reason `not-json` if `raw` is not a JSON object. With the reason
+            `too-many` if it exceeds `MAX_MEMBERS` or `MAX_STRUCTURAL`. With the reason `duplicate-keys` if
+            two keys are equal; keys that differ only in their escapes may be treated as equal. With the
+            reason `too-deep` if it is nested too deeply.
     """
     if len(raw) > MAX_STRUCTURAL and has_excess_structure(raw, MAX_STRUCTURAL):
         raise UnreadableBodyError("too-many")
@@ -221,7 +224,7 @@ def read_member(raw: bytes, member_slices: Mapping[str, Slice], name: str) -> by
 
 
 def skip_space(raw: bytes, start: int) -> int:
-    """Returns the position of the first byte from `start` on that is not white space."""
+    """Returns the position of the first byte at or after `start` that is not white space."""
     space = _SPACE.match(raw, start)
     return space.end() if space else start
 
@@ -230,9 +233,10 @@ def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
     """Returns the elements of a JSON array, each as a copy of its bytes that does not keep `raw` alive.
 
     Raises:
-        UnreadableBodyError: With the reason `no-array` if `raw` is no JSON array. With the reason `too-many`
-            if the array is long and has many commas, and its elements are shorter than `MIN_ELEMENT_BYTES` on
-            average or are not objects. With the reason `too-deep` if it is nested too deeply.
+        UnreadableBodyError: With the reason `no-array` if `raw` is not a JSON array. With the reason
+            `too-many` if the array is long and has many commas, and its elements are shorter than
+            `MIN_ELEMENT_BYTES` on average or are not objects. With the reason `too-deep` if it is nested too
+            deeply.
     """
     whole = bytes(raw)
     if len(whole) > MAX_UNCHECKED_ARRAY_BYTES and whole.count(b",") * MIN_ELEMENT_BYTES > len(whole):
@@ -242,10 +246,10 @@ def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
 
 
 def _refuse_short_elements(raw: bytes) -> None:
-    """Refuses an array whose elements are not objects, or on average are shorter than `MIN_ELEMENT_BYTES`.
+    """Refuses an array whose elements are not objects, or are too short on average (`MIN_ELEMENT_BYTES`).
 
     Raises:
-        UnreadableBodyError: With the reason `too-many` if the array is refused.
+        UnreadableBodyError: With the reason `too-many` if the array has such elements.
     """
     _, objects = _decode_container(_OBJECTS, raw, "too-many")
     if len(objects) * MIN_ELEMENT_BYTES > len(raw):
@@ -255,13 +259,13 @@ def _refuse_short_elements(raw: bytes) -> None:
 def _decode_container(
     decoder: msgspec.json.Decoder[_Container], raw: bytes, reason: str
 ) -> tuple[bytes | bytearray, _Container]:
-    """Decodes an object or array, and leaves its values undecoded.
+    """Splits an object or array into its values, without decoding the values.
 
     Returns the JSON that was decoded (`raw` itself, or a copy in which escapes are masked) and the result.
 
     Raises:
-        UnreadableBodyError: If the JSON is not what `decoder` expects. The error has the given `reason`, or
-            `too-deep` if the JSON is nested too deeply.
+        UnreadableBodyError: With the given `reason` if the JSON is not what `decoder` expects. With the
+            reason `too-deep` if the JSON is nested too deeply.
     """
     try:
         try:
@@ -277,7 +281,7 @@ def _decode_container(
 
 
 def _find_elements(raw: bytes, values: list[msgspec.Raw]) -> tuple[bytes, ...]:
-    """Returns the elements of an array, given the elements of its masked copy.
+    """Returns the elements of an array. Finds them by the elements of the masked copy.
 
     Args:
         raw: The array.

@@ -1,9 +1,9 @@
-"""Decodes JSON to Python values, encodes and shortens them.
+"""Decodes JSON to Python values, and encodes and shortens such values.
 
 A call of a decoder holds the interpreter lock until it ends, so megabytes of JSON are decoded in pieces. Most
-of a large message is usually one long string: a text or an image. So the objects and arrays around it are
-split without decoding their values. Long strings are decoded piece by piece, all other values in one call
-each. The result and the errors are the same as if one call decoded the whole message.
+of a large message is usually one long string, such as a text or an image. So the objects and arrays that
+contain it are first split into undecoded values. Then long strings are decoded piece by piece, and each other
+value in one call. The result and the errors are the same as if one call decoded the whole message.
 """
 
 import base64
@@ -32,9 +32,11 @@ LONG_BYTES = 128 * 1024
 # JSON longer than `LONG_BYTES` is refused if it has more opening brackets, commas and colons outside strings
 # than this, because no model could read such a message.
 MAX_STRUCTURAL = 60_000
-# Objects and arrays are searched for long strings to this depth: message, content, part, the part's value.
+# Objects and arrays are searched for long strings down to this depth. The levels are the message, its
+# content, a part of the content, and the value of the part.
 _MAX_DEPTH = 4
-# Objects and arrays with more items are decoded in one call: splitting is of use only for long strings.
+# Objects and arrays with more items than this are decoded in one call, because splitting helps only if they
+# contain long strings.
 _MAX_ITEMS = 10_000
 
 
@@ -42,8 +44,9 @@ def decode_value(raw: bytes) -> Any:
     """Decodes JSON that has no white space around it.
 
     Raises:
-        UnreadableBodyError: With the reason `not-json` if the JSON is invalid, `too-deep` if it is nested too
-            deeply, or `too-many` if it is longer than `LONG_BYTES` and exceeds `MAX_STRUCTURAL`.
+        UnreadableBodyError: With the reason `not-json` if `raw` is invalid. With the reason `too-deep` if it
+            is nested too deeply. With the reason `too-many` if it is longer than `LONG_BYTES` and exceeds
+            `MAX_STRUCTURAL`.
     """
     if len(raw) > LONG_BYTES and has_excess_structure(raw, MAX_STRUCTURAL):
         raise UnreadableBodyError("too-many")
@@ -72,8 +75,8 @@ def _decode_at_depth(raw: bytes, depth: int) -> Any:
 def _split_container(raw: bytes) -> dict[str, bytes] | list[bytes] | None:
     """Splits an object or array into its undecoded values.
 
-    The result is None if the JSON is neither, is invalid or empty, or has too many items. Then it must be
-    decoded in one call, which also reports errors.
+    Returns None if the JSON is neither an object nor an array, is invalid or empty, or has too many items.
+    Then it must be decoded in one call, which also reports errors.
     """
     values: dict[str, bytes] | list[bytes] = []
     try:
@@ -90,8 +93,8 @@ def decode_plain(raw: bytes) -> Any:
     """Decodes JSON in one call.
 
     Raises:
-        UnreadableBodyError: With the reason `not-json` if the JSON is invalid, or `too-deep` if it is nested
-            too deeply.
+        UnreadableBodyError: With the reason `not-json` if `raw` is invalid. With the reason `too-deep` if it
+            is nested too deeply.
     """
     try:
         return msgspec.json.decode(raw)
@@ -144,7 +147,7 @@ def as_string(value: object) -> str:
 
 
 def parse_json(data: bytes) -> object:
-    """Parses JSON; None if it is invalid. Values that only Python accepts, such as NaN, count as valid."""
+    """Parses JSON; returns None if it is invalid. NaN and Infinity, which Python accepts, are valid here."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -156,7 +159,7 @@ def parse_json(data: bytes) -> object:
 
 
 def is_json_object(text: str) -> bool:
-    """Returns whether a text is a complete JSON object; False if it has too many brackets to be parsed."""
+    """Returns whether a text is a complete JSON object. Returns False if it has too many brackets."""
     if has_too_many_brackets(text):
         return False
     try:
@@ -166,7 +169,7 @@ def is_json_object(text: str) -> bool:
 
 
 def encode_ascii_json(value: object) -> bytes:
-    """Returns compact JSON in ASCII. Lone surrogates, which UTF-8 cannot encode, are written as escapes."""
+    """Returns compact JSON in ASCII. It escapes lone surrogates, which UTF-8 cannot encode."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -177,7 +180,7 @@ TextCutter = Callable[[str], str]
 
 
 def dump_json(value: Any) -> str:
-    """Returns compact JSON. Raises ValueError for numbers that Python would write as Infinity or NaN."""
+    """Returns compact JSON. Raises `ValueError` for the numbers Infinity and NaN, which are not JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -196,7 +199,7 @@ def cut_long_argument(text: str, cut: TextCutter) -> str:
 
 
 def cut_long_texts(value: Any, cut: TextCutter) -> Any:
-    """Returns a JSON value in which texts of at least `LONG_ARGUMENT` characters are cut, but no keys."""
+    """Returns a JSON value in which texts of at least `LONG_ARGUMENT` characters are cut, except for keys."""
     if isinstance(value, str):
         return cut_long_argument(value, cut)
     if isinstance(value, list):
@@ -209,8 +212,8 @@ def cut_long_texts(value: Any, cut: TextCutter) -> Any:
 def cut_arguments(arguments: str, cut: TextCutter) -> str:
     """Returns the arguments of a tool call with long texts cut.
 
-    Valid JSON stays valid JSON with the same keys. Arguments that are not valid JSON, or have too many
-    brackets to be parsed, are cut like plain text.
+    The result of valid JSON is valid JSON with the same keys. Arguments that are not valid JSON, or have too
+    many brackets to be parsed, are cut like plain text.
     """
     if has_too_many_brackets(arguments):
         return cut_long_argument(arguments, cut)

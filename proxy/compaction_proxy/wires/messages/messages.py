@@ -1,28 +1,28 @@
-"""Converts pieces of the list `messages` to core records and back, and shortens them.
+"""Converts pieces of the list `messages` to `Message` objects and back, and shortens them.
 
-A piece is the JSON of one core message (see `Wire`). The same content gives the same record and digest as on
-the Chat Completions wire. For example, the record of a tool result has the role `tool`, and the input of a
-call becomes its arguments as text.
+A piece is the JSON of one `Message` (see `Wire`). The same content gives the same `Message` and digest as on
+the Chat Completions wire. For example, a tool result becomes a message with the role `tool`, and the input of
+a call becomes its arguments as text.
 
-A list of records becomes an array in which user and assistant must alternate. Here, a turn is a run of
+Messages are encoded as an array in which user and assistant must alternate. Here, a turn is a run of
 consecutive messages of one role, which is written as one element of the array. A message that is the only one
-of its turn keeps its bytes. If a turn has several messages, their blocks keep their bytes but may change
-places: tool results come first in a user's turn, because they must directly follow their calls, and thinking
-comes first in an assistant's turn.
+of its turn keeps its bytes. If a turn has several messages, their blocks keep their bytes, but their order
+may change. In a user's turn, tool results come first, because they must directly follow their calls. In an
+assistant's turn, thinking comes first.
 
 A message is shortened block by block. Blocks that need no change keep their bytes. Thinking is signed by its
 provider, so it stays unchanged. The client's cache marks (`cache_control`) are removed: the client moves them
 with each request, but a shortened message must keep its bytes in all later requests.
 
-A rewritten list loses the thinking blocks that a provider would refuse in it. Newer models refuse a request
+Thinking blocks that a provider would refuse are removed from a rewritten list. Newer models refuse a request
 in which signed thinking does not follow exactly the messages for which it was made. They accept requests
 without the earlier thinking. So all thinking is removed from every rewritten request. Because it is removed
 each time, the forwarded messages stay the same, and prompt caches stay valid.
 
 Older models, whose requests set a thinking budget (`"type":"enabled"`), do not check the messages before the
-thinking. But they require that a turn with tool calls begins with thinking, so for them thinking stays. If a
-compaction has removed the first thinking block of a turn, all thinking is removed, and the request disables
-thinking.
+thinking. But they require that a turn with tool calls begins with thinking, so their thinking is kept. If a
+compaction has removed the first thinking block of the latest turn, all thinking is removed, and thinking is
+disabled in the request.
 
 Sources: Anthropic's documentation of preserved thinking and of extended thinking with tools, 2026-11.
 """
@@ -70,14 +70,14 @@ TEXT: Final = "text"
 RESULT: Final = "tool_result"
 CALL: Final = "tool_use"
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
-# The member of a block that makes a provider cache the prompt up to this block: a cache mark. Models do not
-# see it.
+# The member of a block that makes a provider cache the prompt up to this block. This module calls it a cache
+# mark. Models do not see it.
 CACHE_MARK: Final = "cache_control"
 # The tag around text that Claude Code adds to a user's message.
 _REMINDER: Final = b"system-reminder"
 _OPENING: Final = "<system-reminder>"
 _CLOSING: Final = "</system-reminder>"
-# Blocks with more bytes than this are not tested for being blank.
+# A block with more bytes than this is assumed not to be blank.
 _BLANK_BYTES: Final = 256
 
 
@@ -103,7 +103,7 @@ def split_blocks(content: bytes) -> tuple[bytes, ...]:
     """Returns the blocks of a message's content. A string becomes one block of text.
 
     Raises:
-        UnreadableBodyError: With the reason `too-deep` if the content is nested too deeply.
+        UnreadableBodyError: If the content is nested too deeply (reason `too-deep`).
     """
     if content.startswith(b'"'):
         return (b'{"type":"text","text":%b}' % content,)
@@ -111,7 +111,7 @@ def split_blocks(content: bytes) -> tuple[bytes, ...]:
 
 
 def split_content_blocks(raw: bytes) -> tuple[bytes, ...]:
-    """Returns the blocks of a message; none if it has no content."""
+    """Returns the blocks of a message; an empty tuple if it has no content."""
     return split_blocks(read_member(raw, find_members(raw), "content"))
 
 
@@ -129,7 +129,7 @@ def is_decoded_reminder(fields: Mapping[str, Any]) -> bool:
 
 
 def is_blank(block: bytes) -> bool:
-    """Returns whether a block is text of white space alone, which providers refuse."""
+    """Returns whether a block is text that is empty or only white space, which providers refuse."""
     if len(block) > _BLANK_BYTES or b'"text"' not in block:
         return False
     fields = as_object(decode_value(block))
@@ -139,7 +139,8 @@ def is_blank(block: bytes) -> bool:
 
 # A message that contains neither of these is one piece, so it need not be parsed.
 _SPLIT_MARKERS: Final = b'"tool_result"', b'"compaction"'
-# The kind of a block with a provider's own compaction. The model reads nothing that precedes this block.
+# The kind of a block with a compaction that the provider has made. The model ignores everything before this
+# block.
 _COMPACTION: Final = "compaction"
 PROVIDER_COMPACTS: Final = "provider-compacts"
 
@@ -147,11 +148,11 @@ PROVIDER_COMPACTS: Final = "provider-compacts"
 def group_into_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Divides the elements of `messages` into pieces (see `Wire`). Blocks keep the client's bytes.
 
-    A user message with tool results becomes one piece for each result, and one for all other blocks. If all
-    other blocks are reminders, they stay with the last result.
+    A user message with tool results becomes one piece for each result, and one piece for all other blocks. If
+    all other blocks are reminders, they belong to the piece of the last result.
 
     Raises:
-        UnreadableBodyError: If an element is not a message, or holds a provider's own compaction.
+        UnreadableBodyError: If an element is not a message, or contains a compaction of the provider.
     """
     found: list[bytes] = []
     for each in elements:
@@ -193,7 +194,7 @@ _THINKING_DISABLED: Final = b'{"type":"disabled"}'
 def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
     """Returns the list without the thinking that the provider would refuse.
 
-    The result also holds the members of the body that must change together with the list.
+    The result also contains the members of the body that must change together with the list.
 
     Args:
         raw: The client's body.
@@ -208,9 +209,9 @@ def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessag
 
 
 def drop_thoughts(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
-    """Returns the list without any thinking. If the request sets a thinking budget, thinking is disabled.
+    """Returns the list without thinking. If the request sets a thinking budget, also disables thinking.
 
-    If the list holds nothing but thinking, the same list is returned, because no provider accepts an empty
+    If the list contains nothing but thinking, returns the same list, because no provider accepts an empty
     list.
     """
     remaining = tuple([each for each in map(_drop_message_thoughts, messages) if each is not None])
@@ -225,9 +226,9 @@ def _read_thinking(raw: bytes) -> Mapping[str, Any]:
 
 
 def _has_required_thinking(messages: Sequence[Message]) -> bool:
-    """Returns whether the latest turn's first assistant message has thinking, or needs none.
+    """Returns whether the latest turn meets the rule that a turn with tool calls begins with thinking.
 
-    A message that calls no tools needs no thinking. If the turn has no assistant message yet, returns True.
+    It does if its first assistant message has thinking or calls no tools, or if it has no assistant message.
     """
     user = find_latest_user_message(messages)
     turn = messages[0 if user is None else user + 1 :]
@@ -243,12 +244,12 @@ def has_thoughts(record: Message) -> bool:
 
 
 def _split_thinking_message(raw: bytes) -> tuple[bytes, ...]:
-    """Returns the blocks of a message that may have thinking; none if it certainly has no thinking."""
+    """Returns the blocks of a message if it may have thinking; else an empty tuple, without parsing it."""
     return split_content_blocks(raw) if _THINKING_MARKER in raw else ()
 
 
 def _drop_message_thoughts(record: Message) -> Message | None:
-    """Returns a message without its thinking; None if nothing else is left."""
+    """Returns a message without its thinking; None if the message has no other blocks."""
     if record.role != "assistant":
         return record
     blocks = _split_thinking_message(record.raw)
@@ -261,13 +262,13 @@ def _drop_message_thoughts(record: Message) -> Message | None:
     return replace(record, raw=changed) if remaining else None
 
 
-# The `name` in the record of a failed tool result. A mask that replaces the text keeps the name, so the
-# result still counts as failed.
+# The `name` of the `Message` of a failed tool result. A mask that replaces the text keeps the name, so the
+# result is still marked as failed.
 FAILED_RESULT_NAME: Final = "error"
 _ASSISTANT: Final = "assistant"
 _USER: Final = "user"
 _TURNS: Final = frozenset({_ASSISTANT, _USER})
-# Kinds of blocks that go neither into the `text` nor into the `parts` of a record. Calls have their own
+# Kinds of blocks that are neither in the `text` nor in the `parts` of a `Message`. Calls have a separate
 # field, and thinking is left out because only the model reads it.
 _NONCONTENT_KINDS: Final = THINKING | {CALL}
 # Kinds of blocks, with their names on the Chat Completions wire.
@@ -356,8 +357,8 @@ def _choose_role(record: Message) -> str:
 def attach_parts(record: Message, source: Message) -> Message:
     """Returns a message with the text of `record` and all parts of `source` that are not text.
 
-    The parts lose the client's cache marks, because the marks move with each request, but the bytes of a
-    replacement never change. Otherwise, the parts stay unchanged.
+    The client's cache marks are removed from the parts, because the client moves them with each request, but
+    the bytes of a replacement must not change. Otherwise, the parts stay unchanged.
 
     Args:
         record: A message that the proxy has written itself.
@@ -385,9 +386,9 @@ def drop_cache_marks(value: Any) -> Any:
     return plain
 
 
-# Characters per token, for text whose tokens are only estimated.
+# Assumed number of characters per token, for text whose tokens are only estimated.
 _TOKEN_CHARACTERS: Final = 4
-# How many characters of an image's base64 data are searched for its header, which holds its size.
+# Number of characters of an image's base64 data that are searched for its header, which contains its size.
 _HEADER_CHARACTERS: Final = 128 * 1024
 
 
@@ -436,7 +437,7 @@ def _estimate_document(source: Mapping[str, Any], model: str) -> int:
 
 
 def _estimate_thought(block: Mapping[str, Any]) -> int:
-    """Estimates the tokens of a thinking block by the longer of its text and its encrypted copy."""
+    """Estimates the tokens of a thinking block, by its text or its encrypted copy, whichever is longer."""
     text_length = max(len(str(block.get(key, ""))) for key in ("thinking", "data"))
     sealed_length = count_base64_bytes(str(block.get("signature", "")))
     return max(text_length, sealed_length) // _TOKEN_CHARACTERS
@@ -456,9 +457,9 @@ PARSER: Final = PieceParser[JsonObject](decode_fields, _convert_fields, _has_non
 def shorten_message(record: Message, share: float, handle: str) -> Message:
     """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
-    Long texts in the input of calls are shortened as well. Blocks such as images are replaced by a note with
-    the `handle`. Cache marks are removed. If the result would not be shorter, only the cache marks are
-    removed. If there are no cache marks either, the same record is returned.
+    Long texts in the input of calls are shortened as well. Blocks such as images are replaced by a note that
+    contains the `handle`. Cache marks are removed. If the result would not be shorter, only the marks are
+    removed. If there are no marks either, the same object is returned.
     """
     raw = record.raw or encode_message(record)
     cut = partial(build_excerpt, share=share, source_name=handle)
@@ -474,8 +475,8 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
 def _change_content(raw: bytes, change: Callable[[Any], Any]) -> bytes:
     """Returns the message with `change` applied to each block of its content. All other bytes stay the same.
 
-    Thinking stays unchanged. Blocks whose other half is in another message lose only their cache marks (see
-    `_find_unpaired_ids`).
+    Thinking stays unchanged. If a call of a provider's own tool and its result are in different messages,
+    only the cache marks are removed from them (see `_find_unpaired_ids`).
     """
     place = find_members(raw).get("content")
     if place is None:
@@ -511,9 +512,10 @@ def _get_pair_id(block: Mapping[str, Any]) -> str:
 
 
 def _find_unpaired_ids(values: list[Any]) -> frozenset[str]:
-    """Returns the ids of calls and results of a provider's own tools whose other half is in another message.
+    """Returns the ids of a provider's own tool calls whose call or result is not in the same message.
 
-    Such a block is not replaced by a note, because providers refuse one half of a pair without the other.
+    Such calls and results are not replaced by notes, because providers refuse a call without its result, and
+    a result without its call.
     """
     ids = [_get_pair_id(each) for each in values if isinstance(each, Mapping)]
     return frozenset(each for each in ids if each and ids.count(each) == 1)
@@ -546,8 +548,8 @@ def join_messages(messages: Sequence[Message]) -> bytes:
 def _group_turns(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
     """Returns each turn with its role, in order.
 
-    The first turn must be a user's turn. If the list begins with an assistant message, a user message is
-    added before it. A privileged message is allowed only after a user's turn. If a compaction has removed the
+    The first turn must be a user's turn. If the list begins with an assistant message, a user's turn is added
+    before it. A privileged message is allowed only after a user's turn. If a compaction has removed the
     user's turn before it, the privileged message is written after the next user's turn.
     """
     turns: list[tuple[str, list[Message]]] = []
@@ -585,9 +587,10 @@ def _write_turn(role: str, run: Sequence[Message]) -> bytes:
 def _put_thoughts_first(
     run: Sequence[Message], parts: Sequence[tuple[bytes, ...]]
 ) -> list[tuple[bytes, ...]]:
-    """Returns the blocks of each message of an assistant's turn, with the turn's first thinking moved ahead.
+    """Returns the blocks of the messages of an assistant's turn, so that the turn begins with thinking.
 
-    The moved blocks are the thinking at the beginning of the first message that has thinking.
+    The blocks that are moved to the beginning of the turn are the thinking at the beginning of the first
+    message that has thinking.
     """
     first = next((k for k, each in enumerate(run) if has_thoughts(each)), 0)
     if not first:

@@ -1,4 +1,4 @@
-"""The search tool on the Messages wire: its definition, its calls, and the answers around them.
+"""Offers the search tool on the Messages wire, and joins the answers before and after its calls.
 
 Sources: Anthropic's documentation of tool use and of extended thinking with tools, 2026-11.
 """
@@ -54,8 +54,9 @@ def encode_input(block: Mapping[str, Any]) -> str:
 def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
     """Builds the assistant message of the next request from the blocks of the model's answer.
 
-    Blank text is left out, and call input that is not an object becomes an empty object, because providers
-    refuse both in a request. The result of the call tells the model what was wrong with the input.
+    Providers refuse blank text and call input that is not an object. So blank text is left out, and such
+    input is replaced by an empty object. The result of the call tells the model what was wrong with the
+    input.
     """
     content = []
     for number, block in enumerate(blocks):
@@ -71,9 +72,10 @@ def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
 
 
 def requires_same_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether messages hold thinking.
+    """Returns whether messages contain thinking.
 
-    Newer models accept thinking only in a request with the same tools as the request that it answers.
+    Newer models accept thinking only if the request defines the same tools as the request for which the
+    thinking was made.
     """
     return any(block.get("type") in THINKING for each in messages for block in each["content"])
 
@@ -88,13 +90,13 @@ def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
     return [message, {"role": "user", "content": results}]
 
 
-# Matches the events of a first answer that must be parsed. Texts in other events cannot match, because quotes
-# in JSON strings are escaped.
+# Matches the events of the first answer that must be parsed. Text of the model in other events cannot match,
+# because quotes in JSON strings are escaped.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:message_start|content_block_start|message_delta|message_stop|error)"|\[DONE\]'
 )
-# The token counts that the end of a joined answer always reports, because clients use the last value that
-# they receive for each count.
+# The end of a joined answer always reports these token counts, because clients use the last value that they
+# receive for each of them.
 _COUNTS: Final = (
     "input_tokens",
     "cache_creation_input_tokens",
@@ -106,7 +108,7 @@ _COUNTS: Final = (
 class MessagesStreamFilter:
     """Hides calls of the search tool in streams on the Messages wire; see `StreamFilter`.
 
-    In the first answer, an event before the first call of the search tool is forwarded unchanged. A block
+    In the first answer, events before the first call of the search tool are forwarded unchanged. A block
     that calls the search tool is left out, and later blocks get lower indices, so that no index is missing.
     The end of the joined answer reports the usage of all answers together.
     """
@@ -126,7 +128,7 @@ class MessagesStreamFilter:
         return self._own_calls.values()
 
     def end_answer(self) -> JsonObject:
-        """Returns the message of the current answer, and clears the state of that answer."""
+        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next answer."""
         message = build_message(
             _join_events(decode_event(read_data(event)) for event in self._stream.buffered_events)
         )
@@ -192,7 +194,10 @@ class MessagesStreamFilter:
         }
 
     def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the event to send for the `message_delta` that ends an answer; empty if it continues."""
+        """Returns the event to send in place of the `message_delta` that ends an answer.
+
+        The result is empty if the answer will be continued.
+        """
         self._record_usage(payload.get("usage"))
         delta = as_object(payload.get("delta"))
         reason = delta.get("stop_reason")
@@ -276,9 +281,7 @@ _ITEM_FORMAT: Final = ItemFormat(
 
 
 def _allows_tool(read: MemberReader) -> bool:
-    """Returns whether a request allows one more tool.
-
-    It does not allow one in these cases:
+    """Returns whether the search tool may be added to a request. Returns False in these cases.
 
     - The client sets a `tool_choice` other than `auto`. With `any` or `tool`, each answer of the upstream
       must call a tool, and with `none`, no answer may call one.

@@ -61,7 +61,7 @@ _ERROR_KINDS: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# Matches errors about thinking that was made for other messages, is missing, or was changed.
+# Matches errors about thinking blocks that are missing, were changed, or were made for other messages.
 _THINKING_REFUSAL: Final = re.compile(
     rb"bound to a different conversation|Invalid `signature` in `thinking`"
     rb"|must start with a thinking block|`redacted_thinking` blocks in the latest assistant message"
@@ -74,18 +74,19 @@ _FIRST_SERVER_ERROR_STATUS: Final = 500
 DEFAULT_ALLOWANCE_TOKENS: Final = 2_000
 CLIENT_ALLOWANCE_TOKENS: Final = 8_000
 
-# Members of a client's request that a summary call does not copy when it continues the client's conversation:
-# the messages, and all members that affect only the answer.
+# Members of a client's request that affect only its answer, and the messages. A summary call that continues
+# the client's conversation does not copy them.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stop_sequences", "max_tokens", "temperature", "top_p", "top_k", "tool_choice", "metadata"}
     | {"output_config", "output_format", "diagnostics", "messages"}
 )
-# Values of `thinking.type` that mean that thinking is off. `None` means that the request has no such member.
+# Values of `thinking.type`, converted to strings, that mean that thinking is off. "None" means that the
+# request does not set the type.
 _NO_THINKING_TYPES: Final = frozenset({"None", "disabled"})
-# Translates stop reasons of this wire into the finish reasons of the Chat Completions wire.
+# Maps stop reasons of this wire to the finish reasons of the Chat Completions wire.
 _FINISH_REASONS: Final = {"model_context_window_exceeded": "length"}
 
-# How many of a stream's first bytes are kept. They hold the first event, which is short.
+# Number of bytes at the beginning of a stream that are kept. They contain the first event, which is short.
 _HEAD_BYTES: Final = 2_048
 _USAGE_PATTERN: Final = re.compile(rb'"usage"\s*:\s*\{')
 
@@ -174,7 +175,8 @@ def _continue_conversation(
 ) -> bytes:
     """Returns the client's body with the prompt after its messages.
 
-    The members in `_ANSWER_MEMBERS` are left out, except for the effort, and `own_members` are added.
+    The members in `_ANSWER_MEMBERS` are left out, except for `effort` in `output_config`. `own_members` are
+    added.
     """
     own_list = group_into_pieces(split_elements(memoryview(read_client_members(conversation)["messages"])))
     messages: Sequence[Message] = conversation.messages
@@ -224,7 +226,7 @@ def _find_skip_reason(indicators: Mapping[str, bytes]) -> str:
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns whether the bytes of a stream so far hold neither content of the answer nor an error."""
+    """Returns whether the first bytes of a stream contain neither content of the answer nor an error."""
     return not seen.lstrip().startswith((b"{", b"[")) and has_only_events(seen, _OPENING_EVENTS)
 
 
@@ -236,11 +238,11 @@ def _encode_error(error: ClientFacingError) -> bytes:
 
 
 def _drop_refused_content(raw: bytes, refusal: bytes) -> bytes | None:
-    """Returns the body without thinking if the provider has refused the thinking, else None.
+    """Returns the body without thinking if the provider has refused the thinking; else None.
 
     The provider refuses thinking that follows other messages than those for which it was made. This happens
-    if the thinking was made after a compaction that was then undone or has expired: the client's own list is
-    now forwarded unchanged.
+    if a compaction was applied when the thinking was made, and was later undone or has expired. The thinking
+    then follows the client's own messages again.
     """
     if _THINKING_REFUSAL.search(refusal) is None:
         return None

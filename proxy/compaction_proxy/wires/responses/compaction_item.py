@@ -1,10 +1,10 @@
 """Detects requests for a compaction item on the Responses wire, and expands items that the proxy has made.
 
 A client such as Codex asks for a compaction by ending its `input` with an item of type `compaction_trigger`,
-the trigger. The answer holds a `compaction` item, which the client then sends in place of the compacted
-input. If the proxy has made that item, its content is a token: the items of the compacted input, encrypted.
-This module finds tokens and replaces them by their items; `gateway.compaction_items` encrypts and decrypts
-them.
+the trigger. The answer contains a `compaction` item, which the client then sends in place of the compacted
+input. If the proxy has made that item, its content is a token, which contains the items of the compacted
+input in encrypted form. This module finds tokens and replaces them by their items.
+`gateway.compaction_items` encrypts and decrypts them.
 """
 
 import json
@@ -44,19 +44,19 @@ class TriggeredRequest(NamedTuple):
 
 
 def has_trigger(raw: bytes) -> bool:
-    """Returns whether a body may end with a trigger. If the result is False, it certainly does not."""
+    """Returns False if a body certainly does not end with a trigger. This is a fast check."""
     return _TRIGGER_BYTES in raw
 
 
 def may_have_token(raw: bytes) -> bool:
-    """Returns whether a body may hold a token of the proxy. If the result is False, it certainly does not."""
+    """Returns False if a body certainly contains no token of the proxy. This is a fast check."""
     return _PREFIX_BYTES in raw
 
 
 def parse_triggered_request(raw: bytes) -> TriggeredRequest | None:
-    """Parses a body that asks for a compaction item; None if it does not.
+    """Parses a body that asks for a compaction item. Returns None if the body does not ask for one.
 
-    The trigger must be the last item and the only trigger, as the provider demands.
+    The body must end with a trigger and contain no other trigger, as the provider requires.
     """
     try:
         members, place, items = _cut_items(raw)
@@ -81,18 +81,18 @@ def read_items(raw: bytes) -> tuple[bytes, ...]:
 
 
 def expand_tokens(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool = False) -> bytes:
-    """Returns a body in which each token is replaced by its items. Items of the client keep their bytes.
+    """Returns a body in which each token is replaced by its items. Other items keep their bytes.
 
-    Clients keep some user messages of the compacted input. So a user message in a token is left out if it
-    also precedes the token in the body. Instructions (privileged messages and project instructions) in a
-    token are left out if the body has instructions of its own. A token that occurs twice is expanded only
+    Clients keep some user messages of the compacted input. So a user message in a token is left out if the
+    body also contains it before the token. Instructions (privileged messages and project instructions) in a
+    token are left out if the body contains other instructions. A token that occurs twice is expanded only
     once. A body without a list of items is returned unchanged.
 
     Args:
         raw: The body.
         open_token: Returns the JSON array of a token's items. It may raise an error to stop the expansion.
-        with_latest: Whether to include a token's latest user message even if it precedes the token, so that
-            it becomes the latest user message of the body.
+        with_latest: Whether to include a token's latest user message even if the body also contains it before
+            the token. It then becomes the latest user message of the body.
     """
     try:
         return _expand_tokens(raw, open_token, with_latest=with_latest)
@@ -133,7 +133,7 @@ def _compute_user_digests(items: Iterable[bytes]) -> list[bytes]:
 
 
 def _read_message(item: bytes) -> Message | None:
-    """Returns the record of a message; None for assistant messages and for other items."""
+    """Parses an item that is a user message or a privileged message. Returns None for other items."""
     kind, role = read_type_and_role(item)
     return PARSER.parse_message(item) if kind in {"", "message"} and role not in {"", "assistant"} else None
 
@@ -149,7 +149,7 @@ def _has_instructions(record: Message) -> bool:
 
 
 def _read_token(item: bytes) -> str | None:
-    """Returns the proxy's token that an item holds; None if it holds none."""
+    """Returns the proxy's token in an item; None if the item contains no token."""
     if _PREFIX_BYTES not in item or read_type_and_role(item)[0] not in COMPACTION_TYPES:
         return None
     token = as_string(as_object(decode_small_json(item)).get("encrypted_content"))
@@ -162,7 +162,7 @@ def _cut_items(raw: bytes) -> tuple[dict[str, Slice], Slice | None, tuple[bytes,
     The position is None if `input` is not a list.
 
     Raises:
-        UnreadableBodyError: If the bytes are not a request body.
+        UnreadableBodyError: If the bytes are not a valid request body.
     """
     members = find_members(raw)
     place = members.get("input")
@@ -176,10 +176,10 @@ def _replace_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[byt
 
 
 def demote_privileged_item(item: bytes) -> bytes:
-    """Returns an item, but with the role `user` if it is a privileged message.
+    """Changes the role of a privileged message to `user`. Returns all other items unchanged.
 
-    It is called for items that the proxy has written, before they are put into a token: only the client may
-    give instructions.
+    It is called for items that the proxy has written, before they are put into a token, because only the
+    client may give privileged instructions.
     """
     record = _read_message(item)
     return (
@@ -188,7 +188,7 @@ def demote_privileged_item(item: bytes) -> bytes:
 
 
 def build_item(item_id: str, token: str) -> dict[str, Any]:
-    """Builds the compaction item that holds a token."""
+    """Builds a compaction item that contains a token."""
     return {"id": item_id, "type": "compaction", "encrypted_content": token}
 
 

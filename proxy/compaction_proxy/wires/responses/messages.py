@@ -1,11 +1,11 @@
-"""Converts pieces of a Responses input to core records and back, and shortens them.
+"""Converts pieces of a Responses input to `Message` objects and back, and shortens them.
 
-It also estimates the tokens of everything in a piece that is not text: images and other parts, reasoning, and
-items that the provider has made. A piece is the JSON of one core message (see `Wire`): one item, or several
-items that belong together.
+It also estimates the tokens of the content that is not text, such as images, reasoning, and items that the
+provider has made. A piece is the JSON of one `Message` (see `Wire`). It is one item, or several items that
+belong together.
 
-All items of one answer form one piece, so that reasoning is never removed without the calls that follow from
-it. To group items, this module decodes only their type and role.
+All items of one answer form one piece, so that reasoning is never separated from the calls that follow it. To
+group items, this module decodes only their type and role.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ from compaction_proxy.wires.json.values import (
 )
 from compaction_proxy.wires.project_instructions import rejoin_divided_messages
 
-# For each type of item with which a client answers a call: the type of the call.
+# Maps the type of an item with the result of a call to the type of the call.
 CALL_TYPES_BY_OUTPUT: Final[Mapping[str, str]] = {
     "function_call_output": "function_call",
     "custom_tool_call_output": "custom_tool_call",
@@ -65,7 +65,7 @@ CALL_TYPES_BY_OUTPUT: Final[Mapping[str, str]] = {
 OUTPUT_TYPES_BY_CALL: Final[Mapping[str, str]] = {
     call: answer for answer, call in CALL_TYPES_BY_OUTPUT.items()
 }
-# Types of items with the provider's own compaction. Such an item replaces everything before it.
+# Types of items that contain a compaction of the provider. Such an item replaces everything before it.
 COMPACTION_TYPES: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
 # The type of the last item of a request that asks for a compaction item instead of an answer.
 TRIGGER_TYPE: Final = "compaction_trigger"
@@ -78,8 +78,8 @@ _EMPTY_VALUES: Final = frozenset({b"", b"null", b'""', b"[]"})
 class ItemGrouping(Enum):
     """How an item is grouped into pieces.
 
-    An `ALONE` item is a piece of its own. Neighbouring `RUN` items form one piece. A `COMPACTED` item forms
-    one piece with all items before it.
+    An `ALONE` item is a separate piece. Adjacent `RUN` items form one piece. A `COMPACTED` item and all items
+    before it form one piece.
     """
 
     ALONE = "alone"
@@ -96,12 +96,12 @@ _ITEM_HEAD = msgspec.json.Decoder(_ItemHead)
 
 
 def classify_item(kind: str, role: str) -> ItemGrouping:
-    """Returns the grouping of an item with this type and role.
+    """Returns how an item of this type and role is grouped into pieces.
 
     Raises:
         UnreadableBodyError: With the reason `stateful` if the item refers to an item that only the provider
             has, or has neither type nor role. With the reason `provider-compacts` if the item asks the
-            provider to compact.
+            provider for a compaction.
     """
     if kind in COMPACTION_TYPES:
         return ItemGrouping.COMPACTED
@@ -119,10 +119,10 @@ def _classify_raw_item(raw: bytes) -> ItemGrouping:
 
 
 def read_type_and_role(raw: bytes) -> tuple[str, str]:
-    """Returns the type and the role of an item. Each is empty if the item has none.
+    """Returns the type and the role of an item. Each is an empty string if the item does not have it.
 
     Raises:
-        UnreadableBodyError: With the reason `too-deep` if the item is nested too deeply.
+        UnreadableBodyError: If the item cannot be read, for example because it is nested too deeply.
     """
     if len(raw) <= LONG_BYTES:
         try:
@@ -141,8 +141,7 @@ def split_message_list(value: memoryview) -> tuple[bytes, ...]:
     """Splits the value of `input` into items. A string becomes one user message.
 
     Raises:
-        UnreadableBodyError: With the reason `no-array` or `no-messages` if the value is not a list of
-            objects.
+        UnreadableBodyError: If the value is not a list of objects (reason `no-array` or `no-messages`).
     """
     if bytes(value[:1]) == b'"':
         return (b'{"role":"user","content":%b}' % bytes(value),)
@@ -153,7 +152,7 @@ def group_into_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Groups the items into pieces by `classify_item`.
 
     Raises:
-        UnreadableBodyError: If `classify_item` raises it for an item. The proxy must not rewrite such a list.
+        UnreadableBodyError: If `classify_item` refuses an item. The proxy must not rewrite the list then.
     """
     groupings = [_classify_raw_item(each) for each in items]
     start = (
@@ -175,7 +174,7 @@ def may_continue_piece(item: bytes) -> bool:
 
 
 def regroups_previous(items: tuple[bytes, ...]) -> bool:
-    """Returns whether these items turn everything before them into one piece."""
+    """Returns whether one of these items forms one piece with all items before it."""
     return any(_classify_raw_item(each) is ItemGrouping.COMPACTED for each in items)
 
 
@@ -194,7 +193,7 @@ def split_items(piece: bytes) -> tuple[bytes, ...]:
     """Splits a piece into the bytes of its items.
 
     Raises:
-        UnreadableBodyError: If the bytes are not a piece.
+        UnreadableBodyError: If the bytes are not a valid piece.
     """
     items = split_elements(b"[%b]" % piece)
     if not items or not are_objects(items):
@@ -206,8 +205,8 @@ def decode_items(piece: bytes) -> list[dict[str, Any]]:
     """Decodes the items of a piece.
 
     Raises:
-        UnreadableBodyError: If the bytes are not a piece. The reason is `not-json`, `no-messages`, `too-many`
-            or `too-deep`.
+        UnreadableBodyError: If the bytes are not a valid piece. The reason is `not-json`, `no-messages`,
+            `too-many` or `too-deep`.
     """
     value = decode_value(b"[%b]" % piece)
     if not isinstance(value, list) or not value or not all(isinstance(each, dict) for each in value):
@@ -215,11 +214,11 @@ def decode_items(piece: bytes) -> list[dict[str, Any]]:
     return value
 
 
-# Separates the texts of several messages in one answer.
+# The text that separates the texts of several messages of one answer.
 _MESSAGE_SEPARATOR = "\n\n"
-# Members of an item that are not part of its content, so digests leave them out.
+# Members of an item that are not part of its content. Digests do not include them.
 _IDENTITY_MEMBERS = frozenset({"id", "status"})
-# For each type of call: the member that holds its arguments.
+# Maps the type of a call to the member that contains its arguments.
 _ARGUMENT_MEMBERS: Final = {
     "function_call": "arguments",
     "custom_tool_call": "input",
@@ -227,7 +226,7 @@ _ARGUMENT_MEMBERS: Final = {
     "shell_call": "action",
     "apply_patch_call": "operation",
 }
-# Types of calls that name the called tool. For other types, the type names the tool.
+# Types of calls that have a member with the name of the called tool. For other calls, the type is the name.
 _NAMED_CALLS: Final = frozenset({"function_call", "custom_tool_call"})
 _SHORTENED_TYPES: Final = {"message", *CALL_TYPES_BY_OUTPUT, *OUTPUT_TYPES_BY_CALL}
 
@@ -256,7 +255,7 @@ def get_item_kind(item: Mapping[str, Any]) -> str:
 
 
 def _convert_run(raw: bytes, items: Sequence[JsonObject]) -> Message:
-    """Converts the items of one answer. Reasoning only sets `has_signed_reasoning` of the record."""
+    """Converts the items of one answer to one `Message`. Reasoning only sets `has_signed_reasoning`."""
     text, refusal, signed = "", "", False
     parts: list[ContentPart] = []
     calls: list[MessageToolCall] = []
@@ -286,7 +285,7 @@ def _drop_identity(item: Mapping[str, Any]) -> JsonObject:
 
 
 def _build_call(item: Mapping[str, Any]) -> MessageToolCall:
-    """Converts an item that is a tool call to the core's form of a call."""
+    """Converts an item that is a tool call to a `MessageToolCall`."""
     kind = get_item_kind(item)
     arguments = item.get(_ARGUMENT_MEMBERS[kind], "")
     if not isinstance(arguments, str):
@@ -296,7 +295,7 @@ def _build_call(item: Mapping[str, Any]) -> MessageToolCall:
 
 
 def _get_call_id(item: Mapping[str, Any]) -> str:
-    """Returns the id that links a call to its answer. Items of a local shell may have it as `id`."""
+    """Returns the id that links a call to its result. Items of a local shell may have it as `id`."""
     return as_string(item.get("call_id")) or (
         as_string(item.get("id")) if get_item_kind(item).startswith("local_shell") else ""
     )
@@ -331,8 +330,7 @@ def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...], str]:
     """Returns the text, the other parts and the refusal of a message's content or a call's output.
 
     Raises:
-        UnreadableBodyError: With the reason `too-many` if there are too many parts (see
-            `content.read_content`).
+        UnreadableBodyError: With the reason `too-many` if the content has too many parts.
     """
     text, parts = read_content(content, _read_text, _build_part)
     refusals = [
@@ -353,7 +351,7 @@ def is_text(part: Any) -> bool:
 
 
 def _build_part(part: Any, text_offset: int) -> ContentPart | None:
-    """Builds the record of a part that is not text, with the same kind and digest as on the other wires."""
+    """Builds the `ContentPart` of a part that is not text. Its kind and digest are the same on all wires."""
     if isinstance(part, dict) and isinstance(part.get("refusal"), str):
         return None
     kind = get_kind(part)
@@ -375,8 +373,8 @@ def _build_part(part: Any, text_offset: int) -> ContentPart | None:
 def encode_message(record: Message) -> bytes:
     """Returns the JSON of a message that the proxy has written itself.
 
-    An assistant message gets the shape that messages have in answers, because servers that translate requests
-    to Chat Completions accept no other shape.
+    An assistant message gets the form that messages have in answers, because servers that translate requests
+    to Chat Completions accept no other form.
     """
     if record.answered_call_ids:
         kind, _, ending = record.name.partition(":")
@@ -390,13 +388,12 @@ def encode_message(record: Message) -> bytes:
 
 
 def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
-    """Builds the item that answers a call.
+    """Builds the item with the result of a call.
 
     Args:
         record: The message to encode.
         kind: The type of the item.
-        ending: How the shell command or the patch ended: an exit code, `timeout` or a status. Empty if
-            unknown.
+        ending: The exit code of a shell command, `timeout`, or the status of a patch; empty if unknown.
     """
     call_id, text = record.answered_call_ids[0], record.text
     if kind == "shell_call_output":
@@ -407,7 +404,8 @@ def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
     if kind == "apply_patch_call_output":
         status = ending if ending in {"completed", "failed"} else "failed"
         return {"type": kind, "call_id": call_id, "status": status, "output": text}
-    # Here, the specification puts the call's id into `id`, but the provider's examples put it into `call_id`.
+    # For a local shell, the specification puts the id of the call into `id`, but the provider's examples put
+    # it into `call_id`. So the item gets both.
     item_id = {"id": call_id} if kind == "local_shell_call_output" else {}
     return {"type": kind, **item_id, "call_id": call_id, "output": text}
 
@@ -415,7 +413,8 @@ def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
 def join_messages(messages: Sequence[Message]) -> bytes:
     """Encodes messages as items, separated by commas.
 
-    An answer to a call that the proxy has written, such as a mask, gets the type that the call requires.
+    If the proxy has written the result of a call, such as a mask, the item gets the type that the call
+    requires.
     """
     encoded: list[bytes] = []
     messages = rejoin_divided_messages(messages)
@@ -433,7 +432,7 @@ def join_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _find_output_kind(call_id: str, before: Sequence[Message]) -> str:
-    """Returns the type of the item that must answer the latest call with this id in `before`.
+    """Returns the type of the result item for the latest call with this id in `before`.
 
     Returns `function_call_output` if the call is not found.
     """
@@ -446,7 +445,7 @@ def _find_output_kind(call_id: str, before: Sequence[Message]) -> str:
     return "function_call_output"
 
 
-# For English, for JSON, and for the text that was encrypted in reasoning.
+# Assumed number of bytes per token, for English text, for JSON, and for encrypted reasoning.
 _BYTES_PER_TOKEN: Final = 4
 
 
@@ -465,15 +464,15 @@ def _select_read_items(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
     """Returns the items that the model reads from a piece with a provider's compaction.
 
     Providers return a compaction item together with some messages, and the model reads both. But if the piece
-    also has calls or their answers, the client sends its whole input together with the compaction item. Then
-    the provider skips all items except the compaction items.
+    also contains calls or their results, the client has sent its whole input together with the compaction
+    item. In this case, the provider ignores all items except the compaction items.
     """
     is_uncut = any(get_item_kind(each) in {*OUTPUT_TYPES_BY_CALL, *CALL_TYPES_BY_OUTPUT} for each in items)
     return [each for each in items if not is_uncut or get_item_kind(each) in COMPACTION_TYPES]
 
 
 def _estimate_text(parts: list[Any]) -> int:
-    """Estimates the tokens of the texts among the parts of a content."""
+    """Estimates the tokens of the text parts of a message's content."""
     return sum([len(each["text"]) for each in parts if is_text(each)]) // _BYTES_PER_TOKEN
 
 
@@ -501,10 +500,10 @@ def _estimate_sealed(item: JsonObject) -> int:
 def _estimate_reasoning(item: JsonObject) -> int:
     """Estimates the tokens of a reasoning item.
 
-    Providers put only the reasoning of the current turn into the prompt, and bill only that. But each piece
-    is estimated only once, while it belongs to the current turn, so all reasoning is counted. For earlier
-    turns, the estimate is too high. That is harmless, and calibration corrects it. If an item has encrypted
-    reasoning, its readable reasoning is not counted, because the model does not get both.
+    Providers include only the reasoning of the current turn in the prompt. But a piece is estimated only
+    once, while it belongs to the current turn, so its reasoning is always counted. For earlier turns, the
+    estimate is therefore too high. This is safe, and calibration corrects it. If an item has encrypted
+    reasoning, its readable reasoning is not counted, because the model gets only one of them.
     """
     content = as_list(item.get("content"))
     return _estimate_sealed(item) or _estimate_text(content or as_list(item.get("summary")))
@@ -542,9 +541,9 @@ PARSER: Final = PieceParser[Sequence[JsonObject]](
 def shorten_message(record: Message, share: float, handle: str) -> Message:
     """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
-    Unknown fields stay. Text in the arguments of calls is shortened if it is long. In a user's message or a
-    tool's result, each part that is not text is replaced by a note with the `handle`. A privileged message is
-    not shortened. If the result would not be shorter, the same record is returned.
+    Unknown fields are kept. Long texts in the arguments of calls are shortened as well. In a user's message
+    or a tool's result, each part that is not text is replaced by a note that contains the `handle`. A
+    privileged message is not shortened. If the result would not be shorter, the same object is returned.
     """
     raw = record.raw or encode_message(record)
     if record.is_privileged:
@@ -555,7 +554,7 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
 
 
 def _shorten_item(raw: bytes, cut: TextCutter, handle: str) -> bytes:
-    """Returns a shorter item, or its own bytes if nothing can be saved."""
+    """Returns a shortened item, or `raw` if the result would not be shorter."""
     item = decode_value(raw)
     if get_item_kind(item) not in _SHORTENED_TYPES:
         return raw
@@ -568,7 +567,7 @@ def _shorten_item(raw: bytes, cut: TextCutter, handle: str) -> bytes:
 def _shorten_fields(item: JsonObject, cut: TextCutter, handle: str) -> JsonObject:
     kind = get_item_kind(item)
     if kind == "message":
-        # In an answer, parts that are not text stay.
+        # In an assistant message, parts that are not text are kept.
         note_handle = "" if item.get("role") == "assistant" else handle
         return shorten_member(item, "content", cut, partial(_shorten_part, cut=cut, handle=note_handle))
     if kind == "shell_call_output":
@@ -582,14 +581,17 @@ def _shorten_fields(item: JsonObject, cut: TextCutter, handle: str) -> JsonObjec
 
 
 def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
-    """Shortens a part. If `handle` is not empty, a note with it replaces a part that is not text."""
+    """Shortens a text part. Replaces any other part by a note that contains `handle`.
+
+    If `handle` is empty, parts that are not text stay unchanged.
+    """
     if isinstance(part, str):
         return cut(part)
     if is_text(part):
         text = cut(part["text"])
         if text == part["text"]:
             return part
-        # Members that refer to positions in the old text are left out or cleared.
+        # These members refer to positions in the old text, so they are removed or cleared.
         remaining = {key: each for key, each in part.items() if key != "logprobs"}
         return {**remaining, "text": text, **({"annotations": []} if "annotations" in remaining else {})}
     if isinstance(part, Mapping) and isinstance(part.get("refusal"), str):
@@ -610,7 +612,7 @@ def _shorten_streams(shown: Any, cut: TextCutter) -> Any:
 def attach_parts(record: Message, source: Message) -> Message:
     """Returns a message with the text of `record` and all parts of `source` that are not text.
 
-    Only user messages may hold images and files, so a message with such parts gets the role `user`.
+    Only user messages may contain images and files, so a message with such parts gets the role `user`.
 
     Args:
         record: A message that the proxy has written itself.

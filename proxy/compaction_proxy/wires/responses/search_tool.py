@@ -1,4 +1,4 @@
-"""The search tool on the Responses wire: its definition, its calls, and the answers around them.
+"""Offers the search tool on the Responses wire, and joins the answers before and after its calls.
 
 Sources: OpenAI's documentation of function calling and of encrypted reasoning (`store: false`), 2026-11.
 """
@@ -41,31 +41,31 @@ _SELF_CONTAINED_TYPES: Final = frozenset(
     {"message", _REASONING, "web_search_call", "file_search_call", "code_interpreter_call"}
     | {"image_generation_call", "mcp_call", "mcp_list_tools", "compaction"}
 )
-# If a request has one of these members, the provider stores the answer, or uses stored tools, which the
-# request's own tools would replace.
+# The proxy does not add the search tool to a request with one of these members. The provider either stores
+# the answer, or uses stored tools, which the tools in the request would replace.
 _STATEFUL_MEMBERS: Final = ("previous_response_id", "conversation", "prompt")
 # Members that identify an answer. A joined answer has those of the first answer.
 _ENVELOPE: Final = ("id", "created_at", "model")
 
 
 def must_client_answer(item: Mapping[str, Any]) -> bool:
-    """Returns whether an item of an answer is a call that the client must answer; True for unknown types."""
+    """Returns whether an item of an answer is a call that the client must answer, or has an unknown type."""
     return item.get("type") not in _SELF_CONTAINED_TYPES
 
 
 def read_arguments(item: Mapping[str, Any]) -> str:
-    """Returns the arguments of a call as the model wrote them; as JSON if the provider has parsed them."""
+    """Returns the arguments of a call as JSON text. Encodes them if the provider has already parsed them."""
     arguments = item.get("arguments")
     return arguments if isinstance(arguments, str) else json.dumps(arguments or {})
 
 
 def build_message(items: Iterable[JsonObject]) -> JsonObject:
-    """Returns an object whose `output` has the items of an answer as the provider accepts them in a request.
+    """Prepares the items of an answer for the next request. The result contains them as `output`.
 
-    Reasoning stays unchanged, with its encrypted content. Reasoning without content is left out, because a
-    provider that stores nothing does not know it by its id. In this case, the ids of all other items are
-    removed, because the provider refuses items with ids if the reasoning before them is missing. Call
-    arguments that are not an object become an empty object.
+    Reasoning with content stays unchanged. Reasoning without content is left out, because a provider that
+    stores nothing cannot find it by its id. In this case, the ids of all other items are removed, because the
+    provider refuses items with ids if the reasoning before them is missing. Call arguments that are not an
+    object are replaced by an empty object.
     """
     all_items = list(items)
     remaining = [item for item in all_items if item.get("type") != _REASONING or _has_content(item)]
@@ -100,8 +100,8 @@ _OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "resp
 _COMPLETED_EVENT: Final = "response.completed"
 _END_EVENTS: Final = frozenset({_COMPLETED_EVENT, "response.incomplete", "response.failed"})
 _ITEM_DONE_EVENT: Final = "response.output_item.done"
-# Matches the events of a first answer that must be parsed. Texts in other events cannot match, because quotes
-# in JSON strings are escaped.
+# Matches the events of the first answer that must be parsed. Text of the model in other events cannot match,
+# because quotes in JSON strings are escaped.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:response\.(?:created|queued|in_progress|output_item\.(?:added|done)|completed|incomplete|failed)'
     rb'|error)"|\[DONE\]'
@@ -112,9 +112,9 @@ _SEQUENCE_MARKER: Final = b'"sequence_number"'
 class ResponsesStreamFilter:
     """Hides calls of the search tool in streams on the Responses wire; see `StreamFilter`.
 
-    In the first answer, an event before the first call of the search tool is forwarded unchanged. An item
-    that calls the search tool is left out, and later items and events get lower numbers, so that no number is
-    missing. The end of the joined answer lists the items of all answers.
+    In the first answer, events before the first call of the search tool are forwarded unchanged. An item that
+    calls the search tool is left out, and later items and events get lower numbers, so that no number is
+    missing. The last event of the joined answer lists the items of all answers.
     """
 
     def __init__(self, stream: StreamJoiner) -> None:
@@ -138,7 +138,7 @@ class ResponsesStreamFilter:
         ]
 
     def end_answer(self) -> JsonObject:
-        """Returns the message of the current answer, and clears the state of that answer."""
+        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next answer."""
         self._previous_items += self._drop_calls(self._answer_items)
         message = build_message(self._answer_items)
         self._reset_answer()
@@ -146,7 +146,7 @@ class ResponsesStreamFilter:
 
     def encode_error_event(self, body: bytes) -> bytes:
         """Returns the event that reports an error to the client."""
-        # The event has the documented fields, and also the field `error`, which SDKs read.
+        # The event has the documented fields, and in addition the field `error`, which SDKs read.
         details = decode_event(body).get("error")
         error = details if isinstance(details, dict) else {"message": str(details)}
         flat = {name: error.get(name) for name in ("code", "message", "param")}
@@ -174,9 +174,10 @@ class ResponsesStreamFilter:
         return b"" if self._is_hidden(event, payload) else self._renumber_event(event, payload)
 
     def _is_hidden(self, event: bytes, payload: JsonObject) -> bool:
-        """Returns whether an event belongs to a call of the search tool, and records the event's item.
+        """Returns whether an event belongs to a call of the search tool, so that the client must not see it.
 
-        Also records the envelope and the first sequence number of a `response.created` event.
+        Also records the item in the event, and the envelope and the sequence number of a `response.created`
+        event.
         """
         if payload.get("type") == "response.created":
             self._envelope = {
@@ -201,7 +202,7 @@ class ResponsesStreamFilter:
     def _renumber_event(self, event: bytes, payload: JsonObject) -> bytes:
         """Returns the event with the output index and the sequence number that the client expects.
 
-        The same bytes are returned if both stay the same.
+        Returns the same bytes if neither number changes.
         """
         numbers: JsonObject = {}
         index = payload.get("output_index")
@@ -214,7 +215,10 @@ class ResponsesStreamFilter:
         return event if is_unchanged else replace_data(event, encode_ascii_json({**payload, **numbers}))
 
     def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the event to send for the last event of an answer; empty if the answer continues."""
+        """Returns the event to send in place of the last event of an answer.
+
+        The result is empty if the answer will be continued.
+        """
         response = as_object(payload.get("response"))
         output = response.get("output")
         items = (
@@ -247,7 +251,7 @@ class ResponsesStreamFilter:
 
 
 def _get_item_key(payload: JsonObject) -> int | str:
-    """Returns the key of an event's item: its output index, or else its id; empty if it has neither."""
+    """Returns the output index of an event's item, or else the item's id; empty if it has neither."""
     index, item = payload.get("output_index"), payload.get("item")
     if type(index) is int:
         return index
@@ -265,9 +269,7 @@ _ITEM_FORMAT: Final = ItemFormat(
 
 
 def _allows_tool(read: MemberReader) -> bool:
-    """Returns whether a request allows one more tool.
-
-    It does not allow one in these cases:
+    """Returns whether the search tool may be added to a request. Returns False in these cases.
 
     - The provider stores the answers, for example because `store` is not false. The client could then
       continue a stored answer by its id, although that answer ends in a call of the proxy's tool.
@@ -285,8 +287,8 @@ def _allows_tool(read: MemberReader) -> bool:
     )
 
 
-# On this wire, `strict` is on by default. It is off here because it does not allow optional arguments, and
-# all arguments of the tool are optional.
+# On this wire, `strict` is true by default. It does not allow optional arguments, and all arguments of the
+# tool are optional. So it is set to false.
 SEARCH_TOOL: Final = SearchTool(
     definition_json=encode_json(
         {

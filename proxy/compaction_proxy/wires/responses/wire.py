@@ -37,17 +37,17 @@ from compaction_proxy.wires.summary_call import (
 from compaction_proxy.wires.usage import TokenUsage, UsageFormat, build_usage
 from compaction_proxy.wires.wire import MemberNames, Wire
 
-# The lowest effort that all reasoning models accept: newer ones refuse `minimal`, and older ones `none`.
+# The lowest reasoning effort that all models accept. Newer models refuse `minimal`, and older ones `none`.
 REASONING_EFFORT: Final = "low"
 
-# Members of a client's request that a summary call does not copy when it continues the client's conversation:
-# the input, and all members that affect only the answer or the state that the provider stores.
+# Members of a client's request that affect only its answer or its stored state, and the input. A summary call
+# that continues the client's conversation does not copy them.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stream_options", "max_output_tokens", "max_tool_calls", "text", "top_logprobs", "include"}
     | {"temperature", "top_p", "tool_choice", "metadata", "store", "background", "background_options"}
     | {"truncation", "input", "previous_response_id", "conversation", "context_management", "moderation"}
 )
-# Translates the reasons why an answer was cut off into the finish reasons that the proxy uses for all wires.
+# Maps the reasons why an answer was cut off to the finish reasons that the proxy uses for all wires.
 _FINISH_REASONS: Final[Mapping[str, str]] = {
     "max_output_tokens": "length",
     "content_filter": "content_filter",
@@ -142,7 +142,7 @@ _OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "resp
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns whether the bytes of a stream so far hold neither content of the answer nor an error."""
+    """Returns whether the first bytes of a stream contain neither content of the answer nor an error."""
     return has_only_events(seen, _OPENING_EVENTS)
 
 
