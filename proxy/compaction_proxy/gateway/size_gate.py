@@ -134,9 +134,10 @@ class SizeGate:
         self._safe_sizes.clear()
 
     def _has_pending_action(self, tenant: str, conversation: str | None, raw: bytes) -> bool:
-        """Returns whether a request must be parsed whatever its size.
+        """Returns whether a request must be parsed, whatever its size.
 
-        That is so if its conversation has been compacted, or if somebody has requested a compaction of it.
+        It must be parsed if its conversation has been compacted, or if somebody has requested a compaction of
+        the conversation.
         """
         if self._compacted.has_rounds(tenant, conversation):
             return conversation is not None or has_history(raw)

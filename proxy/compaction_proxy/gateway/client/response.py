@@ -61,7 +61,7 @@ class NativeResponse:
         """Waits until status and headers have arrived.
 
         Raises:
-            httpx.TransportError: The exchange failed before the head was complete.
+            httpx.TransportError: If the exchange failed before the head was complete.
         """
         if not self.has_head and self._error is None:
             await self._wait_for_more()

@@ -55,7 +55,7 @@ class HttpResponse(Protocol):
         If the caller is cancelled, the exchange ends.
 
         Raises:
-            httpx.TransportError: The body ended too early, or its sender was silent for too long. Earlier
+            httpx.TransportError: If the body ended too early, or its sender was silent for too long. Earlier
                 calls have returned every byte that arrived.
         """
         ...
