@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
 
-# Number of newest deletions whose prefixes are kept. Work that began before more deletions than this writes
-# nothing, because the proxy no longer knows what was deleted.
+# Number of newest deletions whose prefixes stay in memory. If more deletions than this have followed the
+# start mark of a task, the task writes nothing, because its key may be among the deletions that were dropped.
 MAX_DELETIONS = 10_000
 
 _start_mark: ContextVar[int | None] = ContextVar("begun", default=None)
