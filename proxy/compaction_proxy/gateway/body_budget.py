@@ -243,5 +243,5 @@ class BodyHold:
 
 
 def _count_limited_bytes(size_bytes: int) -> int:
-    """Returns how many bytes of a body of this size the budget limits."""
+    """Returns how many bytes of a body of this size count toward `limit_bytes`."""
     return max(size_bytes - SMALL_BYTES, 0)

@@ -21,7 +21,7 @@ from compaction_proxy.gateway.side_requests import SideRequestDetector, SideRequ
 from compaction_proxy.support.offload import run_in_worker_if_large
 from compaction_proxy.wires.prescan import BodyOutline, decode_member, scan_outline
 
-# Several agents may use the same session id, and each of them has a conversation of its own. This header
+# Several agents may use the same session id, and each of them has its own conversation. This header
 # field names the agent. Its value is called the lane of the session.
 _LANE: Final = "x-claude-code-agent-id"
 # The header field of W3C Baggage: a list of members, one of which may be the id of the session (`session.id`

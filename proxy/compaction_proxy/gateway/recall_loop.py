@@ -86,7 +86,7 @@ class ToolOffer(NamedTuple):
     Attributes:
         raw_with_tool: The request body with the tool.
         raw_without_tool: The request body without the tool.
-        has_tools: Whether the client's request carries tools of its own.
+        has_tools: Whether the client's request itself carries tools.
         max_hops: How often the answer may be continued after calls of the tool.
         recall_tool: Runs the calls of the tool.
         context: The tenant and the conversation for which the tool searches.
@@ -112,8 +112,8 @@ class ToolOffer(NamedTuple):
 def apply_tool_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest:
     """Returns a request to the upstream that offers the tool and asks for an uncompressed answer.
 
-    If `request` has the body without the tool, that body is replaced. Any other body stays unchanged: it is
-    that of a continuation, and `RecallLoop` has already decided whether it has the tool.
+    If `request` has the body without the tool, that body is replaced. Any other body is the body of a
+    continuation. It stays unchanged, because `RecallLoop` has already decided whether it has the tool.
     """
     fields = [each for each in request.headers if each[0] != _ACCEPT_ENCODING]
     body = tool_offer.raw_with_tool if request.body is tool_offer.raw_without_tool else request.body

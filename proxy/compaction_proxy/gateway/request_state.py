@@ -152,7 +152,7 @@ class RequestState:
 
     @property
     def token_estimates(self) -> tuple[int, int]:
-        """The estimated tokens of the client's request and of the forwarded one; zeros if not parsed."""
+        """The estimated tokens of the client's and of the forwarded request; zeros if nothing was parsed."""
         return (self.fit_result.client_tokens, self.fit_result.estimate) if self.fit_result else (0, 0)
 
     def drop_reused_idempotency_key(self, request: HttpRequest) -> HttpRequest:

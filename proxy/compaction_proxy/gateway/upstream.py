@@ -1,6 +1,6 @@
-"""One exchange with the upstream: sends a request, inspects the answer if needed and relays it unchanged.
+"""Sends a request to the upstream, inspects the answer if needed, and relays the answer unchanged.
 
-It calls the HTTP engine directly, without an `httpx.AsyncClient`, to save time on every request.
+The module calls the HTTP engine directly, without an `httpx.AsyncClient`, to save time on every request.
 """
 
 import asyncio

@@ -36,7 +36,7 @@ def is_shared_store(url: str) -> bool:
 def get_store_path(url: str) -> Path | None:
     """Returns the file of an embedded store, or None for a shared store or a store in memory.
 
-    `sqlite:///~/…` starts at the home directory.
+    A path that begins with `~` (`sqlite:///~/…`) is relative to the home directory.
 
     Raises:
         ConfigError: If the URL names no file or no supported kind of store.

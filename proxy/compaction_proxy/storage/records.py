@@ -42,7 +42,7 @@ class RecordItem:
 
     Attributes:
         key: The store key, from `storage.keys`.
-        fields: The content.
+        fields: The fields of the record, as JSON values.
         ttl_s: Seconds until the record expires.
     """
 

@@ -182,8 +182,8 @@ class EventHistory:
         """Records that a conversation has a compaction under this root. Call it before saving a compaction.
 
         If the conversation was deleted after the compaction began, marks the root as deleted instead. This
-        prevents the save: a later deletion of the conversation could not find a compaction whose root is not
-        recorded.
+        prevents the save. Otherwise a later deletion of the conversation could not find the compaction,
+        because its root is not recorded.
         """
         key, fields = roots_key(tenant, conversation), {"root": root.hex()}
         if self._records.deletion_fence.is_deleted(key):

@@ -67,9 +67,9 @@ class SavingsTracker:
     """Tracks which messages providers have cached, to compute savings. For use on one event loop.
 
     The cache state of a conversation says which of its messages the provider has cached. If a
-    request was forwarded unchanged, the saving of its exchange does not depend on the cache state. The tracker
-    therefore only keeps such an exchange. When the request of a later exchange was changed, the tracker first
-    adds the exchanges that it has kept to the cache state.
+    request was forwarded unchanged, the saving of its exchange does not depend on the cache state. The
+    tracker therefore only keeps such an exchange. Before it computes the saving of a changed request, it adds
+    the exchanges that it has kept to the cache state.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Prometheus metrics: counted from exchanges and events, and rendered on request.
 
-If there are several workers, each keeps its figures in files of its own in a shared folder. The file names
+If there are several workers, each keeps its figures in its own files in a shared folder. The file names
 contain the worker's number. The worker that renders the metrics adds up all files. A worker that replaces
 another one gets the same number and continues its files.
 """

@@ -90,7 +90,7 @@ class ExchangeCounters:
         requests: Number of exchanges.
         statuses: Number of exchanges by `Exchange.status`, which says what was done to the request.
         failed: Number of exchanges that the upstream answered with an error status (400 or more).
-        tokens_before: Tokens of the requests as clients sent them, as far as the proxy counted their tokens.
+        tokens_before: Tokens of the requests that the proxy counted, as clients sent them.
         tokens_after: Tokens of the same requests as they were forwarded.
         prompt_tokens: Input tokens, as upstreams counted them.
         completion_tokens: Output tokens, as upstreams counted them.
@@ -321,7 +321,7 @@ class Statistics:
         async with self._flushing:
             for hour in sorted(self._unwritten):
                 if not self._records.is_in_use:
-                    return  # the rest waits until the store is back
+                    return  # the other hours stay unwritten until the store answers again
                 if not force and self._due.get(hour, 0.0) > self._now():
                     continue
                 self._unwritten.discard(hour)

@@ -271,7 +271,7 @@ class UsageStore:
         """Writes the pending usage. Usage of a conversation that another process has leased stays pending."""
         for key in list(self._pending):
             if not self._records.is_in_use:
-                return  # the rest waits until the store is back
+                return  # the other usage stays pending until the store answers again
             with self._records.deletion_fence.scoped_start_mark():
                 await self._write_under_lease(key)
 

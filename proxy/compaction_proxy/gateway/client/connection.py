@@ -280,8 +280,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _check_timeout(self) -> None:
         """Fails the exchange if the upstream was silent too long.
 
-        Time in which the upstream does not have to act is not counted: the proxy has paused reading, or is
-        still sending the body.
+        Does not count time in which the upstream need not send anything: while the proxy has paused reading,
+        or while it is sending the body and the upstream takes the data.
         """
         self._timer = None
         if self._response is None or self._silence_s is None:

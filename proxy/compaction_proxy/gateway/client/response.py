@@ -10,7 +10,7 @@ MAX_UNREAD_BYTES = 32_768
 
 
 class ResponseSource(Protocol):
-    """The connection over which a response arrives, as far as the response uses it."""
+    """The part of a connection that its response uses."""
 
     def resume_reading(self) -> None:
         """Reads from the socket again."""
@@ -112,7 +112,7 @@ class NativeResponse:
     def feed_body(self, piece: bytes) -> bool:
         """Adds a part of the body.
 
-        Returns whether the source has to stop reading until `ResponseSource.resume_reading` is called.
+        Returns whether the connection must stop reading until `ResponseSource.resume_reading` is called.
         """
         self._body.append(piece)
         self._unread_bytes += len(piece)

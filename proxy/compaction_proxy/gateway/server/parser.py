@@ -158,7 +158,7 @@ class RequestParser:
                 return
 
     def _restart_after_upgrade(self) -> None:
-        """Starts a new parser for the body of a request whose head offers another protocol."""
+        """Starts a new parser for the body of a request whose head asks to change to another protocol."""
         self._is_upgrading = False
         self._parser = self._create_parser()
         self._is_muted = True
