@@ -18,7 +18,7 @@ from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.wire import Wire
 
-# A cheap model for summaries, by the provider's host, as of 2026-11. If a provider no longer offers the model,
+# A cheap model for summaries, by the provider's host, as of 2026-11. If a provider does not offer the model,
 # the proxy asks the model of the client's request instead.
 CHEAP_MODELS = MappingProxyType(
     {

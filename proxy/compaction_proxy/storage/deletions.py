@@ -58,7 +58,7 @@ class DeletionFence:
     def is_deleted_since(self, key: str, start_mark: int | None) -> bool:
         """Returns whether a key was deleted after `start_mark`. Returns False if `start_mark` is None.
 
-        Returns True for any key if more than `MAX_DELETIONS` deletions followed.
+        Returns True for any key if more than `MAX_DELETIONS` deletions have followed the start mark.
         """
         if start_mark is None or start_mark == self._count:
             return False

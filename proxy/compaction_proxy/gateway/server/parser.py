@@ -13,8 +13,8 @@ import httptools
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# Limits of a request: bytes of the head, number of header fields, and bytes that may come in a row without
-# any body data among them, such as chunk extensions and trailers.
+# Limits of a request: bytes of the head, number of header fields, and consecutive bytes without body data,
+# such as chunk extensions and trailers.
 MAX_HEAD_BYTES = 65_536
 MAX_FIELDS = 256
 MAX_FRAMING_BYTES = 262_144

@@ -140,10 +140,10 @@ def can_spread_connections(listener: socket.socket) -> bool:
 
 
 def _describe_os_error(error: OSError) -> str:
-    """Returns the operating system's text for an error, without the socket's address that Python's text has.
+    """Returns the operating system's text for an error. Unlike Python's text, it contains no socket address.
 
-    Errors of name resolution have negative numbers, which the system has no text for. Their own text is
-    returned.
+    Errors of name resolution have negative numbers, for which the system has no text. For such an error, the
+    result is the text that the exception contains.
     """
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
 
