@@ -130,7 +130,7 @@ class RequestParser:
         return parser
 
     def feed_data(self, data: bytes) -> RequestRefusedError | None:
-        """Parses received bytes. Returns the error if they are refused; then no more bytes may be fed."""
+        """Parses received bytes. Returns an error if it refuses them. Feed no more bytes after an error."""
         self._framing_bytes += len(data)
         try:
             self._feed_parser(data)
