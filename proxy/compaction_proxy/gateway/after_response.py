@@ -1,4 +1,4 @@
-"""Handles a request after the client has its answer: reports incidents, learns, prepares a compaction."""
+"""Does the work that follows a response: reports incidents, learns token counts, prepares compactions."""
 
 import time
 from collections.abc import Callable
@@ -27,9 +27,9 @@ from compaction_proxy.wires.body import build_probe_body
 from compaction_proxy.wires.usage import TokenUsage
 from compaction_proxy.wires.wire import Wire
 
-# The most bytes that are read of the answer to a probe. A probe asks for only 16 tokens of output.
+# The proxy reads at most this many bytes of the answer to a probe. A probe asks for only 16 tokens of output.
 MAX_PROBE_BYTES = 262_144
-# The most incidents that are remembered in order to report each of them at most once a minute.
+# The reporter remembers at most this many incidents. It reports each of them at most once a minute.
 MAX_INCIDENTS = 2_000
 
 
@@ -73,9 +73,9 @@ class IncidentReporter:
         *,
         was_recovered: bool = False,
     ) -> None:
-        """Reports a request if something went wrong. Call this after the client has its answer.
+        """Reports an incident of a request, if there was one. Call this after the client has its answer.
 
-        Something went wrong if the proxy failed on the request, if the forwarded request was probably too
+        An incident occurred if the proxy failed on the request, if the forwarded request was probably too
         long, or if the upstream accepted it only in a shorter form (`was_recovered`).
         """
         kind = RECOVERED if was_recovered else _INCIDENT_KINDS.get(report.status, "")
@@ -201,7 +201,7 @@ class AfterResponseHandler:
         request = build_request(self._upstream, scope, body)
         try:
             opened = await send_request(self._upstream, request)
-        except UpstreamError:  # the usage in the client's own answer still counts
+        except UpstreamError:  # the feedback then uses the usage in the client's own answer
             return None
         async with aclosing(opened) as answer:
             tap = wire.open_tap(answer.get_field(b"content-type"), answer.get_field(b"content-encoding"))

@@ -1,10 +1,12 @@
 """Limits the bytes of request bodies that this process holds. All code that reads bodies shares one budget.
 
+"Room" means bytes of the budget that are free.
+
 Bytes count as they arrive, so a client that declares a large body and sends nothing uses none of the budget.
 When the budget is used up, a request whose body is incomplete stops reading and waits until there is room for
 the whole rest of its body. That room is then reserved, so a request whose body arrives fast enough waits only
 once. A slow request loses the reserved room. A request that waits longer than `WAIT_S` seconds is refused.
-The one that has waited longest is refused first, and its bytes make room for the next one. So if several
+The request that has waited longest is refused first, and its bytes make room for the next one. So if several
 half-read bodies block each other, the deadlock ends after `WAIT_S` seconds.
 
 The first `SMALL_BYTES` of each body are outside the budget. The limit on concurrent requests
@@ -41,7 +43,7 @@ OUT_OF_MEMORY: Final = "The proxy has no memory left for this request; try again
 TOO_MANY_BODIES: Final = "The proxy holds too many bytes of request bodies; try again."
 
 # The default budget is computed from the following figures. A worker that holds no large bodies uses this
-# many bytes of memory for its code, vocabularies and caches.
+# many bytes of memory for its code, tokenizer vocabularies and caches.
 PROCESS_BYTES: Final = 256 * 1024 * 1024
 # After start-up, the address space of a worker that holds no large bodies still grows by this many bytes, for
 # vocabularies and thread stacks.
@@ -96,8 +98,8 @@ class BodyBudget:
         self.decoder_slots = asyncio.Semaphore(MAX_DECODERS)
         self._large_bytes = 0  # the part of `used_bytes` that `limit_bytes` limits
         self._wait_s = wait_s
-        # For each body that waits: the size to which it wants to grow, and what completes when the room is
-        # reserved.
+        # For each body that waits: the size in bytes for which it needs room, and the future that completes
+        # when the room is reserved.
         self._waiting: dict[BodyHold, tuple[int, asyncio.Future[None]]] = {}
 
     def open_hold(self) -> "BodyHold":
@@ -136,7 +138,7 @@ class BodyBudget:
         """Waits until there is room for a body to grow to `size_bytes`, and reserves the room.
 
         Raises:
-            OverloadedError: No room became free in time, or too many bodies wait already. The hold is
+            OverloadedError: If no room became free in time, or too many bodies wait already. The hold is
                 released.
         """
         if self.try_reserve(hold, size_bytes):
@@ -200,7 +202,7 @@ class BodyHold:
         """Waits for room for `rest_bytes` further bytes, and reserves it.
 
         Raises:
-            OverloadedError: No room became free in time, or too many bodies wait already.
+            OverloadedError: If no room became free in time, or too many bodies wait already.
         """
         await self.budget.wait_for_room(self, self.size_bytes + rest_bytes)
 
@@ -212,7 +214,7 @@ class BodyHold:
             limit_bytes: The largest size that the body may have.
 
         Raises:
-            OverloadedError: No room became free in time, or too many bodies wait already.
+            OverloadedError: If no room became free in time, or too many bodies wait already.
         """
         unknown_bytes = self.size_bytes + max(self.size_bytes, UNKNOWN_BYTES)
         whole_bytes = min(unknown_bytes if declared_bytes is None else declared_bytes, limit_bytes)
@@ -224,7 +226,7 @@ class BodyHold:
         loop.call_later(PROGRESS_CHECK_S, self._check_progress, self.size_bytes)
 
     def _check_progress(self, previous_size_bytes: int) -> None:
-        """Gives the reserved room back if the body does not keep arriving; else schedules the next check."""
+        """Gives the reserved room back if the body arrives too slowly. Else schedules the next check."""
         if self.size_bytes - previous_size_bytes < MIN_PROGRESS_BYTES:
             self.release_unused()
         elif self.counted_bytes > self.size_bytes:
@@ -236,10 +238,10 @@ class BodyHold:
             self.budget.set_counted_bytes(self, self.size_bytes)
 
     def release(self) -> None:
-        """Stops counting the body, because the request no longer holds it. Calling it twice does no harm."""
+        """Stops counting the body, because the request no longer holds it. A second call has no effect."""
         self.budget.set_counted_bytes(self, 0)
 
 
 def _count_limited_bytes(size_bytes: int) -> int:
-    """Returns how many bytes of a body of this size the budget limits."""
+    """Returns how many bytes of a body of this size count toward `limit_bytes`."""
     return max(size_bytes - SMALL_BYTES, 0)

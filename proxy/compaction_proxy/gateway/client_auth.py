@@ -72,8 +72,8 @@ class ClientAuthenticator:
             several tenants by adding other credentials.
 
         Raises:
-            RequestRefusedError: 401, the request shows no accepted key; 403, a web page of another machine
-                has sent the request.
+            RequestRefusedError: With status 401 if the request shows no accepted key. With status 403 if a
+                web page of another machine has sent the request.
         """
         if self._digests:
             name = self._find_key_field(header_map)

@@ -45,7 +45,7 @@ async def stream_body(receive: Receive) -> AsyncIterator[bytes]:
     """Yields the request body as it arrives. `receive` is the ASGI receive channel of the request.
 
     Raises:
-        ClientDisconnect: The client left before the body was complete.
+        ClientDisconnect: If the client left before the body was complete.
     """
     more = True
     while more:
@@ -70,10 +70,10 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, hold: Body
         hold: Counts the bytes. The caller releases it when it no longer holds the body.
 
     Raises:
-        RequestRefusedError: 413, the body is larger than the limit. If the declared size is already larger,
-            nothing is read.
-        OverloadedError: No room for the rest of the body became free in time, or memory has run out.
-        ClientDisconnect: The client left before the body was complete.
+        RequestRefusedError: With status 413 if the body is larger than the limit. If the declared size is
+            already larger, nothing is read.
+        OverloadedError: If no room for the rest of the body became free in time, or memory has run out.
+        ClientDisconnect: If the client left before the body was complete.
     """
     limit_bytes = min(limit_bytes, hold.budget.limit_bytes)
     declared_bytes = get_content_length(scope["headers"])
@@ -133,7 +133,7 @@ class _DisconnectGuard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._set_callback(None)
-        # If the task was also cancelled from elsewhere, that cancellation goes on, as with asyncio.timeout.
+        # If other code also cancelled the task, that cancellation stays in effect, as with asyncio.timeout.
         is_ours = self._has_left and self._task.uncancel() <= self._before
         if is_ours and kind is asyncio.CancelledError:
             raise ClientDisconnect from None
@@ -150,7 +150,7 @@ def while_connected(scope: Scope) -> AbstractContextManager[None]:
             servers, the block runs to its end.
 
     Raises:
-        ClientDisconnect: The client left, and the block was cancelled.
+        ClientDisconnect: If the client left, and the block was cancelled.
     """
     extension = scope.get("extensions", {}).get(DEPARTURE)
     task = asyncio.current_task()
@@ -172,7 +172,7 @@ _USUAL_BYTES: Final = 2 * 1024 * 1024
 _USUAL_RATIO: Final = 32
 
 # Decoding has its own thread pool. A thread cannot be stopped, so decoding continues even if the request has
-# already ended. With its own pool, it then delays no other kind of work.
+# already ended. Because the pool is separate, this delays no other kind of work.
 _POOL: Final = ThreadPoolExecutor(max_workers=MAX_DECODERS, thread_name_prefix="decode")
 
 
@@ -202,8 +202,8 @@ async def decode_request_body(raw: bytes, headers: Headers, hold: BodyHold, limi
             have room for this many bytes in addition to `raw`.
 
     Raises:
-        RequestRefusedError: 413, the decoded body is larger than the limit.
-        OverloadedError: No room for the decoded body became free in time.
+        RequestRefusedError: With status 413 if the decoded body is larger than the limit.
+        OverloadedError: If no room for the decoded body became free in time.
     """
     codings = parse_codings(value for name, value in headers if name == CONTENT_ENCODING)
     if not codings:
@@ -225,8 +225,9 @@ async def decode_or_refuse(raw: bytes, headers: Headers, hold: BodyHold, limit_b
     """Returns the decoded body as `decode_request_body` does, but refuses a body that cannot be decoded.
 
     Raises:
-        RequestRefusedError: 413, the decoded body is larger than the limit; 415, the body cannot be decoded.
-        OverloadedError: No room for the decoded body became free in time.
+        RequestRefusedError: With status 413 if the decoded body is larger than the limit. With status 415 if
+            the body cannot be decoded.
+        OverloadedError: If no room for the decoded body became free in time.
     """
     decoded = await decode_request_body(raw, headers, hold, limit_bytes)
     if decoded is None:
@@ -237,12 +238,12 @@ async def decode_or_refuse(raw: bytes, headers: Headers, hold: BodyHold, limit_b
 async def _decode_with_limit(
     raw: bytes, codings: Sequence[str], hold: BodyHold, limit_bytes: int
 ) -> bytes | None:
-    """Decodes a body on the event loop or in a thread, first with a low size limit, then with a higher.
+    """Decodes a body on the event loop or in a thread, first with a low size limit, then with a higher one.
 
     Returns None if the decoded body is longer than `limit_bytes`.
 
     Raises:
-        UnreadableBodyError: The body is damaged or its coding is unknown (`decode_body`).
+        UnreadableBodyError: If the body is damaged or its coding is unknown (`decode_body`).
     """
     decoded = None
     if len(raw) <= _INLINE_BYTES:

@@ -1,4 +1,6 @@
-"""Compacts on demand and stores nothing: `POST /v1/compact`, `…/responses/compact`, compaction items.
+"""Answers requests that ask only for a compaction: two endpoints, and requests for a compaction item.
+
+The endpoints are `POST /v1/compact` and `POST …/responses/compact`.
 
 The list of messages is compacted by the same code as a relayed request with the header `x-compaction: force`,
 but nothing is stored. If no model writes a summary, an extract takes its place, whatever the strategy.
@@ -78,8 +80,8 @@ _OPTION_NAMES = ("strategy", "trigger_tokens", "target_tokens")
 PATH_ENDING: Final = b"/responses/compact"
 # Statuses with which an upstream answers if it does not serve the path of a request.
 _MISSING_ENDPOINT_STATUSES: Final = frozenset({404, 405, 501})
-# The ending of error codes such as `model_not_found`. They say that the upstream does not have a thing that
-# the request names. So the upstream does serve the path.
+# The ending of error codes such as `model_not_found`. With such a code, the upstream lacks something that the
+# request names, such as the model. So the upstream does serve the path.
 _NOT_FOUND_SUFFIX: Final = "_not_found"
 # The most bytes of an answer that are held back from the client until it is clear whether the answer holds a
 # compaction item.
@@ -142,8 +144,8 @@ class InputCompactor:
             scope: The ASGI scope of the request, or a copy with the path that summary calls are to use.
 
         Raises:
-            UnreadableBodyError: A message is not valid.
-            InternalError: The proxy has a fault; the log names the cause.
+            UnreadableBodyError: If a message is not valid.
+            InternalError: If the compaction fails because of a fault in the proxy. The log names the cause.
         """
         headers, body = scope["headers"], request.body
         settings = _build_waiting_settings(
@@ -186,9 +188,9 @@ class CompactEndpoint:
         """Answers one request.
 
         Raises:
-            RequestRefusedError: The body is too large or cannot be compacted, or the method is not POST.
-            OverloadedError: The proxy is serving too many requests, or too many bytes of them, at once.
-            ClientDisconnect: The client left, and a pending summary call was cancelled.
+            RequestRefusedError: If the body is too large or cannot be compacted, or the method is not POST.
+            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            ClientDisconnect: If the client left, and a pending summary call was cancelled.
         """
         if scope["method"] != "POST":
             raise RequestRefusedError(405, "Only POST is answered here.", "method_not_allowed")
@@ -215,7 +217,8 @@ def parse_compact_request(raw: bytes) -> CompactRequest:
     """Parses the body of a call of `/v1/compact`.
 
     Raises:
-        RequestRefusedError: 400, the body holds no list of messages, names no model or has an invalid option.
+        RequestRefusedError: With status 400 if the body holds no list of messages, names no model or has an
+            invalid option.
     """
     try:
         body = parse_body(raw, CHAT)
@@ -354,12 +357,12 @@ class ResponsesCompactEndpoint:
         """Answers one request.
 
         Raises:
-            RequestRefusedError: The body is too large or cannot be compacted, or one of the proxy's
+            RequestRefusedError: If the body is too large or cannot be compacted, or one of the proxy's
                 compaction items cannot be decrypted.
-            OverloadedError: The proxy is serving too many requests, or too many bytes of them, at once.
-            UpstreamError: The upstream gave no answer.
-            ClientDisconnect: The client left, and the pending call to the upstream or the summary model was
-                cancelled.
+            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            UpstreamError: If the upstream gave no answer.
+            ClientDisconnect: If the client left, and the pending call to the upstream or the summary model
+                was cancelled.
         """
         async with self._admission.admit_request() as hold:
             raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold)
@@ -392,9 +395,9 @@ class ResponsesCompactEndpoint:
         """Compacts the input of a request body. Returns the body of the answer.
 
         Raises:
-            RequestRefusedError: 400, the body holds no input that could be compacted; 413 or 415, the body
-                cannot be decoded (see `decode_or_refuse`).
-            OverloadedError: No room to decode the body became free in time.
+            RequestRefusedError: With status 400 if the body holds no input that could be compacted. With
+                status 413 or 415 if the body cannot be decoded (see `decode_or_refuse`).
+            OverloadedError: If no room to decode the body became free in time.
         """
         decoded = await decode_or_refuse(raw, scope["headers"], hold, self._config.server.max_body_bytes)
         if decoded is not raw:
@@ -533,7 +536,7 @@ class CompactionItemResponder:
             scope: The ASGI scope of the request.
 
         Raises:
-            RequestRefusedError: 400, one of the proxy's compaction items cannot be decrypted.
+            RequestRefusedError: With status 400 if one of the proxy's compaction items cannot be decrypted.
         """
         if self._mode == "relay" or not has_trigger(raw):
             return None
@@ -618,7 +621,7 @@ def _parse_item_request(raw: bytes) -> tuple[RequestBody, bool] | None:
 
 
 async def _lacks_compaction_item(answer: UpstreamResponse) -> bool:
-    """Returns whether a stream is complete without a compaction item, or has none in its first `HOLD_BYTES`.
+    """Returns whether a stream ends without a compaction item, or has none in its first `HOLD_BYTES` bytes.
 
     Returns False if a compaction item appears, if the stream reports a failure that has another cause, or if
     the stream is cut. The bytes that were read are kept, so the stream can still be relayed from its start.

@@ -25,8 +25,8 @@ from compaction_proxy.wires.json.slices import split_elements
 from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expand_tokens, may_have_token
 from compaction_proxy.wires.responses.messages import PARSER, encode_message, read_type_and_role
 
-# The module that encrypts and decrypts. It is imported for the first item, because its library takes 8 MB of
-# memory.
+# The module that encrypts and decrypts. It is imported only when the first item is processed, because its
+# library takes 8 MB of memory.
 _CIPHER = "compaction_proxy.gateway.compaction_cipher"
 # The texts with which the replacements of all strategies begin, up to the round number in them. A user
 # message that begins with one of these texts was written by the proxy.
@@ -34,8 +34,8 @@ _OPENINGS = tuple(
     {opening for each in STRATEGIES.values() if (opening := each.frame.opening.partition("{round}")[0])}
 )
 # Matches bullets and message ids. Both are removed from a replacement before it is compacted again. Otherwise
-# each compaction would add new ones to the old ones. The ids are of no use, because the messages are not
-# stored.
+# each compaction would add new bullets and ids to the old ones. The ids are of no use, because the messages
+# are not stored.
 _MARKS = re.compile(r"^(?:- )+| [\[(]m_[0-9a-f]+[\])]", re.MULTILINE)
 
 
@@ -82,8 +82,8 @@ class CompactionItemCodec:
                 user's words.
 
         Raises:
-            RequestRefusedError: 400 `invalid_encrypted_content`, one of the proxy's items is altered or
-                belongs to another tenant.
+            RequestRefusedError: With status 400 and code `invalid_encrypted_content` if one of the proxy's
+                items is altered or belongs to another tenant.
         """
         if not may_have_token(raw):
             return raw

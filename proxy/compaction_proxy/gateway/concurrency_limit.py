@@ -49,7 +49,7 @@ class ConcurrencyLimiter:
         Frees the slot and releases the object at the end.
 
         Raises:
-            OverloadedError: See `acquire_slot`.
+            OverloadedError: Under the conditions that `acquire_slot` documents.
         """
         await self.acquire_slot()
         hold = self.body_budget.open_hold()
@@ -63,7 +63,7 @@ class ConcurrencyLimiter:
         """Takes a slot, at once if one is free. Else waits until another request releases one.
 
         Raises:
-            OverloadedError: No slot became free in time, or too many requests wait already.
+            OverloadedError: If no slot became free in time, or too many requests wait already.
         """
         if self._slots.locked():
             if self._waiting_count >= self._max_waiting:

@@ -59,7 +59,7 @@ def parse_control_headers(headers: Sequence[tuple[bytes, bytes]]) -> ControlHead
     """Parses the headers by which a client controls compaction, and the timeout that its SDK states.
 
     Raises:
-        RequestRefusedError: 400, a header has an invalid value.
+        RequestRefusedError: With status 400 if a header has an invalid value.
     """
     first = build_header_map(headers)
     mode = _read_field(first, b"x-compaction")
@@ -103,8 +103,8 @@ def parse_pins(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str, ...]:
     `headers` are the header fields of the request, with names in lower case.
 
     Raises:
-        RequestRefusedError: 400, a pin is empty, too long, holds a control character or is not UTF-8; or
-            there are more pins than one conversation may have.
+        RequestRefusedError: With status 400 if a pin is empty, too long, holds a control character or is not
+            UTF-8, or if there are more pins than one conversation may have.
     """
     pins = tuple(dict.fromkeys(_parse_pin(value) for name, value in headers if name == PIN_HEADER))
     if len(pins) > MAX_PINS:

@@ -135,10 +135,10 @@ class RelayEndpoint:
         """Answers one request.
 
         Raises:
-            RequestRefusedError: The body is too large, a control header is invalid, or one of the proxy's
+            RequestRefusedError: If the body is too large, a control header is invalid, or one of the proxy's
                 compaction items cannot be decrypted.
-            OverloadedError: The proxy is serving too many requests, or too many bytes of them, at once.
-            ClientDisconnect: The client left, and the connection to the upstream was closed.
+            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            ClientDisconnect: If the client left, and the connection to the upstream was closed.
         """
         header_map = build_header_map(scope["headers"])
         control = (
@@ -344,7 +344,7 @@ class RelayEndpoint:
         """Builds the request in the form that the compactor takes.
 
         Raises:
-            UnreadableBodyError: The body is not a request that the proxy can change. The reason `encoded`
+            UnreadableBodyError: If the body is not a request that the proxy can change. The reason `encoded`
                 means that the body cannot be decoded.
         """
         if state.is_undecodable:
@@ -397,8 +397,8 @@ class RelayEndpoint:
         proxy changes the request and sends it again. If that does not help, returns the refusal.
 
         Raises:
-            OverloadedError: See `send_request`.
-            UpstreamError: See `send_request`.
+            OverloadedError: Under the conditions that `send_request` documents.
+            UpstreamError: Under the conditions that `send_request` documents.
         """
         answer = await self._send_upstream(state, state.fit_result.raw if state.fit_result else state.raw)
         if _cannot_be_length_refusal(state, answer):

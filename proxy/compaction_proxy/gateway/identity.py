@@ -21,7 +21,7 @@ from compaction_proxy.gateway.side_requests import SideRequestDetector, SideRequ
 from compaction_proxy.support.offload import run_in_worker_if_large
 from compaction_proxy.wires.prescan import BodyOutline, decode_member, scan_outline
 
-# Several agents may use the same session id, and each of them has a conversation of its own. This header
+# Several agents may use the same session id, and each of them has its own conversation. This header
 # field names the agent. Its value is called the lane of the session.
 _LANE: Final = "x-claude-code-agent-id"
 # The header field of W3C Baggage: a list of members, one of which may be the id of the session (`session.id`
@@ -47,7 +47,7 @@ def format_origin(url: str) -> str:
     """Returns scheme, host and port of a URL, such as `https://api.openai.com:443`.
 
     Raises:
-        ValueError: The URL is not an absolute URL of http or https.
+        ValueError: If the URL is not an absolute URL of http or https.
     """
     origin = parse_origin(url)
     if origin.scheme not in DEFAULT_PORTS or not origin.host:
@@ -130,7 +130,7 @@ def _find_ids(headers: Sequence[tuple[bytes, bytes]], names: Iterable[str]) -> d
 
 
 def derive_conversation_id(secret: bytes, tenant: str, source: str, *values: bytes) -> str:
-    """Derives the id of a conversation, `c_` and 24 hex digits, from the client's own id.
+    """Derives the id of a conversation (`c_` and 24 hex digits) from the client's own id.
 
     `source` says where the client's id was found, such as the name of a header. `values` are the client's id
     and the lane, if there is one. Equal values from two sources give two conversations.
@@ -172,7 +172,7 @@ class Identity:
 
 
 def mint_conversation_id(secret: bytes, tenant: str, prefix_digest: bytes) -> str:
-    """Returns a new id for a conversation to which its client gives none.
+    """Returns a new id for a conversation whose client sends no id.
 
     The id is derived from the prefix digest under which the conversation was first stored.
     """
@@ -269,7 +269,7 @@ class IdentityResolver:
 
         Args:
             headers: The header fields of the request, as sent, with names in lower case.
-            secret: The secret key of the digests. None takes the current one.
+            secret: The secret key of the digests. None selects the current key.
         """
         fields = tuple([field for field in headers if field[0] in self._identifying_fields])
         size_bytes = sum([len(value) for _, value in fields])

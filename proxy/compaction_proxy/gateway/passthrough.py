@@ -1,4 +1,4 @@
-"""Endpoints that relay request and answer unchanged: requests without a conversation, or to count tokens.
+"""Endpoints that relay request and answer unchanged, for token counts and requests without a conversation.
 
 A provider's count of tokens is exact and costs nothing, so the proxy also uses it to calibrate its own
 estimates. It does so after the client has its answer.
@@ -68,9 +68,9 @@ class PassthroughEndpoint:
         """Relays one request.
 
         Raises:
-            OverloadedError: The proxy is serving too many requests, or too many bytes of them, at once.
-            UpstreamError: The upstream gave no answer.
-            ClientDisconnect: The client left, and the connection to the upstream was closed.
+            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            UpstreamError: If the upstream gave no answer.
+            ClientDisconnect: If the client left, and the connection to the upstream was closed.
         """
         async with self.admission.admit_request() as hold:
             upstream = self.upstreams[find_wire_name(scope["raw_path"], build_header_map(scope["headers"]))]
@@ -123,9 +123,9 @@ class CountTokensEndpoint:
         """Relays one request.
 
         Raises:
-            OverloadedError: The proxy is serving too many requests, or too many bytes of them, at once.
-            UpstreamError: The upstream gave no answer.
-            ClientDisconnect: The client left, and the connection to the upstream was closed.
+            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            UpstreamError: If the upstream gave no answer.
+            ClientDisconnect: If the client left, and the connection to the upstream was closed.
         """
         length = get_content_length(scope["headers"])
         if length is None or length > min(MAX_COUNTED_BYTES, self._admission.body_budget.limit_bytes):

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 from compaction_proxy.core.errors import RequestRefusedError
 
 _DOTS = re.compile(rb"(?:\.|%2e){2}", re.IGNORECASE)
-# By how many levels these segments change the depth of a path. Every other segment adds one level.
+# The number of levels by which these segments change the depth of a path. Every other segment adds one.
 _DEPTHS = {"": 0, ".": 0, "..": -1}
 _DEPLOYMENT = re.compile(rb"/deployments/([^/]+)/chat/completions\Z")
 
@@ -91,7 +91,7 @@ def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str
         query: The query as the client wrote it, without `?`; empty for none.
 
     Raises:
-        RequestRefusedError: 400, the path would lead out of the base URL.
+        RequestRefusedError: With status 400 if the path would lead out of the base URL.
     """
     origin, prefix = _split_base_url(base_url)
     if prefix.endswith(b"/v1") and (raw_path == b"/v1" or raw_path.startswith(b"/v1/")):

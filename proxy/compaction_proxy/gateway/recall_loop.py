@@ -86,7 +86,7 @@ class ToolOffer(NamedTuple):
     Attributes:
         raw_with_tool: The request body with the tool.
         raw_without_tool: The request body without the tool.
-        has_tools: Whether the client's request carries tools of its own.
+        has_tools: Whether the client's request itself carries tools.
         max_hops: How often the answer may be continued after calls of the tool.
         recall_tool: Runs the calls of the tool.
         context: The tenant and the conversation for which the tool searches.
@@ -112,8 +112,8 @@ class ToolOffer(NamedTuple):
 def apply_tool_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest:
     """Returns a request to the upstream that offers the tool and asks for an uncompressed answer.
 
-    If `request` has the body without the tool, that body is replaced. Any other body stays unchanged: it is
-    that of a continuation, and `RecallLoop` has already decided whether it has the tool.
+    If `request` has the body without the tool, that body is replaced. Any other body is the body of a
+    continuation. It stays unchanged, because `RecallLoop` has already decided whether it has the tool.
     """
     fields = [each for each in request.headers if each[0] != _ACCEPT_ENCODING]
     body = tool_offer.raw_with_tool if request.body is tool_offer.raw_without_tool else request.body
@@ -257,7 +257,7 @@ class RecallLoop:
         """Forwards one answer of the upstream, without the calls of the search tool.
 
         Raises:
-            httpx.TransportError: The answer was cut or cannot be decompressed.
+            httpx.TransportError: If the answer was cut or cannot be decompressed.
         """
         inflater = Inflater(answer.get_field(b"content-encoding"), MAX_INFLATED_BYTES)
         while chunk := await answer.read():
@@ -266,7 +266,7 @@ class RecallLoop:
                     with suppress_and_log(RELAY_TAP_FAILED):
                         self.first_tap.feed(data)
                 await self._send_data(send, joiner.feed(data))
-            if joiner.is_done and joiner.calls:  # nothing more is needed of this answer
+            if joiner.is_done and joiner.calls:  # the rest of this answer is not needed
                 with suppress(TimeoutError, httpx.TransportError):
                     async with asyncio.timeout(LINGER_S):
                         while await answer.read():
@@ -313,11 +313,11 @@ class RecallLoop:
     async def _join_answer(self, joiner: AnswerJoiner, answer: UpstreamResponse) -> bytes | None:
         """Returns the body for the client, or None if the answer has to be continued.
 
-        The result is empty if the upstream's bytes must be relayed unchanged: a first answer that has no
-        calls of the tool or cannot be searched.
+        The result is empty if the upstream's bytes must be relayed unchanged. This is the case for a first
+        answer that has no calls of the tool or that cannot be searched for calls.
 
         Raises:
-            UpstreamError: A later answer was cut, is too large, or cannot be joined to the first one.
+            UpstreamError: If a later answer was cut, is too large, or cannot be joined to the first one.
         """
         is_first = not self.hop_count
         body = await _peek_whole_body(answer, MAX_ANSWER_BYTES)
@@ -349,8 +349,8 @@ class RecallLoop:
             calls: The arguments of the calls in the message.
 
         Raises:
-            OverloadedError: See `send_request`.
-            UpstreamError: See `send_request`.
+            OverloadedError: Under the conditions that `send_request` documents.
+            UpstreamError: Under the conditions that `send_request` documents.
         """
         self.hop_count += 1
         turn = self._tool.build_turn(message, await self._run_calls(calls))
@@ -364,8 +364,8 @@ class RecallLoop:
     async def _send_continuation(self, turn: list[dict[str, Any]]) -> UpstreamResponse:
         offer, turns = self._offer, [*self._turns, *turn]
         # The last continuation must not call the tool again. If the client has tools, the search tool is left
-        # out. Else it stays and its calls are forbidden: a server may refuse a request that defines no tools
-        # although its messages contain tool calls.
+        # out. Else the tool stays, but the request forbids calls of it, because a server may refuse a
+        # request whose messages contain tool calls but which defines no tools.
         last = offer.raw_without_tool if offer.has_tools else self._tool.forbid_calls(offer.raw_with_tool)
         if offer.has_tools and self._tool.requires_same_tools(turns):
             last = offer.raw_with_tool  # if the model calls the tool again, the client does not see that call

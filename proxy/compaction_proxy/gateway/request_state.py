@@ -59,7 +59,7 @@ class RequestState:
         request_id: The id of the request.
         body_hold: Counts the bytes of the body in the body budget (`gateway.body_budget`).
         side_kind: The kind of side call, or None if the request is no side call. The proxy learns nothing
-            from a side call, and records its figures for no conversation.
+            from a side call, and records the figures of a side call without a conversation.
         original: The request with its encoded body, as the client sent it. None if the body was not encoded,
             or if the request can no longer be forwarded in this form.
         is_undecodable: Whether the body cannot be decoded, so that nothing in it is read.
@@ -76,7 +76,8 @@ class RequestState:
             before the first call.
         overhead_s: Seconds from the arrival of the request until the relay of its answer begins, without
             `waited_s`.
-        usage: The token counts that the upstream reported; None before the end, and if it reported none.
+        usage: The token counts that the upstream reported; None before the answer has
+            ended, or if the upstream reported no counts.
         trace: Records the spans of the request. None disables tracing.
         was_recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
         tool_offer: The request with the search tool; None if the tool is not offered.
@@ -84,7 +85,7 @@ class RequestState:
         recall_loop: Continues the answer after calls of the search tool; None if the answer is relayed
             directly.
         conversation_search: The task that looks for the conversation while the answer is relayed; None if
-            there is none.
+            no search was started.
     """
 
     identity: Identity
@@ -151,11 +152,11 @@ class RequestState:
 
     @property
     def token_estimates(self) -> tuple[int, int]:
-        """The estimated tokens of the client's request and of the forwarded one; zeros if not parsed."""
+        """The estimated tokens of the client's and of the forwarded request; zeros if nothing was parsed."""
         return (self.fit_result.client_tokens, self.fit_result.estimate) if self.fit_result else (0, 0)
 
     def drop_reused_idempotency_key(self, request: HttpRequest) -> HttpRequest:
-        """Returns the request without the client's idempotency key, unless it is the first to the upstream.
+        """Returns the first request to the upstream unchanged, and later ones without the idempotency key.
 
         Later requests have other bodies. With the same key, the upstream could take them for repetitions of
         the first one.

@@ -93,7 +93,7 @@ def classify_side_request(raw: bytes, request_class: bytes, *, has_tools: bool) 
 
 
 def _is_probe(raw: bytes) -> bool:
-    """Returns whether a request is a probe: it limits its answer to one token, which no user would read."""
+    """Returns whether a request limits its answer to one token. Clients send such requests only as probes."""
     outline = scan_outline(raw)
     if outline is None:
         return False

@@ -33,7 +33,7 @@ MAX_MODELS = 8
 # that expire. A learned limit that changes clears the cache at once.
 CACHE_S = 1.0
 MAX_CACHED = 4_096
-# The safe size of requests that are read whatever their size, in bytes.
+# The safe size, in bytes, with which no request passes the gate.
 _NO_SIZE = -1.0
 
 
@@ -125,7 +125,7 @@ class SizeGate:
     def record_accepted_size(self, tenant: str, model: str, size_bytes: int) -> None:
         """Records that the upstream accepted a body of `size_bytes` that had passed the gate.
 
-        If the upstream later refuses a larger request, this size is a lower bound of its limit.
+        If the upstream later refuses a larger request, this size is a lower bound of the upstream's limit.
         """
         self._model_limits.record_accepted_bytes(tenant, self._origin, model, size_bytes)
 
@@ -134,9 +134,10 @@ class SizeGate:
         self._safe_sizes.clear()
 
     def _has_pending_action(self, tenant: str, conversation: str | None, raw: bytes) -> bool:
-        """Returns whether a request must be parsed whatever its size.
+        """Returns whether a request must be parsed, whatever its size.
 
-        That is so if its conversation has been compacted, or if somebody has requested a compaction of it.
+        It must be parsed if its conversation has been compacted, or if somebody has requested a compaction of
+        the conversation.
         """
         if self._compacted.has_rounds(tenant, conversation):
             return conversation is not None or has_history(raw)

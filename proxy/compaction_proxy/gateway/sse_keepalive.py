@@ -1,4 +1,4 @@
-"""Sends comments in the long silences of an event stream, so that nobody closes the connection.
+"""Sends comments in the long silences of an event stream, so that no client or load balancer closes it.
 
 Load balancers, tunnels and some clients close a connection on which nothing has come for a minute, but a
 model may think for longer. A comment (a line that begins with a colon) is no event, and clients skip it. A

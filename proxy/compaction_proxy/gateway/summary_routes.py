@@ -18,8 +18,8 @@ from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.wire import Wire
 
-# A cheap model for summaries, by the provider's host. If a provider does not offer the model (any more), the
-# model of the client's request is asked instead. Names as of 2026-11.
+# A cheap model for summaries, by the provider's host, as of 2026-11. If a provider does not offer the model,
+# the proxy asks the model of the client's request instead.
 CHEAP_MODELS = MappingProxyType(
     {
         "api.openai.com": "gpt-5.4-mini",

@@ -95,10 +95,10 @@ class UnreadConversationFinder:
         return None
 
     def _read_messages(self, raw: bytes, client: str) -> tuple[Message, ...]:
-        """Returns the messages of a request without instructions.
+        """Returns the messages of a request, without privileged messages and project instructions.
 
         Raises:
-            UnreadableBodyError: The body is not a request of this wire.
+            UnreadableBodyError: If the body is not a request of this wire.
         """
         wire, body = self._wire, parse_body(raw, self._wire)
         messages = tuple(map(wire.parse_message, body.messages))

@@ -1,6 +1,6 @@
-"""One exchange with the upstream: sends a request, inspects the answer if needed and relays it unchanged.
+"""Sends a request to the upstream, inspects the answer if needed, and relays the answer unchanged.
 
-It calls the HTTP engine directly, without an `httpx.AsyncClient`, to save time on every request.
+The module calls the HTTP engine directly, without an `httpx.AsyncClient`, to save time on every request.
 """
 
 import asyncio
@@ -187,7 +187,7 @@ class UpstreamResponse:
         """Returns the next chunk of the body, unchanged; empty at the end. Chunks seen before come first.
 
         Raises:
-            httpx.TransportError: The answer was cut.
+            httpx.TransportError: If the answer was cut.
         """
         if self._seen:
             return self._seen.popleft()
@@ -211,8 +211,9 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
     """Sends a request, and waits for status and headers of the answer. Reports a failure of the upstream.
 
     Raises:
-        OverloadedError: The system has no resources for another connection. Nothing was sent.
-        UpstreamError: 502 `upstream_unreachable` or `upstream_protocol_error`, 504 `upstream_timeout`.
+        OverloadedError: If the system has no resources for another connection. Nothing was sent.
+        UpstreamError: If the upstream cannot be reached (502 `upstream_unreachable`), breaks the protocol
+            (502 `upstream_protocol_error`) or does not answer in time (504 `upstream_timeout`).
     """
     try:
         response = await upstream.engine.send(request)

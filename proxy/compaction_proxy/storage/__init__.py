@@ -1,1 +1,1 @@
-"""Keeps records in a store that may be slow, broken or unreachable."""
+"""Stores records. Requests are served even if the store is slow, broken or unreachable."""

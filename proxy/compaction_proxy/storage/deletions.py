@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
 
-# Number of newest deletions whose prefixes are kept. Work that began before more deletions than this writes
-# nothing, because the proxy no longer knows what was deleted.
+# Number of newest deletions whose prefixes stay in memory. If more deletions than this have followed the
+# start mark of a task, the task writes nothing, because its key may be among the deletions that were dropped.
 MAX_DELETIONS = 10_000
 
 _start_mark: ContextVar[int | None] = ContextVar("begun", default=None)
@@ -58,7 +58,7 @@ class DeletionFence:
     def is_deleted_since(self, key: str, start_mark: int | None) -> bool:
         """Returns whether a key was deleted after `start_mark`. Returns False if `start_mark` is None.
 
-        Returns True for any key if more than `MAX_DELETIONS` deletions followed.
+        Returns True for any key if more than `MAX_DELETIONS` deletions have followed the start mark.
         """
         if start_mark is None or start_mark == self._count:
             return False

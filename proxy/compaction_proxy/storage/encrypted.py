@@ -2,8 +2,8 @@
 
 An encrypted value consists of the envelope's version byte, the form byte 2, four bytes that identify the
 encryption key, a nonce of twelve bytes, and the ciphertext. The store key is associated data, so a value that
-was moved to another store key does not decrypt. The first encryption key of the list encrypts, and any of
-them decrypts. To rotate keys, put a new key first.
+was moved to another store key does not decrypt. The first encryption key in the list encrypts. Every key in
+the list can decrypt. To rotate keys, put a new key first.
 """
 
 import base64
@@ -37,7 +37,7 @@ def parse_key(text: str) -> bytes:
     """Decodes an encryption key of 32 bytes from base64.
 
     Raises:
-        ConfigError: The text is not a key. The message does not contain the text.
+        ConfigError: If the text is not a key. The message does not contain the text.
     """
     try:
         key = base64.b64decode(text, validate=True)

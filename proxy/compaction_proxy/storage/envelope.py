@@ -29,8 +29,8 @@ def pack(fields: Mapping[str, Any]) -> bytes:
     """Encodes `fields` as an envelope. The values must be JSON values. `unpack` returns tuples as lists.
 
     Raises:
-        TypeError: A value is not a JSON value.
-        ValueError: The JSON would be larger than 16 MiB, or a number is not finite.
+        TypeError: If a value is not a JSON value.
+        ValueError: If the JSON would be larger than 16 MiB, or a number is not finite.
     """
     text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
     body = text.encode("utf-8", "surrogatepass")

@@ -21,7 +21,7 @@ from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Record, Store
 
 SECRET_BYTES = 32
-_REDIS = "compaction_proxy.storage.redis.store:RedisStore"  # imported if used: it takes 6 MB of memory
+_REDIS = "compaction_proxy.storage.redis.store:RedisStore"  # imported if used, as it takes 6 MB of memory
 SECRET_KEY = "v1:secret"  # noqa: S105 - the name of the record, not the secret
 """The key of the secret in a shared store. It is the only key that belongs to no scope (`storage.keys`)."""
 NO_SECRET = "secret-unavailable"  # noqa: S105 - a reason
@@ -36,10 +36,10 @@ def is_shared_store(url: str) -> bool:
 def get_store_path(url: str) -> Path | None:
     """Returns the file of an embedded store, or None for a shared store or a store in memory.
 
-    `sqlite:///~/…` starts at the home directory.
+    A path that begins with `~` (`sqlite:///~/…`) is relative to the home directory.
 
     Raises:
-        ConfigError: The URL names no file or no supported kind of store.
+        ConfigError: If the URL names no file or no supported kind of store.
     """
     scheme, separator, rest = url.partition("://")
     if is_shared_store(url) or (separator and scheme == "memory" and rest in {"", "/"}):
@@ -62,7 +62,7 @@ def open_store(url: str) -> Store:
     """Creates the store that `store.url` names. Opens no file or connection yet.
 
     Raises:
-        ConfigError: The URL is not valid or names no supported kind of store.
+        ConfigError: If the URL is not valid or names no supported kind of store.
     """
     if is_shared_store(url):
         store: Store = resolve_name(_REDIS)(parse_redis_url(url))
@@ -102,10 +102,10 @@ async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
     """Returns the secret of all processes that share `store`.
 
     If the store has a secret, returns that. Otherwise stores and returns `offered_secret`. Repeat the call
-    later with the same secret in case the store loses it.
+    later with the same secret, because the store may lose it.
 
     Raises:
-        StoreUnavailableError: The store does not answer, or the value under `SECRET_KEY` is not a secret.
+        StoreUnavailableError: If the store does not answer, or the value under `SECRET_KEY` is not a secret.
     """
     stored = await store.commit(Record(SECRET_KEY, offered_secret, math.inf))
     if stored is None or len(stored) != SECRET_BYTES:

@@ -191,9 +191,9 @@ def conversation_tenant_key(conversation: str) -> str:
 def derive_conversation_tenant_key(key: str) -> str | None:
     """Returns the `conversation_tenant_key` of the conversation to whose scope `key` belongs.
 
-    `key` may end after the closing brace. Returns None for a key without a tenant. The scope of a root or a
-    model cannot be told from that of a conversation. For such a key, the result is a key under which nothing
-    is stored.
+    `key` may end after the closing brace. Returns None for a key without a tenant. The function cannot
+    distinguish the scope of a root or a model from that of a conversation. For such a key, the result is a
+    key under which nothing is stored.
     """
     first, dot, second = parse_hash_tag(key).partition(".")
     return f"v1:{{{_NOBODY}.{second}}}:tenant" if dot and first != _NOBODY else None

@@ -1,8 +1,9 @@
 """Reads and writes records in a store that may be slow, broken or unreachable.
 
-A store that fails is left alone: it gets no more calls, except probes, until a probe succeeds
-(`storage.resilient`). Each process caches the records that it has recently read or written, and looks in its
-cache first. A record that could not be saved stays in the cache, and this process uses it from there.
+A store that fails is suspended. A suspended store gets only probes, and no other calls, until a probe
+succeeds (`storage.resilient`). Each process caches the records that it has recently read or written, and
+looks in its cache first. A record that could not be saved stays in the cache, and this process uses it from
+there.
 
 When a store opens its file or connections for the first time, this may take longer than the deadline of a
 call, for example to recover a log or to migrate. `RecordStore.open` allows more time at start-up. If the
@@ -41,7 +42,7 @@ class RecordItem:
 
     Attributes:
         key: The store key, from `storage.keys`.
-        fields: The content.
+        fields: The fields of the record, as JSON values.
         ttl_s: Seconds until the record expires.
     """
 
@@ -71,7 +72,7 @@ def pack_fields(fields: Fields) -> bytes:
     """Encodes the fields as an envelope (`storage.envelope`).
 
     Raises:
-        StoreUnavailableError: The fields are too large, or contain a number that is not finite.
+        StoreUnavailableError: If the fields are too large, or contain a number that is not finite.
     """
     try:
         return envelope.pack(fields)
@@ -83,7 +84,7 @@ def to_entry(item: RecordItem | ListItem) -> Record | ListEntry:
     """Converts an item to the form that a `Store` writes.
 
     Raises:
-        StoreUnavailableError: As for `pack_fields`.
+        StoreUnavailableError: Under the conditions that `pack_fields` documents.
     """
     value = pack_fields(item.fields)
     if isinstance(item, ListItem):
@@ -141,7 +142,7 @@ class RecordStore:
     """Reads and writes records by key, with a cache in the process.
 
     No method raises if the store fails, except `listen`, `acquire_lease` and `renew_lease`. Each failure is
-    passed to `report` once, except failures of `publish` and `listen`. While the store is left alone, every
+    passed to `report` once, except failures of `publish` and `listen`. While the store is suspended, every
     call fails at once, and only `open`, `save_if_absent` and `delete_prefix` report these failures.
 
     Args:
@@ -149,7 +150,7 @@ class RecordStore:
         report: Called with each failure.
         clock: Returns monotonic seconds.
         deadline_s: Maximum duration of one call of the store, in seconds.
-        probe_every_s: Seconds between two probes of a store that is left alone.
+        probe_every_s: Seconds between two probes of a suspended store.
         cache_bytes: Maximum bytes of the cache (`ENTRY_BYTES`).
 
     Attributes:
@@ -186,12 +187,12 @@ class RecordStore:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the store is in use; False while it is left alone."""
+        """Whether the store is in use; False while it is suspended."""
         return self._resilient_store.is_in_use
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the store answered the last call or probe. A refusal to write is an answer, too."""
+        """Whether the store answered the last call or probe. A refusal to write also counts as an answer."""
         return self._resilient_store.is_reachable
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
@@ -232,16 +233,16 @@ class RecordStore:
         other_items: Sequence[RecordItem | ListItem] = (),
         lease: Lease | None = None,
     ) -> Fields | None:
-        """Commits a record and `other_items` together, unless a record is stored under `key` already.
+        """Commits a record and `other_items` together, unless a record is already stored under `key`.
 
-        Returns the record that counts from now on: the stored one if there is one, in which case nothing is
-        written, and otherwise the new one. If the store fails, the new record counts for this process:
-        `get_many` returns it and the records in `other_items` from the cache. If the key was deleted after
-        the caller's work began, the new record is returned, but neither stored nor cached. Returns None if
-        `lease` is lost and nothing was written.
+        Returns the record that is valid from now on. If a record is stored already, that record stays valid
+        and nothing is written. Otherwise the new record is valid. If the store fails, this process uses the
+        new record: `get_many` returns it and the records in `other_items` from the cache. If the key was
+        deleted after the caller's work began, the new record is returned, but neither stored nor cached.
+        Returns None if `lease` is lost and nothing was written.
 
         Raises:
-            ValueError: The keys do not share a hash tag, so a cluster could not commit them together.
+            ValueError: If the keys do not share a hash tag, so a cluster could not commit them together.
         """
         if any(parse_hash_tag(item.key) != parse_hash_tag(key) for item in other_items):
             raise ValueError("records that are committed together share one scope")
@@ -326,7 +327,7 @@ class RecordStore:
         Yields None when the subscription begins, and again whenever messages may have been missed.
 
         Raises:
-            StoreUnavailableError: The store cannot deliver messages, or has stopped delivering them.
+            StoreUnavailableError: If the store cannot deliver messages, or has stopped delivering them.
         """
         async with aclosing(self._store.listen(channel)) as messages:
             async for message in messages:
@@ -339,7 +340,7 @@ class RecordStore:
         """Returns a lease, or None if another process holds it.
 
         Raises:
-            StoreUnavailableError: The store does not answer.
+            StoreUnavailableError: If the store does not answer.
         """
         return await self._call_store(lambda: self._store.acquire_lease(key, ttl_s))
 
@@ -347,17 +348,19 @@ class RecordStore:
         """Extends a lease to `ttl_s` seconds from now. Returns False if it is lost.
 
         Raises:
-            StoreUnavailableError: The store does not answer.
+            StoreUnavailableError: If the store does not answer.
         """
         return await self._call_store(lambda: self._store.renew_lease(lease, ttl_s))
 
     async def release_lease(self, lease: Lease) -> None:
-        """Releases a lease. A failure is only reported."""
+        """Releases a lease. Reports a failure, but does not raise."""
         with suppress(StoreUnavailableError):
             await self._call_store(lambda: self._store.release_lease(lease))
 
     async def delete_prefix(self, prefix: str) -> int | None:
-        """Deletes everything whose key begins with `prefix`. Returns the number, or None if the store failed.
+        """Deletes all records and lists whose keys begin with `prefix`.
+
+        Returns their number, or None if the store failed.
 
         Removes these records from the cache of this process even if the store fails. Other processes may use
         their cached records for up to an hour. Work of this process that began before the deletion does not

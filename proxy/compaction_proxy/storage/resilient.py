@@ -1,10 +1,10 @@
 """Calls a store behind a deadline and a circuit breaker.
 
-A store is left alone after three failures within a second, one timeout or one failed probe: it gets no more
-calls, except probes, until a probe succeeds. If the store is dead or does not answer, only the calls in
-progress wait for it, for a fraction of a second. After that, a background task probes the store twice a
-second. Therefore no later request waits for an unreachable store, and requests use the store again within a
-second after it answers again.
+A store is suspended after three failures within a second, one timeout or one failed probe. A suspended store
+gets only probes, and no other calls, until a probe succeeds. If the store is dead or does not answer, only
+the calls in progress wait for it, for a fraction of a second. After that, a background task probes the store
+twice a second. Therefore no later request waits for an unreachable store, and requests use the store again
+within a second after it answers again.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class ReportThrottle(Generic[_Key]):
 
 
 class RateLimitedReporter:
-    """Reports store failures, but at most one of each reason in `REPEAT_AFTER_S` seconds.
+    """Reports store failures, but at most one with each reason in `REPEAT_AFTER_S` seconds.
 
     Args:
         report: Called with the failure, and the number of failures of the same reason that were suppressed
@@ -94,7 +94,7 @@ async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyn
     because the deadline lasts at least `DEADLINE_PARTS` iterations of the loop.
 
     Raises:
-        TimeoutError: The call did not end before the deadline.
+        TimeoutError: If the call did not end before the deadline.
     """
     task = asyncio.ensure_future(call)
     try:
@@ -116,10 +116,10 @@ TURN_LIMIT_S = 2.0
 """The longest time that a call waits for its slot."""
 
 RESTING_REASON = "store-resting"
-"""The error reason while the store is left alone."""
+"""The error reason while the store is suspended."""
 
 # Reasons with which a store refuses a call. The store has answered and works for other calls, so it is not
-# left alone.
+# suspended.
 _REFUSAL_REASONS = frozenset({"store-full", "store-readonly", "store-too-large"})
 
 
@@ -128,7 +128,7 @@ FAILURE_WINDOW_S = 1.0
 
 
 class ResilientStore:
-    """Runs calls of a store, a few at once, and leaves the store alone while it fails.
+    """Runs calls of a store, a few at once, and suspends the store while it fails.
 
     The deadline of a call begins when the call gets its slot. The time before that is not counted, because it
     depends on how busy this process is and not on the store.
@@ -137,11 +137,12 @@ class ResilientStore:
         store: The store that is probed.
         clock: Returns monotonic seconds.
         deadline_s: Maximum duration of one call of the store, in seconds.
-        probe_every_s: Seconds between two probes of a store that is left alone.
+        probe_every_s: Seconds between two probes of a suspended store.
 
     Attributes:
-        is_in_use: Whether the store is in use; False while it is left alone.
-        is_reachable: Whether the store answered the last call or probe. A refusal to write is an answer, too.
+        is_in_use: Whether the store is in use; False while it is suspended.
+        is_reachable: Whether the store answered the last call or probe. A refusal to write also counts as an
+            answer.
     """
 
     def __init__(
@@ -168,8 +169,8 @@ class ResilientStore:
         `limit_s` is the call's deadline in seconds; None means `deadline_s` of this object.
 
         Raises:
-            StoreUnavailableError: The call failed or took too long. The reason is `RESTING_REASON` if the
-                call was not made because the store is left alone.
+            StoreUnavailableError: If the call failed or took too long. The reason is `RESTING_REASON` if the
+                call was not made because the store is suspended.
         """
         if not self.is_in_use:
             self._ensure_probing()
@@ -188,7 +189,7 @@ class ResilientStore:
             if error.reason not in _REFUSAL_REASONS | {RESTING_REASON}:
                 self._record_failure()
             raise
-        if self.is_in_use:  # otherwise another call has failed meanwhile, perhaps after this answer
+        if self.is_in_use:  # if not, another call has failed meanwhile, perhaps after this answer
             self._record_success()
         return answer
 
@@ -202,8 +203,8 @@ class ResilientStore:
         """Waits for a slot and starts the call. The slot becomes free when the call ends.
 
         Raises:
-            StoreUnavailableError: The store failed while this call waited for its slot.
-            TimeoutError: No slot became free in time.
+            StoreUnavailableError: If the store failed while this call waited for its slot.
+            TimeoutError: If no slot became free in time.
         """
         async with asyncio.timeout(TURN_LIMIT_S):
             await self._slots.acquire()
@@ -219,7 +220,7 @@ class ResilientStore:
         self.is_in_use = self.is_reachable = True
 
     def _record_failure(self, *, timed_out: bool = False) -> None:
-        """Records a failed call. Leaves the store alone after a timeout or `MAX_FAILURES` in a short time."""
+        """Records a failed call. Suspends the store after a timeout or several failures (`MAX_FAILURES`)."""
         now = self._clock()
         self._failed_at.append(now)
         is_frequent = len(self._failed_at) == MAX_FAILURES and now - self._failed_at[0] <= FAILURE_WINDOW_S
@@ -233,7 +234,7 @@ class ResilientStore:
             self._probe = asyncio.create_task(self._probe_until_reachable())
 
     async def _probe_until_reachable(self) -> None:
-        """Probes the store until it answers. After a failed probe, the store is left alone."""
+        """Probes the store until it answers. Suspends the store after a failed probe."""
         while not self.is_reachable:
             await asyncio.sleep(self._probe_every_s)
             if self.is_reachable:  # a call has reached the store meanwhile

@@ -24,11 +24,11 @@ from compaction_proxy.storage.records import Fields, RecordStore
 WRITE_INTERVAL_S = 60.0
 # Shortest time between a failed write and the next attempt, in seconds.
 RETRY_INTERVAL_S = 1.0
-# Number of conversations whose next write times are kept in memory.
+# Maximum number of conversations whose next write times are kept in memory.
 MAX_CONVERSATIONS = 10_000
 # Shortest time between two lines that a process adds for a conversation to the list of a day, in seconds.
 LIST_INTERVAL_S = 3_600.0
-# Number of lines that the list of a day keeps, and number of days that `list_recent` reads.
+# Maximum number of lines that the list of a day keeps, and number of days that `list_recent` reads.
 KEPT_LINES = 10_000
 MAX_DAYS = 31
 DAY_S = 86_400
@@ -117,7 +117,7 @@ class ConversationRegistry:
             line = {"id": conversation, "tenant": tenant, "at": now}
             list_key = recent_conversations_key(_format_day(now))
             added = await self._records.append_line(list_key, line, ttl_s=self._ttl_s, max_lines=KEPT_LINES)
-            if added and key in self._due_at:  # a deletion meanwhile has removed the key
+            if added and key in self._due_at:  # the key is gone if the conversation was deleted meanwhile
                 # Each day has its own list, so a new line is due when the next day begins, if not earlier.
                 next_line_at = min(now + LIST_INTERVAL_S, (now // DAY_S + 1) * DAY_S)
                 self._due_at[key] = self._due_at[key][0], next_line_at
@@ -129,7 +129,7 @@ class ConversationRegistry:
         if not isinstance(tenant, str):
             return None
         key = conversation_key(tenant, conversation)
-        if key not in self._due_at:  # the read has cached the record, which a deletion has to evict
+        if key not in self._due_at:  # with an entry, a deletion evicts the record that was just cached
             self._set_due(key, 0.0, 0.0)
         return tenant
 

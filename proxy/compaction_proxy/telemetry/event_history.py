@@ -40,14 +40,14 @@ from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTION_FAILED, COMPACTION_FINISHED, EVENT_NOT_ANNOUNCED
 
-# Number of events that are kept in each list: the compactions of a root, or the other events of a
+# Maximum number of events that are kept in each list: the compactions of a root, or the other events of a
 # conversation.
 KEPT_EVENTS = 200
-# For each compaction, its conversation's list of roots gets a line. Number of these lines that are kept, and
-# number of different roots that are read.
+# Each compaction adds a line to its conversation's list of roots. These are the maximum number of lines that
+# the list keeps, and the maximum number of different roots that are read.
 KEPT_ROOT_LINES = 500
 MAX_ROOTS = 50
-# Number of checkpoints per root and strategy that are read.
+# Maximum number of checkpoints that are read for each root and strategy.
 MAX_CHECKPOINT_LINES = 200
 # Receives the tenant of an event, and the event. Runs on the event loop, so it must not block.
 EventListener = Callable[[str, Event], None]
@@ -182,8 +182,8 @@ class EventHistory:
         """Records that a conversation has a compaction under this root. Call it before saving a compaction.
 
         If the conversation was deleted after the compaction began, marks the root as deleted instead. This
-        prevents the save: a later deletion of the conversation could not find a compaction whose root is not
-        recorded.
+        prevents the save. Otherwise a later deletion of the conversation could not find the compaction,
+        because its root is not recorded.
         """
         key, fields = roots_key(tenant, conversation), {"root": root.hex()}
         if self._records.deletion_fence.is_deleted(key):

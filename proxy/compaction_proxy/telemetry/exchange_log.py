@@ -1,4 +1,4 @@
-"""Queues exchanges and processes them later in the background, so that no request waits for that.
+"""Queues exchanges and processes them in the background, so that no request waits for the processing.
 
 To process an exchange is to price it, count it, add it to the usage of its conversation and pass it to the
 listeners. Queued exchanges are processed once a second, or as soon as `QUEUE_LENGTH` of them are queued. The
@@ -31,10 +31,11 @@ from compaction_proxy.telemetry.live_feed import EXCHANGE, EXCHANGES_PER_S, Live
 from compaction_proxy.telemetry.statistics import Statistics
 from compaction_proxy.telemetry.usage import ExchangeEntry, UsageStore, get_entry_time, to_line
 
-# Number of conversations for which `SavingsTracker` keeps what the provider has cached.
+# Maximum number of conversations whose cache state (`SavingsTracker`) is kept in memory.
 MAX_TRACKED_CONVERSATIONS = 1_000
-# Number of unchanged exchanges per conversation that are kept until a changed exchange needs the cache state.
-# If there are more, only the newest are kept.
+# Maximum number of exchanges of a conversation that are kept because their requests were forwarded unchanged.
+# They are kept until an exchange with a changed request needs the cache state. If there are more, only the
+# newest are kept.
 MAX_DEFERRED = 4
 
 
@@ -65,9 +66,10 @@ class RecordedExchange(NamedTuple):
 class SavingsTracker:
     """Tracks which messages providers have cached, to compute savings. For use on one event loop.
 
-    The cache state of a conversation says which of its messages the provider has cached. The saving of an
-    exchange that was forwarded unchanged does not depend on it. The tracker therefore only keeps such
-    exchanges, and adds them to the cache state when the next changed exchange needs this state.
+    The cache state of a conversation says which of its messages the provider has cached. If a
+    request was forwarded unchanged, the saving of its exchange does not depend on the cache state. The
+    tracker therefore only keeps such an exchange. Before it computes the saving of a changed request, it adds
+    the exchanges that it has kept to the cache state.
     """
 
     def __init__(self) -> None:

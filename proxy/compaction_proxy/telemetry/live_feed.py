@@ -40,12 +40,13 @@ LOST = "lost"
 POLL_S = 1.0
 MAX_LINES = {COMPACTION: 2_000, EXCHANGE: 1_000}
 _LISTS = {COMPACTION: "events", EXCHANGE: "exchanges"}
-# Number of lines that a poll reads first. If more lines are new since the last poll, it reads the whole list.
+# A poll first reads this many lines. If more lines are new since the last poll, it reads the whole list.
 POLL_LINES = 64
 EXCHANGES_PER_S = 50
-# Number of events that may wait to be written.
+# Maximum number of events that may wait to be written.
 MAX_WAITING = 1_000
-# Number of items that may wait for a follower to read them. If there are more, the oldest item is dropped.
+# Maximum number of items that may wait for a follower to read them. If there are more, the oldest item is
+# dropped.
 MAX_FOLLOWER_ITEMS = 500
 LISTENER_TTL_S = 60.0
 LISTENER_CHECK_S = 5.0
@@ -220,7 +221,8 @@ class LiveFeed:
     async def _check_remote_followers(self) -> None:
         """Checks in the store whether other processes have followers, at most once in `LISTENER_CHECK_S`.
 
-        Skips the check if this process has a follower or no exchanges are queued: the result is not needed.
+        Skips the check if this process has a follower or no exchanges are queued, because the result then has
+        no effect.
         """
         if self._followers or not self._exchanges or self._next_check_at > self._now():
             return
@@ -234,7 +236,7 @@ class LiveFeed:
         return [item for line in lines if (item := _parse_item(line)) is not None]
 
     async def _read_newer(self, kind: str, after: str) -> list[FeedItem]:
-        """Returns the items behind the item with the id `after`.
+        """Returns the items that follow the item with the id `after`.
 
         If this item is no longer in the list, returns the items with a higher id.
         """

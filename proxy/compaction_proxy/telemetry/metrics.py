@@ -1,6 +1,6 @@
 """Prometheus metrics: counted from exchanges and events, and rendered on request.
 
-If there are several workers, each keeps its figures in files of its own in a shared folder. The file names
+If there are several workers, each keeps its figures in its own files in a shared folder. The file names
 contain the worker's number. The worker that renders the metrics adds up all files. A worker that replaces
 another one gets the same number and continues its files.
 """
@@ -163,8 +163,8 @@ GAUGES: Mapping[str, MetricSpec] = {
 
 # Environment variable from which prometheus_client reads the folder that several workers share.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-# Clients choose some label values, such as model names. Number of different values that are kept for a label,
-# and the largest length of a value, in characters.
+# Clients choose some label values, such as model names. These are the maximum number of different values of a
+# label, and the maximum length of a value, in characters.
 MAX_LABEL_VALUES = 100
 MAX_NAME_CHARACTERS = 100
 OTHER, UNKNOWN = "other", "unknown"
@@ -214,8 +214,8 @@ class LabelValues:
     def to_label_value(self, name: str, *, may_add: bool = True) -> str:
         """Returns the label value of a name, or `unknown` for an empty name.
 
-        A new name gets a value of its own only if `may_add` is true and there is room. Otherwise it becomes
-        `other`.
+        A new name gets its own value only if `may_add` is true and the limit is not reached. Otherwise it
+        becomes `other`.
         """
         known = self._known.get(name)
         if known is not None:
@@ -371,7 +371,7 @@ class Metrics:
     def _count_round(self, event: Event) -> None:
         """Counts a compaction that was made, or that was due and failed."""
         made = event.kind == COMPACTED
-        trigger = event.reason.partition(",")[0] if made else ""  # for a failure, the reason is its cause
+        trigger = event.reason.partition(",")[0] if made else ""  # the reason of a failure is not a trigger
         outcome = event.outcome if made else FAILED
         labels = event.strategy, self._reasons.to_label_value(trigger), outcome
         self._increment_counter("compaction_runs_total", 1, *labels)
@@ -384,7 +384,7 @@ class Metrics:
         self._increment_counter("compaction_summary_cost_usd_total", event.cost_usd or 0)
 
     def _track_stability(self, conversation: str, form: _Form, now: float) -> tuple[float, ...]:
-        """Returns (1,) if a request has the same form as the conversation's last request, else (0,).
+        """Returns `(1,)` if a request has the same form as the conversation's last request, else `(0,)`.
 
         Returns an empty tuple if the last request is unknown. Keeps the form for the next call.
         """

@@ -41,8 +41,8 @@ def get_provider_name(host: str) -> str:
 SERVICE = "compaction-proxy"
 # Time limit for sending the last spans when the process ends, in seconds.
 CLOSE_S = 1.5
-# Number of requests whose span contexts are kept, so that the span of a compaction can link to the span of
-# its request.
+# Maximum number of requests whose span contexts are kept, so that the span of a compaction can link to the
+# span of its request.
 MAX_REQUESTS = 10_000
 _FIELDS = (b"traceparent", b"tracestate")
 _NS = 1_000_000_000

@@ -4,8 +4,7 @@ Every process has its own record for each hour, and always writes the whole reco
 overwrite each other's counts, and a repeated write does no harm. A process that reads statistics adds up the
 records of all processes, and caches the sums of hours that ended some time ago. The statistics hold model
 names and digests of client keys, but no data of a single conversation. They therefore stay when a
-conversation is deleted.
-Failures of upstreams are counted separately, by target and cause.
+conversation is deleted. Failures of upstreams are counted separately, by target and cause.
 """
 
 import asyncio
@@ -41,17 +40,17 @@ from compaction_proxy.telemetry.usage import DOLLARS, ExchangeEntry, parse_figur
 HOUR_S = 3_600
 HOURS_OF_A_DAY = 24
 DAY_S = 86_400
-# A process has one set of counters for each pair of a model and a client key in an hour. Number of such
-# pairs; all further pairs are counted together, as `OTHERS`.
+# A process has one set of counters for each pair of a model and a client key in an hour. This is the maximum
+# number of pairs. All further pairs are counted together, as `OTHERS`.
 MAX_PAIRS = 500
 OTHERS = ("other", "other")
 # An hour with more than `SMALL_PAIRS` counters (of pairs or failures) is written less often: the pause after
 # each write is `PAUSE_S` seconds for every counter above this number.
 SMALL_PAIRS = 50
 PAUSE_S = 0.02
-# Number of unwritten hours that are kept during an outage of the store.
+# Maximum number of hours whose unwritten counters stay in memory while the store fails.
 MAX_WAITING_HOURS = 48
-# Number of processes whose records are kept and read for a day.
+# Maximum number of processes whose records are kept and read for a day.
 MAX_WRITERS = 1_000
 # Seconds after the end of an hour during which late exchanges are still added to it. After that, a process
 # drops the hour from its memory once it is written.
@@ -91,7 +90,7 @@ class ExchangeCounters:
         requests: Number of exchanges.
         statuses: Number of exchanges by `Exchange.status`, which says what was done to the request.
         failed: Number of exchanges that the upstream answered with an error status (400 or more).
-        tokens_before: Tokens of the requests as clients sent them, as far as the proxy counted their tokens.
+        tokens_before: Tokens of the requests that the proxy counted, as clients sent them.
         tokens_after: Tokens of the same requests as they were forwarded.
         prompt_tokens: Input tokens, as upstreams counted them.
         completion_tokens: Output tokens, as upstreams counted them.
@@ -134,7 +133,7 @@ class ExchangeCounters:
 
     @property
     def net_usd(self) -> float:
-        """Dollars that compaction has saved, less cache loss and the cost of summaries."""
+        """The gross saving less cache loss and the cost of summaries, in dollars."""
         return self.gross_usd - self.cache_loss_usd - self.summary_usd
 
     def add_entry(self, entry: ExchangeEntry) -> None:
@@ -322,7 +321,7 @@ class Statistics:
         async with self._flushing:
             for hour in sorted(self._unwritten):
                 if not self._records.is_in_use:
-                    return  # the rest waits until the store is back
+                    return  # the other hours stay unwritten until the store answers again
                 if not force and self._due.get(hour, 0.0) > self._now():
                     continue
                 self._unwritten.discard(hour)
@@ -336,7 +335,7 @@ class Statistics:
         Args:
             since: Seconds since the epoch. Times more than `ttl_s` ago have no data.
             until: Seconds since the epoch.
-            by: What each row stands for: an hour, a day, a model, a client key, or everything (`total`).
+            by: What each row sums up: an hour, a day, a model, a client key, or everything (`total`).
         """
         sums: dict[str, ExchangeCounters] = {}
         async for number, hour in self._iter_hours(since, until):

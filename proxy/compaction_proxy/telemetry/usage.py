@@ -20,16 +20,18 @@ from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.keys import conversation_key, exchanges_key, lease_key
 from compaction_proxy.storage.records import ListItem, RecordStore
 
-# Number of conversations that may wait to be written. Exchanges of further conversations are dropped.
+# Maximum number of conversations whose usage may wait to be written. Exchanges of further conversations are
+# dropped.
 MAX_WAITING = 10_000
-# Number of lines (one per exchange) of a conversation that may wait to be written, and number of its lines
-# that the store keeps. The totals include all exchanges.
+# Maximum number of lines (one per exchange) of a conversation that may wait to be written, and maximum number
+# of its lines that the store keeps. The totals include all exchanges.
 MAX_LINES = 32
 KEPT_LINES = 1_000
 # Lifetime of a lease, in seconds.
 LEASE_S = 5.0
-# When this process ends, another process may hold the lease of a conversation. Number of attempts to write
-# the usage before it is lost, and pause between two attempts, in seconds.
+# When this process ends, another process may hold the lease of a conversation. So the process tries several
+# times to write the usage before it drops it. These are the number of attempts, and the pause between two
+# attempts, in seconds.
 LAST_TRIES = 20
 LAST_TRY_INTERVAL_S = 0.05
 # Age of a lease, in seconds, after which no write is started under it. It is well below `LEASE_S`, so that
@@ -169,7 +171,10 @@ class Totals:
         self._update_latest(other, other.last_at)
 
     def _update_latest(self, source: "Exchange | Totals", at: float) -> None:
-        """Takes the figures that are not summed from `source`, where it is later or ours are unknown."""
+        """Copies from `source` the figures that are not summed.
+
+        A known figure is replaced only if `source` is at least as recent.
+        """
         is_later = at >= self.last_at
         for name in _LATEST:
             value = getattr(source, name)
@@ -266,7 +271,7 @@ class UsageStore:
         """Writes the pending usage. Usage of a conversation that another process has leased stays pending."""
         for key in list(self._pending):
             if not self._records.is_in_use:
-                return  # the rest waits until the store is back
+                return  # the other usage stays pending until the store answers again
             with self._records.deletion_fence.scoped_start_mark():
                 await self._write_under_lease(key)
 

@@ -10,7 +10,7 @@ from compaction_proxy.gateway.client.parser import ResponseParser
 from compaction_proxy.gateway.client.response import NativeResponse
 
 # The most bytes that one call writes, and the number of bytes after which an upload lets other tasks of the
-# event loop run. It has to, because TLS encryption takes about a millisecond for each megabyte.
+# event loop run. It has to, because TLS encryption blocks the loop for about a millisecond for each megabyte.
 SLICE_BYTES = 131_072
 YIELD_AFTER_BYTES = 524_288
 
@@ -280,8 +280,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _check_timeout(self) -> None:
         """Fails the exchange if the upstream was silent too long.
 
-        Time in which the upstream does not have to act is not counted: the proxy has paused reading, or is
-        still sending the body.
+        Does not count time in which the upstream need not send anything: while the proxy has paused reading,
+        or while it is sending the body and the upstream takes the data.
         """
         self._timer = None
         if self._response is None or self._silence_s is None:
@@ -325,7 +325,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Parses received data. Joins the parts of the body in it, and passes them on as one piece."""
         answer = self._response
-        if answer is None:  # no request is pending: the data must not answer the next one
+        if (
+            answer is None
+        ):  # no request is pending, and this data must not become the answer to the next request
             self.close()
             return
         self._has_received_data = True

@@ -1,7 +1,7 @@
 """The proxy's own HTTP/1.1 client, which adds little time and memory to a request.
 
 It decodes nothing, follows no redirects and stores no cookies. A small request takes one write and waits on
-one future. It needs no task, lock or timer of its own. No request waits for a pooled connection: if none is
+one future. It creates no task, lock or timer. No request waits for a pooled connection: if none is
 idle, a new one is opened.
 """
 
@@ -19,7 +19,7 @@ from compaction_proxy.gateway.client.types import HttpRequest
 
 
 class ConnectionPool:
-    """The connections of one origin. A caller never waits: if no connection is idle, it opens a new one.
+    """The connections of one origin. If no connection is idle, the caller opens a new one without waiting.
 
     Args:
         idle_expiry_s: Seconds after which an idle connection is closed.
@@ -112,7 +112,7 @@ class NativeEngine:
         """Sends a request (`types.HttpEngine`). A streamed body always gets a new connection.
 
         Raises:
-            httpx.TransportError: As for `types.HttpEngine.send`.
+            httpx.TransportError: Under the conditions that `types.HttpEngine.send` documents.
         """
         origin = self._origins.get(request.origin) or self._add_origin(request.origin)
         head = encode_request_head(request, origin.route)

@@ -56,9 +56,9 @@ async def open_connection(
         timeout_s: Seconds for the whole process. None sets no limit.
 
     Raises:
-        httpx.ConnectError: The server cannot be reached, or its certificate is wrong.
-        httpx.ConnectTimeout: The connection was not established in time.
-        httpx.ProxyError: The proxy did not open a tunnel to the origin.
+        httpx.ConnectError: If the server cannot be reached, or its certificate is wrong.
+        httpx.ConnectTimeout: If the connection was not established in time.
+        httpx.ProxyError: If the proxy did not open a tunnel to the origin.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -103,7 +103,7 @@ async def _connect_first(
     """Returns the first connection that succeeds. Starts the next attempt if one fails or is slow (RFC 8305).
 
     Raises:
-        OSError: Every attempt failed; the error is that of the last one.
+        OSError: If every attempt failed. This is the error of the last attempt.
     """
     if len(attempts) == 1:
         return await attempts[0]()
@@ -143,7 +143,7 @@ async def _wait_for_winner(
 
 
 def _abort_late_connection(task: asyncio.Task[_OpenConnection[_Protocol]]) -> None:
-    """Closes a connection that was made after another had already been chosen."""
+    """Closes a connection that was made after another connection had already been chosen."""
     if not task.cancelled() and task.exception() is None:
         task.result()[0].abort()
 

@@ -40,7 +40,7 @@ class EngineTransport(httpx.AsyncBaseTransport):
         """Sends the request. The body of the response is not read yet.
 
         Raises:
-            httpx.TransportError: As for `types.HttpEngine.send`.
+            httpx.TransportError: Under the conditions that `types.HttpEngine.send` documents.
         """
         response = await self._engine.send(_to_http_request(request))
         return httpx.Response(

@@ -2,8 +2,8 @@
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-# Limits of a response: bytes that may come in a row without any body data among them (a head, chunk
-# extensions, trailers), bytes of a header line, and number of header fields.
+# Limits of a response: consecutive bytes without body data (a head, chunk extensions, trailers), bytes of a
+# header line, and number of header fields.
 MAX_FRAMING_BYTES = 262_144
 MAX_LINE_BYTES = 65_536
 MAX_FIELDS = 1_000

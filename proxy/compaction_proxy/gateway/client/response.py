@@ -10,7 +10,7 @@ MAX_UNREAD_BYTES = 32_768
 
 
 class ResponseSource(Protocol):
-    """The connection over which a response arrives, as far as the response uses it."""
+    """The part of a connection that its response uses."""
 
     def resume_reading(self) -> None:
         """Reads from the socket again."""
@@ -61,7 +61,7 @@ class NativeResponse:
         """Waits until status and headers have arrived.
 
         Raises:
-            httpx.TransportError: The exchange failed before the head was complete.
+            httpx.TransportError: If the exchange failed before the head was complete.
         """
         if not self.has_head and self._error is None:
             await self._wait_for_more()
@@ -112,7 +112,7 @@ class NativeResponse:
     def feed_body(self, piece: bytes) -> bool:
         """Adds a part of the body.
 
-        Returns whether the source has to stop reading until `ResponseSource.resume_reading` is called.
+        Returns whether the connection must stop reading until `ResponseSource.resume_reading` is called.
         """
         self._body.append(piece)
         self._unread_bytes += len(piece)

@@ -69,8 +69,8 @@ def resolve_route(origin: str, proxies: ProxySettings) -> OriginRoute:
     """Returns the route to an origin.
 
     Raises:
-        httpx.UnsupportedProtocol: The origin's scheme is neither http nor https.
-        httpx.ProxyError: The environment names a proxy with another scheme.
+        httpx.UnsupportedProtocol: If the origin's scheme is neither http nor https.
+        httpx.ProxyError: If the environment names a proxy with another scheme.
     """
     try:
         url, target = _parse_url(origin)
@@ -101,8 +101,8 @@ def encode_request_head(request: HttpRequest, route: OriginRoute) -> bytes:
     """Encodes the head of a request, with the empty line after it.
 
     Raises:
-        httpx.LocalProtocolError: A field or the target contains a line break or a NUL, or the target or the
-            method contains a space.
+        httpx.LocalProtocolError: If a field or the target contains a line break or a NUL, or the target or
+            the method contains a space.
     """
     body = request.body
     if isinstance(body, bytes):

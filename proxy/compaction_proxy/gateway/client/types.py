@@ -55,7 +55,7 @@ class HttpResponse(Protocol):
         If the caller is cancelled, the exchange ends.
 
         Raises:
-            httpx.TransportError: The body ended too early, or its sender was silent for too long. Earlier
+            httpx.TransportError: If the body ended too early, or its sender was silent for too long. Earlier
                 calls have returned every byte that arrived.
         """
         ...
@@ -76,10 +76,10 @@ class HttpEngine(Protocol):
         the exchange ends at once.
 
         Raises:
-            httpx.TransportError: `ConnectError`, `ConnectTimeout`, `ReadTimeout`, `ReadError`, `WriteError`,
-                `ProxyError`, `UnsupportedProtocol`, `RemoteProtocolError`, or `LocalProtocolError` for a head
-                that contains CR, LF or NUL. If a streamed body raises an error, the exchange ends with this
-                error or a `WriteError`.
+            httpx.TransportError: If the exchange fails. The class is `ConnectError`, `ConnectTimeout`,
+                `ReadTimeout`, `ReadError`, `WriteError`, `ProxyError`, `UnsupportedProtocol`,
+                `RemoteProtocolError`, or `LocalProtocolError` for a head that contains CR, LF or NUL. If a
+                streamed body raises an error, the exchange ends with this error or a `WriteError`.
         """
         ...
 

@@ -65,10 +65,10 @@ class McpEndpoint:
         """Answers one request.
 
         Raises:
-            RequestRefusedError: The request is not a valid call, or the client is not allowed to make it.
+            RequestRefusedError: If the request is not a valid call, or the client is not allowed to make it.
                 Status 501 means that the MCP library is not installed.
-            OverloadedError: Too many requests are in progress.
-            ClientDisconnect: The client left.
+            OverloadedError: If too many requests are in progress.
+            ClientDisconnect: If the client left.
         """
         headers = self._clients.authorize_request(scope["headers"], build_header_map(scope["headers"]))
         if scope["method"] != "POST":

@@ -173,7 +173,7 @@ def check_arguments(tool: McpTool, arguments: Mapping[str, Any]) -> None:
     """Checks the arguments of a call.
 
     Raises:
-        InvalidCallError: An argument is unknown, missing or invalid.
+        InvalidCallError: If an argument is unknown, missing or invalid.
     """
     properties, required = tool.input_schema["properties"], tool.input_schema.get("required", ())
     if arguments.keys() - properties.keys():
@@ -295,7 +295,7 @@ class McpToolRunner:
         return await self._run_command(context, describe)
 
     async def _request_compaction(self, context: RecallContext, _: Mapping[str, Any]) -> str:
-        """Has the next request of a conversation compacted. Returns a sentence that says so, or why not."""
+        """Requests a compaction of a conversation. Returns a sentence that confirms it or says why not."""
 
         async def request(conversation: str) -> str:
             await self._commands.request_compaction(conversation)

@@ -37,7 +37,7 @@ def encode_header_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Encodes header fields as the lines that are sent.
 
     Raises:
-        ValueError: A field contains a line break or a NUL.
+        ValueError: If a field contains a line break or a NUL.
     """
     block = b"\r\n".join([*map(b": ".join, fields), b""])
     if not block.count(b"\r") == block.count(b"\n") == len(fields) or b"\0" in block:
@@ -217,8 +217,8 @@ class RequestResponseCycle:
         """Sends the next part of the answer (ASGI). After the client has left, the part is dropped.
 
         Raises:
-            RuntimeError: The message comes out of order, or the body differs from its content-length.
-            ValueError: A header field contains a line break or a NUL.
+            RuntimeError: If the message comes out of order, or the body differs from its content-length.
+            ValueError: If a header field contains a line break or a NUL.
         """
         if self._connection.is_writing_paused:
             await self._connection.drain()

@@ -13,8 +13,8 @@ import httptools
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# Limits of a request: bytes of the head, number of header fields, and bytes that may come in a row without
-# any body data among them, such as chunk extensions and trailers.
+# Limits of a request: bytes of the head, number of header fields, and consecutive bytes without body data,
+# such as chunk extensions and trailers.
 MAX_HEAD_BYTES = 65_536
 MAX_FIELDS = 256
 MAX_FRAMING_BYTES = 262_144
@@ -130,7 +130,7 @@ class RequestParser:
         return parser
 
     def feed_data(self, data: bytes) -> RequestRefusedError | None:
-        """Parses received bytes. Returns the error if they are refused; then no more bytes may be fed."""
+        """Parses received bytes. Returns an error if it refuses them. Feed no more bytes after an error."""
         self._framing_bytes += len(data)
         try:
             self._feed_parser(data)
@@ -158,7 +158,7 @@ class RequestParser:
                 return
 
     def _restart_after_upgrade(self) -> None:
-        """Starts a new parser for the body of a request whose head offers another protocol."""
+        """Starts a new parser for the body of a request whose head asks to change to another protocol."""
         self._is_upgrading = False
         self._parser = self._create_parser()
         self._is_muted = True

@@ -107,7 +107,7 @@ async def run_server(server: uvicorn.Server, listener: socket.socket, on_started
         on_started: Called once requests are accepted, unless the server was asked to stop before that.
 
     Raises:
-        ProxyError: The application's lifespan failed to start.
+        ProxyError: If the application's lifespan failed to start.
     """
     serving = asyncio.create_task(_serve_socket(server, listener))
     try:
@@ -132,8 +132,8 @@ async def serve_embedded(
     """Serves an application while the block runs. Yields the base URL once requests are accepted.
 
     Raises:
-        ConfigError: The address cannot be listened on.
-        ProxyError: The application's lifespan failed to start.
+        ConfigError: If the address cannot be listened on.
+        ProxyError: If the application's lifespan failed to start.
     """
     listener = listen(host, port)
     server = _EmbeddedServer(_build_config(app, grace_s=1, ssl_context=ssl_context), deadlines)

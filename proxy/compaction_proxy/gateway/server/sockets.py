@@ -50,8 +50,8 @@ def build_tls_context(certificate: str, key: str) -> ssl.SSLContext:
         key: PEM file with the private key, without a password.
 
     Raises:
-        ConfigError: The files cannot be read or do not match, or the certificate has expired or is not valid
-            yet.
+        ConfigError: If the files cannot be read or do not match, or the certificate has expired or is not
+            valid yet.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
@@ -118,7 +118,7 @@ def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
             `PORT_IS_SPREAD`.
 
     Raises:
-        ConfigError: The address does not exist, is in use or must not be used.
+        ConfigError: If the address does not exist, is in use or must not be used.
     """
     if not 0 <= port <= MAX_PORT:  # the resolver would use only the last 16 bits
         raise ConfigError(f"server.port: cannot listen on {host}:{port}: ports end at {MAX_PORT}")
@@ -140,10 +140,10 @@ def can_spread_connections(listener: socket.socket) -> bool:
 
 
 def _describe_os_error(error: OSError) -> str:
-    """Returns the operating system's text for an error, without the socket's address that Python's text has.
+    """Returns the operating system's text for an error. Unlike Python's text, it contains no socket address.
 
-    Errors of name resolution have negative numbers, which the system has no text for. Their own text is
-    returned.
+    Errors of name resolution have negative numbers, for which the system has no text. For such an error, the
+    result is the text that the exception contains.
     """
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror or error)
 
@@ -180,7 +180,7 @@ def listen_on_unix_path(path: str) -> socket.socket:
     """Opens a listening Unix socket (mode 0660). Replaces a socket that a dead process has left there.
 
     Raises:
-        ConfigError: The path cannot be listened on, for example because another process listens there.
+        ConfigError: If the path cannot be listened on, for example because another process listens there.
     """
     listener = socket.socket(socket.AF_UNIX)
     try:

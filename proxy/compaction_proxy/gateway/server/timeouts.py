@@ -60,7 +60,7 @@ def close_overdue_connections(connections: Iterable[object], deadlines: ClientDe
 
 
 def _has_client_left(connection: ServerConnection) -> bool:
-    """Returns whether the client has left (FIN or RST), if reading is paused. On Linux only, else False."""
+    """Returns whether the client has left (FIN or RST) while reading is paused. Works only on Linux."""
     if not connection.is_reading_paused or sys.platform != "linux":
         return False
     poller = select.poll()

@@ -41,8 +41,8 @@ The deadline (`resilient.run_with_deadline`) allows for a busy event loop. The t
 """
 HEALTH_CHECK_EVERY_S = 15
 MAX_RETRIES = 1
-# Size of a redis-py pool, as a multiple of the number of commands that may run at once. 1 would be too small,
-# because a connection that is being closed still counts.
+# Size of a redis-py pool, as a multiple of the number of commands that may run at once. The factor 1 would be
+# too small, because a connection that is being closed still counts.
 _POOL_SIZE_FACTOR = 2
 
 # AttributeError occurs if redis-py closes a cluster's connection that a command is about to use.

@@ -171,7 +171,7 @@ class RedisStore:
         """Yields messages as `Store.listen` does, over a separate connection.
 
         Raises:
-            StoreUnavailableError: The server is unreachable, or does not permit the subscription.
+            StoreUnavailableError: If the server is unreachable, or does not permit the subscription.
         """
         if self._closed:
             raise StoreUnavailableError("store-closed")
@@ -212,8 +212,8 @@ class RedisStore:
         """Sends one command and returns its answer.
 
         Raises:
-            NoScriptError: The server does not know the script any more.
-            StoreUnavailableError: The command failed for any other reason.
+            NoScriptError: If the server does not know the script any more.
+            StoreUnavailableError: If the command failed for any other reason.
         """
         if self._closed:
             raise StoreUnavailableError("store-closed")

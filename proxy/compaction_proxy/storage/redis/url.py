@@ -38,10 +38,10 @@ _ANY: frozenset[RedisKind] = frozenset({"standalone", "unix", "sentinel", "clust
 _OPTIONS: Mapping[str, frozenset[RedisKind]] = {
     "prefix": _ANY,  # prefix of all keys, to separate several installations on one server
     "max_connections": _ANY,  # maximum number of commands that run at once
-    "db": frozenset({"unix"}),  # number of the database, for which a socket's path has no place
+    "db": frozenset({"unix"}),  # number of the database, which the path of a socket cannot contain
     "sentinel_username": frozenset(
         {"sentinel"}
-    ),  # ACL user for the sentinels themselves, which is not that of the servers
+    ),  # ACL user for the sentinels, which may differ from the user for the servers
     "sentinel_password": frozenset({"sentinel"}),
     "ssl_ca_certs": _ANY,  # file of the trusted certificates
     "ssl_certfile": _ANY,  # file of the client certificate, if the server requires one
@@ -96,7 +96,8 @@ def parse_redis_url(url: str) -> RedisUrl:
     """Parses the URL of a Redis store.
 
     Raises:
-        ConfigError: The URL is not valid. The message contains nothing from the URL except names of options.
+        ConfigError: If the URL is not valid. The message contains nothing from the URL except names of
+            options.
     """
     base, _, name = url.partition("://")[0].partition("+")
     if not is_redis_url(url):

@@ -64,8 +64,8 @@ def open_database(path: Path) -> sqlite3.Connection:
     """Opens the store at `path` in autocommit mode, and creates it if absent (file 0600, directory 0700).
 
     Raises:
-        StoreUnavailableError: The file cannot be used, is damaged, belongs to another program, or has a newer
-            schema version. It is not changed.
+        StoreUnavailableError: If the file cannot be used, is damaged, belongs to another program, or has a
+            newer schema version. It is not changed.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ def migrate(db: sqlite3.Connection, migrations: Sequence[Sequence[str]]) -> None
     """Migrates a file to schema version `len(migrations)` in one transaction.
 
     Raises:
-        StoreUnavailableError: The file belongs to another program, or has a newer schema version.
+        StoreUnavailableError: If the file belongs to another program, or has a newer schema version.
     """
     if _read_schema_version(db, len(migrations)) == len(migrations):
         return

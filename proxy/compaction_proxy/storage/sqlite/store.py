@@ -41,7 +41,7 @@ def _run_calls(calls: _Calls) -> None:
     while (call := calls.get()) is not None:
         future, work = call
         if future.set_running_or_notify_cancel():
-            # No error is lost here, because the error is raised again where the result is awaited.
+            # This hides no error: the code that awaits the result raises it again.
             with suppress_and_report(future.set_exception):
                 future.set_result(work())
 
@@ -65,7 +65,7 @@ class WorkerThread:
         If the caller is cancelled, a call that has not begun is dropped.
 
         Raises:
-            StoreUnavailableError: The worker is closed.
+            StoreUnavailableError: If the worker is closed.
         """
         if self._closed:
             raise StoreUnavailableError("store-closed")
