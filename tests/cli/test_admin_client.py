@@ -62,7 +62,7 @@ def ask(url: str) -> None:
     body = {"model": "gpt-4.1", "messages": [{"role": "user", "content": "Hello"}]}
     headers = {"content-type": "application/json", "x-session-id": "s-1", "authorization": "Bearer sk-1"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=100) as answer:
         assert json.load(answer)["id"] == "x"
 
 

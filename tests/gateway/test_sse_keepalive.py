@@ -9,6 +9,8 @@ import pytest
 
 from compaction_proxy.gateway.sse_keepalive import COMMENT, KeepaliveChannel, can_take_comments
 
+pytestmark = pytest.mark.virtual_time
+
 SILENCE_S = 0.02
 STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
 

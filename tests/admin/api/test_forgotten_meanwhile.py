@@ -94,7 +94,7 @@ async def scene() -> AsyncIterator[Scene]:
         )
         async with (
             serve_embedded(create_app(config, store=store)) as proxy,
-            httpx.AsyncClient(base_url=proxy, timeout=20) as client,
+            httpx.AsyncClient(base_url=proxy, timeout=100) as client,
         ):
             yield Scene(client, store, upstream)
 

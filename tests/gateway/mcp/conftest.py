@@ -105,7 +105,7 @@ def stack() -> Iterator[Stack]:
         body = {"model": AGENT_MODEL, "messages": [*TOLD, {"role": "user", "content": "Go on."}]}
         headers = {"authorization": OURS, "x-compaction": "force", **SESSION}
         answer = httpx.post(
-            f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, timeout=20
+            f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, timeout=100
         )
         assert answer.headers["x-compaction-status"] == "applied", answer.text
         yield Stack(url, answer.headers["x-compaction-session"])
@@ -118,7 +118,7 @@ async def over_http(
     """A client of `/mcp`."""
     fields = {"authorization": key, **{name.replace("_", "-"): headers[name] for name in headers}}
     async with (
-        httpx2.AsyncClient(headers=fields, trust_env=False, timeout=20) as http,
+        httpx2.AsyncClient(headers=fields, trust_env=False, timeout=100) as http,
         Client(streamable_http_client(f"{stack.url}/mcp", http_client=http), mode=mode) as client,
     ):
         yield client

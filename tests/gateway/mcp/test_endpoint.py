@@ -29,7 +29,7 @@ async def asked(url: str, **headers: str) -> httpx.Response:
         "accept": "application/json",
         **{name.replace("_", "-"): headers[name] for name in headers},
     }
-    async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=100) as client:
         return await client.post(f"{url}/mcp", json=CALL, headers=fields)
 
 
