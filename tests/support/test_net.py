@@ -27,7 +27,7 @@ def test_without_a_default_a_missing_port_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", ":80", "a/b", "user@host", "host:port", "host:70000", "[::1", "a?b", "a#b"]
+    "value", ["", ".", ".:80", ":80", "a/b", "user@host", "host:port", "host:70000", "[::1", "a?b", "a#b"]
 )
 def test_any_other_form_is_refused(value: str) -> None:
     assert parse_authority(value) is None

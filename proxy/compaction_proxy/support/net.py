@@ -10,9 +10,9 @@ def parse_authority(value: str, default_port: int | None = None) -> tuple[str, i
     """
     try:
         parts = urlsplit("//" + value)
-        host, port = parts.hostname, parts.port
+        host, port = (parts.hostname or "").rstrip("."), parts.port
     except ValueError:
         return None
     if not host or parts.netloc != value or "@" in value:
         return None
-    return host.rstrip("."), default_port if port is None else port
+    return host, default_port if port is None else port
