@@ -35,10 +35,11 @@ from compaction_proxy.core.digest import compute_prefix_digests
 from compaction_proxy.core.ledger.client_forms import find_shown_files_message
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.mover import RequestEnd, build_request_end, find_moving_start, is_continuation
+from compaction_proxy.core.planner import compute_checkpoint_id
 from compaction_proxy.core.project_instructions import allocate_instruction_tokens, compute_instruction_budget
 from compaction_proxy.providers.calibration import Calibration
 from compaction_proxy.providers.model_limits import ModelLimits
-from compaction_proxy.providers.usage_baseline import UsageBaselineStore
+from compaction_proxy.providers.usage_baseline import UsageBaselineStore, build_baseline_key
 from compaction_proxy.storage.keys import (
     checkpoint_keys,
     checkpoint_list_key,
@@ -355,9 +356,10 @@ class RequestLoader:
             checkpoint = await self._find_deepest_checkpoint(
                 view, root, checkpoint_ids.difference(directives.undone)
             )
-        view = replace(view, checkpoint=checkpoint, directives=directives, anchor=None, has_new_round=False)
-        anchor = self._anchors.peek_deepest(tenant, root, view.prefixes, view.baseline_key)
-        return view if anchor is None else replace(view, anchor=anchor)
+        checkpoint_id = compute_checkpoint_id(checkpoint, view.prefixes)
+        baseline_key = build_baseline_key(view.request.origin, view.request.model, checkpoint_id)
+        anchor = self._anchors.peek_deepest(tenant, root, view.prefixes, baseline_key)
+        return replace(view, checkpoint=checkpoint, directives=directives, anchor=anchor, has_new_round=False)
 
     async def store_pins(self, ask: FitRequest, conversation: str | None) -> None:
         """Stores the pins that a request asks for, so that they also apply to later requests.

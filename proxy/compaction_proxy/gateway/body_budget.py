@@ -118,8 +118,9 @@ class BodyBudget:
         """Sets the number of bytes that a hold counts. Bodies that wait get the room that becomes free."""
         before, hold.counted_bytes = hold.counted_bytes, counted_bytes
         self.used_bytes += counted_bytes - before
-        self._large_bytes += _count_limited_bytes(counted_bytes) - _count_limited_bytes(before)
-        if counted_bytes < before:
+        if counted_bytes > SMALL_BYTES or before > SMALL_BYTES:
+            self._large_bytes += _count_limited_bytes(counted_bytes) - _count_limited_bytes(before)
+        if self._waiting and counted_bytes < before:
             for waiter, (size_bytes, turn) in list(self._waiting.items()):  # oldest first
                 if not turn.done() and self.try_reserve(waiter, size_bytes):
                     del self._waiting[waiter]
@@ -239,7 +240,8 @@ class BodyHold:
 
     def release(self) -> None:
         """Stops counting the body, because the request no longer holds it. A second call has no effect."""
-        self.budget.set_counted_bytes(self, 0)
+        if self.counted_bytes:
+            self.budget.set_counted_bytes(self, 0)
 
 
 def _count_limited_bytes(size_bytes: int) -> int:

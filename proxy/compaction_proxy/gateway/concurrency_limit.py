@@ -6,8 +6,9 @@ requests would all be served so slowly that no client would get its answer in ti
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from compaction_proxy.core.errors import OverloadedError
 from compaction_proxy.gateway.body_budget import BodyBudget, BodyHold
@@ -37,9 +38,9 @@ class ConcurrencyLimiter:
     ) -> None:
         self.body_budget = body_budget or BodyBudget()
         self.active_request_count = 0
-        self._slots = asyncio.Semaphore(max_requests)
-        self._max_waiting = max_requests
-        self._waiting_count = 0
+        self._max_requests = max_requests
+        # The requests that wait for a slot, the longest-waiting first. A done future has got its slot.
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._queue_s = queue_s
 
     @asynccontextmanager
@@ -65,22 +66,36 @@ class ConcurrencyLimiter:
         Raises:
             OverloadedError: If no slot became free in time, or too many requests wait already.
         """
-        if self._slots.locked():
-            if self._waiting_count >= self._max_waiting:
-                raise OverloadedError(RETRY_AFTER_S)
-            self._waiting_count += 1
-            try:
-                async with asyncio.timeout(self._queue_s):
-                    await self._slots.acquire()
-            except TimeoutError:
-                raise OverloadedError(RETRY_AFTER_S) from None
-            finally:
-                self._waiting_count -= 1
+        if self.active_request_count < self._max_requests:
+            self.active_request_count += 1
+            return
+        if len(self._waiting) >= self._max_requests:
+            raise OverloadedError(RETRY_AFTER_S)
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(self._queue_s):
+                await turn
+        except TimeoutError:
+            self._leave_queue(turn)
+            raise OverloadedError(RETRY_AFTER_S) from None
+        except asyncio.CancelledError:
+            self._leave_queue(turn)
+            raise
+
+    def _leave_queue(self, turn: asyncio.Future[None]) -> None:
+        """Gives up the wait for a slot. A slot that came at the same moment goes to the next request."""
+        if turn.done() and not turn.cancelled():
+            self.release_slot()
         else:
-            await self._slots.acquire()  # returns without waiting
-        self.active_request_count += 1
+            with suppress(ValueError):  # `release_slot` may have dropped it already
+                self._waiting.remove(turn)
 
     def release_slot(self) -> None:
         """Frees the slot of an ended request. The request that has waited longest gets it."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
         self.active_request_count -= 1
-        self._slots.release()

@@ -386,7 +386,7 @@ class RelayEndpoint:
         )
         if state.side_kind is not None:
             return ask
-        continued_ask = await self._compactor.find_conversation(ask, has_tools=TOOLS in state.raw)
+        continued_ask = await self._compactor.find_conversation(ask, has_tools=state.raw.find(TOOLS) >= 0)
         state.side_kind = SideRequestKind.ALONE if continued_ask is None else None
         return continued_ask or ask
 

@@ -271,7 +271,8 @@ class IdentityResolver:
             headers: The header fields of the request, as sent, with names in lower case.
             secret: The secret key of the digests. None selects the current key.
         """
-        fields = tuple([field for field in headers if field[0] in self._identifying_fields])
+        names = self._identifying_fields
+        fields = tuple([field for field in headers if field[0] in names])
         size_bytes = sum([len(value) for _, value in fields])
         identify = self._cached_identity if size_bytes <= _MAX_CACHED_BYTES else self._compute_identity
         return identify(secret or self._get_secret(), fields)

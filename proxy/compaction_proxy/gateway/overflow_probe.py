@@ -31,7 +31,7 @@ async def detect_overflow(answer: UpstreamResponse, wire: Wire) -> Overflow | No
     if status == httpx.codes.OK:
         beginning = await _peek_beginning(answer, wire)
         beginning = condense_error_event(beginning) if len(beginning) > PEEK_BYTES else beginning
-        beginning = beginning if b"error" in beginning else b""
+        beginning = beginning if beginning.find(b"error") >= 0 else b""
     else:
         beginning = await answer.peek(PEEK_BYTES) if status >= httpx.codes.BAD_REQUEST else b""
     return parse_overflow(status, beginning, answer.get_field(b"content-encoding")) if beginning else None

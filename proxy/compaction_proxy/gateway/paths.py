@@ -32,8 +32,11 @@ OWN_PATHS = frozenset(
     }
 )
 OWN_TREES = frozenset({"admin", "ui", "mcp"})
+# Number of paths for which results are cached. A path may have many kilobytes.
+MAX_PATHS = 64
 
 
+@lru_cache(maxsize=MAX_PATHS)
 def find_deployment(raw_path: bytes) -> str | None:
     """Returns the model that an Azure path names (`/deployments/MODEL/…`), or None for any other path."""
     match = _DEPLOYMENT.search(raw_path)
@@ -58,6 +61,7 @@ def _is_outside_base(path: bytes) -> bool:
     return False
 
 
+@lru_cache(maxsize=MAX_PATHS)
 def is_own_path(path: str, base_path: str = "") -> bool:
     """Returns whether the proxy serves a path itself and never relays it.
 
@@ -72,12 +76,12 @@ def is_own_path(path: str, base_path: str = "") -> bool:
     return path in OWN_PATHS or (path[:1] == "/" and path[1:].partition("/")[0] in OWN_TREES)
 
 
-@lru_cache(maxsize=64)
 def _split_base_url(base_url: str) -> tuple[str, bytes]:
     parts = urlsplit(base_url)
     return f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/").encode()
 
 
+@lru_cache(maxsize=MAX_PATHS)
 def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str, bytes]:
     """Returns where a client's request goes: the upstream's origin, and the path with the query.
 

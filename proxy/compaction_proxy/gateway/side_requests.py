@@ -77,11 +77,11 @@ def classify_side_request(raw: bytes, request_class: bytes, *, has_tools: bool) 
     if request_class == _AUXILIARY:
         return _classify_by_history(raw)
     size = len(raw)
-    if size <= MAX_PROBE_BYTES and _TOKENS in raw and _is_probe(raw):
+    if size <= MAX_PROBE_BYTES and raw.find(_TOKENS) >= 0 and _is_probe(raw):
         return _classify_by_history(raw)
     if size > MAX_TITLE_BYTES and not _may_ask_for_summary(raw):  # large bodies are not searched as a whole
         return None
-    if _TOOLS in raw or _classify_by_history(raw) is SideRequestKind.WITHIN:
+    if raw.find(_TOOLS) >= 0 or _classify_by_history(raw) is SideRequestKind.WITHIN:
         return None
     if size > MAX_TITLE_BYTES:
         return (
@@ -124,8 +124,9 @@ def has_history(raw: bytes) -> bool:
 
 
 def _contains_any(raw: bytes, phrases: tuple[bytes, ...]) -> bool:
+    # `find`, because `in` first tries to read the phrase as a number, which raises an error inside.
     for phrase in phrases:  # noqa: SIM110 - every request pays for the generator that `any` would need
-        if phrase in raw:
+        if raw.find(phrase) >= 0:
             return True
     return False
 
@@ -162,4 +163,4 @@ class SideRequestDetector:
 
         Later requests are not searched, because the search reads the whole body.
         """
-        self._inspected[conversation] = _MAX_INSPECTED + 1 if _TOOLS in raw else inspected_count + 1
+        self._inspected[conversation] = _MAX_INSPECTED + 1 if raw.find(_TOOLS) >= 0 else inspected_count + 1

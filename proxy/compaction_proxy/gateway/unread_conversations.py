@@ -90,7 +90,7 @@ class UnreadConversationFinder:
             if messages:
                 prefixes = compute_prefix_digests(messages, self._wire.digest_seed)
                 return await self._conversation_index.find_conversation(
-                    tenant, messages, prefixes, has_tools=TOOLS in raw
+                    tenant, messages, prefixes, has_tools=raw.find(TOOLS) >= 0
                 )
         return None
 

@@ -149,7 +149,7 @@ class LearnedLimits(NamedTuple):  # one is built per answer; a dataclass takes f
         if estimate < self.accepted_estimate:
             return self
         known = self._replace(accepted_estimate=estimate, accepted_estimate_until=until)
-        if estimate < self.refused_estimate:
+        if not self.refused_estimate or estimate < self.refused_estimate:
             return known
         return known._replace(refused_estimate=0, refused_until=0.0)
 
@@ -278,12 +278,34 @@ _EXPIRING_FIELDS = (
 _log = structlog.get_logger()
 
 
+def _drop_expired_limits(limits: LearnedLimits, now: float) -> tuple[LearnedLimits, float]:
+    """Returns the limits that have not expired at `now`, and when the next of them expires.
+
+    A learned window that is smaller than an accepted request is dropped, too.
+    """
+    expired: dict[str, Any] = {}
+    next_expiry = math.inf
+    for name, until_name, value in _EXPIRING_FIELDS:
+        if getattr(limits, name):
+            until = getattr(limits, until_name)
+            if until <= now:
+                expired[name] = value
+            else:
+                next_expiry = min(next_expiry, until)
+    limits = limits._replace(**expired) if expired else limits
+    if limits.window and limits.window < limits.accepted_tokens:
+        limits = limits._replace(window=None)
+    return limits, next_expiry
+
+
 @dataclass(slots=True)
 class _KnownModel:
-    """What this process knows about a model. Times are in monotonic seconds.
+    """What this process knows about a model. Times are in monotonic seconds if nothing else is said.
 
     Attributes:
         limits: The learned limits.
+        unexpired: The learned limits without those that have expired; None if they are not computed yet.
+        unexpired_until: When the next limit expires, in seconds since the epoch.
         read_at: When the stored record was last read.
         stored_mean: The mean of the stored calibration; infinite if none is stored.
         saved_at: When a calibration was last stored.
@@ -292,6 +314,8 @@ class _KnownModel:
     """
 
     limits: LearnedLimits
+    unexpired: LearnedLimits | None = None
+    unexpired_until: float = 0.0
     read_at: float = -math.inf
     stored_mean: float = math.inf
     saved_at: float = -math.inf
@@ -619,16 +643,13 @@ class ModelLimits:
 
     def _peek_limits(self, key: str, model: str) -> LearnedLimits:
         """Returns the limits in memory that have not expired, or those of an unknown model."""
-        if key not in self._known:
+        entry = self._known.get(key)
+        if entry is None:
             return _build_unknown(model)
-        known, now = self._known[key].limits, self._now()
-        expired: dict[str, Any] = {
-            name: value
-            for name, until, value in _EXPIRING_FIELDS
-            if getattr(known, name) and getattr(known, until) <= now
-        }
-        known = known._replace(**expired) if expired else known
-        return known._replace(window=None) if known.window and known.window < known.accepted_tokens else known
+        now = self._now()
+        if entry.unexpired is None or entry.unexpired_until <= now:
+            entry.unexpired, entry.unexpired_until = _drop_expired_limits(entry.limits, now)
+        return entry.unexpired
 
     def _remember_limits(self, key: str, learned: LearnedLimits) -> None:
         entry = self._known.get(key)
@@ -639,7 +660,7 @@ class ModelLimits:
         if entry is None:
             self._known[key] = _KnownModel(learned)
         else:
-            entry.limits = learned
+            entry.limits, entry.unexpired = learned, None
 
     async def _remember_and_save(self, key: str, model: str, learned: LearnedLimits) -> None:
         self._remember_limits(key, learned)

@@ -87,7 +87,9 @@ class SavingsTracker:
         key = recorded.tenant, recorded.conversation or ""
         state, deferred = self._known.pop(key, (EMPTY_CACHE_STATE, deque(maxlen=MAX_DEFERRED)))
         if sent == forwarded and exchange.tokens_before == exchange.tokens_after and not exchange.recalls:
-            deferred.append(recorded._replace(prefixes=recorded.prefixes[-MAX_GROWTH_MESSAGES:]))
+            if len(recorded.prefixes) > MAX_GROWTH_MESSAGES:
+                recorded = recorded._replace(prefixes=recorded.prefixes[-MAX_GROWTH_MESSAGES:])
+            deferred.append(recorded)
             saving = compute_unchanged_saving(exchange, price)
         else:
             for earlier in deferred:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from compaction_proxy.core import exchange as exchanges_of
@@ -47,6 +48,7 @@ SUMMED = (
     "priced", *DOLLARS,
 )  # fmt: skip
 _LATEST = ("model", "status", "tokens_before", "tokens_after", "trigger", "window")
+_get_latest = attrgetter(*_LATEST)
 
 
 class ExchangeEntry(NamedTuple):
@@ -176,9 +178,10 @@ class Totals:
         A known figure is replaced only if `source` is at least as recent.
         """
         is_later = at >= self.last_at
-        for name in _LATEST:
-            value = getattr(source, name)
-            if value not in (None, "") and (is_later or getattr(self, name) in (None, "")):
+        for name, value in zip(_LATEST, _get_latest(source), strict=True):
+            if value is None or value == "":
+                continue
+            if is_later or getattr(self, name) in (None, ""):
                 setattr(self, name, value)
         self.last_at = max(at, self.last_at)
 

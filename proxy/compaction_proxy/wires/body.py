@@ -8,6 +8,7 @@ change together with this array.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from compaction_proxy.core.budget import MIN_OUTPUT_TOKENS
@@ -130,13 +131,19 @@ def _pick_members(raw: bytes, member_slices: Mapping[str, Slice], names: Sequenc
     }
 
 
+def _decode_option(raw: bytes | None) -> Any:
+    """Decodes a model or an output limit. All requests of a conversation have the same ones."""
+    is_short = raw is not None and len(raw) <= MAX_MODEL_CHARACTERS
+    return _decode_short_option(raw) if is_short else decode_small_json(raw)
+
+
 def parse_options(members: Mapping[str, bytes], wire: Wire) -> tuple[str, int | None, tuple[str, ...]]:
     """Parses the members that `pick_small_members` returns.
 
     Returns `model`, `max_output` and `prompt_members` of `RequestBody`.
     """
-    model = decode_small_json(members.get("model"))
-    limits = [decode_small_json(members.get(key)) for key in wire.member_names.output_limits]
+    model = _decode_option(members.get("model"))
+    limits = [_decode_option(members.get(key)) for key in wire.member_names.output_limits]
     prompt_members = [members[key] for key in wire.member_names.prompt_members if key in members]
     return (
         shorten_model_name(model) if isinstance(model, str) else "",
@@ -216,6 +223,9 @@ def decode_small_json(raw: bytes | None) -> Any:
         return None if raw is None else json.loads(raw)
     except (ValueError, RecursionError):
         return None
+
+
+_decode_short_option = lru_cache(maxsize=1_024)(decode_small_json)
 
 
 def rewrite_messages(body: RequestBody, messages: Sequence[Message]) -> bytes:

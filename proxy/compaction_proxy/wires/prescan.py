@@ -116,7 +116,7 @@ def find_models(raw: bytes) -> set[str]:
 
 
 def _decode_escapes(text: bytes) -> str:
-    value = decode_small_json(b'"%b"' % text) if b"\\" in text else None
+    value = decode_small_json(b'"%b"' % text) if text.find(b"\\") >= 0 else None
     return value if isinstance(value, str) else text.decode("utf-8", "replace")
 
 

@@ -227,6 +227,10 @@ _TOOL_RESULT_OPENING: Final = re.compile(
     r"local-command-stdout)\b)"
 )
 _TEXT_KINDS: Final = frozenset({"text", "input_text"})
+_USER_AGENT_PREFIXES: Final = tuple(
+    prefix for client in CLIENTS.values() for prefix in client.user_agent_prefixes
+)
+_HEADER_NAMES: Final = frozenset(name for client in CLIENTS.values() for name in client.header_names)
 
 
 def find_client_by_headers(header_map: Mapping[bytes, bytes]) -> str:
@@ -236,6 +240,8 @@ def find_client_by_headers(header_map: Mapping[bytes, bytes]) -> str:
         header_map: The first value of each header field, by name in lower case.
     """
     agent = header_map.get(b"user-agent", b"").lower()
+    if not agent.startswith(_USER_AGENT_PREFIXES) and header_map.keys().isdisjoint(_HEADER_NAMES):
+        return ""
     for name, client in CLIENTS.items():
         if agent.startswith(client.user_agent_prefixes) or not header_map.keys().isdisjoint(
             client.header_names
@@ -289,10 +295,10 @@ def starts_like_instructions(text: str, client: str) -> bool:
 
 def may_hold_form(raw: bytes, client: str) -> bool:
     """Returns whether a message may contain project instructions of the client. Does not parse it."""
-    if client not in CLIENTS or b'"tool_result"' in raw or b'"user"' not in raw:
+    if client not in CLIENTS or raw.find(b'"tool_result"') >= 0 or raw.find(b'"user"') < 0:
         return False
-    return b"\\u003c" in raw or any(
-        form.opening.partition("\n")[0].encode() in raw for form in CLIENTS[client].forms
+    return raw.find(b"\\u003c") >= 0 or any(
+        raw.find(form.opening.partition("\n")[0].encode()) >= 0 for form in CLIENTS[client].forms
     )
 
 

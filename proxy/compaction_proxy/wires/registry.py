@@ -1,6 +1,7 @@
 """The supported wires, by name and by path."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
@@ -12,6 +13,7 @@ from compaction_proxy.wires.wire import Wire
 WIRES: Final[Mapping[str, Wire]] = MappingProxyType({each.name: each for each in (CHAT, MESSAGES, RESPONSES)})
 
 
+@lru_cache(maxsize=64)
 def find_wire(method: str, raw_path: bytes) -> Wire | None:
     """Returns the wire of a request that posts a conversation; None for other requests.
 

@@ -83,7 +83,7 @@ class UsageFormat(NamedTuple):
         payload = as_object(parse_json(body))
         answer = self.get_answer(payload) if is_event else payload
         usage = self.find_usage(answer)
-        return usage and usage._replace(finish_reason=self.find_finish_reason(answer))
+        return usage and TokenUsage(*usage[:3], self.find_finish_reason(answer))
 
 
 def as_token_count(value: object) -> int | None:

@@ -40,7 +40,7 @@ def encode_header_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
         ValueError: If a field contains a line break or a NUL.
     """
     block = b"\r\n".join([*map(b": ".join, fields), b""])
-    if not block.count(b"\r") == block.count(b"\n") == len(fields) or b"\0" in block:
+    if not block.count(b"\r") == block.count(b"\n") == len(fields) or block.find(b"\0") >= 0:
         raise ValueError("a header field holds what would end its line")
     return block
 
