@@ -25,8 +25,8 @@ PREFIX_BYTES = 32
 EXTRACT_WRITER = "extract"
 # A client that clears a tool result may leave a notice of up to this many characters in its place.
 MAX_NOTICE_CHARACTERS = 256
-# A shortened tool result that is too long for a notice is recognised by its first characters. This many of
-# them must be the same as in the original.
+# A shortened tool result of more than `MAX_NOTICE_CHARACTERS` characters is recognised by its first
+# characters. This many of them must be the same as in the original.
 HEAD_CHARACTERS = 64
 
 
@@ -68,8 +68,8 @@ class Checkpoint:
         summary: Text of the summary, for the next compaction to integrate.
         tokens_before: Calibrated size, in tokens, of the request that was compacted.
         tokens_after: Calibrated size, in tokens, of the request that was forwarded instead.
-        listed: Number of messages, without fixed ones, that the client had sent when the compaction was made.
-            Messages after these count as new since the compaction.
+        listed: Number of messages, not counting fixed ones, that the client had sent when the compaction was
+            made. Messages after these count as new since the compaction.
         carried: Index of the user message whose text moved into the replacement; None if no text moved.
         rounds: One number for each record of the chain, oldest first: the `length` of the checkpoint whose
             compaction wrote the record. The records are the first replacements of one span.
@@ -114,7 +114,10 @@ class Checkpoint:
 
     @property
     def removed_indices(self) -> frozenset[int]:
-        """Indices of the messages that are not in the effective list in any form."""
+        """Indices of the messages that the checkpoint removes from the effective list.
+
+        Messages that are only shortened are not among them.
+        """
         return frozenset(
             index
             for span in self.spans
@@ -147,7 +150,7 @@ def get_prefix_digest(checkpoint_id: bytes) -> bytes:
 
 
 def compute_exact_digest(messages: Iterable[Message]) -> bytes:
-    """Computes the exact digest of messages, 32 bytes: their digests, chained. There must be a message."""
+    """Computes the exact digest of one or more messages, 32 bytes, by chaining their digests."""
     return _compute_chained_digest(tuple([message.digest for message in messages]))
 
 
@@ -271,7 +274,7 @@ def can_apply_checkpoint(
 def drop_outdated_edits(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
     """Returns the checkpoint without edits of messages that the client has since shortened itself.
 
-    So the shorter version that the client sends is forwarded.
+    For such a message, the proxy forwards the client's shorter version.
     """
     known_digests = {result.index: result.digest for result in checkpoint.results}
     possible = list(_iter_possible_prefixes(checkpoint, messages))

@@ -47,9 +47,9 @@ def _build_unique_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _parse_json_float(text: str) -> int | str:
     """Parses a JSON number that has a point or an exponent.
 
-    `1.0` becomes the integer 1, as in JavaScript. Any other number becomes a string: a NUL character, and
-    then the number as Python writes it, or as it was sent if it has more than 15 characters. The NUL
-    character distinguishes the number from a JSON string with the same text.
+    A whole number, such as `1.0`, becomes an integer, as in JavaScript. Any other number becomes a string: a
+    NUL character, followed by the number as Python writes it, or as it was sent if it has more than 15
+    characters. The NUL character distinguishes the number from a JSON string with the same text.
     """
     value = float(text)
     if value.is_integer() and abs(value) <= _EXACT_INTEGER:

@@ -12,8 +12,7 @@ from typing import Any
 
 from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
-# Reasons why a compaction is due: the names of the fields of a `core.trigger.TriggerRule` that may be
-# reached, and these words.
+# Reasons why a compaction is due. A field of `core.trigger.TriggerRule` means that its threshold was reached.
 DUE_REASONS = frozenset({
     *TRIGGER_FIELDS,
     "force",  # a user asked for a compaction
@@ -86,7 +85,7 @@ EVENT_KINDS = (
 )  # fmt: skip
 # The kinds of events that report a failure.
 FAILURE_KINDS = frozenset({FAILED, FAILED_OPEN, OVER_LIMIT})
-# A compaction may replace thousands of messages. Its event names at most this many.
+# The event of a compaction names at most this many of the replaced messages, of which there may be thousands.
 MAX_MESSAGE_IDS = 200
 # Fields that hold text of the conversation. They appear in the conversation's history, but never in a log.
 CONTENT_FIELDS = frozenset({"summary"})
@@ -119,7 +118,7 @@ class Event:
         listed: Number of messages that the client sent, privileged ones included.
         messages: Number of messages that were replaced.
         message_ids: Ids of the replaced messages, `m_…`; at most the first `MAX_MESSAGE_IDS`.
-        seconds: Duration in seconds.
+        seconds: Duration of the compaction, in seconds.
         calls: Number of summary calls, including those whose summaries were not used.
         prompt_tokens: Input tokens of the summary calls, as their provider counted them.
         completion_tokens: Output tokens of the summary calls.
@@ -239,7 +238,8 @@ def _parse_kept_counts(value: object) -> dict[str, tuple[int, int]]:
     return counts
 
 
-# A parser for each type that a field of `Event` may have. It turns an invalid value into the empty value.
+# A parser for each type that a field of `Event` may have. A parser turns an invalid value into an empty value
+# or None.
 _READERS: Mapping[object, Callable[[object], Any]] = {
     str: _parse_text,
     float: parse_number,

@@ -7,7 +7,7 @@ import json
 
 # JSON with more opening brackets than this is not parsed. With this limit, the parsed values take at most one
 # mebibyte of memory plus thirty times the size of the text. Brackets inside strings count too, because it
-# would take longer to tell them apart.
+# would take longer to leave them out.
 MAX_BRACKETS = 16_000
 # `parse_json_container` does not parse JSON that is longer than this many characters. Its callers quote only
 # a part of the text.

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 from compaction_proxy.core.message import Message, find_unit_start
 
-# The last messages of a request count as moved only if they are at most this many messages and this many
-# units. Otherwise the client has edited its list or begun another branch.
+# The last messages of a request count as moved only if they are at most this many messages, or at most this
+# many units. Otherwise the client has edited its list or begun another branch.
 MAX_MOVED_MESSAGES = 8
 MAX_MOVED_UNITS = 2
 # Maximum number of messages of a request that are remembered. The limit is needed because two units may
 # contain many tool results.
 MAX_END_MESSAGES = 64
 # Different conversations may begin with the same messages. If two requests begin with fewer equal messages
-# than this, the later request continues the earlier one only if it also contains its last message.
+# than this, the later one continues the earlier one only if it also contains the last message of the earlier
+# one.
 LEAST_COMMON_MESSAGES = 4
 
 
@@ -53,9 +54,9 @@ def build_request_end(messages: Sequence[Message], moving_from: int) -> RequestE
 def is_continuation(previous: RequestEnd, messages: Sequence[Message], common_count: int) -> bool:
     """Returns whether a request continues the previous one.
 
-    It does if both begin with enough equal messages (`LEAST_COMMON_MESSAGES`), or if it is longer than the
-    previous request and also contains the last message of it. `common_count` is the number of equal messages
-    with which both requests begin.
+    This is the case if both begin with enough equal messages (`LEAST_COMMON_MESSAGES`), or if the request is
+    longer than the previous one and also contains its last message. `common_count` is the number of equal
+    messages with which both requests begin.
     """
     if common_count >= min(LEAST_COMMON_MESSAGES, previous.message_count):
         return True
@@ -101,7 +102,7 @@ def _is_rewritten(messages: Sequence[Message], previous: RequestEnd, common_coun
 
 
 def _find_movable_start(messages: Sequence[Message]) -> int:
-    """Returns the start of the last messages, at most as many as a client is expected to move."""
+    """Returns the index of the first message that the client may move, given the limits on moved messages."""
     start = len(messages)
     for _ in range(MAX_MOVED_UNITS):
         start = find_unit_start(messages, start - 1) if start else 0

@@ -41,7 +41,7 @@ class PlanConstraints:
         must_rewrite_chain: Whether the chain must be written anew because its records state things that are
             no longer true.
         growth_tokens: Expected size of the messages that the client adds before the compaction is applied.
-            They will be the newest part of its tail.
+            They will be the newest part of the tail of the compaction.
         staying_indices: Indices of the messages whose size is part of `fixed_tokens`. They count as 0 in the
             size of the tail.
         moving_count: Number of last messages that the client moves (`core.mover`). They belong to no span.
@@ -250,8 +250,8 @@ class RoundPlan:
     """The plan of one compaction.
 
     Attributes:
-        round: Number of the compaction, from 1. If nothing is summarised, it is the number of the earlier
-            compaction.
+        round: Number of the compaction, from 1. A plan that repeats the earlier compaction has the number of
+            that compaction, or 0 if there was none.
         length: The checkpoint will be made for the messages `[0, length)`.
         spans: The spans to replace, sorted and disjoint.
         planned_replacements: The plan for the replacement of each span.
@@ -468,7 +468,7 @@ def _plan_chained_round(
     constraints: PlanConstraints,
     removed_indices: Sequence[int],
 ) -> RoundPlan:
-    """Plans one more record for a chain, or one record in place of the whole chain if it is too long."""
+    """Plans one more record for a chain. If the chain is too long, plans one record in place of it."""
     continued = None if _is_chain_too_long(policy, earlier, constraints) else earlier
     earlier_removed = continued.removed_indices if continued else frozenset()
     spans = tuple(_iter_adjacent_spans(removed_indices))
@@ -555,8 +555,8 @@ def compute_checkpoint_id(checkpoint: Checkpoint | None, prefix_digests: Sequenc
 def list_edited_indices(plan: RoundPlan, earlier: Checkpoint | None) -> frozenset[int]:
     """Returns the indices of the messages that are shortened in place once the plan is carried out.
 
-    These are the messages that the plan shortens, and those that the earlier compaction shortened and the
-    plan leaves so.
+    These are the messages that the plan itself shortens, and those that stay as the earlier compaction
+    shortened them.
     """
     earlier_edits = earlier.edited if earlier else frozenset()
     return frozenset(

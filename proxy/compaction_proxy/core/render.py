@@ -8,7 +8,7 @@ from compaction_proxy.core.message import Message, Span
 from compaction_proxy.core.sanitize import escape_frames_and_headings
 from compaction_proxy.core.strategies import SummaryFrame
 
-# The excerpt of a text of which nothing may be kept.
+# The excerpt of a text if its share is 0.
 OMISSION_MARK = "[…]"
 
 _is_fixed = attrgetter("is_fixed")
@@ -24,8 +24,8 @@ def build_effective_list(
 
     Args:
         messages: The client's whole list. Privileged messages before the end of the last removed span move to
-            the start of the list, after the privileged messages that are there already. They keep their
-            order. Project instructions stay in place.
+            the start of the list, after the privileged messages that are there already. The moved messages
+            keep their order. Project instructions stay in place.
         spans: The spans to replace. Their indices count the messages that are not fixed.
         replacements: The replacements of each span.
         edited_starts: Starts of the spans that consist of one shortened message, which stays in place.

@@ -59,7 +59,7 @@ def is_valid_message_list(messages: Sequence[Message]) -> bool:
 
 
 def repair_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns the list with a result for each call, without other results and empty assistant messages.
+    """Returns the list with a result for each call, without stray results and empty assistant messages.
 
     Fixed messages between a call and its results move before the call.
     """

@@ -226,6 +226,6 @@ def format_message(
 
 
 def _describe_line_range(first: int, last: int, line_count: int) -> str:
-    """Says which lines are shown and, if more lines follow, which lines to ask for next."""
+    """Describes which lines are shown and, if more lines follow, which lines to ask for next."""
     hint = f' To go on ask for lines "{last + 1}-{line_count}".' if last < line_count else ""
     return f"Lines {first}-{last} of {line_count}.{hint}"

@@ -1,4 +1,4 @@
-"""Recognises side requests that clients send besides a conversation, such as a request for a title."""
+"""Recognises side requests that clients send in addition to a conversation, such as one for a title."""
 
 import re
 

@@ -79,7 +79,7 @@ class TriggerRule:
 
     @property
     def named_fields(self) -> tuple[str, ...]:
-        """Names of the thresholds that count in this row."""
+        """Names of the threshold fields that are not None."""
         return tuple(name for name in TRIGGER_FIELDS if getattr(self, name) is not None)
 
     @property
@@ -130,7 +130,7 @@ def _clamp_optimum(optimum_tokens: int | None, budget: Budget) -> int:
 def set_price_thresholds(
     rules: Sequence["TriggerRule"], thresholds: PriceThresholds
 ) -> tuple["TriggerRule", ...]:
-    """Returns the rows. Each row that depends on prices has these thresholds."""
+    """Returns the rows, with `thresholds` set in each row that depends on prices."""
     return tuple(replace(row, price_thresholds=thresholds) if row.depends_on_price else row for row in rules)
 
 

@@ -94,8 +94,8 @@ def _select_newest_units(
 class _TruncationStep:
     """One attempt to make a list fit.
 
-    It says which messages stay whole, which are left out, and to how many tokens the others may be cut at
-    least.
+    It determines which messages stay whole, which are left out, and the smallest size to which the others may
+    be cut.
     """
 
     messages: Sequence[Message]

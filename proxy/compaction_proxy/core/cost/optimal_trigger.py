@@ -69,7 +69,7 @@ class OptimalTrigger:
     """The trigger at which a conversation costs least.
 
     Attributes:
-        trigger: T in tokens. The context window does not limit it here.
+        trigger: T in tokens. It may exceed the context window.
         basis: The figures from which T was computed, by name: token counts, and costs and prices relative to
             the price of an input token that is not cached.
     """
@@ -90,7 +90,7 @@ def compute_optimal_trigger(
 
     Args:
         price: Price of the model that the conversation uses.
-        profile: How the conversation grows.
+        profile: The figures of the conversation's growth and of its compactions.
         summary_price: Price of the summary model. None means that no model writes summaries.
         rework_tokens: Tokens of rework after one compaction (L).
     """

@@ -112,9 +112,8 @@ def compute_single_answer_saving(
 ) -> tuple[Saving | None, CacheState]:
     """Returns the saving of an exchange with a single reply, and the cache state for the next exchange.
 
-    The saving is None if the price or the provider's token count is unknown. The cost of a request that the
-    upstream refused is 0. The gross, the cache loss and the net of a request that was forwarded unchanged are
-    0.
+    The saving is None if the price or the provider's token count is unknown. A request that the upstream
+    refused has a cost of 0. A request that was forwarded unchanged has a gross, a cache loss and a net of 0.
 
     Args:
         exchange: The exchange.
@@ -215,10 +214,10 @@ def _estimate_client_tokens(
 def _find_continued_request(
     request: CacheableRequest, prefixes: Sequence[bytes], state: CacheState
 ) -> CacheableRequest | None:
-    """Returns the longest earlier request whose messages begin this request, or None if there is none.
+    """Returns the longest earlier request with whose messages this request begins, or None if there is none.
 
-    If the digest of one of the two requests is unknown, the messages of the earlier request are assumed to
-    begin this request, unless they have more tokens.
+    If the digest of one of the two requests is unknown, this request is assumed to begin with the messages of
+    the earlier one, unless these have more tokens than its own.
     """
     own_digests = frozenset(prefixes)
 
@@ -316,9 +315,9 @@ def compute_break_even_requests(
     """Returns the number of requests after which a compaction has saved its own cost.
 
     This cost is the price of the summary and of the broken prompt cache. Each later request saves the price
-    of the removed tokens. The price of the broken cache is an upper limit: it assumes that the provider has
-    cached none of the remaining tokens at the first request. The result is None if a price is unknown or the
-    compaction never saves its cost.
+    of the removed tokens. The price of the broken cache is an upper limit: it assumes that, in the first
+    request after the compaction, none of the remaining tokens are cached. The result is None if a price is
+    unknown or the compaction never saves its cost.
 
     Args:
         tokens_before: Tokens of the request without the compaction.

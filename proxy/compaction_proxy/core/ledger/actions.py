@@ -515,7 +515,7 @@ def _group_calls(actions: Sequence[tuple[int, Action]]) -> list[list[tuple[int, 
 
 
 def describe_action(action: Action, values: Iterable[str] = ()) -> str:
-    """Returns the tool, the target, other argument values and the outcome of a call as one line."""
+    """Returns a call as one line: its tool, its target, the argument values in `values`, and its outcome."""
     return " ".join(filter(None, [*action.target, *dict.fromkeys(values), "→", action.outcome]))
 
 
@@ -544,7 +544,7 @@ def _describe_group(group: Sequence[Action], max_characters: int) -> str:
         if not quoted or size <= room:
             quoted.add(run)
             room -= size
-    # Neighbouring calls with the same outcome share one mention of it, after the last of these calls.
+    # If neighbouring calls have the same outcome, it is written once, after the last of these calls.
     groups = groupby((run for run in runs if run in quoted), key=lambda run: run[1])
     parts = []
     for outcome, members in groups:
@@ -560,5 +560,5 @@ def describe_argument(name: str, *values: str) -> str:
 
 
 def _describe_arguments(named: Mapping[str, Sequence[str]]) -> str:
-    """Returns arguments as text. Values with the same name are grouped below that name."""
+    """Returns arguments as text: each name once, followed by its values."""
     return ", ".join(describe_argument(name, *values) for name, values in named.items())

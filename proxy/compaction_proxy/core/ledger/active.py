@@ -2,8 +2,8 @@
 
 Two statements are about the same subject if most of their words are the same. Exact values, and small words
 such as "always" or "the", are not compared. If the later statement changes a value, it replaces the earlier
-one. In doubt, both statements stay in force. Losing a rule does more harm than keeping an outdated rule,
-because its replacement follows it.
+one. In doubt, both statements stay in force. Losing a rule does more harm than keeping an outdated rule that
+is followed by its replacement.
 
 Which statements are in force after a message depends only on that message and on the messages before it. So
 when a conversation grows, the result for its earlier messages is reused, and only the new messages are read.
@@ -102,7 +102,7 @@ def _has_same_subject(new: Statement, old: Statement, shared_words: int) -> bool
 def supersedes_statement(new: Statement, old: Statement, *, is_adjacent: bool) -> bool:
     """Returns whether `new`, from a later message, replaces `old`.
 
-    `is_adjacent` says that no other user message comes between the messages of the two statements.
+    `is_adjacent` is true if no other user message comes between the messages of the two statements.
     """
     shared = len(new.words & old.words)
     if not shared or new.is_question:

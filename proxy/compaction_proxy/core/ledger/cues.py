@@ -19,8 +19,8 @@ THESAURUS: Sequence[str] = _TABLES["thesaurus"]
 # Verbs with which a request may begin, as the alternatives of a regular expression.
 IMPERATIVES = "".join(_TABLES["words"]["imperatives"])
 
-# Letters of writing systems that have no spaces between words, or whose vowel signs end a word for `\b`.
-# Phrases in these writing systems match anywhere in a text, even inside a word.
+# Letters of writing systems that have no spaces between words, or that have vowel signs which `\b` treats as
+# ends of words. Phrases in these writing systems match anywhere in a text, even inside a word.
 _UNSPACED_LETTER = re.compile("[\u0600-\u06ff\u0900-\u0dff\u3040-\u30ff\u3400-\u9fff]")
 _CHOICE = re.compile(r"\(\?:([^()]*)\)(\??)(?![*+{])")
 _LETTER = re.compile(r"\w(?![?*+{])")
@@ -49,7 +49,7 @@ def _expand_choice(phrase: str) -> Iterator[str]:
 
 
 def _build_whole_word_pattern(phrases: Sequence[str]) -> str:
-    """Returns a pattern that matches each of the phrases if it consists of whole words.
+    """Returns a pattern that matches the phrases, but only as whole words.
 
     The phrases are grouped by their first letter, so that most words of a text are rejected at once.
     """
@@ -62,10 +62,11 @@ def _build_whole_word_pattern(phrases: Sequence[str]) -> str:
 
 
 def _compile_phrases(phrases: Sequence[str]) -> CueFinder:
-    """Returns a function that finds one of the phrases in a text, which need not be the longest that matches.
+    """Returns a function that finds the first phrase in a text.
 
-    Phrases in writing systems that separate words match only whole words. ASCII text is searched only for the
-    phrases that can occur in it.
+    If several phrases match at the same place, the function need not find the longest. Phrases in writing
+    systems that separate words match only whole words. ASCII text is searched only for the phrases that can
+    occur in it.
     """
     bare = [phrase for phrase in phrases if _UNSPACED_LETTER.search(phrase)]
     spaced = [each for phrase in phrases if phrase not in bare for each in _expand_choice(phrase)]

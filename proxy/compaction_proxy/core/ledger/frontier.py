@@ -32,13 +32,14 @@ from compaction_proxy.core.ledger.statements import (
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
 
-# Maximum number of requests that are not answered yet. The state of older ones becomes unknown. The limit
-# keeps the time linear in the number of requests.
+# Maximum number of unanswered requests that are tracked at once. The state of older ones becomes unknown. The
+# limit keeps the time linear in the number of requests.
 MAX_WAITING = 64
 # Number of characters that are read at each end of a reply, and number of last sentences that are searched
 # for questions and promises.
 REPLY_CHARACTERS, LAST_SENTENCES = 2_000, 4
-# Maximum characters of a user message that only thanks, and of one that only approves a proposal.
+# Maximum characters of a message in which the user only thanks the assistant, and of one in which the user
+# only approves a proposal.
 THANKS_CHARACTERS, APPROVAL_CHARACTERS = 300, 60
 # A reply that asks a question may also answer a request. It counts as such a reply if it has at least this
 # many characters besides its question.
@@ -51,8 +52,8 @@ LOOSE_END_TURNS, WAITING_TURNS = 4, 12
 # A statement counts as program output if it occurs in `PRINTED_TIMES` user messages, each of at least
 # `PRINTED_STATEMENTS` statements.
 PRINTED_TIMES, PRINTED_STATEMENTS = 3, 4
-# A failure report is about an answered request if both have at least `SHARED_WORDS` words in common, and at
-# least `SHARED_SHARE` of the words of the shorter one.
+# A failure report counts as being about an answered request if both have at least `SHARED_WORDS` words in
+# common, and at least `SHARED_SHARE` of the words of the shorter one.
 SHARED_WORDS, SHARED_SHARE = 2, 0.25
 # A failure report with more words than this counts as pasted text, which has words in common with many
 # requests. So it is compared only with requests of the last `LOOSE_END_TURNS` turns.
@@ -447,7 +448,10 @@ class _FrontierReader:
         self.waiting_requests = [each for each in self.waiting_requests if each.key not in keys]
 
     def _find_printed_texts(self, statements: Sequence[Statement]) -> frozenset[str]:
-        """Returns the texts of statements that several messages contain, and that are thus program output."""
+        """Returns the texts of statements that count as program output.
+
+        A statement counts as program output if several messages with many statements contain it.
+        """
         if len(statements) < PRINTED_STATEMENTS:
             return frozenset()
         texts = frozenset(each.text for each in statements)

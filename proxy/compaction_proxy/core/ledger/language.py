@@ -18,8 +18,8 @@ MIN_HITS = 2.0
 MIN_SHARE = 0.12
 MIN_LEAD = 1.5
 
-# A path can begin only at the beginning of a word. Text in a writing system without spaces is one very long
-# word, in which a search from every character would take long.
+# The search for a path starts only at the beginning of a word. Text in a writing system without spaces is one
+# very long word, in which a search from every character would take long.
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|https?://\S+|(?<!\S)\S*[/\\_@]\S*", re.DOTALL)
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 _SCRIPTS = {

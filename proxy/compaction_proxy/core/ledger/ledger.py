@@ -31,8 +31,8 @@ OBSERVED_SHARE = 0.4
 # Maximum share of the ledger's characters for work done and work left open. Room for this work is reserved
 # before decisions, preferences and facts that the user stated get theirs.
 WORK_SHARE = 0.4
-# Maximum share of the ledger's characters for outcomes of answered requests. These outcomes get their room
-# before the user's remaining words.
+# Maximum share of the ledger's characters for outcomes of answered requests. Room for these outcomes is
+# reserved before the user's remaining statements get theirs.
 ANSWERED_SHARE = 0.25
 # Number of characters in the line of an observed fact besides the fact's name and text.
 OBSERVED_CHARACTERS = len("- : \n")
@@ -128,7 +128,7 @@ class _LedgerPage:
         self.lines.setdefault(heading, {})[place] = line
 
     def put_if_fits(self, heading: str, place: tuple[int, int], line: str) -> bool:
-        """Puts the line on the page if there is room, and returns whether there was."""
+        """Puts the line on the page if there is room for it. Returns whether there was room."""
         fits = self.measure_cost(heading, line) <= self.room_characters
         if fits:
             self.put(heading, place, line)

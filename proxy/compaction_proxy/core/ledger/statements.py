@@ -141,7 +141,10 @@ _SYNONYM_STEMS = {stem_word(word): row.split()[0] for row in THESAURUS for word 
 
 @lru_cache(maxsize=ROOT_CACHE_SIZE)
 def _find_root(word: str) -> str:
-    """Returns the stem of a word; if the stem has synonyms in the thesaurus, the first word of their row."""
+    """Returns the stem of a word, or the synonym that represents the stem in comparisons.
+
+    This synonym is the first word of the row in the thesaurus that contains the stem.
+    """
     stem = stem_word(word)
     return _SYNONYM_STEMS.get(stem, stem)
 
@@ -304,9 +307,9 @@ def reads_as_order(sentence: str) -> bool:
 # larger cache would keep the texts of many conversations in memory.
 @lru_cache(maxsize=2)
 def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str], bool], ...]:
-    """Returns the words and values of the user's newest statements, each with whether it is negated.
+    """Returns the newest statements of a user, beginning with the newest message.
 
-    The newest message comes first.
+    Each is a pair: the words and values of the statement, and whether it is negated.
     """
     found: list[tuple[frozenset[str], bool]] = []
     for text in reversed(texts):
@@ -322,7 +325,8 @@ def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str],
 def is_backed_by_user(order: str, user_texts: Sequence[str]) -> bool:
     """Returns whether a statement of the user contains enough of the words and values of `order`.
 
-    The share must be at least `MIN_SHARED_SHARE`. Either both texts must be negated or neither.
+    The statement must contain at least the share `MIN_SHARED_SHARE` of them. Either both texts must be
+    negated or neither.
     """
     about, negated = collect_subject_words(read_statements(order)), has_cue(fold_text(order), "negation")
     return bool(about) and any(

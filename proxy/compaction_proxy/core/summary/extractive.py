@@ -74,7 +74,10 @@ class _Sentence:
 
 
 def _list_read_indices(length: int) -> list[int]:
-    """Returns the indices of the messages that are read."""
+    """Returns the indices of the messages that are read.
+
+    In a long conversation, these are only the oldest and the newest messages.
+    """
     if length <= OLDEST_MESSAGES + NEWEST_MESSAGES:
         return list(range(length))
     return [*range(OLDEST_MESSAGES), *range(length - NEWEST_MESSAGES, length)]
@@ -107,7 +110,7 @@ def _iter_sentences(messages: Sequence[Message], role: str) -> Iterator[_Sentenc
             continue
         turn += message.role == "user"
         pieces = _split_sentences(message.text) if message.role == role else []
-        # Of a long message, only the first three and the last three sentences may be quoted.
+        # Only the first three and the last three sentences of a message may be quoted.
         del pieces[MAX_SENTENCES_PER_MESSAGE // 2 : -(MAX_SENTENCES_PER_MESSAGE // 2)]
         for number, piece in enumerate(pieces):
             words = frozenset(word.casefold() for word in _WORD.findall(piece))

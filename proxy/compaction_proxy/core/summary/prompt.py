@@ -166,7 +166,7 @@ def build_aligned_prompt(instructions: str, *, language: str, max_tokens: int, r
         language: English name of the language to write in; empty if it is unknown.
         max_tokens: Size of the summary that the prompt asks for, in tokens.
         run_count: Number of texts to write. Each text is about one run, which is an unbroken sequence of
-            assistant messages and tool results. The earliest runs are meant.
+            assistant messages and tool results. The texts are about the `run_count` earliest runs.
     """
     parts = [
         instructions.strip(),

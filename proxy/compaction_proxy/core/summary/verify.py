@@ -4,10 +4,10 @@ Sentences are dropped if they contain exact values that the sources do not conta
 gave. A changed value does more harm than a missing one, and only a user may make rules. If the summary lost
 values that later work needs, a list of these values is appended.
 
-Lines that state a wrong state of a request are corrected, too. A state is wrong if it calls an answered
-request open, calls an open request done, or calls something open that the user has only stated and not asked
-for. In a table row, the state is replaced. A list entry or sentence with a wrong state is dropped. A line
-that is about no known statement stays.
+Claims about the state of requests are corrected, too. A claim is wrong if it calls an answered request open,
+calls an open request done, or calls something open that the user has only stated and not asked for. In a
+table row, the correct state replaces the wrong one. A list entry or sentence with a wrong claim is dropped. A
+line that is about no known statement stays.
 """
 
 import re
@@ -153,8 +153,9 @@ class _SummarySources:
         return frozenset({_keep_digits(number) for part in self.parts for number in _NUMBER.findall(part)})
 
     def contains_value(self, value: ExactValue) -> bool:
-        """Returns whether the texts contain a value. Its form may differ, such as in the separators of a
-        number.
+        """Returns whether the texts contain a value.
+
+        The form of the value may differ, such as in the separators of a number or in the beginning of a path.
         """
         if value.kind in {"money", "number", "port"}:
             return _keep_digits(value.text) in self.numbers or value.text in self.text
@@ -291,10 +292,10 @@ def _weigh_fact(fact: ObservedFact, length: int) -> int:
 
 
 def _append_missing_values(text: str, messages: Sequence[Message], characters: int) -> str:
-    """Returns the text with those calls appended that changed something, and then critical values.
+    """Returns the text, followed by calls that changed something and then by critical values.
 
-    Only calls and values that the text lacks are appended. `characters` is the allowed size of the text with
-    the appended calls.
+    Only calls and values that the text lacks are appended, and values only if the text lacks too many of them
+    (`MIN_RECALL`). `characters` is the allowed size of the text with the appended calls.
     """
     writes = [each for each in read_frontier(messages).actions if each[1].is_write]
     whole = _append_missing_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
@@ -447,9 +448,9 @@ def _find_status(words: str) -> StatementStatus | None:
 
 
 def _find_claimed_status(sentence: str) -> StatementStatus | None:
-    """Returns the state (open or answered) that a sentence states for its subject.
+    """Returns the state (open or answered) that a sentence claims for its subject.
 
-    Returns None if the sentence states neither.
+    Returns None if the sentence claims neither.
     """
     ending = _STATUS_AT_END.search(sentence)
     if ending and (status := _find_status(ending["status"])):
@@ -499,7 +500,7 @@ def _find_statement_state(about: frozenset[str], known: list[_KnownStatement]) -
 
 
 def _claims_wrong_state(claimed: StatementStatus | None, line: str, known: list[_KnownStatement]) -> bool:
-    """Returns whether the state that a line states contradicts the known state of its statement."""
+    """Returns whether the state that a line claims contradicts the known state of its statement."""
     state = _find_state(line, known) if claimed else None
     if state is None or state is StatementStatus.UNKNOWN:
         return False
