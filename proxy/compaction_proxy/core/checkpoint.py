@@ -228,7 +228,7 @@ def _restore_name(message: Message, name: str) -> Message:
     return replace(renamed, digest=compute_message_digest(renamed))
 
 
-@lru_cache(maxsize=256)  # used several times in a compaction, and again for each later request
+@lru_cache(maxsize=256)  # computed several times in a compaction, and for each later request
 def _compute_chained_digest(digests: tuple[bytes, ...]) -> bytes:
     return chain_digests(digests)[-1]
 

@@ -9,7 +9,7 @@ from compaction_proxy.core.event import parse_integer, parse_number
 FIRST_ERROR_STATUS = 400
 
 
-class Exchange(NamedTuple):  # created for each request: a dataclass takes four times as long
+class Exchange(NamedTuple):  # created for each request, four times faster than a dataclass
     """The figures of one request and its response. None means that a figure is unknown.
 
     For example, the numbers of messages are unknown if the request passed the gate unread.

@@ -42,7 +42,7 @@ def _complete_exchange(exchange: Sequence[Message]) -> Iterator[Message]:
 def is_valid_message_list(messages: Sequence[Message]) -> bool:
     """Returns whether `repair_messages` would leave the list unchanged."""
     unanswered: list[str] = []
-    calling = False  # whether an answer is allowed at this place
+    calling = False  # whether a result is allowed at this place
     for message in messages:
         if message.answered_call_ids:
             matched = set(message.answered_call_ids).intersection(unanswered) if calling else ()

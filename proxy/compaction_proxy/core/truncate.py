@@ -1,4 +1,4 @@
-"""Plans the last rungs of the ladder, which make a request fit without a summary model.
+"""Plans the last rungs of the ladder, which make a request fit without a model where that is possible.
 
 The first rung caps the largest of the older messages. The second rung leaves out the oldest units. The third
 rung leaves out all units but the last one, and cuts the remaining messages. Each rung goes only as far as

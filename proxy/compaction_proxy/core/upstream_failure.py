@@ -20,7 +20,7 @@ PROXY_FAILED: Final = "proxy-failed"  # the outgoing proxy refused the connectio
 OUT_OF_SOCKETS: Final = "out-of-sockets"  # this machine has no file descriptor or port left
 NOT_SENDABLE: Final = "not-sendable"  # the request cannot be written as HTTP
 CONNECTION_RESET: Final = "connection-reset"
-INVALID_ANSWER: Final = "invalid-answer"  # the connection ended without a valid answer
+INVALID_ANSWER: Final = "invalid-answer"  # the connection ended without a valid response
 ANSWER_TIMEOUT: Final = "answer-timeout"
 # Causes of failures after a response had begun.
 ANSWER_CUT: Final = "answer-cut"

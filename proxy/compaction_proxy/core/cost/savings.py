@@ -214,10 +214,11 @@ def _estimate_client_tokens(
 def _find_continued_request(
     request: CacheableRequest, prefixes: Sequence[bytes], state: CacheState
 ) -> CacheableRequest | None:
-    """Returns the longest earlier request with whose messages this request begins, or None if there is none.
+    """Returns the earlier request that this request continues, or None if there is none.
 
-    If the digest of one of the two requests is unknown, this request is assumed to begin with the messages of
-    the earlier one, unless these have more tokens than its own.
+    A request continues an earlier one of the same model if it begins with all messages of the earlier one. If
+    it continues several, the longest is returned. If the digest of one of the two requests is unknown, this
+    request is assumed to continue the earlier one, unless the earlier one has more tokens.
     """
     own_digests = frozenset(prefixes)
 

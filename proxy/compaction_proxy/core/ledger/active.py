@@ -152,7 +152,7 @@ def find_unreplaced_part(new: Statement, old: Statement) -> Statement | None:
 
 @dataclass(frozen=True, slots=True)
 class UserStatement:
-    """A user statement in force and its place in the conversation.
+    """A user statement that no later one has replaced as a whole, and its place in the conversation.
 
     Attributes:
         statement: The statement, or the part of it that is still in force.

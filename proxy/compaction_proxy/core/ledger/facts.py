@@ -180,7 +180,7 @@ class ObservedFact:
 
 
 def take_head_and_tail(text: str, head: int = HEAD_CHARACTERS, tail: int = TAIL_CHARACTERS) -> str:
-    """Returns the text, or its first `head` and last `tail` characters if it has more than both together.
+    """Returns the text, or its first `head` and last `tail` characters if it is longer than both together.
 
     A line break separates the two parts.
     """

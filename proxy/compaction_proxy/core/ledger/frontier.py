@@ -41,8 +41,8 @@ REPLY_CHARACTERS, LAST_SENTENCES = 2_000, 4
 # Maximum characters of a message in which the user only thanks the assistant, and of one in which the user
 # only approves a proposal.
 THANKS_CHARACTERS, APPROVAL_CHARACTERS = 300, 60
-# A reply that asks a question may also answer a request. It counts as such a reply if it has at least this
-# many characters besides its question.
+# A reply that asks a question may also answer a request. It is assumed to do so if it has at least this many
+# characters besides its question.
 SUBSTANCE_CHARACTERS = 240
 # Characters quoted of an outcome, a question or a promise.
 QUOTED_CHARACTERS = 160

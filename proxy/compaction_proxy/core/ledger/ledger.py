@@ -199,7 +199,8 @@ def _format_entry(entry: LedgerEntry, *, is_tight: bool) -> tuple[str, str]:
 def _fill_entries(ledger: Ledger, room: int, *, is_tight: bool) -> tuple[_LedgerPage, bool]:
     """Returns a page with the entries for which there is room, and whether all entries fit.
 
-    Rules are put on the page even if there is no room. If `is_tight`, lines are as short as possible.
+    Rules are put on the page even if there is no room. If `is_tight` is true, lines are as short as possible.
+    If it is false, the page stays incomplete as soon as the entries exceed the room.
     """
     page, late, whole, wanted = _LedgerPage(room), [], True, 0
     for kinds in _GROUPS:
@@ -271,10 +272,11 @@ def render_ledger(ledger: Ledger, max_characters: int) -> str:
     """Returns the ledger as text of at most `max_characters`, or more if the rules alone take more.
 
     The text of an empty ledger is "". Rules and pins are always included. The other items are included as far
-    as there is room, in this order: open requests, work done and left open, decisions and preferences, facts
-    that the user stated, answered requests, other statements of the user from the newest on, and observations
-    (other calls, paths, errors and other values). Text from tools and the assistant has one heading, which
-    calls it data. No item is cut in two. Message ids are included only if all entries fit with them.
+    as there is room, in this order: work done and left open (up to `WORK_SHARE`), open requests, decisions
+    and preferences, facts that the user stated, answered requests, other statements of the user from the
+    newest on, and observations (other calls, paths, errors and other values). Text from tools and the
+    assistant has one heading, which calls it data. No item is cut in two. Message ids are included only if
+    all entries fit with them.
     """
     rules = tuple(entry for entry in ledger.entries if entry.kind is StatementKind.RULE)
     beside_rules, _ = _fill_entries(Ledger(rules), max_characters, is_tight=True)

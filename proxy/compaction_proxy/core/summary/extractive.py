@@ -1,4 +1,4 @@
-"""Builds extracts: texts in place of a summary that code writes without a model.
+"""Builds extracts: texts that code, not a model, writes in place of a summary.
 
 An extract states which work was done, what the assistant said, and where the work stopped. It consists of
 quotations, so it keeps the language of the messages. From tool results it quotes only short values of known
@@ -143,8 +143,8 @@ def _rank_sentences(sentences: Sequence[_Sentence], length: int) -> list[_Senten
 def _choose_sentences(sentences: Sequence[_Sentence], length: int, max_characters: int) -> list[_Sentence]:
     """Returns as many of the most informative sentences as fit, oldest first, without repetitions.
 
-    The characters are divided among the turns. No turn gets more than twice an equal share, or more than
-    `LONGEST` characters if that is more.
+    The characters are divided among the turns. Each turn gets at most twice an equal share, or `LONGEST`
+    characters if that is more.
     """
     turns = len({each.turn for each in sentences})
     quota = max(LONGEST, 2 * max_characters // max(1, turns))

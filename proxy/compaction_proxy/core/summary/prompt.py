@@ -55,7 +55,8 @@ def _format_content(message: Message) -> str:
 def _cut_text(text: str, characters: int, *, keep_end: bool) -> str:
     """Cuts a text to its first `characters` characters, and adds `CUT_MARK`.
 
-    If `keep_end` is true, a long enough text whose end reports an error is cut in the middle instead.
+    If `keep_end` is true, and the end of the text reports an error, the text is cut in the middle instead.
+    This requires at least `TWO_ENDS_CHARACTERS` characters of room. A text that is short enough is not cut.
     """
     if len(text) <= characters:
         return text
