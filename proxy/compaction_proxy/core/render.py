@@ -8,7 +8,7 @@ from compaction_proxy.core.message import Message, Span
 from compaction_proxy.core.sanitize import escape_frames_and_headings
 from compaction_proxy.core.strategies import SummaryFrame
 
-# The excerpt of a text if its share is 0.
+# The excerpt that `build_excerpt` returns for a share of 0.
 OMISSION_MARK = "[…]"
 
 _is_fixed = attrgetter("is_fixed")

@@ -13,11 +13,11 @@ from compaction_proxy.core.budget import Budget, Reserves, compute_budget
 TRIGGER_FIELDS = (
     "tokens", "percent", "percent_of_window", "messages", "turns", "iterations", "price_tier", "cost_optimal",
 )  # fmt: skip
-# A surcharge applies to requests above a certain size. The trigger `price_tier` is lower than that size by
-# these reserves. So a reply of usual length and the error of estimates do not take the next request above
+# A surcharge applies to requests above a certain size. The threshold of `price_tier` is lower than that size
+# by these reserves. So a reply of usual length and the error of estimates do not take the next request above
 # that size. As with context windows, the reserves take at most a quarter of that size.
 TIER_RESERVES = Reserves(system=0, output=8_000, safety=2_000)
-# Lower limit (in tokens) and upper limit (as a share of usable) of the trigger `cost_optimal`. Below the
+# Lower limit (in tokens) and upper limit (as a share of usable) of the threshold of `cost_optimal`. Below the
 # lower limit, compactions cost more than they can save. Above the upper limit, a compaction must not wait.
 MIN_OPTIMUM_TOKENS = 32_000
 MAX_OPTIMUM_SHARE = 0.75
@@ -109,7 +109,7 @@ class TriggerRule:
 
 
 def _compute_tier_threshold(tier_tokens: int | None, budget: Budget) -> int:
-    """Returns the size of the trigger `price_tier`, in tokens, at which a request pays no surcharge yet.
+    """Returns the threshold of `price_tier`, in tokens: a size at which a request pays no surcharge yet.
 
     Returns all of usable if there is no surcharge.
     """
@@ -119,7 +119,7 @@ def _compute_tier_threshold(tier_tokens: int | None, budget: Budget) -> int:
 
 
 def _clamp_optimum(optimum_tokens: int | None, budget: Budget) -> int:
-    """Returns the size of the trigger `cost_optimal`, in tokens, within its lower and upper limit.
+    """Returns the threshold of `cost_optimal`, in tokens, within its lower and upper limit.
 
     Returns the upper limit if the optimum is unknown.
     """

@@ -29,8 +29,8 @@ MIN_CACHED_TOKENS = 1_024
 MAX_CACHED_REQUESTS = 8
 # A conversation usually grows by at most this many messages from one request to the next.
 MAX_GROWTH_MESSAGES = 8
-# Providers cache prefixes in blocks of tokens. These are the largest known block of a provider, and the
-# smallest block to which estimates are rounded, in tokens.
+# Providers cache prefixes in blocks of tokens. The two numbers are the size of the largest known block of a
+# provider, and the size of the smallest block to which estimates are rounded, in tokens.
 LARGEST_BLOCK_TOKENS = 128
 SMALLEST_BLOCK_TOKENS = 64
 # The value of `CacheState.shortfall_tokens`, in tokens, for a provider that caches no tokens.
