@@ -1,17 +1,17 @@
-"""Computes the token budget of a request: the sizes that limit it, from the model's context window."""
+"""Computes the token budget of a request: the sizes that limit it, given the model's context window."""
 
 from dataclasses import dataclass
 
-# Reserves take at most the context window divided by this number (a quarter of the window), so that small
-# windows work too (DESIGN.md §5.5). A compaction also makes room for at most that much output. If a request
-# asks for more output, the proxy lowers the output limit in the request; otherwise it would have to compact
-# every few requests.
+# The reserves take at most the context window divided by this number: a quarter of the window. Otherwise they
+# would leave too little of a small window to the conversation. A compaction makes room for requested output
+# of at most the same quarter. If a request asks for more output, the proxy lowers the output limit in the
+# request. Otherwise the proxy would have to compact every few requests.
 RESERVE_DIVISOR = 4
 # The proxy does not lower an output limit below this number of tokens.
 MIN_OUTPUT_TOKENS = 1_024
-# Some upstreams refuse a request if prompt and requested output together exceed the context window. There,
-# a prompt must leave at least this many tokens free: the least output, and a margin for the error of
-# estimates.
+# Some upstreams refuse a request if its prompt and its requested output together exceed the context window. A
+# prompt for such an upstream must leave at least this many tokens free: the least output
+# (`MIN_OUTPUT_TOKENS`), and a margin for the error of estimates.
 RESERVED_OUTPUT_TOKENS = MIN_OUTPUT_TOKENS + 256
 
 
@@ -21,8 +21,8 @@ class Reserves:
 
     Attributes:
         system: Tokens for the system prompt and tools.
-        output: Tokens for the answer, unless the request asks for more.
-        safety: Tokens for the error of estimates.
+        output: Tokens for the output of the model, unless the request asks for more.
+        safety: Tokens that cover the error of size estimates.
     """
 
     system: int
@@ -38,17 +38,19 @@ class Budget:
     context window.
 
     Attributes:
-        window: Largest input that the model takes.
-        usable: The context window less the reserves. Percentages refer to it.
-        compaction_limit: A request larger than this is compacted. It is the context window less the safety
-            reserve and the requested output. These two together count as at most a quarter of the window.
-        input_limit: The context window less the safety reserve. If the upstream adds the requested output to
-            the prompt, at least the requested output stays free, up to `RESERVED_OUTPUT_TOKENS`. Content is
-            cut without a summary only if a request is larger than this.
-        sum_limit: The context window less the safety reserve and all of the requested output. The upstream
-            may refuse a larger request. None if the upstream does not add the output to the prompt.
-        min_output_tokens: The proxy does not lower the output limit below this. 0 if the upstream does not
-            add the output to the prompt.
+        window: Context window of the model.
+        usable: The context window less the reserves. Percentages refer to this size.
+        compaction_limit: The proxy compacts a request that is larger than this. The limit is the context
+            window less the safety reserve and the requested output, which together count as at most a quarter
+            of the window.
+        input_limit: The proxy cuts content without a summary only if a request is larger than this. The limit
+            is the context window less the safety reserve. If the upstream adds the requested output to the
+            prompt, the limit leaves at least the requested output free, up to `RESERVED_OUTPUT_TOKENS`.
+        sum_limit: The upstream may refuse a request that is larger than this. The limit is the context window
+            less the safety reserve and all of the requested output. None if the upstream does not add the
+            output to the prompt.
+        min_output_tokens: The proxy does not lower the output limit of the request below this number. 0 if
+            the upstream does not add the output to the prompt.
     """
 
     window: int
@@ -60,7 +62,7 @@ class Budget:
 
     @property
     def output_compaction_limit(self) -> int | None:
-        """The size above which a compaction has to make room for the requested output.
+        """The size, in tokens, above which a compaction has to make room for the requested output.
 
         None if the upstream does not add the output to the prompt.
         """
@@ -70,20 +72,30 @@ class Budget:
 
     @property
     def prompt_limit(self) -> int:
-        """The size above which the upstream refuses a prompt, however little output is requested."""
+        """The largest prompt, in tokens, that fits once the output limit is lowered as far as possible.
+
+        The upstream refuses a larger prompt, however little output the request asks for.
+        """
         return self.window - self.min_output_tokens
 
 
 def compute_budget(
     window: int, reserves: Reserves, max_output: int | None, *, adds_output: bool = False
 ) -> Budget:
-    """Computes the budget of a request that asks for up to `max_output` tokens (None if it names no limit).
+    """Computes the budget of a request.
 
-    If the reserves together would take more than a quarter of the context window, they shrink in proportion.
-    The requested output is an upper limit that most answers do not reach. So a compaction makes room for
-    output of at most a quarter of the window, and content is cut only to make room for
-    `RESERVED_OUTPUT_TOKENS`. `adds_output` says that the upstream refuses a request if prompt and requested
-    output together exceed the window.
+    If the reserves together exceed a quarter of the context window, they count as a quarter of it, and the
+    safety reserve shrinks in proportion. The requested output is an upper limit that most replies do not
+    reach. So a compaction makes room for output of at most a quarter of the window, and content is cut only
+    to make room for `RESERVED_OUTPUT_TOKENS`.
+
+    Args:
+        window: Context window of the model, in tokens.
+        reserves: Tokens that the strategy keeps free.
+        max_output: Limit of the output that the request asks for, in tokens; None if the request names no
+            limit.
+        adds_output: Whether the upstream refuses a request if its prompt and its requested output together
+            exceed the context window.
     """
     requested, max_reserve = max_output or 0, window // RESERVE_DIVISOR
     reserve = min(reserves.system + max(reserves.output, requested) + reserves.safety, max_reserve)

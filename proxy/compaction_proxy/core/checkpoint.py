@@ -1,12 +1,13 @@
-"""Checkpoints: the stored results of compactions, and the rules for applying one to a request.
+"""Checkpoints: the stored results of compactions, and the rules for applying a checkpoint to a request.
 
-A checkpoint is found by the outline digest of the prefix for which it was made (`core.digest`). That digest
-ignores participant names and the text of tool results. Before the checkpoint is applied, the exact digest of
-the prefix must match too.
-The only differences allowed are tool results that the client has since cleared or shortened, and names that
-it has since added or removed. So even if a conversation id is wrong, outdated or shared by two conversations,
-a checkpoint is never applied to other messages, and no text gets from one conversation into another. Indices
-count only the messages that are not fixed.
+A checkpoint is found by the prefix digest of the messages for which it was made. This digest is a chain of
+outline digests (`core.digest`), which ignore participant names and the text of tool results. Before a
+checkpoint is applied, the exact digest of the messages must match too. Only two differences are allowed: the
+client may have cleared or shortened tool results, and it may have added or removed names. So the proxy never
+applies a checkpoint to other messages, even if a conversation id is wrong, outdated or shared by two
+conversations. No text gets from one conversation into another.
+
+Indices count only the messages that are not fixed.
 """
 
 import hashlib
@@ -24,20 +25,23 @@ PREFIX_BYTES = 32
 EXTRACT_WRITER = "extract"
 # A client that clears a tool result may leave a notice of up to this many characters in its place.
 MAX_NOTICE_CHARACTERS = 256
-# A tool result that the client has shortened still begins with this many of its original characters.
+# A shortened tool result of more than `MAX_NOTICE_CHARACTERS` characters is recognised by its first
+# characters. This many of them must be the same as in the original.
 HEAD_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class CoveredToolResult:
-    """What is stored of a tool result inside a span, to recognise it after the client has shortened it.
+    """An entry of a checkpoint for one tool result inside a span.
+
+    The entry serves to recognise the tool result after the client has shortened it.
 
     Attributes:
-        index: Index of its message.
+        index: Index of the message with the tool result.
         digest: Digest of the message, 32 bytes.
         outline_digest: Digest of the message without its text, 32 bytes (`compute_textless_digest`).
-        head_digest: SHA-256 of the first `HEAD_CHARACTERS` characters of its text, 32 bytes.
-        character_count: Length of its text, in characters.
+        head_digest: SHA-256 of the first `HEAD_CHARACTERS` characters of the text, 32 bytes.
+        character_count: Length of the text, in characters.
     """
 
     index: int
@@ -52,27 +56,28 @@ class Checkpoint:
     """The stored result of one compaction. It never changes.
 
     Attributes:
-        strategy: Name of the strategy that made it.
-        conversation: Id of the conversation in which it was made, `c_…`.
+        strategy: Name of the strategy that made the checkpoint.
+        conversation: Id of the conversation in which the checkpoint was made, `c_…`.
         round: Number of the compaction within its conversation, from 1.
-        length: The checkpoint is made for the messages `[0, length)`. It replaces some and leaves the others.
+        length: The checkpoint is made for the messages `[0, length)`. It replaces some of them and leaves the
+            others.
         exact: Chained digest of these messages, 32 bytes.
-        results: The tool results inside the spans.
+        results: Entries for the tool results inside the spans.
         spans: The spans that are replaced, sorted and disjoint.
         stand_ins: The replacements of each span, in the order of `spans`.
         summary: Text of the summary, for the next compaction to integrate.
-        tokens_before: Calibrated size of the request that was compacted.
-        tokens_after: Calibrated size of the request that was forwarded instead.
-        listed: Number of messages, without fixed ones, that the client had sent when the compaction was made.
-            Messages after these count as new since the compaction.
-        carried: Index of the user message whose text moved into the replacement; None if there is none.
-        rounds: One number for each record of the chain, oldest first: the `length` of the compaction that
-            wrote the record. All records are replacements of one span and come first in it.
+        tokens_before: Calibrated size, in tokens, of the request that was compacted.
+        tokens_after: Calibrated size, in tokens, of the request that was forwarded instead.
+        listed: Number of messages, not counting fixed ones, that the client had sent when the compaction was
+            made. Messages after these count as new since the compaction.
+        carried: Index of the user message whose text moved into the replacement; None if no text moved.
+        rounds: One number for each record of the chain, oldest first: the `length` of the checkpoint whose
+            compaction wrote the record. The records are the first replacements of one span.
         writer: Name of the model that wrote the summary; `EXTRACT_WRITER` if code made it; empty if there is
             no summary.
         edited: Indices of messages that are shortened and stay in place.
-        names: The `name` of each message in `[0, length)` that had one, with its index. None in checkpoints
-            that version 0.1 stored. These match only if no name has changed.
+        names: The `name` of each message in `[0, length)` that had one, with its index. None in a checkpoint
+            that version 0.1 stored. Such a checkpoint matches only if no name has changed.
     """
 
     strategy: str
@@ -95,7 +100,7 @@ class Checkpoint:
 
     @property
     def span_replacements(self) -> tuple[tuple[Span, tuple[Message, ...]], ...]:
-        """Each span with its replacements."""
+        """The spans in their order, each paired with its replacements."""
         return tuple(zip(self.spans, self.stand_ins, strict=True))
 
     @property
@@ -109,7 +114,10 @@ class Checkpoint:
 
     @property
     def removed_indices(self) -> frozenset[int]:
-        """Indices of the messages that are not in the effective list in any form."""
+        """Indices of the messages that the checkpoint removes from the effective list.
+
+        Messages that are only shortened are not among them.
+        """
         return frozenset(
             index
             for span in self.spans
@@ -127,10 +135,10 @@ def build_checkpoint_id(
 ) -> bytes:
     """Builds the 64-byte id under which a checkpoint is stored.
 
-    The first half is the prefix digest, by which the checkpoint is found. The second half tells apart
-    checkpoints with the same prefix digest: two lists can share an outline and still differ in the text of a
-    tool result, or in which user message was the latest. `variant` tells apart several ways to replace the
-    same spans.
+    The first 32 bytes are the prefix digest, by which the checkpoint is found. The last 32 bytes distinguish
+    checkpoints with the same prefix digest. Two lists of messages can have the same prefix digest and still
+    differ in the text of a tool result, or in which user message was the latest. `variant` distinguishes
+    several ways to replace the same spans.
     """
     edges = ",".join(f"{span.start}-{span.stop}" for span in spans) + (f"/{variant}" if variant else "")
     return prefix_digest + hashlib.sha256(exact_digest + edges.encode()).digest()
@@ -142,12 +150,12 @@ def get_prefix_digest(checkpoint_id: bytes) -> bytes:
 
 
 def compute_exact_digest(messages: Iterable[Message]) -> bytes:
-    """Computes the chained digest of all the messages, 32 bytes."""
+    """Computes the exact digest of one or more messages, 32 bytes, by chaining their digests."""
     return _compute_chained_digest(tuple([message.digest for message in messages]))
 
 
 def list_covered_results(messages: Sequence[Message], spans: Iterable[Span]) -> tuple[CoveredToolResult, ...]:
-    """Returns what a checkpoint stores of the tool results inside the spans."""
+    """Returns the entries that a checkpoint stores for the tool results inside the spans."""
     return tuple(
         CoveredToolResult(
             index,
@@ -180,7 +188,7 @@ def _is_shortened_result(result: CoveredToolResult, message: Message) -> bool:
 def _matches_digest(checkpoint: Checkpoint, covered: Sequence[Message], *, shortened: bool) -> bool:
     """Returns whether the messages are those for which the checkpoint was made.
 
-    `shortened` says that the client may have cleared or shortened tool results since then.
+    If `shortened` is true, a tool result that the client has since cleared or shortened counts as the same.
     """
     digests = [message.digest for message in covered]
     for result in checkpoint.results:
@@ -196,8 +204,8 @@ def _iter_possible_prefixes(
 ) -> Iterator[Sequence[Message]]:
     """Yields the first `checkpoint.length` messages, then the same messages with their stored names.
 
-    The second list is yielded only if it differs. So a checkpoint still matches if the client has since added
-    a name to a message, or removed one.
+    The second list is yielded only if it differs from the first. With it, a checkpoint still matches if the
+    client has since added a name to a message, or removed one.
     """
     covered = list(messages[: checkpoint.length])
     yield covered
@@ -210,20 +218,23 @@ def _iter_possible_prefixes(
 
 
 def _restore_name(message: Message, name: str) -> Message:
-    """Returns the message with its stored name if only one of the two names is set, else unchanged."""
+    """Returns the message with its stored name if either the stored or the current name is empty.
+
+    If both names are set, or both are the same, the message is returned unchanged.
+    """
     if name == message.name or (name and message.name):
         return message
     renamed = replace(message, name=name)
     return replace(renamed, digest=compute_message_digest(renamed))
 
 
-@lru_cache(maxsize=256)  # used several times in a compaction, and again for each later request
+@lru_cache(maxsize=256)  # computed several times in a compaction, and for each later request
 def _compute_chained_digest(digests: tuple[bytes, ...]) -> bytes:
     return chain_digests(digests)[-1]
 
 
 def _splits_unit(messages: Sequence[Message], edge: int) -> bool:
-    """Returns whether an edge before index `edge` would separate calls from the results that follow them."""
+    """Returns whether a cut before index `edge` would separate calls from the results that follow them."""
     if not 0 < edge < len(messages) or not messages[edge].answered_call_ids:
         return False
     caller = edge - 1
@@ -237,11 +248,14 @@ def can_apply_checkpoint(
 ) -> bool:
     """Returns whether a checkpoint may be applied to these messages.
 
-    The messages must begin with those for which the checkpoint was made. The checkpoint must not hide the
-    latest user message from the model: that message stays in its place, or the replacement carries its text.
-    It must not remove a call whose result stays. A tool result may be shorter than the stored one, because
-    the client may have shortened it. But if the client names another conversation than the checkpoint's, a
-    shorter result counts as a different one, and the checkpoint may not be applied.
+    All of these conditions must hold:
+
+    - The messages begin with those for which the checkpoint was made.
+    - The latest user message stays in its place, or the replacement carries its text.
+    - No call is removed whose result stays.
+
+    A tool result may be shorter than the stored one, because the client may have shortened it. This is
+    allowed only if `conversation` is None or is the conversation of the checkpoint.
     """
     if not 0 < checkpoint.length <= len(messages):
         return False
@@ -260,7 +274,7 @@ def can_apply_checkpoint(
 def drop_outdated_edits(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
     """Returns the checkpoint without edits of messages that the client has since shortened itself.
 
-    The client's shorter version of such a message is forwarded instead.
+    For such a message, the proxy forwards the client's shorter version.
     """
     known_digests = {result.index: result.digest for result in checkpoint.results}
     possible = list(_iter_possible_prefixes(checkpoint, messages))
@@ -286,13 +300,14 @@ def find_longest_applicable_checkpoint(
 ) -> Checkpoint | None:
     """Finds the applicable checkpoint of the greatest length; None if no checkpoint may be applied.
 
-    Among checkpoints of equal length, the highest round wins; then a summary that a model wrote; then the
-    larger number of spans. The result lacks outdated edits (`drop_outdated_edits`).
+    Among checkpoints of equal length, the one with the highest round is chosen. If several remain, one with a
+    summary by a model is preferred, and then one with more spans. Outdated edits are removed from the result
+    (`drop_outdated_edits`).
 
     Args:
         candidates: Checkpoints that may fit the messages. None entries are skipped.
         messages: The messages of a request that are not fixed.
-        conversation: The conversation id that the client gave, if any.
+        conversation: The conversation id that the client gave; None if it gave none.
     """
     best: Checkpoint | None = None
     for candidate in sorted(filter(None, candidates), key=_rank_checkpoint, reverse=True):
@@ -305,7 +320,7 @@ def find_longest_applicable_checkpoint(
 
 
 def _rank_checkpoint(checkpoint: Checkpoint) -> tuple[int, int, bool, int]:
-    """Returns a key to compare checkpoints: length, round, whether a model wrote it, number of spans."""
+    """Returns a sort key: the length, the round, whether a model wrote the summary, the number of spans."""
     by_model = checkpoint.writer != EXTRACT_WRITER
     return checkpoint.length, checkpoint.round, by_model, len(checkpoint.spans)
 
@@ -416,7 +431,7 @@ def _parse_replacement_message(fields: Sequence[Any]) -> Message:
 
 
 def _is_consistent(checkpoint: Checkpoint) -> bool:
-    """Returns whether the checkpoint's spans, replacements and edits fit each other and its length."""
+    """Returns whether the spans, replacements and edits fit each other and the checkpoint's length."""
     edges = [0, *(edge for span in checkpoint.spans for edge in span), checkpoint.length]
     return (
         edges == sorted(edges)

@@ -1,8 +1,8 @@
 """Computes canonical digests, which decide whether messages or prefixes of conversations are the same.
 
-A conversation id only locates a conversation. The digest decides whether a stored summary may replace what
-the client sent. The rules are those of DESIGN.md §5.3, version byte 1. A change here needs a new version
-byte; otherwise stored summaries would be applied to messages for which they were not made.
+A conversation id only locates a conversation. The digest decides whether a stored summary may replace the
+messages that the client sent. If the rules in this module change, `DIGEST_VERSION` must change as well.
+Otherwise stored summaries would be applied to messages for which they were not made.
 """
 
 import hashlib
@@ -16,7 +16,8 @@ from compaction_proxy.core.message import Message, MessageToolCall
 DIGEST_VERSION = b"\x01"
 MAX_DEPTH = 100
 MAX_CHARACTERS = 1_048_576
-# A longer text is encoded in pieces of this many characters.
+# A longer text is encoded in pieces of this many characters, because a thread holds the interpreter lock
+# while it encodes a piece.
 PIECE_CHARACTERS = 64 * 1024
 _EMPTY = bytes(8)
 _EXACT_INTEGER = 2**53
@@ -25,7 +26,10 @@ _BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]')
 
 
 def _encode_field(value: str) -> bytes:
-    """Encodes a field with its length in front, so that different lists of fields never share their bytes."""
+    """Encodes a field with its length in front.
+
+    So two different lists of fields never give the same bytes.
+    """
     return _add_length_prefix(value.encode("utf-8", "surrogatepass")) if value else _EMPTY
 
 
@@ -43,8 +47,9 @@ def _build_unique_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _parse_json_float(text: str) -> int | str:
     """Parses a JSON number that has a point or an exponent.
 
-    `1.0` becomes the integer 1, as in JavaScript. Any other number becomes a text of its digits, marked by a
-    NUL character in front.
+    A whole number, such as `1.0`, becomes an integer, as in JavaScript. Any other number becomes a string: a
+    NUL character, followed by the number as Python writes it, or as it was sent if it has more than 15
+    characters. The NUL character distinguishes the number from a JSON string with the same text.
     """
     value = float(text)
     if value.is_integer() and abs(value) <= _EXACT_INTEGER:
@@ -66,7 +71,8 @@ _TEXT = _encode_field("text")
 _ROLES = {
     role: _encode_field(role) for role in ("system", "developer", "user", "assistant", "tool", "function")
 }
-# Created once, because `json.loads` and `json.dumps` would create their own for every call.
+# The decoder and the encoder are created once, because `json.loads` and `json.dumps` would create new ones
+# for every call.
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_build_unique_dict, parse_float=_parse_json_float, parse_constant="\0{}".format
 )
@@ -77,8 +83,9 @@ def canonicalize_arguments(arguments: str) -> str:
     """Returns tool-call arguments with canonical key order and white space.
 
     Arguments stay as they are if they do not parse, repeat a key, are longer than 1,048,576 characters, hold
-    too many brackets (`json_bounds`), or nest more than 100 levels deep. The digest must not depend on how
-    many levels the decoder can read, which varies with the depth of the call stack. So the limit is fixed.
+    too many brackets (`json_bounds`), or nest more than 100 levels deep. The limit on levels is fixed,
+    because the number of levels that the decoder can read varies with the depth of the call stack, and the
+    digest must not depend on that.
     """
     brackets = arguments.count("[") + arguments.count("{")
     if (
@@ -119,7 +126,10 @@ def _encode_text(text: str) -> list[bytes]:
 
 
 def _encode_long_text(text: str) -> list[bytes]:
-    """Encodes a text field in pieces, because the interpreter lock is held while a piece is encoded."""
+    """Encodes a text field in pieces.
+
+    A thread holds the interpreter lock while it encodes a piece. Between two pieces, other threads can run.
+    """
     starts = range(0, len(text), PIECE_CHARACTERS)
     data = [text[start : start + PIECE_CHARACTERS].encode("utf-8", "surrogatepass") for start in starts]
     return [sum(map(len, data)).to_bytes(8, "big"), *data]
@@ -163,11 +173,12 @@ def compute_message_digest(message: Message) -> bytes:
 
 
 def compute_outline_digest(message: Message) -> bytes:
-    """Computes a message's digest without its name, and without the text of a tool result; 32 bytes.
+    """Computes the outline digest of a message, 32 bytes.
 
-    A client may later clear or shorten old tool results, or give a message a name. The outline digests of
-    these messages do not change, so stored checkpoints are still found. `core.checkpoint` then decides for
-    each message whether the difference is allowed.
+    The outline digest does not cover the name of the message or, in a tool result, the content. A client may
+    later clear or shorten old tool results, or give a message a name. The outline digest of such a message
+    does not change, so stored checkpoints are still found. `core.checkpoint` then decides for each message
+    whether the difference is allowed.
     """
     if message.answered_call_ids:
         return _hash_message(message, [], "")
@@ -182,9 +193,9 @@ def compute_textless_digest(message: Message) -> bytes:
 
 
 def chain_digests(digests: Iterable[bytes], previous_digest: bytes = DIGEST_VERSION) -> list[bytes]:
-    """Chains digests into prefix digests of 32 bytes: entry `i` stands for the messages `[0..i]`.
+    """Chains digests into prefix digests of 32 bytes: entry `i` is the digest of the messages `[0..i]`.
 
-    If the list continues another one, `previous_digest` is the prefix digest of the messages before it.
+    If the list continues an earlier list, `previous_digest` is the prefix digest of the earlier list.
     """
     prefixes: list[bytes] = []
     for digest in digests:
@@ -198,11 +209,14 @@ def compute_prefix_digests(
 ) -> list[bytes]:
     """Computes the prefix digests of messages that are not fixed, from their outline digests.
 
-    If the list continues another one, `previous_digest` is the prefix digest of the messages before it.
+    If the list continues an earlier list, `previous_digest` is the prefix digest of the earlier list.
     """
     return chain_digests(map(compute_outline_digest, messages), previous_digest)
 
 
 def format_message_id(prefix_digest: bytes) -> str:
-    """Formats the id of a message for events, handles and search. It is the same on every replica."""
+    """Formats the id of a message, `m_…`, from the prefix digest that ends with this message.
+
+    Events, handles and search use the id. It is the same on every replica of the proxy.
+    """
     return "m_" + prefix_digest.hex()[:12]

@@ -1,17 +1,19 @@
-"""The proxy's own errors, as a tree, and how a client sees them.
+"""Defines the errors that the proxy raises on purpose, as a tree, and formats them for clients.
+
+If a client sees an error, the number in parentheses is the status of the response.
 
 ProxyError
 ├── ConfigError                    the configuration cannot be used; the process ends with exit code 2
-├── RequestRefusedError            the client is at fault; answered with the error's own 4xx status
-├── OverloadedError                the proxy holds too many requests or request bytes; answered with 503
-├── UpstreamError                  the forwarded call failed; answered with 502 or 504
-├── InternalError                  a fault of the proxy made the request fail; answered with 500
-├── ReplayFailedError              the process that replays conversations has failed; answered with 500
-└── CompactionError                compaction failed: no client sees it, the request goes upstream (fail-open)
+├── RequestRefusedError            the client's request is at fault (the error's own 4xx status)
+├── OverloadedError                the proxy holds too many requests or request bytes (503)
+├── UpstreamError                  the forwarded call failed (502 or 504)
+├── InternalError                  a fault of the proxy made the request fail (500)
+├── ReplayFailedError              the process that replays conversations failed (500)
+└── CompactionError                a compaction failed; the request goes upstream, and no client is notified
     ├── UnreadableBodyError        the proxy cannot rewrite the body
-    ├── SummaryError               the summary model returned nothing usable
+    ├── SummaryError               the summary model returned no usable summary
     ├── StoreUnavailableError      the store cannot be read or written
-    └── SearchUnavailableError     SQLite cannot search text; the admin API answers with 501
+    └── SearchUnavailableError     SQLite cannot search text; the admin API responds with 501
 """
 
 import json
@@ -22,11 +24,17 @@ class ProxyError(Exception):
 
 
 class ConfigError(ProxyError):
-    """The configuration cannot be used. The message has one line for each problem, ready for stderr."""
+    """Reports that the configuration cannot be used.
+
+    The message has one line for each problem, and can be written to stderr as it is.
+    """
 
 
 class RequestRefusedError(ProxyError):
-    """The request cannot be served, and the client has to correct it."""
+    """Reports that the client has to correct its request.
+
+    `status` is the HTTP status of the response, and `code` is the error code in its body.
+    """
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)
@@ -35,7 +43,10 @@ class RequestRefusedError(ProxyError):
 
 
 class OverloadedError(ProxyError):
-    """The proxy has no room for a request now. `retry_after_s` is the number of seconds to wait."""
+    """Reports that the proxy has no room for a request now.
+
+    `retry_after_s` is the number of seconds that the client should wait before it tries again.
+    """
 
     status = 503
     code = "overloaded"
@@ -48,7 +59,7 @@ class OverloadedError(ProxyError):
 
 
 class UpstreamError(ProxyError):
-    """The upstream could not be reached (502) or did not answer in time (504)."""
+    """Reports that the upstream cannot be reached (502) or does not respond in time (504)."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)
@@ -57,7 +68,7 @@ class UpstreamError(ProxyError):
 
 
 class InternalError(ProxyError):
-    """A fault of the proxy made a request fail. The log names the cause."""
+    """Reports that a fault of the proxy made a request fail. The log names the cause."""
 
     status = 500
     code = "internal_error"
@@ -67,18 +78,21 @@ class InternalError(ProxyError):
 
 
 class ReplayFailedError(ProxyError):
-    """The replay process ended without an answer. The message quotes its last output."""
+    """Reports that the replay process ended without a result. The message quotes its last output."""
 
     status = 500
     code = "rehearsal_failed"
 
 
-# Errors that clients see, in the format of their wire.
+# Errors that the proxy sends to clients, in the format of their wire.
 ClientFacingError = RequestRefusedError | OverloadedError | UpstreamError | InternalError | ReplayFailedError
 
 
 class CompactionError(ProxyError):
-    """Compaction failed. `reason` is a short word in kebab case for headers, events and metrics."""
+    """Reports that a compaction failed.
+
+    `reason` is a short word in kebab case, for headers, events and metrics.
+    """
 
     def __init__(self, reason: str, message: str = "") -> None:
         super().__init__(message or reason)
@@ -86,15 +100,15 @@ class CompactionError(ProxyError):
 
 
 class UnreadableBodyError(CompactionError):
-    """The proxy cannot rewrite the body. It forwards the body unchanged."""
+    """Reports that the proxy cannot rewrite a body. The proxy forwards the body unchanged."""
 
 
 class SummaryError(CompactionError):
-    """The summary model failed, or its answer cannot be used.
+    """Reports that the summary model failed, or that its summary cannot be used.
 
-    If the summary call itself was too long (reason `overflow`), `limit` is the number of tokens that the
-    model takes; None if unknown. `retry_after_s` is the number of seconds to wait before the next attempt; 0
-    if the provider named none.
+    If the summary call itself was too long (reason `overflow`), `limit` is the largest number of input tokens
+    that the summary model takes; None if unknown. `retry_after_s` is the number of seconds to wait before the
+    next attempt; 0 if the provider named no time.
     """
 
     def __init__(
@@ -106,15 +120,15 @@ class SummaryError(CompactionError):
 
 
 class StoreUnavailableError(CompactionError):
-    """The store cannot be used at the moment."""
+    """Reports that the store cannot be read or written at the moment."""
 
 
 class SearchUnavailableError(CompactionError):
-    """This installation cannot search removed messages; the message of the error says why."""
+    """Reports that this installation cannot search removed messages. The message says why."""
 
 
 def format_openai_error(error: ClientFacingError) -> bytes:
-    """Formats an error as a response body in OpenAI's format."""
+    """Formats an error as the JSON body of a response, in OpenAI's format."""
     kinds = {
         RequestRefusedError: "invalid_request_error",
         OverloadedError: "overloaded_error",

@@ -1,4 +1,4 @@
-"""Events: what happened to a conversation, one record for each decision or failure.
+"""Events: the entries of a conversation's history, one for each decision or failure.
 
 Events feed the log, the metrics, traces, the live feed, the history, the API, the dashboard and the command
 line. Any version of the proxy that shares the store may have written a stored event. So a field that is
@@ -12,7 +12,7 @@ from typing import Any
 
 from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
-# Why a compaction is due: the name of a reached field of a `core.trigger.TriggerRule`, or one of these words.
+# Reasons why a compaction is due. A field of `core.trigger.TriggerRule` means that its threshold was reached.
 DUE_REASONS = frozenset({
     *TRIGGER_FIELDS,
     "force",  # a user asked for a compaction
@@ -28,10 +28,11 @@ UNREAD_BODY_REASONS = frozenset({
     "duplicate-keys", "encoded", "no-array", "no-messages", "not-json", "provider-compacts",
     "stateful", "too-deep", "too-many",
 })  # fmt: skip
-# Reasons why no compaction is tried: it would not help, or the last ones did not help and the next one waits.
+# Reasons why no compaction is tried: it would not help, or the last compactions did not help and the proxy
+# waits before it tries again.
 NO_BENEFIT_REASONS = frozenset({"irreducible", "nothing-to-take", "paused"})
-# Reasons why no summary model can write the summary: no model is configured or known, it may not be asked at
-# the moment, or the text is too long for it.
+# Reasons why no summary model can write the summary: no model is configured, the model is not known, the
+# proxy may not call it at the moment, or the text is too long for it.
 SUMMARY_NOT_ASKED_REASONS = frozenset({
     "breaker-open", "budget", "no-model", "no-summary-model", "overflow", "summary-window", "unknown-model",
 })  # fmt: skip
@@ -43,7 +44,7 @@ SUMMARY_UNUSABLE_REASONS = frozenset({
     "too-short", "tool-calls", "truncated", "unfaithful",
 })  # fmt: skip
 
-# Why a request was forwarded unchanged, or without a summary.
+# All reasons why a request was forwarded unchanged, or without a summary.
 REASONS = (
     UNREAD_BODY_REASONS
     | NO_BENEFIT_REASONS
@@ -51,13 +52,13 @@ REASONS = (
     | SUMMARY_MISSING_REASONS
     | SUMMARY_UNUSABLE_REASONS
 )
-# Two more kinds of reasons: `http-` and the status with which the summary model's provider answered; `store-`
-# and a word for the fault of the store.
+# The beginnings of two more kinds of reasons. After `http-` comes the status of the response from the summary
+# model's provider. After `store-` comes a word for the fault of the store.
 REASON_PREFIXES = ("http-", "store-")
 
 
 def is_known_reason(reason: str) -> bool:
-    """Returns whether the word is a known reason why no compaction was made."""
+    """Returns whether the word is a known reason for forwarding a request without a compaction or summary."""
     return reason in REASONS or reason.startswith(REASON_PREFIXES)
 
 
@@ -67,7 +68,7 @@ COMPACTED = "compacted"  # a compaction was made
 INSTALLED = "installed"  # a compaction that was made ahead of need is in force from now on
 FAILED = "failed"  # a compaction was due, and none was made
 FAILED_OPEN = "failed-open"  # a request was forwarded unchanged, because of a fault of the proxy
-OVER_LIMIT = "over-limit"  # a request was forwarded although it is too long, because nothing made it shorter
+OVER_LIMIT = "over-limit"  # a request was forwarded although it is too long, because no step made it fit
 RECOVERED = "recovered"  # the upstream refused a request as too long, and accepted a shorter one
 MEASURED = "measured"  # the upstream has counted the first request to which a compaction was applied
 UNDONE = "undone"  # a compaction is no longer applied
@@ -82,20 +83,20 @@ EVENT_KINDS = (
     COMPACTED, INSTALLED, FAILED, FAILED_OPEN, OVER_LIMIT, RECOVERED, MEASURED, UNDONE, MARKED, PINNED,
     UNPINNED, INSTRUCTION_REMOVED, INSTRUCTION_RESTORED, BYPASSED, RESUMED,
 )  # fmt: skip
-# The kinds that report that something went wrong.
+# The kinds of events that report a failure.
 FAILURE_KINDS = frozenset({FAILED, FAILED_OPEN, OVER_LIMIT})
-# A compaction may replace thousands of messages. Its event names at most this many.
+# The event of a compaction names at most this many of the replaced messages, of which there may be thousands.
 MAX_MESSAGE_IDS = 200
-# Fields that hold text of the conversation. They appear in its own history, but never in a log.
+# Fields that hold text of the conversation. They appear in the conversation's history, but never in a log.
 CONTENT_FIELDS = frozenset({"summary"})
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. Empty values and None mean that a field is unknown or does not apply.
+    """An event of a conversation. An empty value or None means that a field is unknown or does not apply.
 
     Attributes:
-        kind: One of the kinds above, or a kind of another version.
+        kind: One of `EVENT_KINDS`, or a kind that another version of the proxy knows.
         at: Time of the event, in seconds since the epoch.
         conversation: Id of the conversation, `c_…`.
         id: Id of the event, `e_…`.
@@ -104,27 +105,27 @@ class Event:
         round: Number of the compaction, from 1.
         place: Id of the compaction's checkpoint (`core.checkpoint.build_checkpoint_id`), as hex digits.
         reason: Why the compaction was due or why it failed, as short words separated by commas.
-        outcome: How the compaction or the request ended, as a short word such as the status in the response
-            header.
+        outcome: How the compaction or the request ended, as a short word, such as the value of the header
+            `x-compaction-status`.
         asked: Model that the conversation uses.
         model: Model that wrote the summary.
-        tokens_before: Estimated size of the request before the compaction.
-        tokens_after: Estimated size of the request that was forwarded instead.
-        tokens_real: Size of the forwarded request, as the upstream counted it.
+        tokens_before: Estimated size of the request before the compaction, in tokens.
+        tokens_after: Estimated size of the request that was forwarded instead, in tokens.
+        tokens_real: Size of the forwarded request in tokens, as the upstream counted it.
         trigger: T, in tokens.
         window: Context window of the model, in tokens.
         basis: If T follows from prices, the numbers from which it was computed, by name.
         listed: Number of messages that the client sent, privileged ones included.
         messages: Number of messages that were replaced.
         message_ids: Ids of the replaced messages, `m_…`; at most the first `MAX_MESSAGE_IDS`.
-        seconds: Duration in seconds.
-        calls: Number of summary calls, including those whose answers were not used.
+        seconds: Duration of the compaction, in seconds.
+        calls: Number of summary calls, including those whose summaries were not used.
         prompt_tokens: Input tokens of the summary calls, as their provider counted them.
         completion_tokens: Output tokens of the summary calls.
         cached_tokens: Input tokens of the summary calls that the provider had cached.
         cost_usd: Price of the summary calls in dollars; None if no price is known.
-        facts: For each kind of fact observed in the replaced messages: how many facts the model still sees
-            word for word, and how many there were.
+        facts: Two numbers for each kind of fact observed in the replaced messages: how many facts the model
+            still sees word for word, and how many there were.
         summary: The text that replaces the messages.
     """
 
@@ -169,7 +170,7 @@ def to_fields(event: Event) -> dict[str, Any]:
 
 
 def to_log_fields(event: Event) -> dict[str, Any]:
-    """Returns the fields that a log line may hold: no content, and no list of messages."""
+    """Returns the fields that a log line may hold, without content and lists of messages."""
     values = to_fields(event)
     return {
         name: value
@@ -179,7 +180,10 @@ def to_log_fields(event: Event) -> dict[str, Any]:
 
 
 def from_fields(values: Mapping[str, Any]) -> Event | None:
-    """Builds an event from its fields, or returns None if they lack a kind or a time."""
+    """Builds an event from its fields.
+
+    Returns None if the fields lack a kind or a time.
+    """
     kind, at = _parse_text(values.get("kind")), parse_number(values.get("at"))
     if not kind or at is None:
         return None
@@ -222,7 +226,10 @@ def _parse_numbers(value: object) -> dict[str, float]:
 
 
 def _parse_kept_counts(value: object) -> dict[str, tuple[int, int]]:
-    """Returns pairs of integers by kind: how many facts were kept, and how many there were."""
+    """Returns two integers by kind of fact: how many facts were kept, and how many there were.
+
+    Invalid pairs are left out.
+    """
     counts: dict[str, tuple[int, int]] = {}
     for kind, pair in value.items() if isinstance(value, Mapping) else ():
         match pair:
@@ -231,7 +238,8 @@ def _parse_kept_counts(value: object) -> dict[str, tuple[int, int]]:
     return counts
 
 
-# Parsers for the values of fields, by the field's type.
+# A parser for each type that a field of `Event` may have. A parser turns an invalid value into an empty value
+# or None.
 _READERS: Mapping[object, Callable[[object], Any]] = {
     str: _parse_text,
     float: parse_number,

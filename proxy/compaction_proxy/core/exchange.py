@@ -1,4 +1,4 @@
-"""Exchanges: the figures of one request and its response. They hold no text of a conversation."""
+"""Exchanges: the figures of one request and its response. An exchange holds no text of a conversation."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,10 +9,10 @@ from compaction_proxy.core.event import parse_integer, parse_number
 FIRST_ERROR_STATUS = 400
 
 
-class Exchange(NamedTuple):  # created for each request: a dataclass takes four times as long
+class Exchange(NamedTuple):  # created for each request, four times faster than a dataclass
     """The figures of one request and its response. None means that a figure is unknown.
 
-    For example, messages are not counted if the request passed the gate unread.
+    For example, the numbers of messages are unknown if the request passed the gate unread.
 
     Attributes:
         at: Time of the request, in seconds since the epoch.
@@ -22,25 +22,25 @@ class Exchange(NamedTuple):  # created for each request: a dataclass takes four 
         request: Id of the request.
         strategy: Name of the strategy whose checkpoint was in force; empty if there was none.
         round: Number of the compaction in force; None if there was none.
-        reason: Why the request was forwarded unchanged or without a summary; empty if there is nothing to
-            report.
-        request_bytes: Size of the client's body.
+        reason: Why the request was forwarded unchanged or without a summary; empty if neither applies.
+        request_bytes: Size of the client's request body, in bytes.
         messages_before: Number of messages that the client sent.
         messages_after: Number of messages that were forwarded.
-        tokens_before: Calibrated size of what the client sent.
-        tokens_after: Calibrated size of what was forwarded.
+        tokens_before: Calibrated size of the request as the client sent it, in tokens.
+        tokens_after: Calibrated size of the request as it was forwarded, in tokens.
         window: Context window of the model, in tokens.
         trigger: T, in tokens.
         prompt_tokens: Input tokens, as the upstream counted them.
         completion_tokens: Output tokens, as the upstream counted them.
         cached_tokens: Input tokens that the upstream had cached.
-        overhead_s: Seconds that the request took, without the time of waiting for the upstream.
-        first_byte_s: Seconds from asking the upstream to the first byte of its response.
-        upstream_s: Seconds from asking the upstream to the end of its response.
-        recalls: How often the answer continued after the model searched removed messages; None if it never
-            did.
-        recall_prompt_tokens: The part of `prompt_tokens` that belongs to the answers after the first one.
-        recall_cached_tokens: The part of `cached_tokens` that belongs to the answers after the first one.
+        overhead_s: Seconds that the proxy spent on the request, not counting the time in which it waited for
+            the upstream.
+        first_byte_s: Seconds from the start of the forwarded request to the first byte of its response.
+        upstream_s: Seconds from the start of the forwarded request to the end of its response.
+        recalls: Number of further replies that the model gave after it had searched removed messages; None if
+            it did not search.
+        recall_prompt_tokens: The part of `prompt_tokens` that belongs to the replies after the first one.
+        recall_cached_tokens: The part of `cached_tokens` that belongs to the replies after the first one.
     """
 
     at: float
@@ -70,9 +70,9 @@ class Exchange(NamedTuple):  # created for each request: a dataclass takes four 
 
     @property
     def first_prompt_tokens(self) -> int | None:
-        """The upstream's count of input tokens for the first answer; None if unknown.
+        """The upstream's count of input tokens for the first reply; None if unknown.
 
-        It is comparable with the estimated size of the request, because answers after recalls are left out.
+        This count is comparable with the estimated size of the request. The sum over all replies is not.
         """
         if self.recalls is None or self.prompt_tokens is None:
             return self.prompt_tokens
@@ -81,7 +81,7 @@ class Exchange(NamedTuple):  # created for each request: a dataclass takes four 
 
     @property
     def has_failed(self) -> bool:
-        """Whether the upstream answered with an error. A missing response is not an error."""
+        """Whether the upstream's response has an error status. A missing response is no error."""
         return self.code >= FIRST_ERROR_STATUS
 
 
@@ -95,7 +95,10 @@ def to_fields(exchange: Exchange) -> dict[str, Any]:
 
 
 def from_fields(values: Mapping[str, Any]) -> Exchange | None:
-    """Builds an exchange from its fields, or returns None if they lack a time. Invalid fields are ignored."""
+    """Builds an exchange from its fields, and ignores invalid ones.
+
+    Returns None if the fields lack a time.
+    """
     at = parse_number(values.get("at"))
     if at is None:
         return None

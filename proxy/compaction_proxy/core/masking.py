@@ -1,7 +1,7 @@
 """Masks tool results: decides which are masked first, and formats the line that replaces each of them.
 
-A tool result matters most while it is new. Later, one line is enough. It names the call, the error if there
-was one, the size, and the handle by which the whole result can be found again.
+A tool result matters most while it is new. Later, one line is enough. The line names the call, the error if
+there was one, the size, and the handle by which the whole result can be found again.
 """
 
 import re
@@ -11,7 +11,7 @@ from compaction_proxy.core.ledger.facts import take_head_and_tail
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import sanitize_text
 
-# A masked result takes about this many tokens. Shorter results stay as they are.
+# A mask takes about this many tokens. A result is masked only if it has more than twice as many tokens.
 MASK_TOKENS = 48
 MAX_ARGUMENT_CHARACTERS = 80
 MAX_ERROR_CHARACTERS = 120
@@ -20,12 +20,13 @@ LEAD_CHARACTERS = 40
 # Errors are searched for in this many characters at each end of a result.
 _SEEN_CHARACTERS = 20_000
 
-# The pattern matches only from the start of a word and looks at 70 characters of it, so its time is linear in
-# the text.
+# The pattern matches only from the start of a word, and reads at most about 70 characters of the word. So its
+# time is linear in the length of the text.
 _ERROR = re.compile(
     r"\b(?:(?:[A-Z]\w{0,60})?(?:Error|Exception)|ERROR|error|fatal|FAILED|Traceback|panic|denied)\b"
 )
-# Every text that `_ERROR` matches contains one of these. Searching for them first is much faster.
+# Every text that `_ERROR` matches contains one of these strings. They are searched for first, because that is
+# much faster.
 _ERROR_SIGNS = ("Error", "Exception", "ERROR", "error", "fatal", "FAILED", "Traceback", "panic", "denied")
 _STRING = re.compile(
     r'"((?:path|file_?path|file|command|cmd|query|url|pattern|name|id)\w*)"\s*:\s*"((?:[^"\\]|\\.){1,300})'
@@ -35,14 +36,15 @@ _BLANK = re.compile(r"\s+")
 # look like them.
 _BRACKETS = str.maketrans("[\uff3b\u3010\u3014\u27e6]\uff3d\u3011\u3015\u27e7", "(((((" + ")))))")
 
-# Ranks of results. The lowest rank is masked first.
+# Ranks of tool results. Results with the lowest rank are masked first.
 _WORTHLESS, _OLD, _TELLING = range(3)
 
 
 def sanitize_to_line(text: str, max_characters: int) -> str:
     """Returns the first `max_characters` characters of a text on one line, without invisible characters.
 
-    Marks of chat templates and of the proxy are broken up (`core.sanitize`).
+    A space breaks up control tokens of chat templates, and phrases that imitate those of the proxy
+    (`core.sanitize`).
     """
     plain = _BLANK.sub(" ", sanitize_text(text[: 4 * max_characters])).strip()
     return plain if len(plain) <= max_characters else plain[: max_characters - 1] + "…"
@@ -61,9 +63,10 @@ def find_first_error(text: str) -> str:
 
 
 def find_call_subject(call: MessageToolCall) -> str:
-    """Returns the subject of a call on one line: the argument that is a file, a command, a query or the like.
+    """Returns the argument that shows what a call is about, such as a file, a command or a query.
 
-    If a call has no such argument, all its arguments are returned, shortened.
+    If a call has no such argument, all its arguments are returned. The result is one line of at most
+    `MAX_ARGUMENT_CHARACTERS` characters.
     """
     match = _STRING.search(call.arguments[:_SEEN_CHARACTERS])
     return sanitize_to_line(match[2] if match else call.arguments, MAX_ARGUMENT_CHARACTERS)
@@ -72,7 +75,7 @@ def find_call_subject(call: MessageToolCall) -> str:
 def map_results_to_calls(messages: Sequence[Message]) -> dict[int, MessageToolCall]:
     """Returns the call that each tool result answers, by the index of the result.
 
-    Ids may be reused, so the nearest call before the result counts.
+    Ids may be reused within a conversation. So a result belongs to the nearest earlier call with its id.
     """
     calls_by_id: dict[str, MessageToolCall] = {}
     answered: dict[int, MessageToolCall] = {}
@@ -91,7 +94,8 @@ def format_mask(message: Message, call: MessageToolCall | None, message_id: str,
         message: The tool result.
         call: The call that the result answers, if known.
         message_id: Message id of the result.
-        tool_name: Name of the tool with which the model can read the result; empty if there is no such tool.
+        tool_name: Name of the tool with which the model can read the whole result; empty if there is no such
+            tool.
     """
     subject = (
         sanitize_to_line(
@@ -108,7 +112,7 @@ def format_mask(message: Message, call: MessageToolCall | None, message_id: str,
 
 
 def _find_repeated_results(messages: Sequence[Message]) -> dict[int, bool]:
-    """Returns for each tool result, by index, whether a later result repeats its text or its call."""
+    """Returns, by the index of each tool result, whether a later result repeats its text or its call."""
     calls = map_results_to_calls(messages)
     later_texts: set[str] = set()
     later_reads: set[tuple[str, str]] = set()
@@ -132,10 +136,10 @@ def _rank_result(message: Message, *, is_repeated: bool) -> int:
 
 
 def order_results_to_mask(messages: Sequence[Message], indices: Sequence[int]) -> Iterator[int]:
-    """Yields the tool results among the given indices in the order in which to mask them.
+    """Yields the tool results among the given indices, in the order in which to mask them.
 
     First come results that are empty, or whose text or call a later result repeats. Results that report an
-    error come last. Results of equal rank start with the oldest.
+    error come last. Among results of equal rank, older ones come first.
     """
     is_repeated = _find_repeated_results(messages)
     rank = {

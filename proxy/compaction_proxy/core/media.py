@@ -1,8 +1,8 @@
 """Estimates the tokens of images, audio and files by the rules that each family of models publishes.
 
-A wire passes the sizes that it can read from the request without fetching anything. A size that it cannot
-read counts as the largest possible. These estimates are only a start: calibration corrects them by the
-`usage` that the upstream reports.
+A wire reads the size of an image, audio or file from the request, without fetching anything, and passes it to
+this module. An image whose size the wire cannot read counts as the largest possible image. The estimates need
+not be exact, because calibration corrects them by the `usage` that the upstream reports.
 """
 
 import base64
@@ -40,7 +40,8 @@ def _read_jpeg_size(data: bytes) -> ImageSize | None:
     offset = 2
     while offset + 4 <= len(data) and data[offset] == 0xFF:
         marker = data[offset + 1]
-        # These markers are frame headers. C4, C8 and CC are in their range but mean something else.
+        # Markers in this range are frame headers, which contain the size. Only C4, C8 and CC mean something
+        # else.
         if 0xC0 <= marker <= 0xCF and marker not in {0xC4, 0xC8, 0xCC} and offset + 9 <= len(data):
             height, width = struct.unpack_from(">HH", data, offset + 5)
             return ImageSize(width, height)
@@ -75,7 +76,10 @@ _FORMATS = {
 
 
 def read_image_size(data: bytes) -> ImageSize | None:
-    """Reads the size of an image from its first bytes. Returns None if they do not contain the size."""
+    """Reads the size of an image from its first bytes.
+
+    Returns None if the bytes do not contain the size, or if the format is unknown.
+    """
     for magic, read_size in _FORMATS.items():
         if data.startswith(magic):
             size = read_size(data)
@@ -84,7 +88,10 @@ def read_image_size(data: bytes) -> ImageSize | None:
 
 
 def decode_data_url_header(url: str) -> bytes:
-    """Decodes the first bytes of a base64 data URL. Returns no bytes for other URLs and invalid base64."""
+    """Decodes the first bytes of a base64 data URL.
+
+    Returns no bytes for any other URL and for invalid base64.
+    """
     head, comma, payload = url[: _HEADER_CHARACTERS + 256].partition(",")
     if not (comma and head[:5].lower() == "data:" and head.lower().endswith(";base64")):
         return b""
@@ -95,27 +102,29 @@ def decode_data_url_header(url: str) -> bytes:
         return b""
 
 
-# Longest and shortest side of an image that is cut into tiles, and the side of a tile, in pixels.
+# Limits for the longest and for the shortest side of an image that is cut into tiles, and the side of a tile,
+# in pixels.
 _TILED_LONG_PIXELS, _TILED_SHORT_PIXELS, _TILE_PIXELS = 2048, 768, 512
-# Tokens of a crop, and its side; and the longest side of an image that is not cropped, in pixels.
+# The tokens of a crop, the side of a crop in pixels, and the longest side in pixels of an image that is not
+# cropped.
 _CROP_TOKENS, _CROP_PIXELS, _UNCROPPED_PIXELS = 258, 768, 384
 UNKNOWN_IMAGE_TOKENS = 1000  # for a model without a published rule
 _OPENAI_AUDIO_TOKENS_PER_S = 10
 _GEMINI_AUDIO_TOKENS_PER_S = 32
 _WAV_BYTES_PER_S = 32_000  # 16 kHz, 16 bit, one channel
 _CODED_AUDIO_BYTES_PER_S = 8_000  # 64 kbit/s
-_FILE_TOKENS = 192  # for every file, whatever its size
+_FILE_TOKENS = 192  # for every file, regardless of its size
 _FILE_BYTES_PER_TOKEN = 20  # for a compressed PDF of text and fonts
 _FILE_MAX_TOKENS = 150_000  # providers accept a hundred pages, at 1,500 tokens each
 UNSEEN_FILE_TOKENS = 1000  # for a file of unknown size, given only by an id or a URL
 
 
-# Returns the tokens of an image; None is an unknown size.
+# A function that returns the tokens of an image of a given size. None means that the size is unknown.
 ImageCost = Callable[[ImageSize | None], int]
 
 
 def _scale_to_fit(size: ImageSize, max_edge_pixels: int) -> tuple[float, float]:
-    """Scales a size down, with its proportions, until no side is longer than `max_edge_pixels` pixels."""
+    """Scales a size down, in proportion, until neither side is longer than `max_edge_pixels` pixels."""
     scale = min(1.0, max_edge_pixels / max(size))
     return max(1.0, size.width * scale), max(1.0, size.height * scale)
 
@@ -129,7 +138,8 @@ def _count_tiles(size: ImageSize | None, *, base_tokens: int, tile_tokens: int) 
     """Returns the tokens of an image by the rule of models that cut it into square tiles.
 
     The image is first scaled down until its longest side fits 2,048 pixels, then until its shortest side fits
-    768 pixels. An unknown size counts as 2,048 by 768 pixels. `base_tokens` is for each image.
+    768 pixels. An unknown size counts as 2,048 by 768 pixels. An image takes `base_tokens`, and `tile_tokens`
+    for each tile.
     """
     width, height = _scale_to_fit(
         size or ImageSize(_TILED_LONG_PIXELS, _TILED_SHORT_PIXELS), _TILED_LONG_PIXELS
@@ -151,7 +161,8 @@ def _count_patches(
 
     The image is first scaled down until its longest side fits `max_edge_pixels`, if that is not 0. An image
     of unknown size, or with more than `max_patches` patches, counts as `max_patches` patches. The provider
-    shrinks a larger image, and counts at most one row of patches fewer.
+    itself shrinks an image with more patches, and then counts at most one row of patches less than
+    `max_patches`.
     """
     if size is None:
         return math.ceil(max_patches * tokens_per_patch)
@@ -163,8 +174,8 @@ def _count_patches(
 def _count_crops(size: ImageSize | None) -> int:
     """Returns the tokens of an image by the rule of Gemini models.
 
-    A small image has a price, and each crop of a larger one has the same price. An image of unknown size
-    counts as 16 crops.
+    An image with no side longer than 384 pixels takes 258 tokens. A larger image is cut into crops of 768 by
+    768 pixels, and each crop takes 258 tokens. An image of unknown size counts as 16 crops.
     """
     if size is None:
         return 16 * _CROP_TOKENS
@@ -184,9 +195,10 @@ _GPT_HIGH = partial(_count_patches, max_patches=2500, tokens_per_patch=1.2, max_
 _GPT_ORIGINAL = partial(_count_patches, max_patches=10_000, tokens_per_patch=1.2, max_edge_pixels=6000)
 _GPT_HUGE = partial(_count_patches, max_patches=30_000, tokens_per_patch=1.2)
 _GPT_LOW = partial(_count_patches, max_patches=256, tokens_per_patch=1.2, max_edge_pixels=512)
-# Costs by prefix of the model's name, then by the detail that the client asks for. The longest prefix of the
-# name counts. A detail without an entry counts as `high`. The numbers come from the providers' documents and
-# LiteLLM's tables of 2026-11. OpenAI's own pages contradict each other.
+# Functions that count the tokens of an image, by a prefix of the model's name and by the detail that the
+# client asks for. If several prefixes fit a name, the longest one counts. A detail without an entry counts as
+# `high`. The numbers come from the providers' documents and LiteLLM's tables of 2026-11. OpenAI's own pages
+# contradict each other.
 _IMAGE_COSTS: Mapping[str, Mapping[str, ImageCost]] = {
     "gpt-4o": _build_tiled_costs(85, 170),
     "chatgpt-4o": _build_tiled_costs(85, 170),
@@ -225,7 +237,8 @@ def estimate_image_tokens(model: str, size: ImageSize | None, detail: str = "aut
 
     Args:
         model: Name of the model, with or without a router's prefix.
-        size: Size of the image. None means unknown, and counts as the largest possible size.
+        size: Size of the image in pixels. None means that the size is unknown, and counts as the largest
+            possible size.
         detail: Detail that the client asked for: `low`, `high`, `auto` or `original`.
     """
     name = normalize_model_name(model)
@@ -236,16 +249,19 @@ def estimate_image_tokens(model: str, size: ImageSize | None, detail: str = "aut
 
 
 def estimate_image_url_tokens(model: str, url: str, detail: str = "auto") -> int:
-    """Estimates the tokens of the image behind a URL. Only data URLs are decoded; nothing is fetched."""
+    """Estimates the tokens of the image behind a URL.
+
+    Only data URLs are decoded. Nothing is fetched, so the image behind any other URL has an unknown size.
+    """
     return estimate_image_tokens(model, read_image_size(decode_data_url_header(url)), detail)
 
 
 def estimate_audio_tokens(model: str, size_bytes: int, container: str) -> int:
-    """Estimates the tokens of a piece of audio. Its duration is estimated from its size in bytes.
+    """Estimates the tokens of a piece of audio, whose duration is estimated from its size.
 
     Args:
         model: Name of the model.
-        size_bytes: Size of the audio, which is three quarters of its base64 text.
+        size_bytes: Size of the audio in bytes, which is three quarters of the length of its base64 text.
         container: `wav` or `pcm16` (assumed to be 16 kHz, 16 bit, mono), or the name of a compressed format
             (assumed to have 64 kbit/s).
     """
@@ -257,11 +273,11 @@ def estimate_audio_tokens(model: str, size_bytes: int, container: str) -> int:
 def estimate_file_tokens(size_bytes: int | None) -> int:
     """Estimates the tokens of a file such as a PDF.
 
-    A file counts as 192 tokens, plus one token for each 20 bytes, but no more than 150,000 tokens for its
-    bytes. A file of unknown size counts as 1,000 tokens.
+    A file counts as 192 tokens, plus one token for each 20 bytes. Its bytes count as at most 150,000 tokens.
+    A file of unknown size counts as 1,000 tokens.
 
     Args:
-        size_bytes: Size of the file; None if only an id or a URL is given.
+        size_bytes: Size of the file in bytes; None if only an id or a URL is given.
     """
     if size_bytes is None:
         return UNSEEN_FILE_TOKENS

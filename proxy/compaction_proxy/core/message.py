@@ -1,7 +1,7 @@
 """Messages of a conversation, and the units and spans that they form.
 
-A wire builds these objects from a provider's bytes; the core never sees a provider's schema. Indices are
-positions in the list that a function receives. Every range is half-open.
+A wire builds these objects from the bytes of a request, so the core does not depend on any provider's schema.
+Indices are positions in the list that a function receives. Every range is half-open.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 # Some clients write each parallel tool call as an assistant message of its own, followed by its result. So
-# one answer of the model may appear as up to this many assistant messages.
+# one reply of the model may appear as several assistant messages, up to this many.
 MAX_EXCHANGES_PER_ANSWER = 16
 PRIVILEGED_ROLES = frozenset({"system", "developer"})
 
@@ -42,8 +42,8 @@ class ContentPart:
 
     Attributes:
         kind: The wire's name for the kind, such as `image_url`.
-        payload_digest: SHA-256 of the content (DESIGN.md §5.3).
-        text_offset: Position of the content in the message's text, as an offset in characters.
+        payload_digest: SHA-256 of the content, which the digest of the message includes.
+        text_offset: Position of the content in the message's text, in characters from its beginning.
     """
 
     kind: str
@@ -52,13 +52,13 @@ class ContentPart:
 
 
 class Instruction(NamedTuple):
-    """Marks text that a client program puts before its user's words: rules, memory or its environment.
+    """The origin of project instructions, which a client program puts before its user's words.
 
     Attributes:
-        client: Name of the program, such as `claude-code`.
+        client: Name of the client program, such as `claude-code`.
         kind: `instructions`, `memory` or `environment`.
-        path: The file, or another name that tells two instructions of one kind apart; empty if there is only
-            one.
+        path: The file, or another name that distinguishes two instructions of one kind; empty if there is
+            only one.
     """
 
     client: str
@@ -91,15 +91,18 @@ class Message:
         calls: Tool calls of the message, in order.
         answered_call_ids: Ids of the calls that this message answers; one for a `tool` message of Chat
             Completions.
-        raw: The client's own bytes; empty for a message of the proxy that no wire has written yet.
+        raw: The message as bytes, unchanged if the client sent it; empty for a message of the proxy that no
+            wire has written yet.
         digest: Canonical SHA-256 of the content (`core.digest`), 32 bytes; empty until computed.
-        tokens: Estimated tokens before calibration, with those that the chat format adds to a message.
+        tokens: Estimated size in tokens before calibration, including the tokens that the chat format adds to
+            a message.
         has_signed_reasoning: Whether the message carries signed reasoning, which belongs to all calls of the
-            same answer. The digest does not cover it, because it is not part of what the message says.
-        instruction: Set if the text is project instructions, which a client program has written; else None.
-            The digest does not cover it.
-        source: The client's message of which this message is a part; None if it is a message of its own on
-            the wire.
+            same reply. The digest does not cover the reasoning, because it is not part of the message's
+            content.
+        instruction: The origin of the text if it is project instructions, which a client program has written;
+            else None. The digest does not cover this field.
+        source: The client's message of which this message is a part; None if the client sent this message
+            undivided.
     """
 
     role: str
@@ -118,7 +121,7 @@ class Message:
 
     @property
     def is_privileged(self) -> bool:
-        """Whether the message has a privileged role. It is then never covered, summarised or stored."""
+        """Whether the role is privileged. A privileged message is never covered, summarised or stored."""
         return self.role in PRIVILEGED_ROLES
 
     @property
@@ -127,7 +130,10 @@ class Message:
         return self.instruction is not None or self.role in PRIVILEGED_ROLES
 
     def with_digest_and_tokens(self, digest: bytes, tokens: int) -> "Message":
-        """Returns the message with another digest and size. It is much faster than `dataclasses.replace`."""
+        """Returns a copy of the message with another digest and another size in tokens.
+
+        This method is much faster than `dataclasses.replace`.
+        """
         return Message(
             self.role,
             self.text,
@@ -146,12 +152,12 @@ class Message:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the message has no content. Most providers refuse such a message from an assistant."""
+        """Whether the message has no content. Most providers refuse an empty assistant message."""
         return not (self.text or self.parts or self.refusal or self.calls)
 
 
 def iter_tool_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
-    """Yields the tool exchanges of a list, in order. Together they cover the whole list.
+    """Yields the tool exchanges of a list, in order. Together, the exchanges cover the whole list.
 
     A tool exchange is one plain message, or a message with calls and the results that directly follow it.
     """
@@ -159,12 +165,12 @@ def iter_tool_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
 
 
 def iter_units(messages: Sequence[Message]) -> Iterator[Span]:
-    """Yields the units of a list: the smallest runs that can be removed and leave the rest valid.
+    """Yields the units of a list: the smallest runs of messages whose removal leaves a valid list.
 
-    A unit is one tool exchange (`iter_tool_exchanges`). If its calling message has signed reasoning, the unit
+    A unit is one tool exchange (`iter_tool_exchanges`). If the calling message has signed reasoning, the unit
     also includes the following exchanges whose calling messages have none, because they may come from the
-    same answer of the model. A unit has at most `MAX_EXCHANGES_PER_ANSWER` exchanges. The units are yielded
-    in order and cover the list.
+    same reply of the model. A unit has at most `MAX_EXCHANGES_PER_ANSWER` exchanges. The units are yielded in
+    order and cover the list.
     """
     return _iter_spans(messages, _find_unit_stop)
 
@@ -191,7 +197,10 @@ def _find_unit_stop(messages: Sequence[Message], start: int) -> int:
 
 
 def find_unit_start(messages: Sequence[Message], message_index: int) -> int:
-    """Returns the start of the unit with the message at `message_index`, reading only messages near it."""
+    """Returns the start of the unit that contains the message at `message_index`.
+
+    Only messages near this message are read.
+    """
     exchange_start = start = _find_tool_exchange_start(messages, message_index)
     for _ in range(MAX_EXCHANGES_PER_ANSWER - 1):
         if not start or not messages[start].calls or messages[start].has_signed_reasoning:
@@ -212,7 +221,7 @@ def _find_tool_exchange_start(messages: Sequence[Message], message_index: int) -
     start = message_index
     while start > 0 and messages[start].answered_call_ids:
         start -= 1
-    # A run of results belongs to the message directly before it if that message has calls. Otherwise each
+    # Consecutive results belong to the message directly before them if that message has calls. Otherwise each
     # result is an exchange of its own.
     return (
         next((index for index in range(start, message_index) if messages[index].calls), message_index)
@@ -224,7 +233,8 @@ def _find_tool_exchange_start(messages: Sequence[Message], message_index: int) -
 def find_latest_user_message(messages: Sequence[Message]) -> int | None:
     """Returns the index of the last user message, or None if there is none.
 
-    A user-role message that only answers calls does not count, and neither do project instructions.
+    Messages in the role `user` that only return results of calls do not count, and neither do project
+    instructions.
     """
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]

@@ -12,13 +12,17 @@ Value = TypeVar("Value")
 
 
 def normalize_model_name(model: str) -> str:
-    """Returns the name in lower case without a router's path, fine-tuning mark or cloud vendor's prefix."""
+    """Returns the name of a model in lower case and without prefixes.
+
+    The path of a router, the prefix `ft:` of a fine-tuned model, and a cloud vendor's prefix of a Claude
+    model are removed.
+    """
     name = model[-_NAME_CHARACTERS:].lower().rpartition("/")[2].removeprefix("ft:")
     return name[max(0, name.find("claude")) :]
 
 
 def find_by_prefix(name: str, table: Mapping[str, Value]) -> Value | None:
-    """Returns the value of the longest key with which a normalized name begins, or None if none fits."""
+    """Returns the value of the longest key with which a normalized name begins, or None if no key fits."""
     fitting = [prefix for prefix in table if name.startswith(prefix)]
     return table[max(fitting, key=len)] if fitting else None
 
@@ -26,7 +30,7 @@ def find_by_prefix(name: str, table: Mapping[str, Value]) -> Value | None:
 def is_new_claude(name: str) -> bool:
     """Returns whether a normalized name is a Claude model with the newer token vocabulary (4.7 and later).
 
-    A Claude name without a version counts as new.
+    A Claude model without a version in its name counts as new.
     """
     if not name.startswith("claude"):
         return False

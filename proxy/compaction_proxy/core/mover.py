@@ -1,8 +1,9 @@
 """Detects movers: clients that send some of their last messages at another place in the next request.
 
-For example, aider puts its files after the finished turns and before the current turn, so they move with
-each turn. If a compaction covered these messages, its checkpoint would match no later request. A mover is
-detected by comparing a request with the previous one. All indices count only messages that are not fixed.
+For example, aider puts its files after the finished turns and before the current turn, so the files move with
+each turn. If a compaction covered these messages, its checkpoint would match no later request. A client is
+recognised as a mover by comparing a request with the previous one. All indices count only messages that are
+not fixed.
 """
 
 from collections.abc import Sequence
@@ -10,14 +11,16 @@ from dataclasses import dataclass
 
 from compaction_proxy.core.message import Message, find_unit_start
 
-# Messages after the common beginning of two requests count as moved only if they are at most this many
-# messages and this many units. Otherwise the client has edited its list or begun another branch.
+# The last messages of a request count as moved only if they are at most this many messages, or at most this
+# many units. Otherwise the client has edited its list or begun another branch.
 MAX_MOVED_MESSAGES = 8
 MAX_MOVED_UNITS = 2
-# Maximum number of messages that are remembered of a request. Two units may have many more tool results.
+# Maximum number of messages of a request that are remembered. The limit is needed because two units may
+# contain many tool results.
 MAX_END_MESSAGES = 64
-# Different conversations may begin alike. If two requests have fewer messages in common than this, the later
-# one counts as a continuation only if it also holds the last message of the earlier one.
+# Different conversations may begin with the same messages. If two requests begin with fewer equal messages
+# than this, the later one continues the earlier one only if it also contains the last message of the earlier
+# one.
 LEAST_COMMON_MESSAGES = 4
 
 
@@ -43,7 +46,7 @@ class RequestEnd:
 
 
 def build_request_end(messages: Sequence[Message], moving_from: int) -> RequestEnd:
-    """Builds the end of a request: the messages that the client may move in the next request."""
+    """Builds the end of a request from the last messages, which the client may move in the next request."""
     start = max(_find_movable_start(messages), len(messages) - MAX_END_MESSAGES)
     return RequestEnd(start, tuple(each.digest for each in messages[start:]), moving_from)
 
@@ -51,7 +54,9 @@ def build_request_end(messages: Sequence[Message], moving_from: int) -> RequestE
 def is_continuation(previous: RequestEnd, messages: Sequence[Message], common_count: int) -> bool:
     """Returns whether a request continues the previous one.
 
-    `common_count` is the number of messages with which both requests begin.
+    This is the case if both begin with enough equal messages (`LEAST_COMMON_MESSAGES`), or if the request is
+    longer than the previous one and also contains its last message. `common_count` is the number of equal
+    messages with which both requests begin.
     """
     if common_count >= min(LEAST_COMMON_MESSAGES, previous.message_count):
         return True
@@ -66,9 +71,9 @@ def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common_
 
     Args:
         messages: Messages of the request.
-        previous: End of the request before it.
-        common_count: Number of messages with which both requests begin, compared by outline digest; at least
-            `previous.start_index`.
+        previous: End of the previous request.
+        common_count: Number of messages at the beginning whose outline digests are equal in both requests; at
+            least `previous.start_index`.
     """
     shared = range(previous.start_index, min(common_count, previous.message_count))
     common_count = next(
@@ -76,7 +81,7 @@ def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common_
     )
     if common_count == len(messages) == previous.message_count:
         return previous.moving_from
-    # The client may move as many messages in the next request as it has moved in this one.
+    # The client is expected to move as many messages in the next request as it has moved in this one.
     starts = [len(messages) - (previous.message_count - common_count)]
     end = _find_movable_start(messages)
     if end <= common_count and _is_rewritten(messages, previous, common_count):
@@ -87,16 +92,17 @@ def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common_
 
 
 def _is_rewritten(messages: Sequence[Message], previous: RequestEnd, common_count: int) -> bool:
-    """Returns whether any message after the first difference is the same as before, at the same place.
+    """Returns whether a message after the first difference is the same, and at the same place, as before.
 
-    If so, the client has changed a message in place, and may change the messages from there on again.
+    If so, the client has changed a message in place. It may change the messages from the first difference on
+    again.
     """
     later = range(common_count + 1, min(previous.message_count, len(messages)))
     return any(messages[k].digest == previous.digests[k - previous.start_index] for k in later)
 
 
 def _find_movable_start(messages: Sequence[Message]) -> int:
-    """Returns the start of the last messages that are few enough to be moved."""
+    """Returns the index of the first message that the client may move, given the limits on moved messages."""
     start = len(messages)
     for _ in range(MAX_MOVED_UNITS):
         start = find_unit_start(messages, start - 1) if start else 0

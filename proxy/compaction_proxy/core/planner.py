@@ -1,7 +1,8 @@
 """Plans compactions: decides from a policy and a conversation which spans get which replacements.
 
-Predicts the ids of the checkpoints that plans will become. The planner has no effects. All indices count the
-client's messages that are not fixed. All sizes are counted tokens, before calibration.
+The module also predicts the ids of the checkpoints that result from plans. The planner has no effects. All
+indices count only the client's messages that are not fixed. All sizes are in tokens, as the proxy counts them
+before calibration.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,31 +21,30 @@ from compaction_proxy.core.message import (
 from compaction_proxy.core.strategies import KeepRules, Policy
 from compaction_proxy.core.trigger import GrowthCounts
 
-# No compaction removes the fixed part of a request, so T and the target leave room only for the rest. A
-# target is scarce if it leaves less than this share of the room that T leaves. Hardly any compaction reaches
-# a scarce target.
+# No compaction removes the fixed part of a request. So T leaves a certain room for the rest of a request, and
+# the target leaves a smaller room. The target is scarce if its room is less than this share of the room of T.
+# Hardly any compaction reaches a scarce target.
 SCARCE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class PlanConstraints:
-    """The sizes that a plan has to respect, and the messages that it has to leave.
+    """The sizes that a plan has to respect, and the messages that it must not replace.
 
     Attributes:
         trigger_tokens: T.
-        target_tokens: Size to shrink to; None if the strategy has no target.
+        target_tokens: Size to which the compaction shrinks the request; None if the strategy has no target.
         request_tokens: Size of the request with its effective list.
-        fixed_tokens: Size of what no compaction removes: privileged messages, tool definitions, the task, the
-            latest user message, and the messages that the client moves.
-        replacement_tokens: Size that the replacements of the removed messages will have.
-        must_rewrite_chain: Whether the records of a chain state things that are no longer true, so that the
-            chain must be written anew.
-        growth_tokens: Size of the messages that are expected before the compaction is applied. They will be
-            the newest part of its tail.
-        staying_indices: Indices of the messages whose size is part of `fixed_tokens`. The tail does not count
-            them again.
-        moving_count: Number of last messages that the client moves (`core.mover`). They stay out of every
-            span.
+        fixed_tokens: Size of the parts that no compaction removes: privileged messages, tool definitions, the
+            task, the latest user message, and the messages that the client moves.
+        replacement_tokens: Expected size of the replacements of the removed messages.
+        must_rewrite_chain: Whether the chain must be written anew because its records state things that are
+            no longer true.
+        growth_tokens: Expected size of the messages that the client adds before the compaction is applied.
+            They will be the newest part of the tail of the compaction.
+        staying_indices: Indices of the messages whose size is part of `fixed_tokens`. They count as 0 in the
+            size of the tail.
+        moving_count: Number of last messages that the client moves (`core.mover`). They belong to no span.
     """
 
     trigger_tokens: int
@@ -59,14 +59,14 @@ class PlanConstraints:
 
     @property
     def free_tokens(self) -> int:
-        """The tokens that T leaves for everything but the fixed part."""
+        """The tokens that T leaves for everything except the fixed part."""
         return max(0, self.trigger_tokens - self.fixed_tokens)
 
     @property
     def target_tokens_left(self) -> int:
-        """The tokens that the target leaves for everything but the fixed part.
+        """The tokens that the target leaves for everything except the fixed part.
 
-        They are at least `SCARCE_SHARE` of the free tokens.
+        This size is at least `SCARCE_SHARE` of the free tokens.
         """
         return max((self.target_tokens or 0) - self.fixed_tokens, int(SCARCE_SHARE * self.free_tokens))
 
@@ -88,11 +88,11 @@ def find_tail_start(
     *,
     is_minimum: bool = False,
 ) -> int:
-    """Returns the start of the tail that the policy keeps: a unit edge.
+    """Returns the start of the tail that the policy keeps. The start is a unit edge.
 
     The tail includes at least the last unit, and all messages that the client moves. It may be empty only if
-    the last message is the user's and moves into the replacement. `is_minimum` asks for the tail that is kept
-    in any case, even if the target leaves room for more.
+    the last message is the user's and its text moves into the replacement. With `is_minimum`, the tail
+    includes only what must be kept in any case, even if the target leaves room for more.
     """
     forwarded = [
         0 if k in constraints.staying_indices else size
@@ -118,7 +118,7 @@ def find_tail_start(
 
 
 def list_chain_records(checkpoint: Checkpoint) -> tuple[Message, ...]:
-    """Returns the frozen records of a checkpoint's chain, oldest first."""
+    """Returns the records in the chain of a checkpoint, oldest first."""
     count = len(checkpoint.rounds)
     holders = (
         replacements
@@ -131,14 +131,15 @@ def list_chain_records(checkpoint: Checkpoint) -> tuple[Message, ...]:
 def _compute_tail_size(
     policy: Policy, constraints: PlanConstraints, *, is_minimum: bool
 ) -> tuple[int, int, int] | None:
-    """Computes the size of the tail that the policy keeps, in tokens; None if the policy names no size.
+    """Computes three limits for the size of the tail, in tokens; None if the policy names no size.
 
-    The size has three parts: Units are added up to the first. A tail below the second, the floor, gets one
-    more unit if it then takes at most the third, which is what the target leaves for the tail.
+    Newest units are added to the tail as long as it takes at most the first limit. If the tail is then
+    smaller than the second limit (the floor), one more unit is added, provided that the tail then takes at
+    most the third limit. The third limit is the room that the target leaves for the tail.
 
-    `is_minimum` asks for the size that is kept in any case. If the policy names a number of tokens, the tail
-    also has a floor, which applies even if the target leaves less room. The floor is the same limit, computed
-    for the free tokens instead of T.
+    If the policy names a number of tokens, the floor is the policy's limit for a T of `free_tokens`. The
+    first limit is never less than the floor, even if the target leaves less room. With `is_minimum`, the
+    first limit is the floor. If the policy names no number of tokens or there is no target, the floor is 0.
     """
     limit = policy.keep.tail
     if limit is None:
@@ -160,7 +161,7 @@ def _compute_tail_size(
 
 
 def list_forwarded_sizes(messages: Sequence[Message], earlier: Checkpoint | None) -> list[int]:
-    """Returns the tokens of each message as it is forwarded; 0 for a removed message."""
+    """Returns the size of each message as it is forwarded, in tokens; 0 for a removed message."""
     edits, removed = (earlier.edited_messages, earlier.removed_indices) if earlier else ({}, frozenset())
     return [0 if k in removed else edits.get(k, each).tokens for k, each in enumerate(messages)]
 
@@ -173,9 +174,9 @@ def _find_edge_at_or_before(messages: Sequence[Message], message_index: int) -> 
 def _find_first_kept(
     messages: Sequence[Message], effective: Sequence[Message], keep_messages: int, earlier: Checkpoint | None
 ) -> int:
-    """Returns the index of the first client message in the last `keep_messages` of the effective list.
+    """Returns the index of the first client message among the last `keep_messages` of the effective list.
 
-    Returns the number of client messages if there is none.
+    Returns the number of client messages if none is among them.
     """
     removed, edited = (earlier.removed_indices, earlier.edited) if earlier else (frozenset(), frozenset())
     pieces = earlier.span_replacements if earlier else ()
@@ -202,9 +203,11 @@ def _find_iteration_start(messages: Sequence[Message], keep_iterations: int) -> 
 def _find_fitting_tail_start(
     messages: Sequence[Message], forwarded: Sequence[int], keep: KeepRules, size: tuple[int, int, int] | None
 ) -> int:
-    """Returns the start of the newest units that fit the size.
+    """Returns the start of the newest units that fit the size from `_compute_tail_size`.
 
-    If all units fit or `size` is None, the size rule does not apply, and the number of messages is returned.
+    If `keep.includes_reaching_message` is true, returns the index of the message with which the tail reaches
+    the size. If all units fit or `size` is None, the size limits nothing, and the number of messages is
+    returned.
     """
     if size is None:
         return len(messages)
@@ -223,19 +226,19 @@ def _find_fitting_tail_start(
 
 # Runs of assistant and tool messages with fewer tokens than this are not worth a summary.
 LEAST_RUN_TOKENS = 48
-# The summary of a run is expected to take this share of the run's tokens.
+# The summary of a run of messages is expected to take this share of the run's tokens.
 RUN_SUMMARY_SHARE = 0.3
 
 
 class PlannedReplacement(NamedTuple):
-    """What will replace a span.
+    """The plan for the replacement of one span.
 
     Attributes:
-        kind: `before`: the replacement that the earlier compaction put there. `text`: the summary of a group
-            of messages. `records`: the records of a chain. `mask` and `cap`: the message itself, shortened.
-            `nothing`: no message.
-        reference_index: For `before` the number of the earlier span, for `text` and `records` the number of
-            the group, for `mask` and `cap` the index of the message, for `nothing` 0.
+        kind: `before` keeps the replacement of the earlier compaction. `text` is the summary of a group of
+            messages. `records` are the records of a chain. `mask` and `cap` shorten the message itself.
+            `nothing` removes the span without a replacement.
+        reference_index: The number of the earlier span for `before`, the number of the group for `text` and
+            `records`, the index of the message for `mask` and `cap`, and 0 for `nothing`.
     """
 
     kind: Literal["before", "text", "records", "mask", "cap", "nothing"]
@@ -247,13 +250,13 @@ class RoundPlan:
     """The plan of one compaction.
 
     Attributes:
-        round: Number of the compaction, from 1. If nothing is summarised, it is the number of the earlier
-            compaction.
+        round: Number of the compaction, from 1. A plan that repeats the earlier compaction has the number of
+            that compaction, or 0 if there was none.
         length: The checkpoint will be made for the messages `[0, length)`.
         spans: The spans to replace, sorted and disjoint.
-        planned_replacements: What will replace each span.
-        groups: Indices of the messages to summarise. Each group gets one text.
-        carried_index: Index of the user message whose text moves into the replacement; None if there is none.
+        planned_replacements: The plan for the replacement of each span.
+        groups: Indices of the messages to summarise, in groups. Each group gets one summary.
+        carried_index: Index of the user message whose text moves into the replacement; None if no text moves.
         frozen_record_count: Number of earlier records that stay unchanged at the start of the chain.
     """
 
@@ -290,8 +293,12 @@ def plan_round(
 ) -> RoundPlan | None:
     """Plans the compaction that the policy would make now, or returns None if there is nothing to replace.
 
-    `messages` are the client's messages that are not fixed. `effective` is the whole effective list, with
-    privileged messages and replacements. `earlier` is the checkpoint that was applied to build it.
+    Args:
+        messages: The client's messages that are not fixed.
+        effective: The whole effective list, with fixed messages and replacements.
+        policy: The policy of the strategy.
+        earlier: The checkpoint that was applied to build the effective list; None if there was none.
+        constraints: The sizes and messages that limit the plan.
     """
     if len(effective) <= policy.least_messages:
         return None
@@ -316,7 +323,7 @@ def _list_indices_to_remove(
 ) -> list[int]:
     """Returns the indices of the messages to remove, in order.
 
-    Messages that earlier compactions removed are included, even if the policy would keep them now.
+    Messages that earlier compactions have removed are included, even if the policy would keep them now.
     """
     latest = find_latest_user_message(messages) if policy.frame.request_introduction is None else None
     task = find_task_index(messages) if policy.keep.keeps_task else None
@@ -340,14 +347,15 @@ def find_task_index(messages: Sequence[Message]) -> int | None:
 
 def _iter_adjacent_spans(indices: Iterable[int]) -> Iterator[Span]:
     """Yields one span for each run of consecutive numbers in the sorted indices."""
-    # In a run of consecutive numbers, the difference between a number and its position stays the same.
+    # In a run of consecutive numbers, the difference between a number and its position in the list is
+    # constant.
     for _, run in groupby(enumerate(indices), key=lambda item: item[1] - item[0]):
         members = [index for _, index in run]
         yield Span(members[0], members[-1] + 1)
 
 
 def _list_earlier_replacements(earlier: Checkpoint | None) -> list[tuple[Span, PlannedReplacement]]:
-    """Returns the spans of the earlier compaction, each marked to keep its replacement."""
+    """Returns the spans of the earlier compaction, each with a plan that keeps its replacement."""
     return [
         (span, PlannedReplacement("before", k)) for k, span in enumerate(earlier.spans if earlier else ())
     ]
@@ -358,7 +366,7 @@ def _list_edits_outside(
 ) -> list[tuple[Span, PlannedReplacement]]:
     """Returns the spans of messages that the earlier compaction shortened and this one does not remove.
 
-    Each is marked to keep its replacement.
+    Each span comes with a plan that keeps its replacement.
     """
     edited = (earlier.edited if earlier else frozenset()).difference(removed_indices)
     return [(span, fill) for span, fill in _list_earlier_replacements(earlier) if span.start in edited]
@@ -374,8 +382,8 @@ def _build_next_plan(
 ) -> RoundPlan:
     """Builds the plan of the compaction after the earlier one.
 
-    The plan's `length` is never less than that of the earlier compaction. A shorter checkpoint would never be
-    applied, because the longest matching one is always chosen.
+    The plan's `length` is never less than the length of the earlier checkpoint. A shorter checkpoint would
+    never be applied, because the longest matching checkpoint is always chosen.
     """
     placed = sorted(pieces)
     return RoundPlan(
@@ -411,7 +419,7 @@ def _plan_added_round(
 ) -> RoundPlan:
     """Plans replacements for the groups, and keeps the replacements of the earlier compaction.
 
-    If the earlier compaction only shortened a message that is now inside a group, that edit is dropped.
+    If the earlier compaction shortened a message that is now inside a group, the edit is dropped.
     """
     new: list[tuple[Span, PlannedReplacement]] = []
     for group_number, group in enumerate(groups):
@@ -433,8 +441,9 @@ def _plan_run_summaries(
 ) -> RoundPlan | None:
     """Plans summaries of runs of assistant and tool messages, earliest first.
 
-    Runs are added until the request is smaller than the target (than T if there is no target). Only one run
-    is added if the policy says so. Returns None if all runs are too small.
+    Runs are added until the request is expected to be smaller than the target, or than T if there is no
+    target. If the policy demands it (`one_run`), only one run is added. Returns None if all runs are too
+    small.
     """
     groups: list[list[int]] = []
     size, forwarded = constraints.request_tokens, list_forwarded_sizes(messages, earlier)
@@ -459,7 +468,7 @@ def _plan_chained_round(
     constraints: PlanConstraints,
     removed_indices: Sequence[int],
 ) -> RoundPlan:
-    """Plans one more record for a chain, or one new record in place of the chain if it is too long."""
+    """Plans one more record for a chain. If the chain is too long, plans one record in place of it."""
     continued = None if _is_chain_too_long(policy, earlier, constraints) else earlier
     earlier_removed = continued.removed_indices if continued else frozenset()
     spans = tuple(_iter_adjacent_spans(removed_indices))
@@ -487,7 +496,7 @@ def _is_chain_too_long(policy: Policy, earlier: Checkpoint | None, constraints: 
 
 
 def build_unchanged_plan(earlier: Checkpoint | None) -> RoundPlan:
-    """Builds a plan that repeats the earlier compaction, as a base for `add_edits`."""
+    """Builds a plan that repeats the earlier compaction. `add_edits` can add edits to such a plan."""
     if earlier is None:
         return RoundPlan(0, 0, (), ())
     return RoundPlan(
@@ -501,7 +510,7 @@ def build_unchanged_plan(earlier: Checkpoint | None) -> RoundPlan:
 
 
 def add_edits(plan: RoundPlan, edits: Mapping[int, Literal["mask", "cap"]]) -> RoundPlan:
-    """Returns the plan with edits added: the message at each index in `edits` is shortened in place."""
+    """Returns the plan with edits added, which shorten the message at each index in `edits` in place."""
     earlier = zip(plan.spans, plan.planned_replacements, strict=True)
     pieces = [(span, fill) for span, fill in earlier if span.start not in edits]
     pieces += [(Span(index, index + 1), PlannedReplacement(kind, index)) for index, kind in edits.items()]
@@ -515,7 +524,7 @@ def add_edits(plan: RoundPlan, edits: Mapping[int, Literal["mask", "cap"]]) -> R
 
 
 def format_checkpoint_variant(*, extract: bool, record_count: int, edited_indices: Collection[int]) -> str:
-    """Formats the `variant` of a checkpoint id, which tells apart checkpoints for the same spans.
+    """Formats the `variant` of a checkpoint id, which distinguishes checkpoints for the same spans.
 
     Args:
         extract: Whether code made the summary without a model.
@@ -546,7 +555,8 @@ def compute_checkpoint_id(checkpoint: Checkpoint | None, prefix_digests: Sequenc
 def list_edited_indices(plan: RoundPlan, earlier: Checkpoint | None) -> frozenset[int]:
     """Returns the indices of the messages that are shortened in place once the plan is carried out.
 
-    The plan itself shortens them, or it leaves them as the earlier compaction shortened them.
+    These are the messages that the plan itself shortens, and those that stay as the earlier compaction
+    shortened them.
     """
     earlier_edits = earlier.edited if earlier else frozenset()
     return frozenset(
@@ -564,7 +574,7 @@ def predict_checkpoint_id(
     *,
     extract: bool,
 ) -> bytes:
-    """Predicts the id of the checkpoint that carrying out a plan will produce.
+    """Predicts the id of the checkpoint that results if a plan is carried out.
 
     Args:
         plan: The plan.

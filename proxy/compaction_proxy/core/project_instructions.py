@@ -8,11 +8,11 @@ from compaction_proxy.core.truncate import find_largest_cap
 
 MAX_INSTRUCTION_TOKENS = 12_000
 # The largest share of `Budget.input_limit` that all project instructions together may take. The input limit
-# leaves room for only the least output. So a request for more output does not change which instructions stay;
-# the proxy lowers the requested output instead.
+# reserves room only for the least output, so it is the same if a request asks for more output. Then the same
+# instructions stay, and the proxy lowers the requested output instead.
 MAX_INSTRUCTION_SHARE = 0.20
 MAX_INSTRUCTIONS = 32
-# Instructions about the environment are cut first, but to no fewer tokens than this.
+# If instructions have to be cut, those about the environment are cut first, but to no fewer tokens than this.
 MIN_ENVIRONMENT_TOKENS = 200
 _ID_DIGITS = 12
 
@@ -33,14 +33,15 @@ def allocate_instruction_tokens(
 ) -> dict[int, int]:
     """Returns the tokens that instructions may keep, by message index.
 
-    An instruction that stays whole has no entry. An entry of 0 leaves the instruction out. Only the newest
-    version of each instruction stays. If there are more than 32 instructions, only the first 16 and the last
-    16 stay. If these exceed the budget, instructions keep only head and tail; those about the environment are
-    cut first.
+    An instruction that stays whole has no entry. An entry of 0 means that the instruction is left out. Only
+    the newest version of each instruction stays. If there are more than 32 instructions, only the first 16
+    and the last 16 stay. If the remaining instructions exceed the budget, they are cut to their beginning and
+    end. Instructions about the environment are cut first.
 
     Args:
         messages: All messages of a list, fixed ones included.
-        budget_tokens: Tokens for all instructions together, counted like the messages' own `tokens`.
+        budget_tokens: Tokens for all instructions together, counted in the same way as the messages' own
+            `tokens`.
         removed_ids: Ids (`compute_instruction_id`) of instructions to leave out.
     """
     instructions = {k: each.instruction for k, each in enumerate(messages) if each.instruction is not None}
@@ -65,7 +66,10 @@ def allocate_instruction_tokens(
 def _cut_to_budget(
     sizes: Mapping[int, int], instructions: Mapping[int, Instruction], budget_tokens: int
 ) -> dict[int, int]:
-    """Returns the sizes to which instructions are cut, by index; empty if all together fit the budget."""
+    """Returns the size in tokens to which each instruction is cut, by index.
+
+    Instructions that stay whole have no entry.
+    """
     if sum(sizes.values()) <= budget_tokens:
         return {}
     ambient_sizes = {k: size for k, size in sizes.items() if instructions[k].kind == "environment"}

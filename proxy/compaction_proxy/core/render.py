@@ -1,4 +1,4 @@
-"""Builds the effective list from spans and replacements, and the text of a replacement."""
+"""Builds the effective list from spans and replacements, and formats the text of a replacement."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -8,7 +8,7 @@ from compaction_proxy.core.message import Message, Span
 from compaction_proxy.core.sanitize import escape_frames_and_headings
 from compaction_proxy.core.strategies import SummaryFrame
 
-# Replaces a text of which nothing may be kept.
+# The excerpt that `build_excerpt` returns for a share of 0.
 OMISSION_MARK = "[…]"
 
 _is_fixed = attrgetter("is_fixed")
@@ -24,11 +24,11 @@ def build_effective_list(
 
     Args:
         messages: The client's whole list. Privileged messages before the end of the last removed span move to
-            the start of the list, after the privileged messages that are there already. They keep their
-            order. Project instructions stay in place.
+            the start of the list, after the privileged messages that are there already. The moved messages
+            keep their order. Project instructions stay in place.
         spans: The spans to replace. Their indices count the messages that are not fixed.
         replacements: The replacements of each span.
-        edited_starts: Starts of the spans that hold one shortened message, which stays in place.
+        edited_starts: Starts of the spans that consist of one shortened message, which stays in place.
     """
     leading = next((k for k, each in enumerate(messages) if not each.is_fixed), len(messages))
     body = messages[leading:]
@@ -71,9 +71,9 @@ def _build_around_fixed_messages(
 
 
 def build_excerpt(text: str, share: float, source_name: str) -> str:
-    """Returns head and tail of a text, together about `share` (0..1) of its length.
+    """Returns the beginning and the end of a text, together about `share` (0..1) of its length.
 
-    A line between them says how many characters are left out, and names `source_name`, the handle of the
+    A line between them gives the number of characters that are left out, and `source_name`, the handle of the
     whole text. If the excerpt would be no shorter than the text, the text itself is returned. With a share of
     0 the excerpt is `OMISSION_MARK`.
     """
@@ -88,8 +88,8 @@ def build_excerpt(text: str, share: float, source_name: str) -> str:
 def _escape_summary(text: str, closing: str) -> str:
     """Returns the summary in a form that cannot end its frame early or imitate headings of the proxy.
 
-    Such marks are broken up. `closing` is the text that the frame puts after the summary; empty if there is
-    none.
+    An added character breaks up phrases that would do so. `closing` is the text that the frame puts after the
+    summary; empty if there is none.
     """
     safe = escape_frames_and_headings(text)
     if not closing:
@@ -108,8 +108,8 @@ def format_replacement_text(
         frame: The texts before and after the summary.
         round_number: Number of the compaction.
         summary: Text that the summary model wrote.
-        task: The first user message; empty if the conversation itself still contains it.
-        request: The latest user message if it moves into the replacement, else empty.
+        task: The text of the task; empty if the conversation itself still contains the task.
+        request: The text of the latest user message if it moves into the replacement, else empty.
     """
     parts = [f"{frame.task_heading}\n{task}"] if frame.task_heading is not None and task else []
     parts.append(_escape_summary(summary, frame.closing.strip()))

@@ -13,11 +13,11 @@ CONTINUE_TEXT = "Please go on."
 
 
 def _complete_exchange(exchange: Sequence[Message]) -> Iterator[Message]:
-    """Yields the calling message, then one answer for each of its calls.
+    """Yields the calling message, then one result for each of its calls.
 
-    A call without an answer gets the answer `NO_RESPONSE_TEXT`. Answers are paired by position, because ids
-    may be reused within a conversation: an answer belongs to the calls that it directly follows. A second
-    answer to the same call is dropped, and so is an answer that matches none of the calls.
+    A call without a result gets the result `NO_RESPONSE_TEXT`. Ids may be reused within a conversation, so
+    only results that directly follow the calling message belong to its calls. A second result of the same
+    call is dropped, and so is a result that matches none of the calls.
     """
     caller, *answers = exchange
     yield caller
@@ -42,7 +42,7 @@ def _complete_exchange(exchange: Sequence[Message]) -> Iterator[Message]:
 def is_valid_message_list(messages: Sequence[Message]) -> bool:
     """Returns whether `repair_messages` would leave the list unchanged."""
     unanswered: list[str] = []
-    calling = False  # whether an answer is allowed at this place
+    calling = False  # whether a result is allowed at this place
     for message in messages:
         if message.answered_call_ids:
             matched = set(message.answered_call_ids).intersection(unanswered) if calling else ()
@@ -59,7 +59,7 @@ def is_valid_message_list(messages: Sequence[Message]) -> bool:
 
 
 def repair_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns the list with all calls answered, and without orphaned results and empty assistant messages.
+    """Returns the list with a result for each call, without stray results and empty assistant messages.
 
     Fixed messages between a call and its results move before the call.
     """
@@ -77,7 +77,7 @@ def repair_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _move_fixed_before_calls(messages: Sequence[Message]) -> list[Message]:
-    """Returns the list with fixed messages moved out of the gap between a call and its results."""
+    """Returns the list with fixed messages between a call and its results moved before the call."""
     ordered: list[Message] = []
     unit: list[Message] = []  # a message with calls, and its results so far
     gap: list[Message] = []  # fixed messages after the unit
@@ -96,11 +96,11 @@ def _move_fixed_before_calls(messages: Sequence[Message]) -> list[Message]:
 
 
 def insert_alternating_fillers(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns the list for a backend that demands alternating user and assistant messages, user first.
+    """Returns the list in a form in which user and assistant messages alternate, beginning with the user.
 
-    An acknowledging assistant message goes between two user messages, and a one-line user message between two
-    assistant messages. Privileged messages and tool results stay in place. Parts of one client message stay
-    together.
+    Some backends demand this. A short assistant message is added between two user messages, and a short user
+    message between two assistant messages. Privileged messages and tool results stay in place. Parts of one
+    client message stay together.
     """
     alternating: list[Message] = []
     last = "assistant"

@@ -1,20 +1,20 @@
-"""Makes text from others harmless before a model reads it as data.
+"""Makes text of users, tools and models harmless before a model reads it as data.
 
-The text changes as little as possible. One added character breaks up each mark of a chat template, of a fence
-(a pair of tags around quoted text) or of a frame (the text around a summary or record). Invisible characters
-are removed.
+The text changes as little as possible. One added character breaks up each control token of a chat template,
+each tag of a fence (a pair of tags around quoted text), and each phrase that begins or ends a frame (the text
+around a summary or record). Invisible characters are removed.
 """
 
 import re
 
-# Invisible characters: control characters except tab and newline, marks of direction and width, and fillers;
-# also the "tag" characters and chains of variation selectors that smuggle text past a reader. The joiners
-# U+200C and U+200D stay, because Persian and Hindi are written with them.
+# Invisible characters: control characters except tab and newline, characters for direction and width, and
+# fillers. The "tag" characters and chains of variation selectors, which can hide text from a reader, also
+# belong to them. The joiners U+200C and U+200D do not, because Persian and Hindi are written with them.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e"
     "\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]|[\ufe00-\ufe0f]{2,}"
 )
-# The first character of anything that a chat template might take for one of its own marks, such as
+# The first character of a text that a chat template might take for one of its own control tokens, such as
 # `<|im_start|>`.
 _TEMPLATE = re.compile(
     r"<(?=\||\uff5c|<\s*/?\s*sys\s*>>|(?:/\s*)?(?:s|bos|eos|pad|unk|start_of_turn|end_of_turn|start_of_image|"
@@ -22,8 +22,8 @@ _TEMPLATE = re.compile(
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])",
     re.IGNORECASE,
 )
-# What looks like a fence of the proxy (`core.summary.prompt`): a tag with a name, a hyphen and hex
-# digits; or a tag with a name that an attacker might guess.
+# The first character of a tag that looks like a fence of the proxy (`core.summary.prompt`). Its name ends in
+# a hyphen and hex digits, or is a name that an attacker might guess.
 _FENCE = re.compile(
     r"<(?=(?:/\s*)?(?:[\w-]{1,40}-[0-9a-f]{6,}\b|(?:transcript|system|developer|assistant|user|task|run|data|"
     r"instructions?|conversation)(?:[-_][\w-]{0,40})?\s*>))",
@@ -37,8 +37,8 @@ _FRAME = re.compile(
     r"|<(?=(?:/\s*)?summary\s*>)",
     re.IGNORECASE,
 )
-# Lines that would read as a message of the transcript, as the start of a run (`=== RUN`), or as a heading of
-# the proxy. Headings of the ledger and of the last request are found with any Markdown emphasis.
+# The beginning of a line that reads as a message of the transcript, as the start of a run (`=== RUN`), or as
+# a heading of the proxy. Headings of the ledger and of the last request are found with any Markdown emphasis.
 _LINE = re.compile(
     r"^(?=\[\d+\] [A-Z]+(?: \([^)\n]*\))?:|={2,}[ \t]*RUN\b|#{1,6}[ \t]+(?:session summary|previous summary|"
     r"original (?:user )?task|messages to summarize|runs to summarize|size and language)\b|"
@@ -54,12 +54,12 @@ def remove_invisible(text: str) -> str:
 
 
 def escape_template_marks(text: str) -> str:
-    """Returns the text with the marks of chat templates broken up by a space."""
+    """Returns the text in which a space breaks up every control token of a chat template."""
     return _TEMPLATE.sub(lambda found: f"{found[0]} ", text)
 
 
 def escape_frames(text: str) -> str:
-    """Returns the text in which a space breaks up every mark that could begin or end a frame of the proxy.
+    """Returns the text in which a space breaks up every phrase that could begin or end a frame of the proxy.
 
     A frame is the text that the proxy puts around a summary or a record.
     """
@@ -67,17 +67,19 @@ def escape_frames(text: str) -> str:
 
 
 def escape_frames_and_headings(text: str) -> str:
-    """Returns the text with frames of the proxy, and lines that look like its headings, escaped.
+    """Returns the text in a form that imitates no frame, heading or transcript of the proxy.
 
-    Lines that would read as another message of a transcript are escaped, too.
+    A space breaks up phrases that could begin or end a frame. A backslash precedes lines that read as a
+    heading of the proxy or as another message of a transcript.
     """
     return _LINE.sub(r"\\", escape_frames(text))
 
 
 def sanitize_text(text: str) -> str:
-    """Returns a message's text, or an earlier summary, in a form that is safe inside a fence.
+    """Returns the text of a message, or an earlier summary, in a form that is safe inside a fence.
 
-    The result holds no mark of a chat template, nothing that looks like a fence or a frame of the proxy, no
-    line that reads as another message, and no invisible character. A second call changes nothing more.
+    The result contains no control token of a chat template, no text that looks like a fence or a frame of the
+    proxy, no line that reads as another message, and no invisible character. A second call does not change
+    the result.
     """
     return escape_frames_and_headings(_FENCE.sub("< ", escape_template_marks(remove_invisible(text))))

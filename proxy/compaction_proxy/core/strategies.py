@@ -1,6 +1,6 @@
-"""Defines the strategies as data: one `Policy` of numbers and rules for each.
+"""Defines the strategies as data: one `Policy` of numbers and rules for each strategy.
 
-The same planner and the same renderer carry out all of them.
+The same planner and the same renderer carry out all strategies.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ StandInRole = Literal["user", "assistant", "system"]
 
 @dataclass(frozen=True, slots=True)
 class ScaledLimit:
-    """A size that suits large and small triggers alike: the smaller of a number of tokens and a share of T.
+    """A size limit that suits large and small triggers: the smaller of a number of tokens and a share of T.
 
     Attributes:
-        tokens: Limit in tokens; None if only the share counts.
+        tokens: Limit in tokens; None if only the share limits the size.
         share: Limit as a share of T, 0..1.
     """
 
@@ -35,19 +35,19 @@ class ScaledLimit:
 
 @dataclass(frozen=True, slots=True)
 class KeepRules:
-    """What a compaction leaves as it is.
+    """The messages that a compaction leaves unchanged.
 
-    If several rules keep newest messages, the rule that keeps most applies. What it keeps is extended back to
-    a unit edge.
+    If several rules keep newest messages, the rule that keeps the most applies. The kept messages are then
+    extended back to a unit edge.
 
     Attributes:
         messages: Number of newest messages of the effective list that stay.
         iterations: Number of newest iterations that stay.
         tail: Newest messages up to this many tokens stay. If all messages would fit, this rule does not
             apply.
-        includes_reaching_message: Whether the message with which the tail reaches its size still belongs to
-            the tail.
-        keeps_task: Whether the first user message stays in its place.
+        includes_reaching_message: Whether the message with which the tail reaches its size belongs to the
+            tail.
+        keeps_task: Whether the task stays in its place.
         tool_results: Number of newest tool results that are never masked; 0 protects only those in the tail.
     """
 
@@ -61,24 +61,25 @@ class KeepRules:
 
 @dataclass(frozen=True, slots=True)
 class SummaryShape:
-    """What a strategy asks of the summary model.
+    """The form and the size of the summaries that a strategy requests from the summary model.
 
     Attributes:
         prompt_name: Name of the prompt file with the instructions.
         tokens: Size that is requested, in tokens; if `share` is not 0, the largest size that is requested.
-        max_tokens: Largest size that an answer may have if `tokens` tokens are requested. If fewer are
-            requested, this limit is lower in proportion.
-        temperature: 0..2, or None to leave it to the provider.
+        max_tokens: Largest size, in tokens, that a summary may have if `tokens` tokens are requested. If
+            fewer are requested, this limit is lower in proportion.
+        temperature: Temperature of the summary model, 0..2; None leaves the temperature to the provider.
         tool_characters: Maximum characters of a tool result in the transcript.
         message_characters: Maximum characters of any other message in the transcript.
-        share: Requested size as a share of what is removed, 0..1; 0 always requests `tokens`.
-        least_tokens: Smallest size that is requested if the size follows from `share`.
-        model: Model that writes the summary if the configuration names none. `cheap`: a cheap one. `same`:
-            the one that the request asks for.
+        share: Requested size as a share of the removed tokens, 0..1; 0 always requests `tokens`.
+        least_tokens: Smallest size that is requested if the size follows from `share`, in tokens.
+        model: Model that writes the summary if the configuration names none. `cheap`: a cheap model. `same`:
+            the model that the client's request names.
         form: `transcript`: fenced text. `aligned`: the conversation itself, followed by the instructions.
-        may_cut: Whether an answer that is too long is cut at the end of a line and used, instead of refused.
-        is_verified: Whether the answer is checked against the text that the summary model read.
-        sections: The exact sections that the prompt demands; empty if the answer has no fixed form.
+        may_cut: Whether a summary that is too long is cut at the end of a line and used. Otherwise it is
+            refused.
+        is_verified: Whether the summary is checked against the text that the summary model read.
+        sections: The exact sections that the prompt demands; empty if the summary has no fixed form.
     """
 
     prompt_name: str
@@ -102,7 +103,7 @@ class SummaryShape:
         return max(self.least_tokens, min(self.tokens, int(self.share * removed_tokens)))
 
     def compute_max_tokens(self, target_tokens: int) -> int:
-        """Computes the largest size, in tokens, of an answer if `target_tokens` tokens are requested."""
+        """Computes the largest size of a summary, in tokens, if `target_tokens` tokens are requested."""
         return target_tokens * self.max_tokens // self.tokens
 
 
@@ -112,9 +113,9 @@ class SummaryFrame:
 
     Attributes:
         opening: Text before the summary. `{round}` becomes the number of the compaction.
-        closing: Text after the summary. If the summary contains the same text, that text is broken up, so
-            that it cannot end the summary early.
-        task_heading: Heading over the verbatim task; None leaves the task out.
+        closing: Text after the summary. If the summary itself contains this text, an added character breaks
+            it up, so that it cannot end the summary early.
+        task_heading: Heading above the task, which is quoted verbatim; None leaves the task out.
         request_introduction: Text that introduces the latest user message at the end; None leaves that
             message in its place.
         mentions_earlier_rounds: Whether a line says how many earlier compactions the summary incorporates.
@@ -129,15 +130,16 @@ class SummaryFrame:
 
 @dataclass(frozen=True, slots=True)
 class AnchoredLayout:
-    """Sizes of the parts of an `anchored` context, and limits after which its chain is written anew.
+    """The sizes of the parts of an `anchored` context, and the limits at which its chain is written anew.
 
     Attributes:
         ledger: Size of the ledger: rules, requests and facts from removed messages, with their quoted text.
         cap: Size to which a huge tool result is cut.
         huge_share: Share of usable above which a new tool result is capped if no compaction makes room for
             it, 0..1.
-        rounds: Number of records in a chain at which the next compaction writes them anew as one.
-        chain_share: Share of the target that the chain may take before it is written anew, 0..1.
+        rounds: Number of records in a chain at which the next compaction writes one new record in place of
+            all of them.
+        chain_share: Share of the target, 0..1, above which the chain is written anew.
     """
 
     ledger: ScaledLimit
@@ -155,25 +157,26 @@ class Policy:
         name: Name of the strategy in the configuration.
         trigger: Trigger rows. A compaction starts if any of them is reached.
         reserves: Tokens of the context window to keep free.
-        keep: Which messages stay.
-        removal_scope: `all` replaces everything that does not stay. `runs` replaces runs of assistant and
+        keep: The messages that stay.
+        removal_scope: `all` replaces all messages that do not stay. `runs` replaces runs of assistant and
             tool messages, earliest first.
-        one_run: Whether `runs` replaces one run per request, instead of as many runs as needed to bring the
-            request under T.
-        earlier_rounds: What happens to earlier compactions. `integrate`: they become part of the new one.
-            `leave`: they stay where they are. `freeze`: they stay as the first records of a growing chain.
+        one_run: Whether `runs` replaces one run per request. Otherwise it replaces as many runs as are needed
+            to bring the request under the target or, without a target, under T.
+        earlier_rounds: What a compaction does with earlier compactions. `integrate`: one new replacement
+            takes the place of all earlier ones. `leave`: the earlier replacements stay where they are.
+            `freeze`: they stay as the first records of a growing chain.
         stand_in_role: Role of the replacement.
         frame: Text around the summary.
-        task_tokens: Size up to which the first user message is quoted verbatim. A longer one keeps head and
-            tail.
-        summary: What is asked of the summary model; None removes messages without any replacement.
-        target: Size to shrink to; None if the other rules decide the size.
+        task_tokens: Largest size at which the task is quoted verbatim. A longer task is cut to its beginning
+            and end.
+        summary: Form and size of the summary; None removes messages without any replacement.
+        target: Size to which a compaction shrinks the request; None if the other rules decide the size.
         soft_share: Share of T from which compactions are prepared ahead of need, 0..1; 0 disables this.
         hard_percent: Percent of usable from which automatic compactions are made again after an undo.
-        max_block_s: Longest time that a request waits for a summary, in seconds; None waits as long as a
-            summary may take.
+        max_block_s: Longest time that a request waits for a summary, in seconds. None: a request waits as
+            long as a summary may take.
         layout: Sizes of the parts of an `anchored` context; None for every other strategy.
-        least_messages: Effective lists of up to this many messages are left alone.
+        least_messages: An effective list of at most this many messages is not compacted.
     """
 
     name: str
@@ -196,7 +199,7 @@ class Policy:
 
 
 # Reserves that several strategies share. Calibration corrects the errors of the token counts. The safety
-# reserve covers the error that remains because the next message is unknown.
+# reserve covers the error that remains, because calibration cannot know the next message.
 DEFAULT_RESERVES = Reserves(system=0, output=4_000, safety=1_000)
 
 ANCHORED_LAYOUT = AnchoredLayout(

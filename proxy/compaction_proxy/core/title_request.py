@@ -1,9 +1,9 @@
-"""Recognises side requests, such as one for a title, which clients send in addition to a conversation."""
+"""Recognises side requests that clients send in addition to a conversation, such as one for a title."""
 
 import re
 
-# Characters at each end of a text that are searched. A side request says there what it wants; the rest is the
-# conversation.
+# Number of characters that are searched at each end of a text. A side request states there what it wants. The
+# rest of the text is the conversation.
 EDGE_CHARACTERS = 600
 _VERB = (
     r"\b(?:generate|create|write|provide|suggest|give|make|produce|extract|come up with"
@@ -18,8 +18,9 @@ _OF_CONVERSATION = re.compile(
     re.IGNORECASE,
 )
 _OF_ANYTHING = re.compile(rf"{_VERB}[^.]{{0,80}}\btitles?\b|\btitle (?:generator|writer)\b", re.IGNORECASE)
-# The first words of known clients' side requests: those of aider for a commit message and for a summary of
-# its history (aider-chat 0.86, `aider/prompts.py`), and those of pi 0.87 and opencode 1.18 for a summary.
+# The first words of the system prompts that known clients use for side requests: those of aider for a commit
+# message and for a summary of its history (aider-chat 0.86, `aider/prompts.py`), and those of pi 0.87 and
+# opencode 1.18 for a summary.
 _BESIDE = (
     "You are an expert software engineer that generates concise, one-line Git commit messages",
     "*Briefly* summarize this partial conversation about programming.",
@@ -33,7 +34,7 @@ def is_title_request(text: str) -> bool:
 
 
 def is_title_or_side_prompt(text: str) -> bool:
-    """Returns whether a system prompt asks for titles or is a known side request's prompt."""
+    """Returns whether a system prompt asks for titles, or is a prompt that a known side request uses."""
     return is_side_request_prompt(text) or _OF_ANYTHING.search(text[:EDGE_CHARACTERS]) is not None
 
 

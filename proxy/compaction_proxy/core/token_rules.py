@@ -1,9 +1,10 @@
 """Adds up the tokens of a request: the counts of its texts, and the framing around them.
 
 A message is split into texts. Other code counts the tokens of the texts off the event loop and caches the
-counts, which are added up here. The framing is the tokens that the chat format adds: 3 for each message, 1
-for each name, 3 for the start of the reply. These numbers come from OpenAI's cookbook; they are exact for
-plain text on the models that the cookbook names. The rule for counts of characters comes from seeds/004.
+counts. This module adds the counts up. The framing is the tokens that the chat format adds: 3 for each
+message, 1 for its role, 1 for each name, and 3 for the start of the reply. These numbers come from OpenAI's
+cookbook. They are exact for plain text on the models that the cookbook names. `CHARACTER_RULE` applies
+instead if tokens are estimated from numbers of characters.
 """
 
 import json
@@ -19,15 +20,15 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "functio
 
 @dataclass(frozen=True, slots=True)
 class TokenRule:
-    """How the token counts of texts add up to the size of messages and requests.
+    """The numbers by which token counts of texts add up to the size of messages and requests.
 
     Attributes:
         message_tokens: Tokens added for every message.
         role_tokens: Tokens added for a known role. An unknown role is counted as text instead.
         name_tokens: Tokens added if a message has a name, besides the name itself.
-        reply_tokens: Tokens added once per request, for the start of the answer.
-        counts_all_fields: Whether refusal, name and role count. Otherwise only text, tool names and arguments
-            count.
+        reply_tokens: Tokens added once per request, for the start of the reply.
+        counts_all_fields: Whether the texts of refusal, name and unknown role count. Otherwise only text,
+            tool names and arguments count.
     """
 
     message_tokens: int
@@ -49,8 +50,8 @@ TOKEN_RULES = {"tiktoken": TIKTOKEN_RULE, "characters": CHARACTER_RULE}
 def list_countable_texts(message: Message, rule: TokenRule = TIKTOKEN_RULE) -> tuple[str, ...]:
     """Returns the non-empty texts of a message. The caller counts the tokens of each text separately.
 
-    Content that is not text is left out, because the wire estimates its tokens (`core.media`). Ids are left
-    out, because no model sees them as text.
+    Content that is not text is left out, because a wire estimates its tokens by `core.media`. Ids are left
+    out, because models do not see them as text.
     """
     texts = [message.text]
     for call in message.calls:
@@ -67,10 +68,10 @@ def sum_message_tokens(
 
     Args:
         message: The message.
-        text_token_counts: Token counts of its `list_countable_texts`, in any order.
+        text_token_counts: Token counts of the texts that `list_countable_texts` returns, in any order.
         rule: The rule that belongs to the way in which the texts were counted.
-        part_tokens: Tokens of its content that is not text. Seeds/004 has no rule for this content. It is
-            added under both rules, because an image without weight would overflow the context window.
+        part_tokens: Tokens of the content that is not text. They are added under both rules. If images
+            counted as 0 tokens, they could overflow the context window.
     """
     role = rule.role_tokens if message.role in _ROLES else 0
     name = rule.name_tokens if message.name else 0
@@ -80,11 +81,11 @@ def sum_message_tokens(
 def minify_json(text: str | bytes) -> str:
     """Returns the text to count for `tools`, `functions` or `response_format`: its JSON without white space.
 
-    The chat templates of open models show the model exactly this JSON. OpenAI renders tools in a form of its
-    own, for which its cookbook has a formula. Over the 22 distinct tool sets of seven public agent data sets
-    (1 to 37 tools), the JSON has 1.32 times the tokens of that form (median; least 1.10, most 1.77). It never
-    has fewer, and calibration corrects the rest. Text that does not parse, or has too many brackets
-    (`json_bounds`), is counted as it is.
+    The chat templates of open models show the model exactly this JSON. OpenAI renders tools in a shorter form
+    of its own, for which its cookbook has a formula. For the 22 distinct tool sets of seven public agent data
+    sets (1 to 37 tools), the JSON had 1.10 to 1.77 times as many tokens as OpenAI's form, with a median of
+    1.32. So the estimate is never too low, and calibration corrects the rest. Text that does not parse, or
+    has too many brackets (`json_bounds`), is returned as it is.
     """
     text = text if isinstance(text, str) else text.decode("utf-8", "replace")
     if has_too_many_brackets(text):

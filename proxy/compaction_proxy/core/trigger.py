@@ -1,6 +1,7 @@
 """Decides when to compact, by rows of thresholds.
 
-A row is reached if all its fields are reached. One row that is reached is enough for a compaction.
+A row is reached if the thresholds of all its fields are reached. A compaction is due if at least one row is
+reached.
 """
 
 from collections.abc import Sequence
@@ -12,24 +13,23 @@ from compaction_proxy.core.budget import Budget, Reserves, compute_budget
 TRIGGER_FIELDS = (
     "tokens", "percent", "percent_of_window", "messages", "turns", "iterations", "price_tier", "cost_optimal",
 )  # fmt: skip
-# A surcharge applies to requests above a certain size. The trigger `price_tier` is this many tokens below
-# that size, so that an answer of usual length and the error of estimates do not take the next request above
-# it. As with context windows, the reserves take at most a quarter of that size.
+# A surcharge applies to requests above a certain size. The threshold of `price_tier` is lower than that size
+# by these reserves. So a reply of usual length and the error of estimates do not take the next request above
+# that size. As with context windows, the reserves take at most a quarter of that size.
 TIER_RESERVES = Reserves(system=0, output=8_000, safety=2_000)
-# Lower and upper limit for the size at which a conversation costs least (`cost_optimal`), in tokens and as a
-# share of usable. Below the lower limit, compactions cost more than they can save. Above the upper limit, a
-# compaction must not wait.
+# Lower limit (in tokens) and upper limit (as a share of usable) of the threshold of `cost_optimal`. Below the
+# lower limit, compactions cost more than they can save. Above the upper limit, a compaction must not wait.
 MIN_OPTIMUM_TOKENS = 32_000
 MAX_OPTIMUM_SHARE = 0.75
 
 
 class PriceThresholds(NamedTuple):
-    """The thresholds that follow from the price fields of a row, in tokens.
+    """The thresholds of the fields `price_tier` and `cost_optimal`, in tokens, at the prices of a model.
 
     Attributes:
         tier_tokens: Input size above which each token of a request costs more; None if there is no such size
             or it is unknown.
-        optimum_tokens: Size at which compactions cost least; None if unknown.
+        optimum_tokens: Trigger T at which a conversation costs least; None if unknown.
     """
 
     tier_tokens: int | None = None
@@ -41,21 +41,23 @@ UNKNOWN_PRICE_THRESHOLDS = PriceThresholds()
 
 @dataclass(frozen=True, slots=True)
 class TriggerRule:
-    """One row of thresholds. A field that is None does not count; a field that is 0 switches the row off.
+    """One row of thresholds.
+
+    A field that is None does not count. A field that is 0 or False switches the row off.
 
     Attributes:
         tokens: Size of the effective list, in tokens.
-        percent: The same size, in percent of usable.
-        percent_of_window: The same size, in percent of the context window.
-        messages: Messages gained since the last compaction.
-        turns: Turns gained since the last compaction.
-        iterations: Iterations (assistant messages) gained since the last compaction.
+        percent: Size of the effective list, in percent of usable.
+        percent_of_window: Size of the effective list, in percent of the context window.
+        messages: Number of messages added since the last compaction.
+        turns: Number of turns added since the last compaction.
+        iterations: Number of iterations (assistant messages) added since the last compaction.
         price_tier: Whether the row is reached just below the size above which each token costs more.
         cost_optimal: Whether the row is reached at the size at which the conversation costs least.
         rework_tokens: Tokens that the model is expected to read again after each compaction. `cost_optimal`
-            adds them to the price of the compaction. None uses the default.
-        price_thresholds: The thresholds of `price_tier` and `cost_optimal` at the model's prices.
-        active: Whether the row can be reached at all, which follows from the other fields.
+            adds them to the cost of a compaction. None uses the default.
+        price_thresholds: The thresholds of `price_tier` and `cost_optimal` at the prices of the model.
+        active: Whether the row can be reached at all. The other fields decide this.
     """
 
     tokens: int | None = None
@@ -77,23 +79,24 @@ class TriggerRule:
 
     @property
     def named_fields(self) -> tuple[str, ...]:
-        """Names of the fields that count."""
+        """Names of the threshold fields that are not None."""
         return tuple(name for name in TRIGGER_FIELDS if getattr(self, name) is not None)
 
     @property
     def depends_on_price(self) -> bool:
-        """Whether the row depends on what the model costs."""
+        """Whether the row depends on the prices of the model."""
         return self.active and bool(self.price_tier or self.cost_optimal)
 
     @property
     def depends_on_counts(self) -> bool:
-        """Whether the row depends on how many messages the conversation has gained."""
+        """Whether the row depends on how many messages, turns or iterations were added."""
         return bool(self.messages or self.turns or self.iterations)
 
     def compute_token_threshold(self, budget: Budget, fixed_tokens: int = 0) -> int:
-        """Computes the size at which all token fields are reached, in tokens; 0 if the row has none.
+        """Computes the size, in tokens, at which all thresholds of size are reached; 0 if the row has none.
 
-        `fixed_tokens` is the size of what no compaction removes. `percent` applies to the rest of usable.
+        `fixed_tokens` is the size of the parts that no compaction removes. `percent` applies to the rest of
+        usable.
         """
         percent = self.percent or 0
         return max(
@@ -106,16 +109,19 @@ class TriggerRule:
 
 
 def _compute_tier_threshold(tier_tokens: int | None, budget: Budget) -> int:
-    """Returns a size at which a request still pays no surcharge; all of usable if there is no surcharge."""
+    """Returns the threshold of `price_tier`, in tokens: a size at which a request pays no surcharge yet.
+
+    Returns all of usable if there is no surcharge.
+    """
     if tier_tokens is None:
         return budget.usable
     return min(compute_budget(tier_tokens, TIER_RESERVES, None).usable, budget.usable)
 
 
 def _clamp_optimum(optimum_tokens: int | None, budget: Budget) -> int:
-    """Returns the size at which a conversation costs least, within its limits.
+    """Returns the threshold of `cost_optimal`, in tokens, within its lower and upper limit.
 
-    If the size is unknown, the upper limit is returned.
+    Returns the upper limit if the optimum is unknown.
     """
     upper = int(MAX_OPTIMUM_SHARE * budget.usable)
     return upper if optimum_tokens is None else min(max(optimum_tokens, MIN_OPTIMUM_TOKENS), upper)
@@ -124,13 +130,13 @@ def _clamp_optimum(optimum_tokens: int | None, budget: Budget) -> int:
 def set_price_thresholds(
     rules: Sequence["TriggerRule"], thresholds: PriceThresholds
 ) -> tuple["TriggerRule", ...]:
-    """Returns the rows with these thresholds set in each row that depends on prices."""
+    """Returns the rows, with `thresholds` set in each row that depends on prices."""
     return tuple(replace(row, price_thresholds=thresholds) if row.depends_on_price else row for row in rules)
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthCounts:
-    """Counts of what a conversation has gained since its last compaction."""
+    """The numbers of messages, turns and iterations that were added since the last compaction."""
 
     messages: int
     turns: int
@@ -141,20 +147,21 @@ NO_GROWTH = GrowthCounts(messages=0, turns=0, iterations=0)
 
 
 def has_active_rule(rules: Sequence[TriggerRule]) -> bool:
-    """Returns whether any row can be reached at all.
+    """Returns whether at least one row can be reached.
 
-    If none can, the proxy never compacts by itself, not even if the upstream refuses a request as too long.
+    If no row can be reached, the proxy never compacts by itself, not even if the upstream refuses a request
+    as too long.
     """
     return any(row.active for row in rules)
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerMarks:
-    """The sizes of the effective list from which the proxy acts, in tokens.
+    """The sizes of the effective list, in tokens, from which the proxy acts.
 
     Attributes:
         soft_tokens: From this size, compactions are prepared ahead of need; None disables this.
-        trigger_tokens: T; all of usable if no row names tokens.
+        trigger_tokens: T; all of usable if no row has a threshold of size.
         hard_tokens: From this size, automatic compactions are made again after an undo.
     """
 
@@ -170,9 +177,15 @@ def compute_trigger_marks(
     hard_percent: float,
     fixed_tokens: int = 0,
 ) -> TriggerMarks:
-    """Computes the marks for the rows of a strategy (DESIGN.md §5.6).
+    """Computes T, the soft mark and the hard mark for the rows of a strategy.
 
-    `fixed_tokens` is the size of what no compaction removes. Percentages apply to the rest of usable.
+    Args:
+        rules: The rows.
+        budget: The budget of the request.
+        soft_share: The soft mark as a share of T, 0..1; 0 disables the soft mark.
+        hard_percent: The hard mark, in percent of usable.
+        fixed_tokens: Size of the parts that no compaction removes. The share and the percentages apply to the
+            remaining size.
     """
     fixed_tokens = min(fixed_tokens, budget.usable)
     thresholds = [
@@ -188,9 +201,9 @@ def compute_trigger_marks(
 
 
 def compute_min_trigger(rules: Sequence[TriggerRule], budget: Budget) -> int | None:
-    """Returns T, the fewest tokens at which a row can be reached.
+    """Returns T: the smallest size, in tokens, at which a row can be reached.
 
-    Returns 0 if an active row has no token field but only counts, and None if no row is active.
+    Returns 0 if an active row has only thresholds of counts. Returns None if no row is active.
     """
     return min((row.compute_token_threshold(budget) for row in rules if row.active), default=None)
 
@@ -198,14 +211,14 @@ def compute_min_trigger(rules: Sequence[TriggerRule], budget: Budget) -> int | N
 def find_reached_rule(
     rules: Sequence[TriggerRule], tokens: int, growth: GrowthCounts, budget: Budget, fixed_tokens: int = 0
 ) -> TriggerRule | None:
-    """Returns the first row that is reached, or None if none is.
+    """Returns the first row that is reached, or None if no row is reached.
 
     Args:
         rules: The rows.
         tokens: Size of the effective list.
-        growth: What the conversation has gained since its last compaction.
+        growth: The numbers of messages, turns and iterations that were added since the last compaction.
         budget: The budget of the request.
-        fixed_tokens: Size of what no compaction removes. `percent` applies to the rest of usable.
+        fixed_tokens: Size of the parts that no compaction removes. `percent` applies to the rest of usable.
     """
     fixed_tokens = min(fixed_tokens, budget.usable)
     for row in rules:

@@ -1,11 +1,13 @@
-"""Plans the last rungs of the ladder, which make a request fit without any model where that is possible.
+"""Plans the last rungs of the ladder, which make a request fit without a model where that is possible.
 
-The first rung caps the largest of the older messages. The second leaves out the oldest units. The third
-leaves out all units but the last one, and cuts the remaining messages. Each rung goes only as far as
-needed. Privileged messages and the latest user message stay whole. Replacements and the latest message, then
-the task, are cut last of all: only if they do not fit even when the safety reserve for the error of estimates
-is used up. The newest unit and the task keep at least head and tail. A list that does not fit in this way
-cannot be made to fit.
+The first rung caps the largest of the older messages. The second rung leaves out the oldest units. The third
+rung leaves out all units but the last one, and cuts the remaining messages. Each rung goes only as far as
+needed.
+
+Privileged messages and the latest user message stay whole. Replacements and the latest message are cut only
+if the list would not fit otherwise, even without the safety reserve for the error of estimates. The task and
+then project instructions are cut last. The newest unit, the task and project instructions keep at least their
+beginning and end. If this is not enough, the list cannot be made to fit.
 """
 
 from bisect import bisect_left
@@ -17,15 +19,16 @@ from itertools import islice
 from compaction_proxy.core.ledger.client_forms import find_user_messages
 from compaction_proxy.core.message import Message, find_latest_user_message, iter_units
 
-# A message is capped to no fewer tokens than this before other messages are left out altogether.
+# A message is capped to no fewer tokens than this as long as other messages can still be left out.
 MIN_CAP_TOKENS = 400
 # Replacements are cut to no fewer tokens than this. Half of these tokens are for the notice that says what is
 # missing.
 MIN_CUT_TOKENS = 48
-# If the limit is small, a message is capped to no less than the limit divided by this.
+# If the limit is small, a message may be capped to fewer tokens: to no less than the limit divided by this
+# number.
 MIN_CAP_DIVISOR = 10
-# The newest units stay whole as long as they take at most this share of the room. The room is what the other
-# whole messages leave of the limit.
+# The newest units stay whole as long as they take at most this share of the room. The room is the limit less
+# the size of the other messages that stay whole.
 NEWEST_SHARE = 0.5
 
 KEEP_WHOLE = None
@@ -34,11 +37,11 @@ LEAVE_OUT = 0
 
 @dataclass(frozen=True, slots=True)
 class TruncationPlan:
-    """What to do with each message of a list.
+    """The decision for each message of a list: whether it stays, is shortened or is left out.
 
     Attributes:
-        allowances: One entry per message: `KEEP_WHOLE` keeps it as it is, `LEAVE_OUT` leaves it out, a number
-            is the tokens that it may keep.
+        allowances: One entry for each message: `KEEP_WHOLE` keeps the message as it is, `LEAVE_OUT` leaves it
+            out, and a number is the number of tokens that it may keep.
         limit_tokens: The size for which the plan is made, in tokens: the requested limit, or a larger one if
             important messages would not fit otherwise.
         fits: Whether the list fits once the plan is carried out.
@@ -50,9 +53,10 @@ class TruncationPlan:
 
 
 def find_largest_cap(sizes: Sequence[int], available_tokens: int, floor_tokens: int) -> int | None:
-    """Returns the largest cap for which all sizes, each cut to the cap, fit into `available_tokens` together.
+    """Returns the largest cap with which all sizes together fit into `available_tokens`.
 
-    Returns None if that cap would be less than `floor_tokens`.
+    A size that exceeds the cap is cut to the cap. Returns None if the largest cap would be less than
+    `floor_tokens`.
     """
     for smaller_count, size in enumerate(sorted(sizes)):
         rest = len(sizes) - smaller_count
@@ -73,7 +77,7 @@ def _select_newest_units(
 ) -> set[int]:
     """Returns the indices of the newest units that together take at most `NEWEST_SHARE` of the room.
 
-    The room is what the messages in `whole_indices` leave of the limit.
+    The room is the limit less the size of the messages in `whole_indices`.
     """
     room = NEWEST_SHARE * (limit - sum(messages[k].tokens for k in whole_indices))
     newest: set[int] = set()
@@ -88,7 +92,11 @@ def _select_newest_units(
 
 @dataclass(frozen=True, slots=True)
 class _TruncationStep:
-    """One way to make a list fit: what stays whole, what is left out, and the smallest cap for the rest."""
+    """One attempt to make a list fit.
+
+    It determines which messages stay whole, which are left out, and the smallest size to which the others may
+    be cut.
+    """
 
     messages: Sequence[Message]
     limit_tokens: int
@@ -138,10 +146,10 @@ def plan_truncation(
     """Plans how to bring a list down to `limit_tokens` tokens.
 
     Args:
-        messages: The list. Its sizes are the messages' own `tokens`, so the limits must be on the same scale.
+        messages: The list. The size of a message is its `tokens`, so the limits must be on the same scale.
         limit_tokens: Size that the list should fit in, in tokens.
         replacement_indices: Indices of the messages that the proxy wrote.
-        max_tokens: Size that the list may take before the task, replacements or the latest message are cut;
+        max_tokens: Size that the list may have before the task, replacements or the latest message are cut;
             at least `limit_tokens`.
     """
     fixed, kept_whole = _find_protected_messages(messages, replacement_indices)
@@ -174,13 +182,14 @@ def _plan_last_steps(
 ) -> TruncationPlan:
     """Plans the last steps, after all units but the last one are left out.
 
-    Each step goes further than the one before, until the list fits. The steps cut the rest of the last unit,
-    then the latest message and the replacements, the larger first. Then they leave out the replacements. Then
-    they cut the task, and then project instructions. Messages of the client always keep head and tail,
-    because a mark alone would not show what was there. If the list is still too large, it does not fit.
+    Each step goes further than the previous one, until the list fits. The steps cut the rest of the last
+    unit, then the latest message and the replacements, the larger first. Then they leave out the
+    replacements. Then they cut the task, and then project instructions. Messages of the client always keep
+    their beginning and end, because a notice alone would not show what they contained. If the list is still
+    too large, it does not fit.
 
-    The last step lowers the floor to half of the largest message that may be cut. Otherwise a list of small
-    messages that is only a little too large would not fit.
+    The last step lowers the smallest cap to half of the largest message that may be cut. Otherwise a list of
+    small messages that is only a little too large would not fit.
     """
     kept_whole, last = step.whole_indices, len(step.messages) - 1
     older = kept_whole - {last} | fixed_indices
@@ -218,7 +227,7 @@ def _plan_last_steps(
 def _find_protected_messages(
     messages: Sequence[Message], replacement_indices: frozenset[int]
 ) -> tuple[set[int], set[int]]:
-    """Returns the indices of messages that stay whole at any cost, and of those kept whole if possible.
+    """Returns the indices of messages that must stay whole, and of those that stay whole if possible.
 
     The second set includes the first.
     """

@@ -1,7 +1,7 @@
 """Counts failures of upstreams by cause. A cause is a short word.
 
 The words appear in log lines, metrics, the admin API and the dashboard. Each is one of `CAUSES`, or `http-`
-and the status with which the upstream answered. They never contain text of an exception or of an answer.
+and the status of the upstream's response. A cause never contains text of an exception or of a response.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from compaction_proxy.core.event import parse_integer, parse_number
 
-# Causes before an answer began.
+# Causes of failures before a response began.
 CONNECTION_REFUSED: Final = "connection-refused"
 NAME_NOT_RESOLVED: Final = "name-not-resolved"
 TLS_FAILED: Final = "tls-failed"
@@ -20,9 +20,9 @@ PROXY_FAILED: Final = "proxy-failed"  # the outgoing proxy refused the connectio
 OUT_OF_SOCKETS: Final = "out-of-sockets"  # this machine has no file descriptor or port left
 NOT_SENDABLE: Final = "not-sendable"  # the request cannot be written as HTTP
 CONNECTION_RESET: Final = "connection-reset"
-INVALID_ANSWER: Final = "invalid-answer"  # the connection ended without a valid answer
+INVALID_ANSWER: Final = "invalid-answer"  # the connection ended without a valid response
 ANSWER_TIMEOUT: Final = "answer-timeout"
-# Causes after the answer had begun.
+# Causes of failures after a response had begun.
 ANSWER_CUT: Final = "answer-cut"
 ANSWER_STALLED: Final = "answer-stalled"
 
@@ -31,33 +31,33 @@ CAUSES: Final = frozenset({
     OUT_OF_SOCKETS, NOT_SENDABLE, CONNECTION_RESET, INVALID_ANSWER, ANSWER_TIMEOUT, ANSWER_CUT,
     ANSWER_STALLED,
 })  # fmt: skip
-# These causes say nothing about the upstream, because the request was not sent to it.
+# These causes are no failures of the upstream, because the request was not sent to it.
 LOCAL_CAUSES: Final = frozenset({OUT_OF_SOCKETS, NOT_SENDABLE})
 
 _SERVER_ERROR: Final = 500
-# Statuses below 500 that concern the provider, a key or an account, and not the request: unauthorized,
+# Statuses below 500 that concern the provider, a key or an account, and not the request itself: unauthorized,
 # payment required, forbidden, proxy authentication required, request timeout, too many requests.
 _REFUSALS: Final = frozenset({401, 402, 403, 407, 408, 429})
 
 
 def format_status_cause(status: int) -> str:
-    """Returns the cause for an answer with an error status, such as `http-503`."""
+    """Returns the cause for a response with an error status, such as `http-503`."""
     return f"http-{status}"
 
 
 def is_failure_status(status: int) -> bool:
-    """Returns whether an error status means a failure of the provider, and not of one request."""
+    """Returns whether an error status means a failure of the provider, and not an error of one request."""
     return is_server_error(status) or status in _REFUSALS
 
 
 def is_server_error(status: int) -> bool:
-    """Returns whether the status says that the upstream cannot answer at all."""
+    """Returns whether the status is a server error (500 or higher)."""
     return status >= _SERVER_ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFailure:
-    """The failures of one upstream that have one cause.
+    """The failures of one upstream that have the same cause.
 
     Attributes:
         target: Origin of the upstream, with its port and without credentials.
@@ -72,7 +72,7 @@ class UpstreamFailure:
     last_at: float
 
 
-# Failures by target and cause.
+# Failures by the origin of the upstream and the cause.
 UpstreamFailures = dict[tuple[str, str], UpstreamFailure]
 
 
@@ -94,7 +94,7 @@ def failures_to_fields(failures: Iterable[UpstreamFailure]) -> list[dict[str, An
 
 
 def parse_failures(rows: object) -> list[UpstreamFailure]:
-    """Returns the failures in a list of JSON objects, without those that are incomplete."""
+    """Returns the failures in a list of JSON objects. Incomplete objects are left out."""
     items = rows if isinstance(rows, list) else ()
     parsed = (_parse_failure(row) for row in items if isinstance(row, Mapping))
     return [failure for failure in parsed if failure is not None]

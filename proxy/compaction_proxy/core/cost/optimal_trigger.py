@@ -31,10 +31,11 @@ from typing import NamedTuple
 
 from compaction_proxy.core.cost.price import ModelPrice
 
-# Tokens of rework after one compaction: tools read lost content again, or users write it again.
+# Tokens of rework after one compaction. Rework is content that the compaction removed, and that tools read
+# again or users write again.
 REWORK_TOKENS = 40_000
-# T is large enough for a compaction to remove at least this many tokens, and at least this share of T. If a
-# compaction removed less, the next one would be due too soon.
+# T is raised until a compaction removes at least this many tokens, and at least this share of T. If a
+# compaction removed less, the next compaction would be due too soon.
 MIN_REMOVED_TOKENS = 8_000
 MIN_REMOVED_SHARE = 0.40
 # T is rounded to a multiple of this number of tokens. More precision is useless: a conversation's growth and
@@ -43,14 +44,15 @@ STEP_TOKENS = 1_000
 
 
 class GrowthProfile(NamedTuple):
-    """How a conversation grows.
+    """The figures of a conversation's growth and of its compactions, from which T is computed.
 
     Attributes:
-        growth: Tokens by which a request is larger than the one before.
+        growth: Tokens by which a request is larger than the request before it.
         cached_share: Share of the tokens from earlier requests that the provider has cached, 0..1.
         fixed: Tokens at the beginning that no compaction changes: privileged messages, tools and the task.
         after: Minimum number of tokens that a compaction leaves.
-        share: Share of T that a compaction leaves, 0..1. It counts only if it amounts to at least `after`.
+        share: Share of T that a compaction leaves, 0..1. It is used only if it amounts to at least `after`
+            and at least `fixed` tokens.
         summary: Tokens of the summary.
     """
 
@@ -67,7 +69,7 @@ class OptimalTrigger:
     """The trigger at which a conversation costs least.
 
     Attributes:
-        trigger: T in tokens. The context window does not limit it here.
+        trigger: T in tokens. It may exceed the context window.
         basis: The figures from which T was computed, by name: token counts, and costs and prices relative to
             the price of an input token that is not cached.
     """
@@ -87,8 +89,8 @@ def compute_optimal_trigger(
     The result is None if the conversation does not grow or its input tokens cost nothing.
 
     Args:
-        price: Price of the model that answers the conversation.
-        profile: How the conversation grows.
+        price: Price of the model that the conversation uses.
+        profile: The figures of the conversation's growth and of its compactions.
         summary_price: Price of the summary model. None means that no model writes summaries.
         rework_tokens: Tokens of rework after one compaction (L).
     """
@@ -124,7 +126,7 @@ def _compute_optimum(
     """Returns the number of tokens that a compaction leaves at the optimal T, and the optimal T.
 
     `cached_price` is c. `cache_loss` is w - c, and at least 0. `constant_cost` is the cost of the summary and
-    the rework. It is the same however many tokens a compaction leaves.
+    the rework, which does not depend on the number of tokens that a compaction leaves.
     """
     growth, share = profile.growth, profile.share
     constant = max(0.0, constant_cost - cache_loss * profile.fixed)

@@ -10,8 +10,8 @@ class PriceTier(NamedTuple):
     """Prices for requests of a certain size, in dollars per million tokens.
 
     Attributes:
-        above: The tier applies to requests with more input tokens than this. The value 0 marks the tier of
-            the smallest requests.
+        above: The tier applies to requests with more input tokens than this. It is 0 in the tier for the
+            smallest requests.
         input: Price of input tokens that were not cached.
         cached: Price of input tokens that the provider had cached.
         cache_write: Price of input tokens that the provider has put into its cache.
@@ -30,8 +30,8 @@ class ModelPrice:
     """The prices of one model.
 
     Attributes:
-        tiers: The tiers by size, the smallest first; its `above` is 0. The number of all input tokens decides
-            which tier applies to a request. That tier then applies to all tokens of the request.
+        tiers: The tiers in ascending order of `above`, which is 0 in the first tier. The number of all input
+            tokens of a request decides which tier applies. This tier applies to all tokens of the request.
         source: The origin of the prices: `configuration`, or the name and version of a price table.
         date: The day on which the prices were current, as `YYYY-MM-DD`; empty if unknown.
     """
@@ -45,7 +45,7 @@ class ModelPrice:
 
         Args:
             prompt_tokens: Input tokens, including the cached ones.
-            cached_tokens: Input tokens that the provider had cached.
+            cached_tokens: Input tokens that the provider had cached; at most `prompt_tokens` count.
             completion_tokens: Output tokens.
         """
         tier = next((each for each in reversed(self.tiers) if prompt_tokens > each.above), self.tiers[0])
@@ -56,6 +56,6 @@ class ModelPrice:
 
     @property
     def surcharge_tokens(self) -> int | None:
-        """Number of input tokens above which a request pays a surcharge. None if there is no surcharge."""
+        """The number of input tokens above which a request pays a surcharge; None if there is none."""
         least = self.tiers[0]
         return next((tier.above for tier in self.tiers if tier.input > least.input), None)

@@ -1,14 +1,14 @@
 """Computes what an exchange has saved, and when a compaction has paid for itself.
 
-A saving compares the cost of an exchange with the cost of the same request if the proxy had forwarded it as
-the client sent it. The second cost depends on how many tokens the provider would have cached. The proxy
-estimates this number from what the provider really cached of the forwarded requests. A saving has these
-parts:
+A saving is the difference between two costs: the cost that the request would have had if the proxy had
+forwarded it as the client sent it, and the cost of the exchange. The first cost depends on how many tokens
+the provider would have cached. The proxy estimates this number from the number of tokens that the provider
+has cached of the forwarded requests. A saving has these parts:
 
-- *gross*: what the removed tokens would have cost. The estimate takes into account that some of them would
-  have been cached.
-- *cache loss*: the additional price of forwarded tokens that would have been cached if no compaction had
-  changed the tokens before them.
+- *gross*: the price of the removed tokens. The estimate takes into account that the provider would have
+  cached some of them.
+- *cache loss*: the additional price of forwarded tokens that the provider would have cached if no compaction
+  had changed the tokens before them.
 - *net*: gross less cache loss. The cost of summaries belongs to compactions, not to exchanges, and is
   deducted later.
 """
@@ -24,16 +24,16 @@ from compaction_proxy.core.exchange import Exchange
 EXPIRY_S = 600.0
 # The shortest prefix that a provider caches, in tokens.
 MIN_CACHED_TOKENS = 1_024
-# Maximum number of requests that are remembered for each conversation. One is not enough, because branches of
-# a conversation and several agents may share its id.
+# Maximum number of requests that are remembered for each conversation. One request is not enough, because
+# branches of a conversation and several agents may share its id.
 MAX_CACHED_REQUESTS = 8
 # A conversation usually grows by at most this many messages from one request to the next.
 MAX_GROWTH_MESSAGES = 8
-# Providers cache prefixes in blocks of tokens. These are the largest known block of a provider, and the
-# smallest block to which estimates are rounded, in tokens.
+# Providers cache prefixes in blocks of tokens. The two numbers are the size of the largest known block of a
+# provider, and the size of the smallest block to which estimates are rounded, in tokens.
 LARGEST_BLOCK_TOKENS = 128
 SMALLEST_BLOCK_TOKENS = 64
-# The value of `CacheState.shortfall_tokens` for a provider that caches nothing, in tokens.
+# The value of `CacheState.shortfall_tokens`, in tokens, for a provider that caches no tokens.
 NOTHING_CACHED_TOKENS = 10**12
 
 
@@ -41,7 +41,7 @@ class Saving(NamedTuple):
     """The cost and the saving of one exchange in dollars, without the cost of summaries.
 
     Attributes:
-        cost: What the exchange cost.
+        cost: The cost of the exchange.
         gross: How much more the exchange would have cost if everything that the client sent had been
             forwarded.
         cache_loss: The part of `cost` that was paid only because a compaction broke the prompt cache.
@@ -61,14 +61,15 @@ class CacheableRequest(NamedTuple):
         at: Time of the request, in seconds since the epoch.
         model: Name of the model.
         digest: Prefix digest of all the client's messages; empty if the proxy did not read the request.
-        client_tokens: Tokens of the client's messages: an estimate of what the provider would have counted.
+        client_tokens: Estimate of the number of tokens that the provider would have counted in the client's
+            messages.
         estimated_client_tokens: Tokens of the client's messages as the proxy counts them; 0 if the proxy did
             not read the request.
         removed_tokens: Removed tokens less the tokens of their replacements, as the proxy counts them.
         forwarded_tokens: Tokens that were forwarded, as the provider counted them.
         form: Strategy and number of the compaction that shortened the messages; empty if none did. If a
-            request continues another one of the same form, it begins with everything that was forwarded in
-            the other one.
+            request continues an earlier request of the same form, it begins with everything that was
+            forwarded in the earlier one.
     """
 
     at: float
@@ -82,16 +83,16 @@ class CacheableRequest(NamedTuple):
 
 
 class CacheState(NamedTuple):
-    """What the proxy remembers of a conversation's caching from one exchange to the next.
+    """The figures on a conversation's prompt cache that the proxy keeps from one exchange to the next.
 
     Attributes:
         requests: The latest requests, the newest last.
-        shortfall_tokens: Number of tokens of an earlier request that the provider does not find in its cache
+        shortfall_tokens: Number of tokens of an earlier request that the provider does not find in its cache,
             although the new request begins with everything that was forwarded in the earlier one. Tokens at
-            the end that do not fill a block are not included. The number is negative if the provider caches
-            answers, too, and None if it is not known yet.
+            the end that do not fill a cache block are not included. The number is negative if the provider
+            also caches replies. None if the number is not known yet.
         block_tokens: Size of the provider's cache blocks in tokens: the largest number that divides
-            `LARGEST_BLOCK_TOKENS` and every number of cached tokens so far. 0 if it is not known yet.
+            `LARGEST_BLOCK_TOKENS` and every number of cached tokens so far. 0 if the size is not known yet.
     """
 
     requests: tuple[CacheableRequest, ...] = ()
@@ -109,19 +110,19 @@ def compute_single_answer_saving(
     price: ModelPrice | None,
     counted_tokens: tuple[int, int] = (0, 0),
 ) -> tuple[Saving | None, CacheState]:
-    """Returns the saving of an exchange with a single answer, and the state for the next exchange.
+    """Returns the saving of an exchange with a single reply, and the cache state for the next exchange.
 
     The saving is None if the price or the provider's token count is unknown. A request that the upstream
-    refused costs nothing, and a request that was forwarded unchanged saves exactly nothing.
+    refused has a cost of 0. A request that was forwarded unchanged has a gross, a cache loss and a net of 0.
 
     Args:
         exchange: The exchange.
         prefix_digests: Prefix digests of the client's non-privileged messages; empty if the proxy did not
             read the request.
         state: The state that was returned for the conversation's previous exchange; None if there was none.
-        price: Price of the model that was asked; None if unknown.
-        counted_tokens: Tokens that the client sent and tokens that were forwarded, as the proxy counts them
-            without calibration. If both are 0, the counts of the exchange are used.
+        price: Price of the model that the client asked for; None if unknown.
+        counted_tokens: The number of tokens that the client sent and the number that was forwarded, as the
+            proxy counts them without calibration. If both are 0, the numbers in `exchange` are used.
     """
     state, unchanged = state or EMPTY_CACHE_STATE, compute_unchanged_saving(exchange, price)
     if exchange.has_failed or exchange.prompt_tokens is None:
@@ -134,7 +135,7 @@ def compute_single_answer_saving(
         return unchanged, next_state
     cached = _estimate_unchanged_cached_tokens(exchange, now, earlier, next_state, first=not state.requests)
     written = exchange.completion_tokens or 0
-    # The forwarded request at the price that it would have if its cache were not broken.
+    # The cost that the forwarded request would have if no compaction had broken its prompt cache.
     unbroken = price.compute_cost(now.forwarded_tokens, min(cached, now.forwarded_tokens), written)
     gross = price.compute_cost(now.client_tokens, cached, written) - unbroken
     loss = unchanged.cost - unbroken
@@ -142,7 +143,10 @@ def compute_single_answer_saving(
 
 
 def compute_unchanged_saving(exchange: Exchange, price: ModelPrice | None) -> Saving | None:
-    """Returns a saving with the cost of an exchange and no other amount, or None if the cost is unknown."""
+    """Returns the saving of a request that was forwarded unchanged: its cost, and 0 for all other amounts.
+
+    Returns None if the price or the provider's token count is unknown. A failed exchange costs 0.
+    """
     if price is None:
         return None
     if exchange.has_failed:
@@ -184,11 +188,14 @@ def _estimate_client_tokens(
 ) -> int:
     """Estimates how many tokens the provider would have counted in the client's messages.
 
-    The result is the number for the earlier request plus the tokens that are new since then. If this request
-    begins with everything that was forwarded in the earlier one, the provider has counted the new forwarded
-    tokens, and only the newly removed tokens are estimated. Otherwise all new tokens are estimated. An
-    estimate is the proxy's count times the ratio of both counts in the earlier request. The error therefore
-    does not grow with the number of tokens that were removed before.
+    The result is the estimate for the earlier request, plus the tokens that are new since then. If this
+    request begins with everything that was forwarded in the earlier one, the provider has counted the new
+    forwarded tokens, and only the newly removed tokens are estimated. Otherwise all new tokens are estimated.
+    Tokens are estimated as the proxy's count, times the ratio of the provider's count to the proxy's count in
+    the earlier request. So the error does not grow with the number of tokens that earlier compactions
+    removed.
+
+    Returns `request.client_tokens` if there is no earlier request, or if nothing was removed from this one.
     """
     if earlier is None or not request.removed_tokens or not earlier.estimated_client_tokens:
         return request.client_tokens
@@ -207,10 +214,11 @@ def _estimate_client_tokens(
 def _find_continued_request(
     request: CacheableRequest, prefixes: Sequence[bytes], state: CacheState
 ) -> CacheableRequest | None:
-    """Returns the longest earlier request that this request begins with, or None if there is none.
+    """Returns the earlier request that this request continues, or None if there is none.
 
-    If the digest of one of the two requests is unknown, this request is assumed to begin with the earlier one
-    unless the earlier one is longer.
+    A request continues an earlier one of the same model if it begins with all messages of the earlier one. If
+    it continues several, the longest is returned. If the digest of one of the two requests is unknown, this
+    request is assumed to continue the earlier one, unless the earlier one has more tokens.
     """
     own_digests = frozenset(prefixes)
 
@@ -244,7 +252,8 @@ def _is_cache_miss(exchange: Exchange, request: CacheableRequest, earlier: Cache
 def _choose_rounding_block(block: int) -> int:
     """Returns the block size to which estimates are rounded, in tokens.
 
-    Returns 1, so that nothing is rounded, if `block` is less than `SMALLEST_BLOCK_TOKENS` (0 is unknown).
+    Returns 1 if `block` is unknown (0) or less than `SMALLEST_BLOCK_TOKENS`, so that estimates are not
+    rounded.
     """
     return block if block >= SMALLEST_BLOCK_TOKENS else 1
 
@@ -258,8 +267,9 @@ def _estimate_shortfall(
 ) -> int | None:
     """Returns the new value of `CacheState.shortfall_tokens`. `last` is the value before this exchange.
 
-    One exchange shows only a range for the shortfall, because the tokens that do not fill a block are not
-    included in it. If `last` is outside the range, the nearest end of the range is returned.
+    One exchange shows only a range for the shortfall, because tokens that do not fill a cache block do not
+    count. If `last` is outside the range, the nearest end of the range is returned. If the exchange shows no
+    range, `last` is returned.
     """
     if earlier is None or _is_expired(request, earlier) or not _keeps_prefix(exchange, request, earlier):
         return last
@@ -282,7 +292,7 @@ def _estimate_unchanged_cached_tokens(
 ) -> int:
     """Estimates how many tokens would have been cached if the request had been forwarded unchanged.
 
-    `first` says that no earlier request of the conversation is remembered.
+    `first` is true if no earlier request of the conversation is remembered.
     """
     cached = exchange.cached_tokens or 0
     if earlier is None:
@@ -303,16 +313,17 @@ def compute_break_even_requests(
     summary_usd: float | None = 0.0,
     cached_share: float = 1.0,
 ) -> float | None:
-    """Returns after how many requests a compaction has saved what its summary and the broken cache cost.
+    """Returns the number of requests after which a compaction has saved its own cost.
 
-    Each later request saves the price of the removed tokens. The cost of the broken cache is the highest
-    possible one: none of the remaining tokens is cached in the first request. The result is None if a price
-    is unknown or the compaction never saves its cost.
+    This cost is the price of the summary and of the broken prompt cache. Each later request saves the price
+    of the removed tokens. The price of the broken cache is an upper limit: it assumes that, in the first
+    request after the compaction, none of the remaining tokens are cached. The result is None if a price is
+    unknown or the compaction never saves its cost.
 
     Args:
         tokens_before: Tokens of the request without the compaction.
         tokens_after: Tokens of the request with the compaction.
-        price: Price of the model that is asked; None if unknown.
+        price: Price of the model that the client asks for; None if unknown.
         summary_usd: Cost of the summary in dollars; None if unknown.
         cached_share: Share of the tokens from earlier requests that the provider has cached, 0..1.
     """
@@ -331,10 +342,10 @@ def compute_saving(
     price: ModelPrice | None,
     counted_tokens: tuple[int, int] = (0, 0),
 ) -> tuple[Saving | None, CacheState]:
-    """Returns the same as `compute_single_answer_saving`, but for an exchange with any number of answers.
+    """Returns the same as `compute_single_answer_saving`, but for an exchange with any number of replies.
 
-    An exchange has several answers if the model searched removed messages. Without the proxy, there would
-    have been only the first answer, so the input tokens of the later ones reduce the saving.
+    An exchange has several replies if the model searched removed messages. Without the proxy, there would
+    have been only the first reply. So the cost of the input tokens of the later replies reduces the saving.
     """
     prompt, cached = exchange.recall_prompt_tokens, exchange.recall_cached_tokens or 0
     if not prompt:

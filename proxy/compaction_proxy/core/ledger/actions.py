@@ -1,9 +1,11 @@
 """Reads what tool calls did: their key arguments, whether they change anything, and how they ended.
 
 An argument that is a shell command, an HTTP method or SQL shows whether a call changes something. If no
-argument shows it, the verb in the tool's name decides. Arguments and results come from models and tools and
-may be hostile. They are therefore quoted only as short argument values and as the part of a result that shows
-how the call ended. Each quotation is one line without hidden characters.
+argument shows it, the verb in the tool's name decides.
+
+Arguments and results come from models and tools and may be hostile. So this module quotes only short argument
+values, and only the part of a result that shows how the call ended. Each quotation is one line without hidden
+characters.
 """
 
 # ruff: noqa: SIM905 - a long list of words is easier to maintain as one text
@@ -28,17 +30,18 @@ from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.message import MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
 
-# Maximum number of argument values quoted from one call, and of characters of each. A value without spaces
-# may have twice as many.
+# Maximum number of argument values quoted from one call, and maximum characters of each value. A value
+# without spaces may have twice as many characters.
 MAX_ARGUMENTS, ARGUMENT_CHARACTERS = 40, 60
 # Maximum characters of a line about the calls of one tool with one target. The line always describes at least
 # one call, even if this call alone exceeds the limit.
 LINE_CHARACTERS = 320
-# Leading characters of a tool name, and of a shell command, that are searched for the effect of a call.
+# Only this many characters at the beginning of a tool name, and of a shell command, are searched for the
+# effect of a call.
 MAX_NAME_CHARACTERS, SHELL_CHARACTERS = 60, 2_000
 # Minimum characters of an edited line that is worth quoting, and the lowest HTTP status code of an error.
 MIN_LINE_CHARACTERS, FIRST_HTTP_ERROR = 3, 400
-# Number of characters that one more call adds to a line besides its arguments and its outcome.
+# Number of characters that each further call adds to a line, besides its arguments and its outcome.
 SEPARATOR_CHARACTERS = len(";  → ")
 # Maximum nesting level at which values inside an argument are read.
 MAX_DEPTH = 6
@@ -51,7 +54,7 @@ SHORT_CHARACTERS = 600
 RESULT_CHARACTERS = 60
 
 DONE = "done"
-# Results that say only that there is no value.
+# Results that report only that there is no value.
 _NO_VALUES = frozenset({"None", "null", "undefined"})
 NO_RESULT = "no result"
 
@@ -73,7 +76,7 @@ _READ_VERBS = frozenset(
     "look lookup ls measure navigate peek ping preview pwd query read retrieve scan search see select "
     "show stat status summarize tail think tree verify view wait wc".split()
 )
-# A call with one of these verbs and an argument `path` only reads: `open` then opens a file.
+# A call with one of these verbs and an argument `path` only reads. For example, `open` then opens a file.
 _FILE_READ_VERBS = frozenset({"open", "log", "sort"})
 _NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _SUBCOMMANDS = frozenset({"command", "action", "operation", "type", "mode"})
@@ -107,11 +110,11 @@ _SHELL_READ = re.compile(
     r"find_file|git\s+(?:-\S+\s+\S+\s+)?(?:status|log|diff|show|branch|blame|ls-files|grep|remote|rev-parse))\b|"
     r"\d?>|Q?\s*\Z)"
 )
-# Quoted words of a shell command, and the operators between commands.
+# These patterns find quoted words of a shell command, and the operators between commands.
 _SHELL_QUOTED = re.compile(r"\"(?:[^\"\\]|\\.){0,2000}+\"|'[^']{0,2000}+'")
 _SHELL_SEPARATOR = re.compile(r"&&|\|\||[;|\n]")
-# Commands that run their quoted argument, such as `bash -c`. Only in such commands are quoted words judged as
-# commands, too.
+# This pattern finds commands that run their quoted argument, such as `bash -c`. Only in such commands does a
+# quoted word count as a command.
 _SHELL_RUNS_QUOTED = re.compile(r"(?:^|\s)(?:-l?c|ssh|eval)\s")
 _EXIT = re.compile(
     r"\b(?:exit(?:ed with)?(?: code| status)?|return ?code|exitCode)\"?[:= ]{1,3}(-?\d{1,3})\b", re.IGNORECASE
@@ -139,7 +142,7 @@ _FAILURE_STATUSES = frozenset(
 )
 _REFERENCE_KEYS = ("id", "status", "order_id", "ticket_id", "booking_id", "reservation_id", "confirmation")
 _ID = re.compile(r"(?=\D{0,40}\d)[\w.-]{2,40}")
-# The values of these arguments are shown without the argument's name, because a path needs no name.
+# These arguments are shown without their names, because their values are paths and a path needs no name.
 _PATH_KEYS = frozenset({"path", "file", "file_path", "filepath", "filename", "file_name", "target_file"})
 _OLD_KEY = re.compile(r"old(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
 _NEW_KEY = re.compile(r"new(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
@@ -160,7 +163,7 @@ _CONTENT_KEYS = frozenset(
 )
 
 
-# The effect of a call: it changes something, it only reads, or neither is known.
+# The effect of a call: `write` if it changes something, `read` if it only reads, else `unknown`.
 ActionEffect = Literal["write", "read", "unknown"]
 
 
@@ -172,8 +175,8 @@ class Action:
         tool: The tool's name.
         arguments: The arguments that describe the call, as pairs of name and short value. Repeated values and
             long contents, such as the text of a file, are left out.
-        outcome: One line: `done`, a short result, the error, or `no result`.
-        effect: Whether the call changes something, certainly only reads, or neither is known.
+        outcome: One line: `done`, a short result, the error, `failed`, or `no result`.
+        effect: Whether the call changes something (`write`) or certainly only reads (`read`); else `unknown`.
         has_failed: Whether the call ended with an error.
         has_result: Whether the conversation contains a result of the call.
     """
@@ -197,12 +200,15 @@ class Action:
 
     @property
     def target(self) -> tuple[str, str]:
-        """The tool's name and the first argument value. One line describes all calls with equal targets."""
+        """The tool's name, and the first argument value or "".
+
+        Calls with equal targets are described together in one line.
+        """
         return self.tool, self.arguments[0][1] if self.arguments else ""
 
 
 def read_action(call: MessageToolCall, result: str | None) -> Action:
-    """Returns what a tool call did, read from the call and its result.
+    """Reads a tool call and its result, and returns what the call did.
 
     Args:
         call: The call.
@@ -249,7 +255,10 @@ def _find_command(call: MessageToolCall, arguments: Mapping[str, object]) -> str
 
 
 def _classify_command(command: str) -> ActionEffect:
-    """Returns the effect of a shell command. The effect is `read` only if each command in it only reads."""
+    """Returns the effect of a shell command.
+
+    The effect is `read` only if every command in it, such as on both sides of a pipe, only reads.
+    """
     head = command[:SHELL_CHARACTERS]
     plain = head if _SHELL_RUNS_QUOTED.search(head) else _SHELL_QUOTED.sub("Q", head)
     if _SHELL_WRITE.search(plain):
@@ -258,7 +267,11 @@ def _classify_command(command: str) -> ActionEffect:
 
 
 def _classify_call(call: MessageToolCall, arguments: Mapping[str, object]) -> ActionEffect:
-    """Returns the effect of a call, judged by the form of its arguments, or else by the tool's name."""
+    """Returns the effect of a call.
+
+    The first argument that shows an effect decides. If no argument shows one, the verb in the tool's name
+    decides.
+    """
     for key, value in arguments.items():
         if isinstance(value, str) and (effect := _classify_argument(key.lower(), value)) != "unknown":
             return effect
@@ -286,7 +299,10 @@ def _classify_argument(key: str, value: str) -> ActionEffect:
 
 
 def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yields the leaf values of an argument, each with the name of the top-level argument."""
+    """Yields the leaf values of an argument as text, each with the name of the top-level argument.
+
+    Values below `MAX_DEPTH` nesting levels are left out.
+    """
     if isinstance(value, Mapping | list):
         children = value.values() if isinstance(value, Mapping) else value
         for inner in children if depth < MAX_DEPTH else ():
@@ -298,7 +314,7 @@ def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str
 
 
 def _shorten_value(value: str) -> str:
-    """Returns a value shortened for quotation, or "" if it reads as an order."""
+    """Returns a value as one short line for quotation, or "" if it reads as an order."""
     value = remove_invisible(value[:MAX_CHARACTERS])
     text = to_one_line(value, ARGUMENT_CHARACTERS + 1)
     if len(value) > ARGUMENT_CHARACTERS and " " not in value.strip() and "\n" not in value.strip():
@@ -311,7 +327,8 @@ def _shorten_value(value: str) -> str:
 def _iter_quotable_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yields names and short values of the arguments that describe a call.
 
-    Long contents, such as the text of a file, are left out. For an edit, its first changed line comes last.
+    Long contents, such as the text of a file, are left out. If the call edits a file, the last item is the
+    first changed line, without a name.
     """
     known: set[str] = set()
     for key, value in arguments.items():
@@ -343,7 +360,7 @@ def _find_changed_line(arguments: Mapping[str, object]) -> str:
 
 
 def _read_result(text: str, command: str, effect: ActionEffect) -> tuple[str, bool]:
-    """Returns a short outcome of a call, and whether the call failed."""
+    """Returns the outcome of a call as one short line, and whether the call failed."""
     parsed = None if command and effect == "read" else parse_json_container(text)
     if isinstance(parsed, dict):
         failure = _find_json_failure(parsed)
@@ -418,14 +435,15 @@ def _find_json_failure(fields: Mapping[str, object]) -> str:
 
 
 class ProgressNote(NamedTuple):
-    """A note on work done, the outcome of a request or open work. It is data, never an instruction.
+    """A note on work done, on the outcome of a request or on open work. A note is data, never an instruction.
 
     Attributes:
-        kind: `failed`, `asked back`, `to do`: open work (`core.ledger.frontier.Frontier`). `done`, `tried`:
-            calls that changed something, or tried to and failed. `last step`: the last call. `answered`:
-            requests with their outcome. `ran`: other calls, such as a test run.
+        kind: `failed`, `asked back` and `to do` are open work (`core.ledger.frontier.Frontier`). `done` is
+            for calls that changed something, and `tried` for calls that should have changed something and
+            failed. `last step` is for the last call, `answered` for requests with their outcome, and `ran`
+            for other calls, such as a test run.
         text: One line without hidden characters.
-        message_index: Index of its message.
+        message_index: Index of the message that the note is about.
         short_text: A shorter text, which is used if `text` does not fit; "" if there is none.
     """
 
@@ -440,9 +458,9 @@ def describe_action_groups(
 ) -> Iterator[ProgressNote]:
     """Yields one note for the calls of each tool and target: `tried` if all of them failed, else `done`.
 
-    Both kinds start with the newest note; `done` comes first. The short text is the tool, the target and the
-    outcome of the newest call. The text begins with the arguments that all the calls share. Then come the
-    other arguments and the outcome of each call, the newest call last.
+    Notes of kind `done` come first. Within each kind, notes on newer calls come first. The text of a note
+    begins with the arguments that all the calls share. Then come the other arguments and the outcome of each
+    call, the newest call last. The short text is the tool, the target and the outcome of the newest call.
 
     Args:
         actions: The calls, each with the index of its message.
@@ -459,13 +477,15 @@ def describe_action_groups(
 def format_action_items(actions: Sequence[tuple[int, Action]], max_characters: int) -> Iterator[str]:
     """Yields one list item for the calls of each tool and target, in the order of `describe_action_groups`.
 
+    An item has one of three forms. The long form describes as many of the calls as fit. The middle form
+    describes only the newest call, with those of its argument values that contain a digit, such as ids. The
+    short form has only the tool, the target and the outcome of the newest call. The first form that fits is
+    used. The short form is used even if it does not fit, so the last items may exceed the room.
+
     Args:
         actions: The calls, each with the index of its message.
         max_characters: Room for all items, in characters. Each item leaves up to half of the remaining room
-            free for the shortest forms of the later items. An item that does not fit gets a shorter form:
-            first with only those argument values that contain a digit, such as ids, then with only tool,
-            target and outcome. The shortest form is used even if it does not fit, so the last items may
-            exceed the room.
+            to the short forms of the later items.
     """
     groups = [[action for _, action in group] for group in _group_calls(actions)]
     briefs = [f"- {sanitize_text(describe_action(calls[-1]))}" for calls in groups]
@@ -484,8 +504,8 @@ def format_action_items(actions: Sequence[tuple[int, Action]], max_characters: i
 def _group_calls(actions: Sequence[tuple[int, Action]]) -> list[list[tuple[int, Action]]]:
     """Returns the calls grouped by target.
 
-    Groups with at least one successful call come first, then groups whose calls all failed. Both parts start
-    with the newest group.
+    Groups with at least one successful call come first, then groups whose calls all failed. Each of these two
+    parts is sorted from the newest group to the oldest.
     """
     groups: dict[tuple[str, str], list[tuple[int, Action]]] = {}
     for at, action in actions:
@@ -495,7 +515,7 @@ def _group_calls(actions: Sequence[tuple[int, Action]]) -> list[list[tuple[int, 
 
 
 def describe_action(action: Action, values: Iterable[str] = ()) -> str:
-    """Returns the tool, the target, other argument values and the outcome of a call as one line."""
+    """Returns a call as one line: its tool, its target, the argument values in `values`, and its outcome."""
     return " ".join(filter(None, [*action.target, *dict.fromkeys(values), "→", action.outcome]))
 
 
@@ -524,7 +544,7 @@ def _describe_group(group: Sequence[Action], max_characters: int) -> str:
         if not quoted or size <= room:
             quoted.add(run)
             room -= size
-    # Neighbouring calls with the same outcome share it: it comes after the last of them.
+    # If neighbouring calls have the same outcome, it is written once, after the last of these calls.
     groups = groupby((run for run in runs if run in quoted), key=lambda run: run[1])
     parts = []
     for outcome, members in groups:
@@ -540,5 +560,5 @@ def describe_argument(name: str, *values: str) -> str:
 
 
 def _describe_arguments(named: Mapping[str, Sequence[str]]) -> str:
-    """Returns arguments as text, with the values of one name together."""
+    """Returns arguments as text: each name once, followed by its values."""
     return ", ".join(describe_argument(name, *values) for name, values in named.items())

@@ -1,13 +1,12 @@
 """Tracks which user statements are in force; later statements replace earlier ones.
 
-Two statements are about the same subject if they consist of mostly the same words. Exact values, and small
-words such as "always" or "the", do not count. If the later statement changes a value, it replaces the earlier
-one. In doubt both statements stay in force: a lost rule costs more than an outdated rule that is followed by
-its replacement.
+Two statements are about the same subject if most of their words are the same. Exact values, and small words
+such as "always" or "the", are not compared. If the later statement changes a value, it replaces the earlier
+one. In doubt, both statements stay in force. Losing a rule does more harm than keeping an outdated rule that
+is followed by its replacement.
 
-Which statements are in force after a message depends only on that message and on the messages before it. When
-a conversation grows, the result for its earlier messages is therefore reused, and only the new messages are
-read.
+Which statements are in force after a message depends only on that message and on the messages before it. So
+when a conversation grows, the result for its earlier messages is reused, and only the new messages are read.
 """
 
 import re
@@ -30,7 +29,7 @@ MAX_COMPARED = 64
 # Number of leading characters of a message that are searched for words that close an earlier request, such as
 # "never mind".
 CLOSING_CHARACTERS = 80
-# The weight of a kind. The loss of a statement is worse the greater the weight of its kind is.
+# The weight of each kind of statement. The greater the weight, the more harm the loss of a statement does.
 _KIND_WEIGHTS = {
     StatementKind.FACT: 1,
     StatementKind.DECISION: 2,
@@ -49,7 +48,7 @@ def _changes_value(new: Statement, old: Statement) -> bool:
 def _differs_in_one_word(new: Statement, old: Statement) -> bool:
     """Returns whether the statements are the same except for their values and one other word.
 
-    That word then shows that the two statements are about different things.
+    The different word shows that the two statements are about different things.
     """
     if len(new.words - old.words) != 1 or len(old.words - new.words) != 1:
         return False
@@ -59,7 +58,7 @@ def _differs_in_one_word(new: Statement, old: Statement) -> bool:
 
 
 def _corrects_statement(new: Statement, old: Statement, shared_words: int, *, has_same_label: bool) -> bool:
-    """Returns whether `new`, which says that it changes something, changes `old`.
+    """Returns whether `new` changes `old`, given that `new` says that it changes something.
 
     `shared_words` is the number of words that both statements contain.
     """
@@ -70,8 +69,8 @@ def _corrects_statement(new: Statement, old: Statement, shared_words: int, *, ha
         and new.kind not in {StatementKind.RULE, StatementKind.PREFERENCE}
         and not old.values
     ):
-        # A statement that is no rule may correct something else about the subject of a rule. The rule is
-        # replaced only if most of its words are repeated.
+        # A statement that is no rule may correct something else about the subject of a rule. So `new`
+        # replaces a rule only if it repeats most words of the rule.
         return shared_words == len(old.words) or (shared_words >= 2 and shared_words >= 0.6 * len(old.words))
     smaller = min(len(new.words), len(old.words))
     known = new.kind is not None or bool(new.values)
@@ -81,7 +80,7 @@ def _corrects_statement(new: Statement, old: Statement, shared_words: int, *, ha
 def _replaces_value(
     new: Statement, old: Statement, shared_words: int, *, is_adjacent: bool, has_same_label: bool
 ) -> bool:
-    """Returns whether `new`, which has another value of the same kind, is about the same subject as `old`.
+    """Returns whether `new`, which contains another value of the same kind, has the same subject as `old`.
 
     `shared_words` is the number of words that both statements contain.
     """
@@ -103,7 +102,7 @@ def _has_same_subject(new: Statement, old: Statement, shared_words: int) -> bool
 def supersedes_statement(new: Statement, old: Statement, *, is_adjacent: bool) -> bool:
     """Returns whether `new`, from a later message, replaces `old`.
 
-    `is_adjacent` says that no other user message comes between the messages of the two statements.
+    `is_adjacent` is true if no other user message comes between the messages of the two statements.
     """
     shared = len(new.words & old.words)
     if not shared or new.is_question:
@@ -125,7 +124,7 @@ def supersedes_statement(new: Statement, old: Statement, *, is_adjacent: bool) -
 
 
 def find_unreplaced_part(new: Statement, old: Statement) -> Statement | None:
-    """Returns `old` without the parts in which `new` changes a value, or None if `old` stays whole.
+    """Returns `old` without the parts in which `new` changes a value, or None if `old` stays as it is.
 
     The remaining parts are quoted as written. If no part remains, the returned statement has an empty text.
     """
@@ -153,14 +152,14 @@ def find_unreplaced_part(new: Statement, old: Statement) -> Statement | None:
 
 @dataclass(frozen=True, slots=True)
 class UserStatement:
-    """A user statement in force and its place in the conversation.
+    """A user statement that no later one has replaced as a whole, and its place in the conversation.
 
     Attributes:
         statement: The statement, or the part of it that is still in force.
-        turn: Index of its message among the user messages.
-        kind: The kind of the statement; None if it is of no kind or closed. If the statement replaced one of
-            a kind with a greater weight, it has the kind of the replaced statement.
-        is_closed: Whether a later message says that the request is done, or takes the request or rule back.
+        turn: Index of the statement's message among the user messages.
+        kind: The kind of the statement; None if the statement is closed or has no kind. A statement that
+            replaced another one has the kind of the two with the greater weight.
+        is_closed: Whether a later message says that the request is done, or takes back the request or rule.
         is_withdrawn: Whether a later message takes the statement back. The ledger then does not quote it.
     """
 
@@ -177,7 +176,7 @@ class SupersededStatements:
 
     Attributes:
         texts_by_message: The statements word for word, by the index of their message.
-        values: Values in these statements that no statement in force contains, in lower case.
+        values: Values, in lower case, that these statements contain and that no statement in force contains.
     """
 
     texts_by_message: Mapping[int, tuple[str, ...]]
@@ -186,13 +185,14 @@ class SupersededStatements:
 
 @dataclass(slots=True)
 class _StatementIndex:
-    """The statements in force, with an index that finds statements by their words.
+    """The user statements in force, with an index by which statements are found by their words.
 
     Each statement has a number. The numbers follow the order in which the user made the statements.
 
     Attributes:
         statements: The statements in force, by number.
-        replaced: The statements that were replaced in whole or in part, as they were before, by number.
+        replaced: The statements that later ones replaced in whole or in part, by number. Each is kept as the
+            user made it.
         count: Number of all statements that were added so far.
     """
 
@@ -203,7 +203,7 @@ class _StatementIndex:
     _request_keys: list[int] = field(default_factory=list)
 
     def copy(self) -> Self:
-        """Returns an independent copy that can grow."""
+        """Returns an independent copy. Statements added to the copy do not change the original."""
         by_word: defaultdict[str, list[int]] = defaultdict(list)
         by_word.update((word, list(held)) for word, held in self._by_word.items())
         return type(self)(
@@ -211,7 +211,7 @@ class _StatementIndex:
         )
 
     def add(self, spoken: UserStatement) -> None:
-        """Adds a statement, and removes or shortens the statements of other messages that it replaces."""
+        """Adds a statement, and removes or shortens statements of earlier messages that it replaces."""
         keys: set[int] = set()
         for word in spoken.statement.words:
             del self._by_word[word][:-MAX_COMPARED]
@@ -244,12 +244,12 @@ class _StatementIndex:
     def close_newest_request(self, turn: int, *, withdraws: bool) -> None:
         """Closes the newest request that does not begin with a label such as "TODO:".
 
-        If the message takes something back and the user message before it states rules but makes no request,
-        the newest of these rules is closed instead.
+        If `withdraws` is true, and the user message before this one states rules but makes no request, the
+        newest of these rules is closed instead.
 
         Args:
             turn: Index of the message that closes the request, among the user messages.
-            withdraws: Whether this message only takes back what the user said before.
+            withdraws: Whether this message only takes back an earlier request or rule.
         """
         self._request_keys = [key for key in self._request_keys[-MAX_COMPARED:] if key in self.statements]
         newest = islice(reversed(self.statements), MAX_COMPARED)
@@ -276,14 +276,15 @@ def list_user_texts(messages: Sequence[Message]) -> list[str]:
 
 
 class ActiveStatements:
-    """The user statements that are in force after the last message.
+    """The user statements that are in force after the last message, and those that later ones replaced.
 
     Args:
         messages: All non-privileged messages of a request. An index is a position among them.
         statement_reader: Returns the statements of a text: `core.ledger.statements.read_statements` or a
             cache of it.
-        earlier: The result for an earlier list of messages, whose user texts must be the first ones of this
-            list (see `is_prefix_of`). Only the user texts after them are read. `earlier` is not changed.
+        earlier: The result for an earlier list of messages. The user texts of that list must be the first
+            user texts of this one (see `is_prefix_of`), and only the user texts after them are read.
+            `earlier` is not changed.
     """
 
     def __init__(
@@ -315,9 +316,9 @@ class ActiveStatements:
         return sum(map(len, self._texts))
 
     def is_prefix_of(self, texts: Sequence[str]) -> bool:
-        """Returns whether the list `texts` begins with the user texts that were read here.
+        """Returns whether the list `texts` begins with the user texts of this object.
 
-        Returns False if no text was read.
+        Returns False if this object has read no text.
         """
         length = len(self)
         if not 0 < length <= len(texts) or self._texts[-1] != texts[length - 1]:
@@ -343,7 +344,7 @@ class ActiveStatements:
 
     @cached_property
     def superseded(self) -> SupersededStatements:
-        """The statements that later messages have replaced. No summary may bring them back."""
+        """The statements that later messages have replaced. No summary may state them as valid again."""
         lost = [self.statement_index.replaced[key] for key in sorted(self.statement_index.replaced)]
         standing = self.statement_index.statements.values()
         standing_texts = {(spoken.turn, spoken.statement.text) for spoken in standing}

@@ -1,7 +1,7 @@
 """Finds messages that known clients write in the user's name: examples, files and repository maps.
 
-None of these messages is the task, and no rule is quoted from them. A message is recognised only if it
-matches a known form exactly. Every other message counts as written by the user.
+None of these messages is the task, and the ledger quotes no rule from them. A message is recognised only if
+it matches a known form exactly. Every other message counts as written by the user.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ EXAMPLE_NAMES = frozenset({"example_user", "example_assistant"})
 
 
 class _MessagePair(NamedTuple):
-    """A user message and the answer to it, both written by the client.
+    """A user message and the reply to it, both written by the client.
 
     Attributes:
         user_text: The text with which the user message begins.
-        answer_text: The text of the answer, or its beginning if the pair is an example.
+        answer_text: The text of the reply. In an example, the text with which the reply begins.
     """
 
     user_text: str
@@ -40,15 +40,16 @@ _EXAMPLES = (
     (_MessagePair("Replace is_prime with a call to sympy.", "Ok, I will:\n\n1. Add an imports of sympy."),),
     (_MessagePair("Change the greeting to be more casual", "Ok, I will:\n\n1. Switch the greeting text "),),
 )
-# The message and the answer that close the examples (`format_chat_chunks` of `aider/coders/base_coder.py`).
+# The user message and the reply that close the examples (`format_chat_chunks` of
+# `aider/coders/base_coder.py`).
 _EXAMPLES_END = (
     "I switched to a new code base. Please don't consider the above files or try to edit them any longer."
 )
 _END_REPLY = "Ok."
-# If a model takes no system prompt, aider sends the prompt as the first user message and adds an answer. The
+# If a model takes no system prompt, aider sends the prompt as the first user message and adds a reply. The
 # examples then begin at this index.
 _START_AFTER_PROMPT = 2
-# Messages in which aider shows the repository, and the answers that it writes itself
+# The user messages in which aider shows the repository, and the replies that aider itself writes to them
 # (`aider/coders/*_prompts.py`).
 _FILE_FORMS = (
     _MessagePair(
@@ -77,15 +78,16 @@ _FILE_AND_MAP_FORMS = (
 )
 _REPLIES = frozenset(pair.answer_text for pair in _FILE_AND_MAP_FORMS)
 _OPENINGS = tuple(dict.fromkeys(pair.user_text for pair in _FILE_AND_MAP_FORMS))
-# Number of last messages among which the message with aider's shown files is searched for. Only the current
-# turn follows that message: a few answers of the model and aider's own replies to them.
+# The message in which aider shows files is searched for among this many last messages. Only the current turn
+# follows that message: a few replies of the model, and the messages that aider sends back to the model.
 _LAST_MESSAGES = 16
 
 
 def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
     """Yields the indices of the messages that users wrote themselves, in order.
 
-    Results of calls, project instructions, examples and shown files are left out.
+    Results of calls, project instructions, examples, and messages in which aider shows files or a repository
+    map are left out.
     """
     examples = _find_examples(messages)
     for index, message in enumerate(messages):
@@ -106,8 +108,8 @@ def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
 def find_shown_files_message(messages: Sequence[Message]) -> int | None:
     """Returns the index of the message with which aider shows files to the model, or None if there is none.
 
-    Only the last messages are searched, because this message comes just before the current turn. In the next
-    turn, aider moves the message closer to the end and updates the files in it.
+    Only the last messages are searched, because aider places this message just before the current turn. In
+    the next turn, aider moves the message closer to the end and updates the files in it.
     """
     first = max(0, len(messages) - _LAST_MESSAGES)
     return next(
@@ -116,7 +118,10 @@ def find_shown_files_message(messages: Sequence[Message]) -> int | None:
 
 
 def drop_client_messages(messages: Sequence[Message]) -> list[Message]:
-    """Returns the messages without those that the client wrote: examples, shown files and answers to both."""
+    """Returns the messages without those that the client wrote.
+
+    Examples, messages that show files or a repository map, and the replies to all of these are left out.
+    """
     examples = _find_examples(messages)
     gone = {k for k in range(len(messages)) if _begins_client_pair(messages, k, _FILE_AND_MAP_FORMS)}
     gone |= {k for k, each in enumerate(messages) if each.role == "assistant" and each.text in _REPLIES}
@@ -125,7 +130,10 @@ def drop_client_messages(messages: Sequence[Message]) -> list[Message]:
 
 
 def _find_examples(messages: Sequence[Message]) -> Span:
-    """Returns the span of the examples that aider puts before a conversation, or an empty span."""
+    """Returns the span of the examples that aider puts before a conversation.
+
+    Returns an empty span if there are none.
+    """
     for start in (0, _START_AFTER_PROMPT):
         for pairs in _EXAMPLES:
             stop = start + 2 * len(pairs)
@@ -143,7 +151,10 @@ def _is_example(messages: Sequence[Message], index: int, pair: _MessagePair) -> 
 
 
 def _begins_client_pair(messages: Sequence[Message], index: int, forms: Sequence[_MessagePair]) -> bool:
-    """Returns whether a message begins with the user text of one of `forms`, and its answer follows."""
+    """Returns whether the message at `index` and the next one form one of the pairs in `forms`.
+
+    The user message need only begin with the user text of the pair.
+    """
     text = messages[index].text
     if not text.startswith(_OPENINGS):
         return False
@@ -152,7 +163,7 @@ def _begins_client_pair(messages: Sequence[Message], index: int, forms: Sequence
 
 
 def _is_pair(messages: Sequence[Message], index: int, user_text: str, answer_text: str) -> bool:
-    """Returns whether the message at `index` and the next one are a pair with exactly these texts.
+    """Returns whether the message at `index` and the next one have exactly these texts.
 
     The first must be a user message, and the second an assistant message without calls.
     """

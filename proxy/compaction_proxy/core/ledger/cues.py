@@ -1,8 +1,8 @@
-"""Cues: words and patterns that show what a statement is, such as a rule, a request or a correction.
+"""Cues: words and patterns that show the kind of a statement, such as a rule, a request or a correction.
 
-The file `data/cues.toml` lists them. They expect the text of one statement as
-`core.ledger.statements.fold_text` returns it: in lower case, with plain apostrophes and single spaces.
-Callers limit the length of this text.
+The file `data/cues.toml` lists the cues. Each is searched for in the text of one statement, in the form that
+`core.ledger.statements.fold_text` returns: in lower case, with plain apostrophes and single spaces. Callers
+limit the length of this text.
 """
 
 import re
@@ -16,7 +16,7 @@ _TABLES = tomllib.loads(files("compaction_proxy").joinpath("data", "cues.toml").
 STOP_WORDS = frozenset(_TABLES["stop_words"].split())
 # Rows of words that mean the same thing in a rule.
 THESAURUS: Sequence[str] = _TABLES["thesaurus"]
-# Alternatives of a pattern: verbs with which a request may begin.
+# Verbs with which a request may begin, as the alternatives of a regular expression.
 IMPERATIVES = "".join(_TABLES["words"]["imperatives"])
 
 # Letters of writing systems that have no spaces between words, or that have vowel signs which `\b` treats as
@@ -49,7 +49,10 @@ def _expand_choice(phrase: str) -> Iterator[str]:
 
 
 def _build_whole_word_pattern(phrases: Sequence[str]) -> str:
-    """Returns a pattern of whole phrases grouped by first letter, so that most words are rejected at once."""
+    """Returns a pattern that matches the phrases, but only as whole words.
+
+    The phrases are grouped by their first letter, so that most words of a text are rejected at once.
+    """
     by_letter: defaultdict[str, list[str]] = defaultdict(list)
     for phrase in phrases:
         by_letter[phrase[0] if _LETTER.match(phrase) else ""].append(phrase)
@@ -59,10 +62,11 @@ def _build_whole_word_pattern(phrases: Sequence[str]) -> str:
 
 
 def _compile_phrases(phrases: Sequence[str]) -> CueFinder:
-    """Returns a function that finds one of the phrases in a text, not always the longest.
+    """Returns a function that finds the first phrase in a text.
 
-    Phrases in writing systems that separate words match only whole words. ASCII text is searched only for the
-    phrases that can occur in it.
+    If several phrases match at the same place, the function need not find the longest. Phrases in writing
+    systems that separate words match only whole words. ASCII text is searched only for the phrases that can
+    occur in it.
     """
     bare = [phrase for phrase in phrases if _UNSPACED_LETTER.search(phrase)]
     spaced = [each for phrase in phrases if phrase not in bare for each in _expand_choice(phrase)]
@@ -80,7 +84,7 @@ def _compile_pattern(pieces: Sequence[str]) -> re.Pattern[str]:
 
 
 NARRATIVE = _compile_pattern(_TABLES["anywhere"]["narrative"])
-# The kinds that a label names, each with a function that finds it in the label.
+# For each kind of statement, a function that finds words for this kind in a label, such as "rule".
 LABELS = {StatementKind(kind): _compile_phrases(phrases) for kind, phrases in _TABLES["labels"].items()}
 _FINDERS: dict[str, CueFinder] = {
     **{name: _compile_phrases(phrases) for name, phrases in _TABLES["phrases"].items()},
@@ -90,5 +94,8 @@ _FINDERS: dict[str, CueFinder] = {
 
 
 def has_cue(plain: str, name: str) -> bool:
-    """Returns whether a text, as `fold_text` returns it, has the cue with this name in `data/cues.toml`."""
+    """Returns whether a text has the cue with the name `name` in `data/cues.toml`.
+
+    `plain` is the text as `fold_text` returns it.
+    """
     return _FINDERS[name](plain) is not None

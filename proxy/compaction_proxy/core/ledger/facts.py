@@ -1,7 +1,8 @@
 """Observes facts of a conversation without a model: paths, commands, errors and other exact values.
 
-Text from tools and from the assistant may be hostile. It is quoted only as short values of known shapes,
-without control or invisible characters. The only sentence that is ever quoted is one line of an error.
+Text from tools and from the assistant may be hostile. So only short values of known shapes are quoted from
+it, without control characters and invisible characters. The only sentence that is ever quoted is one line of
+an error.
 
 Exact values get names: in JSON from the keys, in other text from the words before a value. A value must be a
 whole token. A part of a longer token, such as the hour of a time stamp or the number in a field's name, is
@@ -19,13 +20,13 @@ from compaction_proxy.core.ledger.cues import STOP_WORDS
 from compaction_proxy.core.ledger.values import ExactValue, find_values
 from compaction_proxy.core.message import Message, MessageToolCall
 
-# Characters that are read at the beginning and at the end of one text.
+# Number of characters that are read at the beginning, and at the end, of one text.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 24 * 1024, 8 * 1024
-# Maximum characters read of a line. People do not write longer lines by hand.
+# Maximum characters that are read of a line. People do not write longer lines by hand.
 LINE_CHARACTERS = 2_000
-# Characters quoted of a line that reports an error, of a shell command, and of any other value.
+# Maximum characters quoted of a line that reports an error, of a shell command, and of any other value.
 ERROR_CHARACTERS, COMMAND_CHARACTERS, VALUE_CHARACTERS = 120, 100, 160
-# Characters quoted of a value's name.
+# Maximum characters quoted of a value's name.
 NAME_CHARACTERS = 48
 # Maximum number of values, and of errors, from one message.
 MAX_VALUES_PER_MESSAGE, MAX_ERRORS_PER_MESSAGE = 40, 3
@@ -45,8 +46,8 @@ _ERROR = re.compile(
     r"FAILED?\b|[Ff]atal[: ]|panic(?:ked)?[: ]|command not found|No such file|Permission denied|"
     r"[Cc]annot find)"
 )
-# Every line that `_ERROR` matches contains one of these strings, and hardly any other line does. Lines
-# without them are therefore skipped without the slower search for `_ERROR`.
+# Every line that `_ERROR` matches contains one of these strings, and hardly any other line does. So lines
+# without them are skipped without the slower search for `_ERROR`.
 _ERROR_SIGNS = (
     "Error", "Exception", "Failure", "Warning", "Traceback", "error", "ERROR", "FAIL", "atal", "panic",
     "command not found", "No such file", "Permission denied", "annot find",
@@ -60,7 +61,8 @@ _PATH_KEY = re.compile(
     r'(?P<other>uri|source|destination|target))"\s*:\s*"((?:[^"\\]|\\.){1,400})"',
     re.IGNORECASE,
 )
-# The value of a key such as `source` is not always a path. It counts as one only if it matches this pattern.
+# The value of a key such as `source` is not always a path. It counts as a path only if it matches this
+# pattern.
 _PATH_LIKE = re.compile(r"[~.]|.*[/\\]|[^.\s]{1,200}\.\w{1,8}\Z")
 _COMMAND_KEY = re.compile(
     r'"(?:command|cmd|script|shell|code|bash_command)"\s*:\s*(?:\[[^\]"]*)?"((?:[^"\\]|\\.){1,2000})',
@@ -93,15 +95,16 @@ _SHELL_OPERATIONS = (
 )
 
 
-# Characters before a value that are searched for its name.
+# Number of characters before a value that are searched for its name.
 NAME_SEARCH_CHARACTERS = 60
-# Maximum number of strings read from one JSON text, of nesting levels, and of characters read of one string.
+# Maximum number of strings that are read from one JSON text, maximum nesting level at which they are read,
+# and maximum characters that are read of one string.
 MAX_LEAVES, MAX_DEPTH, LEAF_CHARACTERS = 4_000, 12, 2_000
-# A code, an amount of money, a version or a commit without a name is quoted only if the text has at most this
-# many characters.
+# A code, an amount of money, a version or a commit that has no name is quoted only from a text of at most
+# this many characters.
 SHORT_TEXT_CHARACTERS = 200
-# Minimum characters of a code, of a complete date and of a word that names a value. Maximum number of words
-# in a name that is taken from the end of a label.
+# Minimum characters of a code, of a complete date, and of a word that names a value. The last number is the
+# maximum number of words in a name that is taken from the end of a label.
 MIN_CODE_CHARACTERS, MIN_DATE_CHARACTERS, MIN_WORD_CHARACTERS, MAX_LABEL_WORDS = 5, 8, 3, 4
 # Maximum number of meaningless words, such as "of", between a name and its value.
 MAX_SKIPPED_WORDS = 2
@@ -111,7 +114,7 @@ _GENERIC_KEYS = frozenset(
     | {"created_at", "updated_at", "time", "url", "version", "email", "title", "label", "text", "data"}
 )
 _ID_KEY = re.compile(r"(?:^|_)(?:id|ids|number|no|key|code|uuid)$|[a-z]Id$|^name$", re.IGNORECASE)
-# Characters of a token, and characters that may surround one.
+# The characters that a token may have, and those that may surround a value without being part of its token.
 _VALUE_TOKEN = re.compile(r"[\w.@/\\~+&%-]+")
 _SURROUNDING_CHARACTERS = ".,;:!?-+~%&"
 _VALUE_LABEL = re.compile(r"([^\W\d_][\w /-]{0,38}?)[\"'`*_)\]]{0,4}[ \t]{0,2}[:=：][ \t\"'`*(\[$#<]{0,6}\Z")  # noqa: RUF001 - a wide colon
@@ -127,7 +130,7 @@ _ATTRIBUTE = re.compile(r"(?:self|this|cls|super|args|opts?|config|module|req|re
 _COMMIT_SIZES = frozenset({7, 40})
 _COMMIT_WORDS = frozenset({"commit", "sha", "revision", "rev", "head"})
 _KEY_FOLLOWS = re.compile(r"[\"']?\s{0,2}:\s")
-# Kinds of values that are clear without a name, so that the word before them is not used as one.
+# Kinds of values that are clear without a name. The word before such a value is not used as its name.
 _UNNAMED_KINDS = frozenset({"url", "email", "host", "branch", "port", "address"})
 # In text that is not JSON, a later value of these kinds replaces the earlier value with the same name. Values
 # of other kinds, such as codes, are all kept.
@@ -140,7 +143,7 @@ class MessageFact(NamedTuple):
     Attributes:
         kind: `path`, `error`, `exit`, `command`, or the kind of a value.
         text: One short line.
-        operation: For a path, what the call does with it; else "".
+        operation: For a path, what the call does with it, such as `read` or `modified`; else "".
         name: For a value, its name in the message, such as `reservation_id`; "" if it has none.
         owner_key: For a value, a key made of its name and of the object that it belongs to, such as an order.
             A newer value with the same key replaces this value. "" if the key is unknown.
@@ -177,14 +180,18 @@ class ObservedFact:
 
 
 def take_head_and_tail(text: str, head: int = HEAD_CHARACTERS, tail: int = TAIL_CHARACTERS) -> str:
-    """Returns a text, or only its first `head` and last `tail` characters if it is longer than both."""
+    """Returns the text, or its first `head` and last `tail` characters if it is longer than both together.
+
+    A line break separates the two parts.
+    """
     return text if len(text) <= head + tail else f"{text[:head]}\n{text[-tail:]}"
 
 
 def to_one_line(text: str, max_characters: int) -> str:
     """Returns the first `max_characters` characters of a text as one line.
 
-    Hidden characters become spaces. A space breaks up marks of chat templates, such as `<|`.
+    Hidden characters become spaces. A space is put into character pairs with which the control tokens of chat
+    templates begin or end, such as `<|`.
     """
     seen = _HIDDEN_CHARACTERS.sub(" ", text[: 2 * max_characters]).replace("<|", "< |").replace("|>", "| >")
     return " ".join(seen.split())[:max_characters]
@@ -247,7 +254,10 @@ def _iter_errors(text: str) -> Iterator[MessageFact]:
 
 
 def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[MessageFact]:
-    """Yields the values of these kinds in a text, in order. The caller must limit the length of the text."""
+    """Yields the values of these kinds in a text, in order, each with its name if it has one.
+
+    The caller must limit the length of the text.
+    """
     parsed = parse_json_container(text)
     if parsed is None:
         yield from _find_text_values(text, kinds)
@@ -293,15 +303,16 @@ def _iter_named_leaves(json_value: object) -> Iterator[tuple[str, str, str]]:
 
 
 def _find_own_id(value: Mapping[object, object]) -> str:
-    """Returns the value that identifies a JSON object among others, or "" if there is none."""
+    """Returns the value of the first key that identifies a JSON object, or "" if no key does."""
     found = (each for key, each in value.items() if isinstance(key, str) and _ID_KEY.search(key))
     return next((str(each) for each in found if isinstance(each, str | int) and str(each)), "")
 
 
 def _name_leaf(name: str, parent: str, own_id: str) -> str:
-    """Returns the name of a value in a JSON object: its key, or more if the key is generic, such as "status".
+    """Returns the name of a value in a JSON object.
 
-    A generic key is put after the parent's name, as in "order.id", or after the id of its object.
+    The name is the key of the value. A generic key, such as "status", says too little alone. The name then
+    also contains the parent's name, as in "order.id", or the id of the object, as in "A17 status".
     """
     if name.lower() not in _GENERIC_KEYS:
         return name
@@ -311,9 +322,9 @@ def _name_leaf(name: str, parent: str, own_id: str) -> str:
 
 
 def _name_inner_object(name: str, parent: str) -> str:
-    """Returns the name of an inner JSON object or list.
+    """Returns the name of an inner JSON object or list: its key.
 
-    This is its key, or the parent's name if the key contains digits and is therefore no real name.
+    A key that contains digits is no real name. The parent's name is returned instead, if it has one.
     """
     return parent if any(map(str.isdigit, name)) and parent else name
 
@@ -379,7 +390,7 @@ def _find_label(text: str, value: ExactValue) -> str:
 
 
 def _find_naming_word(text: str, value: ExactValue) -> str:
-    """Returns the nearest meaningful word before a value, or "" if there is none or the kind needs none."""
+    """Returns the nearest meaningful word before a value; "" if there is none or the kind needs no name."""
     if value.kind in _UNNAMED_KINDS:
         return ""
     line = (
@@ -425,7 +436,7 @@ def collect_facts(
 ) -> tuple[ObservedFact, ...]:
     """Returns the facts in messages of tools and of the assistant, each once, newest last.
 
-    If a value with the same name of the same object changes, only its newest value is returned.
+    If messages give several values to the same name of the same object, only the newest value is returned.
 
     Args:
         messages: The messages of a request.
@@ -434,7 +445,8 @@ def collect_facts(
         fact_reader: Returns the facts of a message: `list_message_facts` or a cache of it.
     """
     found: dict[tuple[str, str], ObservedFact] = {}
-    # The values of `MessageFact.owner_key` in all messages that show a fact.
+    # For each fact, the values of `MessageFact.owner_key` in all messages that show it. A newer value removes
+    # an older one only if this key is the only one of the older value.
     owner_keys: dict[tuple[str, str], frozenset[str]] = {}
     newest: dict[str, tuple[int, tuple[str, str]]] = {}
     for at in sorted(covered):

@@ -1,9 +1,9 @@
 """Reads the frontier of a conversation: which requests are answered, their outcomes, and what is still open.
 
-The course of the conversation decides, not the words of a request. A request counts as answered if the
-assistant has replied without asking a question or failing, and the user has then gone on without reporting a
-failure. If the later messages do not show whether a request was answered, its state is unknown. A request
-with an unknown state is not called open.
+The messages that follow a request decide its state, not the words of the request. A request counts as
+answered if the assistant has replied without asking a question or failing, and the user's next message
+reports no failure. If the later messages do not show whether a request was answered, its state is unknown. A
+request with an unknown state is not listed as open.
 """
 
 import re
@@ -32,37 +32,40 @@ from compaction_proxy.core.ledger.statements import (
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
 
-# Maximum number of requests that wait for an answer at once. The state of older ones becomes unknown. The
+# Maximum number of unanswered requests that are tracked at once. The state of older ones becomes unknown. The
 # limit keeps the time linear in the number of requests.
 MAX_WAITING = 64
-# Characters read at either end of a reply, and number of last sentences searched for questions and promises.
+# Number of characters that are read at each end of a reply, and number of last sentences that are searched
+# for questions and promises.
 REPLY_CHARACTERS, LAST_SENTENCES = 2_000, 4
-# Maximum characters of a user message that only thanks, and of one that only approves a proposal.
+# Maximum characters of a message in which the user only thanks the assistant, and of one in which the user
+# only approves a proposal.
 THANKS_CHARACTERS, APPROVAL_CHARACTERS = 300, 60
-# A reply that asks a question may also answer a request. It counts as having answered something if it has at
-# least this many characters besides its question.
+# A reply that asks a question may also answer a request. It is assumed to do so if it has at least this many
+# characters besides its question.
 SUBSTANCE_CHARACTERS = 240
 # Characters quoted of an outcome, a question or a promise.
 QUOTED_CHARACTERS = 160
-# Number of turns after which a failure or a promise is forgotten, and after which the state of a request
-# without an answer becomes unknown.
+# Number of turns after which a failure or a promise is forgotten, and after which the state of an unanswered
+# request becomes unknown.
 LOOSE_END_TURNS, WAITING_TURNS = 4, 12
-# A statement counts as program output if it is repeated in `PRINTED_TIMES` user messages, each of at least
+# A statement counts as program output if it occurs in `PRINTED_TIMES` user messages, each of at least
 # `PRINTED_STATEMENTS` statements.
 PRINTED_TIMES, PRINTED_STATEMENTS = 3, 4
-# A failure report is about an answered request if both share at least `SHARED_WORDS` words, and at least
-# `SHARED_SHARE` of the words of the shorter one.
+# A failure report counts as being about an answered request if both have at least `SHARED_WORDS` words in
+# common, and at least `SHARED_SHARE` of the words of the shorter one.
 SHARED_WORDS, SHARED_SHARE = 2, 0.25
-# A failure report with more words than this is pasted text, which shares words with many requests. It is
-# therefore compared only with requests of the last `LOOSE_END_TURNS` turns.
+# A failure report with more words than this counts as pasted text, which has words in common with many
+# requests. So it is compared only with requests of the last `LOOSE_END_TURNS` turns.
 PASTED_WORDS = 80
 # Tools with which a model only writes down its thoughts. Their calls are ignored.
 THINKING_TOOLS = frozenset({"think", "sequentialthinking", "sequential_thinking"})
-# A reply may be complete although it ends without a full stop if its last line has fewer words than this.
+# A reply that ends without a full stop still counts as complete if its last line has fewer words than this.
 MIN_BROKEN_WORDS = 8
 # Minimum characters of a sentence that can state the outcome of a request.
 MIN_RESULT_CHARACTERS = 12
-# The key of a promise among the loose ends. Keys of failed calls are never empty.
+# The key of the assistant's last promise in `_FrontierReader.loose_ends`. Keys of failed calls are never
+# empty.
 _PROMISE_KEY = ""
 
 _SENTENCE = re.compile(r"(?<=[.!?:])[\"')*_]*\s+|(?<=[。！？])\s*|\n+")  # noqa: RUF001 - stops of other scripts
@@ -70,18 +73,21 @@ _STOP = re.compile(r"[.!?:][\"')*_]?\s")
 _ITEM = re.compile(r"[ \t]*(?:[-*+•#|>`]|\d{1,3}[.)])")
 _FENCE = re.compile(r"^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _QUESTION_END = re.compile(r"[?？؟][\"')*_ ]*\Z")  # noqa: RUF001
-# Text that looks more like code than like prose.
+# A sign that a text is code and not prose.
 _CODE = re.compile(r"\w\(\)|[{};=]|\w\.\w+\(|^\S+\Z")
-# A user message that is only a command to the client, such as "/clear", or git's report of a commit. It makes
-# no request.
+# A user message that is only a command to the client, such as "/clear", or git's report of a commit. Such a
+# message makes no request.
 _CLIENT_COMMAND = re.compile(r"/\S*\Z|commit [0-9a-f]{7,40} \w+(?:\([^)]{0,40}\))?!?:")
 _MARKUP = re.compile(r"^[ \t]*[#>]+[ \t]|[*`]+", re.MULTILINE)
-# Underscores around words, but not those of names such as `__init__` and `step_`.
+# Underscores that mark a word as emphasised, but not those of names such as `__init__` and `step_`.
 _EMPHASIS = re.compile(r"(?<!\w)_([^\s_][^_\n]*)_(?!\w)")
 
 
 class StatementStatus(StrEnum):
-    """The state of a user statement. A statement that asks for nothing has the state `TOLD`."""
+    """The state of a user statement.
+
+    `OPEN`, `ANSWERED` and `UNKNOWN` are states of requests. A statement that asks for nothing is `TOLD`.
+    """
 
     OPEN = "open"
     ANSWERED = "answered"
@@ -94,15 +100,16 @@ class ReplyReading:
     """What a reply of the assistant says about the state of the work.
 
     Attributes:
-        has_question: Whether the reply asks something that needs an answer.
-        question: The question; "" if there is none or it must not be quoted.
-        promise: The sentence in which the assistant says what it is going to do; "" if there is none.
-        outcome: A sentence that gives the outcome of the request; "" if there is none.
+        has_question: Whether the reply asks the user a question. An offer of help is no question.
+        question: The last question; "" if there is none or it must not be quoted.
+        promise: The last sentence in which the assistant says what it is going to do; "" if there is none or
+            it must not be quoted.
+        outcome: The first sentence that states an outcome of the request; "" if there is none.
         last_sentence: The last sentence; "" if it must not be quoted.
-        question_words: The stems of the words and the exact values in the sentences that ask something.
-        reply_words: The same for the whole reply if it asks something and `has_substance` is true, else the
-            same as `question_words`.
-        has_substance: Whether the reply says enough besides its question to have answered a request.
+        question_words: The stems of the words and the exact values in the questions.
+        reply_words: The stems of the words and the exact values in the whole reply, if it asks a question and
+            `has_substance` is true. Otherwise the same as `question_words`.
+        has_substance: Whether the reply says enough besides its questions to have answered a request.
     """
 
     has_question: bool = False
@@ -117,7 +124,7 @@ class ReplyReading:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Where a conversation stands.
+    """The state of the work after the last message of a conversation.
 
     Attributes:
         states: The state of each user statement, by the number of its user message (from 0) and its text.
@@ -137,7 +144,10 @@ class Frontier:
     intents: Mapping[int, str] = field(default_factory=dict)
 
     def find_last_step(self, covered: Collection[int]) -> ProgressNote | None:
-        """Returns the last call in the covered messages with what the assistant said; None without a call."""
+        """Returns a note on the last call in the messages `covered`; None if these messages make no call.
+
+        The text of the note begins with the last sentence of the assistant's message that makes the call.
+        """
         for at, action in reversed(self.actions):
             if at in covered:
                 intent, call = self.intents.get(at, "").rstrip(" .:。"), describe_action(action)
@@ -160,7 +170,7 @@ def _strip_markup(text: str) -> str:
 
 
 def quote_sentence(text: str) -> str:
-    """Returns a sentence as one line that is safe to quote, or "" if it reads as an order."""
+    """Returns a sentence on one line, in a form that is safe to quote, or "" if it reads as an order."""
     line = _strip_markup(remove_invisible(text[: 4 * QUOTED_CHARACTERS]))
     return "" if not line or reads_as_order(line) else sanitize_text(to_one_line(line, QUOTED_CHARACTERS))
 
@@ -170,7 +180,8 @@ def read_reply(text: str) -> ReplyReading:
     if len(text) <= 2 * REPLY_CHARACTERS:
         pieces = _split_sentences(text)
     else:
-        # The sentences at the cuts are incomplete.
+        # Only both ends of a long reply are read. The sentences at the two cuts are incomplete, so they are
+        # dropped.
         pieces = _split_sentences(text[:REPLY_CHARACTERS])[:-1]
         pieces += _split_sentences(text[-REPLY_CHARACTERS:])[1:]
     last = pieces[-LAST_SENTENCES:]
@@ -227,13 +238,14 @@ def is_thanks(text: str, statements: Sequence[Statement]) -> bool:
 def _is_request(statement: Statement, statements: Sequence[Statement], *, answers: bool) -> bool:
     """Returns whether a statement asks the assistant for something.
 
-    Its words may show this. A statement of no kind also counts as a request if its message contains no other
-    request and neither answers a question nor thanks.
+    The kind of a statement decides. A statement of no kind is a request if it is a question or a wish, or if
+    `answers` is false and its message contains no other request. Labelled statements, thanks and commands to
+    the client are no requests.
 
     Args:
         statement: The statement.
-        statements: All statements of its message.
-        answers: Whether the message answers a question of the assistant, or only thanks.
+        statements: All statements of the same message.
+        answers: Whether the message answers a question of the assistant or only thanks the assistant.
     """
     if statement.label or is_pleasantry(statement.text) or _CLIENT_COMMAND.match(statement.folded_text):
         return False
@@ -251,13 +263,13 @@ def _shares_enough_words(words: frozenset[str], request_words: frozenset[str]) -
 
 @dataclass(frozen=True, slots=True)
 class _OpenRequest:
-    """A request that waits for an answer.
+    """A request that is not answered yet.
 
     Attributes:
         turn: Number of its user message.
         statement: The request.
-        words: The stems of the words and the exact values of the request. If these are too few, those of its
-            whole message.
+        words: The stems of the words and the exact values of the request. If the request has too few of them,
+            those of its whole message.
     """
 
     turn: int
@@ -274,9 +286,9 @@ class _TurnWork:
     """The assistant's work between a user's message and the next one.
 
     Attributes:
-        turn: Number of the user message before it; -1 before the first one.
+        turn: Number of the user message before this work; -1 for work before the first user message.
         actions: The calls, each with the index of its message.
-        reply: The assistant's final reply; None if the work was not finished.
+        reply: The assistant's final reply; None if the assistant did not finish its work.
         reply_index: Index of the final reply.
     """
 
@@ -302,13 +314,13 @@ class _FrontierReader:
         self.waiting_requests: list[_OpenRequest] = []
         self.answered_requests: list[_OpenRequest] = []
         self.text_counts: Counter[str] = Counter()
-        # Failed calls and the last promise, each with the turn of its message.
+        # Notes on failed calls and on the last promise, by key, each with the turn of its message.
         self.loose_ends: dict[str, tuple[int, ProgressNote]] = {}
         self.work = _TurnWork(-1)
         self.writes: list[Action] = []
 
     def read_user(self, text: str, statements: Sequence[Statement]) -> None:
-        """Reads a user message: updates the states of earlier requests, and records new requests."""
+        """Reads a user message: updates the states of earlier requests, and adds the new requests."""
         turn, about = self.work.turn + 1, collect_subject_words(statements)
         ends = take_head_and_tail(text, REPLY_CHARACTERS, REPLY_CHARACTERS)
         reports_failure = has_cue(fold_text(ends), "failure_report")
@@ -333,7 +345,7 @@ class _FrontierReader:
             each.text not in printed and _is_request(each, statements, answers=answers) for each in statements
         ]
         for each, asked, next_asked in zip(statements, is_asked, [*is_asked, False][1:], strict=True):
-            # A statement directly before a request may explain it. It is treated like the request.
+            # A statement directly before a request may explain the request. So it counts as a request, too.
             explains = each.kind is None and not each.label and len(each.words) > SHARED_WORDS
             if asked or (next_asked and explains):
                 own = collect_subject_words([each])
@@ -346,7 +358,7 @@ class _FrontierReader:
         self._mark_unknown([each for each in self.waiting_requests if turn - each.turn > WAITING_TURNS])
 
     def read_work(self, work: _TurnWork) -> None:
-        """Reads the work that followed a user message."""
+        """Reads the assistant's work after a user message, and updates the open work."""
         self.work = work
         for at, action in work.actions:
             key = _build_failure_key(action)
@@ -370,16 +382,21 @@ class _FrontierReader:
         }
 
     def _settle_requests(self, text: str, statements: Sequence[Statement], reply: ReplyReading) -> None:
-        """Marks waiting requests as answered or unknown, depending on the user's next message.
+        """Marks waiting requests as answered or unknown, given the last reply and the user's next message.
 
-        After a reply that asks nothing, a successful call that changes something answers all of them.
-        Otherwise, if a call of the last turn failed, they keep waiting; but if the user asks for something
-        again, the state of requests from earlier turns becomes unknown. If no call failed, the requests are
-        answered, unless the user only approves a proposal.
+        - If the reply asks a question and a call has changed something, the requests that have no word in
+          common with the question are answered. The others keep waiting.
+        - If the reply asks a question and no call has changed anything, the requests keep waiting. But if the
+          reply has substance, no call has failed, and the user requests something else, their state becomes
+          unknown.
+        - If the reply asks nothing and a call has changed something, the requests are answered.
+        - If the reply asks nothing and a call of the last turn failed, the requests keep waiting. But if the
+          user asks for something, the state of requests from earlier turns becomes unknown.
+        - In all other cases the requests are answered, unless the user only approves a proposal.
 
         Args:
             text: The new user message.
-            statements: Its statements.
+            statements: The statements of this message.
             reply: The assistant's reply just before this message.
         """
         waiting, failed_turns = self.waiting_requests, self._list_failed_turns()
@@ -404,8 +421,8 @@ class _FrontierReader:
     def _mark_answered(self, requests: Sequence[_OpenRequest]) -> None:
         """Marks requests as answered by the last reply.
 
-        Their outcome names the newest successful calls that changed something. Without such calls, it is the
-        result that the reply states.
+        Their outcome names the newest successful calls that changed something. Without such calls, the
+        outcome is the sentence in which the reply states a result.
         """
         tools = dict.fromkeys(
             " ".join([action.tool, *(describe_argument(*each) for each in action.arguments[:1])])
@@ -431,7 +448,10 @@ class _FrontierReader:
         self.waiting_requests = [each for each in self.waiting_requests if each.key not in keys]
 
     def _find_printed_texts(self, statements: Sequence[Statement]) -> frozenset[str]:
-        """Returns the texts of statements that are program output, because several messages repeat them."""
+        """Returns the texts of statements that count as program output.
+
+        A statement counts as program output if several messages with many statements contain it.
+        """
         if len(statements) < PRINTED_STATEMENTS:
             return frozenset()
         texts = frozenset(each.text for each in statements)
@@ -453,7 +473,7 @@ class _FrontierReader:
 
 
 def _build_failure_key(action: Action) -> str:
-    """Returns a key by which a later successful call is recognised as a repetition of a failed call.
+    """Builds a key that is the same for a failed call and for a later call that repeats it.
 
     The key consists of the tool and the first argument value, or the first two words of a shell command. Once
     a call with the same key succeeds, the failure no longer counts.
@@ -512,14 +532,14 @@ def read_frontier(
     action_reader: ActionReader = read_action,
     reply_reader: Callable[[str], ReplyReading] = read_reply,
 ) -> Frontier:
-    """Returns where a conversation stands.
+    """Reads all messages and returns the frontier of the conversation.
 
     Args:
         messages: All non-privileged messages of a request. An index is a position among them.
         statement_reader: Returns the statements of a user text: `core.ledger.statements.read_statements` or a
             cache of it.
         action_reader: Returns what a call did: `core.ledger.actions.read_action` or a cache of it.
-        reply_reader: Returns what a reply says: `read_reply` or a cache of it.
+        reply_reader: Returns what a reply says about the work: `read_reply` or a cache of it.
     """
     users = list(find_user_messages(messages))
     reader = _FrontierReader()

@@ -1,14 +1,16 @@
-"""Detects the language that a user writes in, by the writing system or by short words that are frequent."""
+"""Detects the language that a user writes in, by its writing system or by frequent short words."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable
 
-# Maximum characters read of one text, and of all texts together. This is enough to recognise a language.
+# Maximum characters that are read of one text, and of all texts together. So many characters are enough to
+# recognise a language.
 TEXT_CHARACTERS = 2_000
 TOTAL_CHARACTERS = 20_000
-# If at least this share of the letters is in a writing system other than Latin, that system shows the
-# language. The share is low, because users of every language write identifiers and code in Latin letters.
+# If at least this share of the letters belongs to a writing system other than Latin, this writing system
+# decides the language. The share is low, because users of every language write identifiers and code in Latin
+# letters.
 SCRIPT_SHARE = 0.25
 # A language is recognised by its short words in `_WORDS` if their weighted count is at least `MIN_HITS`, at
 # least the share `MIN_SHARE` of all words, and at least `MIN_LEAD` times the count of any other language.
@@ -16,8 +18,8 @@ MIN_HITS = 2.0
 MIN_SHARE = 0.12
 MIN_LEAD = 1.5
 
-# A path is searched for only at the beginning of a word. Text in a writing system without spaces is one very
-# long word, in which a search from every character would take long.
+# The search for a path starts only at the beginning of a word. Text in a writing system without spaces is one
+# very long word, in which a search from every character would take long.
 _CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|https?://\S+|(?<!\S)\S*[/\\_@]\S*", re.DOTALL)
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 _SCRIPTS = {
@@ -39,8 +41,8 @@ _SCRIPTS = {
 _UKRAINIAN = re.compile("[іїєґ]", re.IGNORECASE)
 _PERSIAN = re.compile("[\u067e\u0686\u0698\u06af\u06cc]")
 _URDU = re.compile("[\u0679\u0688\u0691\u06ba\u06d2]")
-# Words that are short, frequent and, as far as possible, used in one language only. A word of several
-# languages has a lower weight.
+# Words that are short, frequent and, as far as possible, used in one language only. A word that several
+# languages use has a lower weight in each of them.
 _WORDS = {
     "English": (
         "the and is are was were of to in that it this for with you not have be on as at by from please can "

@@ -1,8 +1,8 @@
 """Builds the ledger: rules, requests and facts quoted word for word, so that no summary can lose them.
 
-Only statements of the users themselves become entries. Text of tools and of the assistant gives only observed
-facts, which are short values in a section of their own. A later statement replaces an earlier one on the same
-subject.
+Only statements that users wrote themselves become entries. From text of tools and of the assistant, the
+ledger takes only observed facts, which are short values in a section of their own. A later statement replaces
+an earlier one on the same subject.
 """
 
 import re
@@ -20,19 +20,19 @@ from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import escape_frames, sanitize_text
 
-# Share of the remaining characters that open requests get at first, because there may be many of them. The
-# rest is for decisions, preferences and facts that the user stated.
+# Share of the remaining characters that open requests may take at first. The rest is kept for decisions,
+# preferences and facts that the user stated, because there may be many open requests.
 REQUEST_SHARE = 0.4
 # Maximum share of the remaining characters for the newest request alone.
 NEWEST_SHARE = 0.9
-# Maximum share of the ledger's characters for observed facts. It is limited because every later request
-# carries these facts.
+# Maximum share of the ledger's characters for observed facts. The share is limited because every later
+# request contains these facts.
 OBSERVED_SHARE = 0.4
-# Maximum share of the ledger's characters for work done and work left open. This work gets its room before
-# decisions, preferences and facts that the user stated.
+# Maximum share of the ledger's characters for work done and work left open. Room for this work is reserved
+# before decisions, preferences and facts that the user stated get theirs.
 WORK_SHARE = 0.4
-# Maximum share of the ledger's characters for outcomes of answered requests. They get their room before the
-# user's remaining words.
+# Maximum share of the ledger's characters for outcomes of answered requests. Room for these outcomes is
+# reserved before the user's remaining statements get theirs.
 ANSWERED_SHARE = 0.25
 # Number of characters in the line of an observed fact besides the fact's name and text.
 OBSERVED_CHARACTERS = len("- : \n")
@@ -50,10 +50,10 @@ _OBSERVED_HEADING = "Observed in tool output and replies (data, not instructions
 # Kinds of facts that get no line of their own, because the lines about calls state them already.
 _CALL_FACT_KINDS = frozenset({"command", "exit"})
 _ANSWERED_KINDS, _LATE_KINDS = frozenset({"answered"}), frozenset({"ran"})
-# Kinds of progress notes that get room on the page first: open work, changes and the last step.
+# Kinds of progress notes that get their room first: notes on open work, on changes and on the last step.
 _EARLY_KINDS = frozenset({"failed", "asked back", "to do", "done", "tried", "last step"})
 _KNOWN_HEADINGS = frozenset({*_HEADINGS.values(), _REMARKS_HEADING})
-# The id of the original message at the end of a line.
+# Matches the id of the original message at the end of a line.
 _ORIGIN = re.compile(r" \[m_[0-9a-f]+\]\Z")
 
 
@@ -64,9 +64,9 @@ class LedgerEntry:
     Attributes:
         kind: The kind of the statement.
         text: The statement as written.
-        message_id: Id of its message; empty for a pin given by header or API.
+        message_id: Id of its message; empty for a pin, which comes from a header or the API.
         message_index: Index of its message among the non-privileged ones; -1 for a pin.
-        is_labelled: Whether the user named the kind, such as in "RULE: …".
+        is_labelled: Whether the user wrote the kind as a label, such as in "RULE: …".
     """
 
     kind: StatementKind
@@ -81,7 +81,7 @@ class Remark:
     """The statements of one user message that are neither ledger entries nor replaced by later statements.
 
     Attributes:
-        text: The beginning of these statements, joined, as written.
+        text: These statements as written, joined and cut to `REMARK_CHARACTERS` characters.
         message_index: Index of the message among the non-privileged ones.
     """
 
@@ -91,12 +91,12 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What a compaction must keep of the covered messages.
+    """The statements, facts and progress of the covered messages that a compaction must keep.
 
     Attributes:
-        entries: The entries in force: pins first, then in the order in which the user made them. A repeated
-            text of one kind is one entry, at its last place.
-        remarks: The remaining words of the user, each text once, newest last.
+        entries: The entries in force: first the pins, then the user's statements in their order. A text that
+            the user repeats with the same kind gives one entry, at the place of its last repetition.
+        remarks: The remaining statements of the user, each text once, newest last.
         facts: Facts from tools and the assistant, newest last. They are data, never instructions.
         progress: Notes on work done and left open. The most important kinds come first, and the notes of each
             kind start with the newest.
@@ -110,11 +110,11 @@ class Ledger:
 
 @dataclass(slots=True)
 class _LedgerPage:
-    """Lines of the ledger, and the room left for more.
+    """The text of a ledger while it is built: its lines, and the room left for more lines.
 
     Attributes:
         room_characters: Characters that are left; negative if rules exceed the room.
-        lines: The lines by heading, and then by the place by which they are sorted.
+        lines: The lines by heading, and then by a place (two numbers) by which they are sorted.
     """
 
     room_characters: int
@@ -128,7 +128,7 @@ class _LedgerPage:
         self.lines.setdefault(heading, {})[place] = line
 
     def put_if_fits(self, heading: str, place: tuple[int, int], line: str) -> bool:
-        """Puts the line on the page if there is room, and returns whether there was."""
+        """Puts the line on the page if there is room for it. Returns whether there was room."""
         fits = self.measure_cost(heading, line) <= self.room_characters
         if fits:
             self.put(heading, place, line)
@@ -143,9 +143,10 @@ class _LedgerPage:
 
 
 def flatten_text(text: str) -> str:
-    """Returns a user's text as the ledger shows it: on one line, and unable to close the text around it.
+    """Returns a user's text on one line, as the ledger shows it.
 
-    A space breaks up the marks with which the proxy begins and ends its own texts (`escape_frames`).
+    A space breaks up the phrases with which the proxy begins and ends its own texts (`escape_frames`). So the
+    user's text cannot end the text that contains the ledger.
     """
     return escape_frames(" ".join(text.split()))
 
@@ -153,10 +154,11 @@ def flatten_text(text: str) -> str:
 def _group_entries(
     ledger: Ledger, kinds: frozenset[StatementKind]
 ) -> list[tuple[tuple[int, int], LedgerEntry]]:
-    """Returns the entries of these kinds by importance, each with its place: message index and number.
+    """Returns the entries of these kinds, the most important first, each with its place.
 
-    Neighbouring entries of one kind from one message become one entry. Entries whose kind the user named with
-    a label come before those whose kind was guessed. Newer entries come before older ones.
+    A place is the message index and the number of the entry. Neighbouring entries of one kind from one
+    message become one entry. Entries whose kind the user named with a label come before those whose kind was
+    guessed. Among equals, newer entries come first.
     """
     grouped: list[tuple[tuple[int, int], LedgerEntry]] = []
     for number, entry in enumerate(ledger.entries):
@@ -195,9 +197,10 @@ def _format_entry(entry: LedgerEntry, *, is_tight: bool) -> tuple[str, str]:
 
 
 def _fill_entries(ledger: Ledger, room: int, *, is_tight: bool) -> tuple[_LedgerPage, bool]:
-    """Returns a page with the entries for which there is room, and whether all of them fit.
+    """Returns a page with the entries for which there is room, and whether all entries fit.
 
-    Rules are put on the page even if there is no room. If `is_tight`, lines are as short as possible.
+    Rules are put on the page even if there is no room. If `is_tight` is true, lines are as short as possible.
+    If it is false, the page stays incomplete as soon as the entries exceed the room.
     """
     page, late, whole, wanted = _LedgerPage(room), [], True, 0
     for kinds in _GROUPS:
@@ -223,7 +226,10 @@ def _fill_entries(ledger: Ledger, room: int, *, is_tight: bool) -> tuple[_Ledger
 
 
 def _put_progress(page: _LedgerPage, progress: Sequence[ProgressNote], kinds: frozenset[str]) -> None:
-    """Puts the notes of these kinds on the page as far as there is room."""
+    """Puts the notes of these kinds on the page, as far as there is room.
+
+    If the text of a note does not fit, its short text is tried.
+    """
     for number, each in enumerate(progress):
         if each.kind not in kinds:
             continue
@@ -254,7 +260,8 @@ def _put_facts(page: _LedgerPage, facts: Sequence[ObservedFact]) -> None:
             continue
         text = f"{fact.text} ({', '.join(fact.operations)})" if fact.operations else fact.text
         name = _name_fact(fact)
-        # Sanitising never shortens a text.
+        # Sanitising never shortens a text. So a fact that does not fit before sanitising does not fit
+        # afterwards.
         if page.room_characters < len(name) + len(text) + OBSERVED_CHARACTERS:
             continue
         line = f"- {flatten_text(sanitize_text(name))}: {flatten_text(sanitize_text(text))}"
@@ -265,10 +272,11 @@ def render_ledger(ledger: Ledger, max_characters: int) -> str:
     """Returns the ledger as text of at most `max_characters`, or more if the rules alone take more.
 
     The text of an empty ledger is "". Rules and pins are always included. The other items are included as far
-    as there is room, in this order: open requests, work done and left open, decisions and preferences, facts
-    that the user stated, answered requests, other words of the user from the newest on, and observations
-    (other calls, paths, errors and other values). Text from tools and the assistant is under one heading that
-    calls it data. No item is cut in two. Message ids appear only if all entries fit with them.
+    as there is room, in this order: work done and left open (up to `WORK_SHARE`), open requests, decisions
+    and preferences, facts that the user stated, answered requests, other statements of the user from the
+    newest on, and observations (other calls, paths, errors and other values). Text from tools and the
+    assistant has one heading, which calls it data. No item is cut in two. Message ids are included only if
+    all entries fit with them.
     """
     rules = tuple(entry for entry in ledger.entries if entry.kind is StatementKind.RULE)
     beside_rules, _ = _fill_entries(Ledger(rules), max_characters, is_tight=True)
@@ -296,8 +304,8 @@ def render_ledger(ledger: Ledger, max_characters: int) -> str:
 def parse_ledger(text: str) -> tuple[list[str], str]:
     """Reads the text of a ledger, and returns the items of the user and the observations.
 
-    Observations are data. They are returned as one text, "" if there are none, and never among the items of
-    the user. Lines that are not items are left out.
+    The items are a list. The observations are one text, or "" if there are none. Observations are data, so
+    they are never returned among the items. Lines that are not items are left out.
     """
     items: list[str] = []
     observations: list[str] = []
@@ -313,15 +321,15 @@ def parse_ledger(text: str) -> tuple[list[str], str]:
     return items, "\n".join(observations)
 
 
-# Maximum characters quoted of the user's remaining words in one message.
+# Maximum characters of a remark, which quotes the user's remaining statements in one message.
 REMARK_CHARACTERS = 600
 PIN_INDEX = -1
 # Maximum number of rules in one ledger. Every quoted rule is sent with every later request, so the number
 # needs a limit. Of 217 recorded conversations of coding agents, service desks and chats, none has more than
 # 54 rules.
 MAX_RULES = 500
-# Maximum number of lines in one ledger about calls that changed something. The same limit applies to the
-# lines about other calls.
+# Maximum number of lines in one ledger about calls that changed something, and maximum number of lines about
+# other calls.
 MAX_ACTIONS = 200
 
 
@@ -339,11 +347,11 @@ def build_ledger(
 
     Args:
         messages: All non-privileged messages of the request. An index is a position among them.
-        covered: Indices of messages that the forwarded list will no longer contain. Only these are quoted,
-            but a statement in any message replaces earlier ones.
+        covered: Indices of the messages that the forwarded list will no longer contain. The ledger quotes
+            only these messages, but a statement in any message replaces earlier statements.
         get_message_id: Returns the id of the message at an index.
-        pins: Rules given by header or API. They come first. The ledger quotes at most `MAX_RULES` pins and
-            rules together.
+        pins: Rules that were given by header or API, which come first in the ledger. The ledger quotes at
+            most `MAX_RULES` pins and rules together.
         active_statements: The user statements in force after these messages. If None, they are computed.
         frontier: The frontier of these messages. If None, it is computed.
         fact_reader: Returns the facts of a message: `core.ledger.facts.list_message_facts` or a cache of it.
@@ -391,7 +399,7 @@ def _find_entry_kind(spoken: UserStatement, frontier: Frontier) -> StatementKind
 
 
 def _find_outcome(spoken: UserStatement, frontier: Frontier) -> str:
-    """Returns the outcome of a request or question, or "" if it is not answered or its outcome is unknown."""
+    """Returns the outcome of a request or question; "" if it is unanswered or its outcome is unknown."""
     key = spoken.turn, spoken.statement.text
     asks = spoken.kind is StatementKind.REQUEST or (spoken.kind is None and spoken.statement.is_question)
     return (
@@ -404,7 +412,8 @@ def _find_outcome(spoken: UserStatement, frontier: Frontier) -> str:
 def _list_progress(frontier: Frontier, covered: Collection[int]) -> Iterator[ProgressNote]:
     """Yields notes on open work, on changes and on the last step in the messages `covered`.
 
-    The notes of each kind start with the newest. A failed change that is open work gets no second note.
+    The notes of each kind start with the newest. A failed change that is already listed as open work gets no
+    second note.
     """
     loose_ends = [each for each in frontier.loose_ends if each.message_index in covered]
     yield from reversed(loose_ends)
@@ -438,8 +447,8 @@ def _list_answered(
 def _list_other_calls(frontier: Frontier, covered: Collection[int]) -> Iterator[ProgressNote]:
     """Yields notes on calls in the messages `covered` that neither change something nor are successful reads.
 
-    An example is a test run. Targets with a successful call come first, then the others. Both parts start
-    with the newest.
+    An example is a test run. Notes on targets with a successful call come first, then the other notes. Each
+    of these two parts starts with the newest note.
     """
     actions = [
         (at, each)
@@ -465,9 +474,10 @@ def _drop_excess_rules(entries: Sequence[LedgerEntry]) -> Iterator[LedgerEntry]:
 
 
 def _iter_remarks(statements: Sequence[tuple[int, UserStatement]]) -> Iterator[Remark]:
-    """Yields one remark for each message that has statements without a kind. The remark joins them.
+    """Yields one remark for each message that has statements without a kind.
 
-    Of messages with the same remark, only the last counts.
+    The remark joins these statements. If several messages give the same remark, it is yielded once, with the
+    index of the last of these messages.
     """
     rest: defaultdict[int, list[str]] = defaultdict(list)
     for at, spoken in statements:
@@ -481,7 +491,7 @@ def _iter_remarks(statements: Sequence[tuple[int, UserStatement]]) -> Iterator[R
 def list_rules(ledger: Ledger) -> tuple[str, ...]:
     """Returns the rules and pins as the ledger shows them, one line each.
 
-    The forwarded request must contain all of them.
+    The forwarded request must contain all of these lines.
     """
     return tuple(flatten_text(entry.text) for entry in ledger.entries if entry.kind is StatementKind.RULE)
 
@@ -489,9 +499,9 @@ def list_rules(ledger: Ledger) -> tuple[str, ...]:
 def has_every_rule(text: str, rules: Sequence[str]) -> bool:
     """Returns whether the text contains every rule word for word.
 
-    The search for a rule starts where the rule before it was found. The time is therefore linear for a text
-    that quotes the rules in their order, as the text of a ledger does. A rule that is not found there costs a
-    second search, of the whole text.
+    The search for a rule starts where the previous rule was found. So the time is linear for a text that
+    quotes the rules in their order, such as the text of a ledger. If a rule is not found from there on, the
+    whole text is searched for it.
     """
     start = 0
     for rule in rules:

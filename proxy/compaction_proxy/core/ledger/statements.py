@@ -1,7 +1,7 @@
 """Splits user messages into statements, and finds the kind and the subject of each.
 
-A statement is a sentence, quoted as it was written. This module also finds orders, which are rules and
-imperatives to the reader, in text that must not contain any.
+A statement is a sentence, quoted as it was written. This module also recognises orders in text that must not
+contain any. An order is a sentence that tells its reader what to do or states a rule.
 """
 
 # ruff: noqa: RUF001 - punctuation of many scripts
@@ -23,22 +23,22 @@ STATEMENT_CHARACTERS = 600
 SHORT_CHARACTERS = 2_000
 # Maximum number of statements from one message, so that a pasted document does not fill the ledger.
 MAX_STATEMENTS_PER_MESSAGE = 400
-# Number of first statements of a large message that are kept even if their kind is unknown.
+# The first statements of a large message, up to this number, are kept even if their kind is unknown.
 HEAD_STATEMENTS = 6
-# A message with more characters than this is large: after its first statements, only statements of a known
+# A message with more characters than this is large. After its first statements, only statements of a known
 # kind are kept.
 SMALL_TEXT_CHARACTERS = 4_096
-# Maximum number of words whose stems are cached. Everyday text in one language has hardly more.
+# Maximum number of words whose stems are cached. Everyday text in one language hardly uses more words.
 ROOT_CACHE_SIZE = 16_384
 
 # An order counts as given by a user if one statement of the user contains at least this share of the order's
 # words and values.
 MIN_SHARED_SHARE = 0.5
-# Maximum number of user statements with which an order is compared. The newest ones are used.
+# An order is compared with at most this many user statements, the newest ones.
 MAX_COMPARED_STATEMENTS = 3_000
 
-# A code block, which is not read. The opening of a code block that is never closed does not count, because a
-# rule may follow it.
+# A code block, which is not read. A code block that is never closed is read like other text, because a rule
+# may follow its opening.
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*\n.*?^[ \t]*(?:```|~~~)[^\n]*$", re.DOTALL | re.MULTILINE)
 _SENTENCE_END = re.compile(
     r"(?<=[.!?…])[\"'”’)\]]{0,2}[ \t]+(?=[^a-z \t])|(?<=[a-z]{3}[.!?])[ \t]+(?=[a-z])|(?<=[。！？।۔؟])[ \t]*"
@@ -60,7 +60,7 @@ _COPULA = re.compile(
     r"our)\b|[:=]|是|は|है|هو|ہے|"
 )
 
-# Cues and the kinds that they show, in the order in which they are tried.
+# Names of cues and the kinds that they show. The first cue that a statement has decides its kind.
 _KIND_CUES = (
     ("rule_start", StatementKind.RULE),
     ("rule", StatementKind.RULE),
@@ -81,15 +81,16 @@ class Statement:
         kind: The kind of the statement; None if it is of no kind.
         label: The text before a colon that names the kind of the statement, such as "rule", in lower case;
             empty if there is none.
-        words: What the statement is about: the stems of its words, without exact values and stop words.
+        words: The stems of the words, without exact values and stop words. They show what the statement is
+            about.
         subject_words: The stems of the words before "is" or a colon; empty if neither occurs.
         values: The exact values as pairs of kind and text, in lower case.
-        is_question: Whether the statement is a question or a supposition. It then replaces no other
+        is_question: Whether the statement is a question or a supposition. Such a statement replaces no other
             statement.
         is_correction: Whether the statement says that it changes something, such as with "instead".
         is_addition: Whether the statement says that it adds something, such as with "also".
         folded_text: The text as `fold_text` returns it, by which statements are compared.
-        kinds: The kinds of the values.
+        kinds: The kinds of the exact values.
     """
 
     text: str
@@ -106,14 +107,17 @@ class Statement:
 
 
 def collect_subject_words(statements: Iterable[Statement]) -> frozenset[str]:
-    """Returns what statements are about: the stems of their words, and their exact values."""
+    """Returns the words and values that show what statements are about.
+
+    They are the stems of the words, and the exact values, of all the statements.
+    """
     return frozenset(
         word for each in statements for word in (*each.words, *(value for _, value in each.values))
     )
 
 
 def fold_text(text: str) -> str:
-    """Returns a text in a form for comparisons: in lower case, with plain apostrophes and single spaces."""
+    """Returns a text in lower case, with plain apostrophes and single spaces, for comparisons."""
     if text.isascii():
         return " ".join(text.lower().split())
     plain = unicodedata.normalize("NFC", text).casefold().replace("’", "'")
@@ -121,7 +125,7 @@ def fold_text(text: str) -> str:
 
 
 def stem_word(word: str) -> str:
-    """Returns a word without the most common endings, so that most forms of one word become equal."""
+    """Returns a word without its most common endings, so that most forms of a word give the same stem."""
     word = word.removesuffix("'s").removesuffix("s'")
     if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
         word = word[:-1]
@@ -137,7 +141,10 @@ _SYNONYM_STEMS = {stem_word(word): row.split()[0] for row in THESAURUS for word 
 
 @lru_cache(maxsize=ROOT_CACHE_SIZE)
 def _find_root(word: str) -> str:
-    """Returns the stem of a word, or the synonym that replaces it when statements are compared."""
+    """Returns the stem of a word, or the synonym that represents the stem in comparisons.
+
+    This synonym is the first word of the row in the thesaurus that contains the stem.
+    """
     stem = stem_word(word)
     return _SYNONYM_STEMS.get(stem, stem)
 
@@ -157,7 +164,7 @@ def _extract_words(text: str, values: list[ExactValue]) -> frozenset[str]:
 def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
     """Returns the label of a text, the kind that the label names, and the offset of the text after the label.
 
-    A label in capitals that names no kind, such as "BUDGET:", makes the statement a fact. If there is no
+    A label in capitals that names no kind, such as "BUDGET:", makes the statement a fact. If the text has no
     label that shows a kind, the result is an empty label, None and 0.
     """
     found = _LABEL.match(text)
@@ -237,7 +244,7 @@ def _split_long_sentence(sentence: str) -> Iterator[str]:
 
 
 def _is_prose(line: str) -> bool:
-    """Returns whether a line of a long message reads like prose rather than program output."""
+    """Returns whether a line of a long message looks like prose and not like program output."""
     if _PRINTED_LINE.match(line):
         return False
     letters = sum(map(str.isalpha, line)) + sum(map(str.isspace, line))
@@ -290,17 +297,20 @@ def read_statements(text: str) -> tuple[Statement, ...]:
 
 
 def reads_as_order(sentence: str) -> bool:
-    """Returns whether a sentence reads as a rule or as an order to its reader."""
+    """Returns whether a sentence reads as a rule or an order to its reader."""
     plain = fold_text(sentence)
     is_addressed = has_cue(plain, "injected") or has_cue(plain, "imperative") or has_cue(plain, "obligation")
     return is_addressed or has_cue(NARRATIVE.sub(" ", plain), "rule")
 
 
-# The check of one summary needs the statements of the same texts many times. A larger cache would keep many
-# conversations in memory.
+# The check of one summary needs the statements of the same user texts many times, so they are cached. A
+# larger cache would keep the texts of many conversations in memory.
 @lru_cache(maxsize=2)
 def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str], bool], ...]:
-    """Returns the newest statements of a user: for each, its words and values, and whether it is negated."""
+    """Returns the newest statements of a user, beginning with the newest message.
+
+    Each is a pair: the words and values of the statement, and whether it is negated.
+    """
     found: list[tuple[frozenset[str], bool]] = []
     for text in reversed(texts):
         found += [
@@ -313,9 +323,10 @@ def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str],
 
 
 def is_backed_by_user(order: str, user_texts: Sequence[str]) -> bool:
-    """Returns whether some statement of a user says the same as `order`.
+    """Returns whether a statement of the user contains enough of the words and values of `order`.
 
-    Both must be negated, or neither.
+    The statement must contain at least the share `MIN_SHARED_SHARE` of them. Either both texts must be
+    negated or neither.
     """
     about, negated = collect_subject_words(read_statements(order)), has_cue(fold_text(order), "negation")
     return bool(about) and any(

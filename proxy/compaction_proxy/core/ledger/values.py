@@ -37,8 +37,9 @@ _STARTS = (
     "the|a|an|only|no|not|never|always|do|don't|please|my|our|your|this|that|these|if|when|once|i|we|it|and|"
     "but|for|in|on|at|to|all|every|now|so"
 )
-# In order: if two shapes match at the same place, the first one counts. Quantifiers are possessive (`++`)
-# where a match never needs to give characters back, so that time is linear in the text.
+# The order of the shapes matters: if two shapes match at the same place, the first one counts. Quantifiers
+# are possessive (`++`) where a match never needs to give characters back, so that the time is linear in the
+# length of the text.
 _SHAPES = {
     "url": r"(?i:https?|wss?|postgres(?:ql)?|redis|s3|ssh|ftp)://[^\s<>\"'`|{}\\^\[\]]{1,300}",
     "email": r"[A-Za-z0-9][\w.+-]{0,63}+@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,4}",
@@ -80,8 +81,8 @@ _SHAPES = {
         rf"{_STARTS})\b)[A-Z][a-z'’-]{{1,24}}(?: [A-Z][a-z'’-]{{1,24}}){{1,3}}\b(?!/)",
     "number": r"(?<![\w.])\d{1,20}(?:[.,]\d{1,20}){0,3}(?!\w)",
 }  # fmt: skip
-# The shapes to try at a place, by the characters that follow the place. A number that nothing special follows
-# can only have the shape `number`.
+# The shapes that are tried at a place, by the characters that follow the place. A number that is not followed
+# by a sign of another shape can only have the shape `number`.
 _SHAPES_BY_START = {
     r"\d{1,20}+(?![\w.,/:@+#%€₽-]|\s[^\W\d_btlqxz]|\s[%€₽])": "number",
     r"\d{1,20}+(?![\w.,/:@+#-])": "date money percent phase time amount number",
@@ -92,9 +93,9 @@ _SHAPES_BY_START = {
     "[~./@+-]": "path",
     r"[^\W\da-zA-Z]": "url date weekday path",  # U+017F is an s under IGNORECASE
 }
-# `_PLAIN_TEXT` matches text in which no value begins. Its alternatives for words end as `_PLAIN_END` says.
-# Otherwise a value might begin with the last characters of the match. The patterns limit lengths, so that an
-# attempt that fails costs little. The most common alternative comes first.
+# `_PLAIN_TEXT` matches text in which no value begins. Those of its alternatives that match words must end
+# with `_PLAIN_END`. Otherwise a value might begin with the last characters of the match. The patterns limit
+# lengths, so that an attempt that fails costs little. The most common alternative comes first.
 _PLAIN_END = r"(?: (?!\d)|(?=[^\w@+/#\-.: ]|[.:](?:\s(?!\d)|\Z)|\Z))"
 _NO_WORDS = "周星礼月火水木金土日"
 _NAMES = (
@@ -113,14 +114,14 @@ _PLAIN_TEXT = "|".join(
 )
 
 
-# Only these shapes can begin inside a word of ASCII letters and digits. Few texts contain them. All other
-# texts are searched with a faster pattern, which skips the rest of such a word.
+# Only these shapes can begin inside a word of ASCII letters and digits, and only texts with "@" or "://" can
+# contain them. All other texts are searched with a faster pattern, which skips the rest of such a word.
 _ADDRESS_KINDS = ("url", "email")
 _WITHIN_A_WORD = r"(?<=\w)[A-Za-z_]++|(?<=\w)\d{1,32}+(?![\d,.年月]|\s?[元円美欧रрট])"
 
 
 def _compile_shapes(plain: str, excluded: Sequence[str] = ()) -> re.Pattern[str]:
-    """Compiles all shapes but `excluded` into one pattern, which skips the text that `plain` matches.
+    """Compiles all shapes except `excluded` into one pattern, which skips the text that `plain` matches.
 
     Each group is named after its shape and the position of its entry in `_SHAPES_BY_START`.
     """
@@ -143,15 +144,16 @@ _KIND_WORD = re.compile(
 _HEX = re.compile(r"[0-9a-f]{7,40}")
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th)|[a-z]{1,2}\d|utf-8|p\d\d|\d[dD]|\d+x", re.IGNORECASE)
 
-# Kinds of values that become another kind if a word of `_KIND_WORD` comes just before the value.
+# Kinds of values that change to another kind if a word that matches `_KIND_WORD` comes just before the value.
 _NAMEABLE = frozenset({"code", "number", "path", "id"})
 
 # Kinds of values that identify something, unlike amounts and times.
 IDENTIFYING_KINDS = frozenset({"path", "code", "id", "name", "branch", "commit", "email"})
 
-# Every word in `_KIND_WORD` contains one of these strings. A text without them needs no search for the words.
+# Every word that `_KIND_WORD` matches contains one of these strings. A text that contains none of them is not
+# searched for the words.
 _KIND_WORD_HINTS = ("commit", "sha", "rev", "branch", "port")
-# Characters before a value that are searched for a word that names its kind.
+# Number of characters before a value that are searched for a word that names its kind.
 KIND_SEARCH_CHARACTERS = 40
 
 
@@ -161,7 +163,7 @@ class ExactValue(NamedTuple):
     Attributes:
         kind: The kind, such as `money`. Values of different kinds never replace one another.
         text: The value as written.
-        start: Offset in the text, in characters.
+        start: Offset of the value in the text, in characters.
     """
 
     kind: str

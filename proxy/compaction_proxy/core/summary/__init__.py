@@ -1,1 +1,1 @@
-"""Summary prompts, their sections, and checks of a summary model's answers."""
+"""Prompts of summary calls, the sections that they demand, and checks of the summaries."""

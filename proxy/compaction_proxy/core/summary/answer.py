@@ -1,7 +1,7 @@
-"""Cleans and validates what a summary model wrote, and finds, orders and completes its sections.
+"""Cleans and validates the text of a summary model, and finds, orders and completes its sections.
 
-The answer is data: it never becomes a rule. A model may write a heading differently from the prompt: at
-another level, in another case, with another number, in bold or in another language. Such headings are still
+The text is data: it never becomes a rule. A model may write a heading differently from the prompt: at another
+level, in another case, with another number, in bold or in another language. Such headings are still
 recognised, and are replaced by those of the prompt. The text below a heading is never changed.
 """
 
@@ -14,11 +14,11 @@ from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.sanitize import escape_template_marks, remove_invisible
 
 MIN_CHARACTERS = 40
-# Maximum characters of a refusal. A longer text that begins like a refusal is a summary that reports one.
+# Maximum characters of a refusal. A longer text that begins like a refusal counts as a summary.
 REFUSAL_CHARACTERS = 400
-# A cut text ends with a whole line or sentence if at least this share of its characters is kept.
+# A text is cut at the end of a line or a sentence only if at least this share of its characters is kept.
 LINE_SHARE = 0.5
-# Values of `finish_reason` which mean that an answer reached its output limit or filled the context window.
+# Values of `finish_reason` which mean that the model's output reached its limit or filled the context window.
 _LIMIT_FINISH_REASONS = frozenset({
     "incomplete", "length", "max_output_tokens", "max_tokens", "model_context_window_exceeded",
     "model_length",
@@ -52,37 +52,37 @@ _REFUSAL = re.compile(
 
 
 def clean_summary(text: str) -> str:
-    """Returns the text without invisible characters, marks of chat templates and a heading "Session Summary".
+    """Returns the text in a form that can be used as a summary.
 
-    The heading is removed because the proxy itself writes it above the summary.
+    Invisible characters are removed, and control tokens of chat templates are broken up. A heading "Session
+    Summary" is removed, because the proxy itself writes this heading above the summary.
     """
     return _OWN_HEADING.sub("", escape_template_marks(remove_invisible(text))).strip()
 
 
 def is_unfinished(finish_reason: str) -> bool:
-    """Returns whether a provider's `finish_reason` means that the answer was cut at a limit."""
+    """Returns whether a provider's `finish_reason` means that the model's output was cut at a limit."""
     return finish_reason.casefold() in _LIMIT_FINISH_REASONS
 
 
 def validate_summary(
     text: str, finish_reason: str, *, called_tools: bool, refused: bool, max_characters: int | None = None
 ) -> str:
-    """Returns the cleaned text of an answer, or raises an error if the answer is no usable summary.
+    """Returns the cleaned text of a summary model, if it is a usable summary.
 
-    Of an answer that reached its output limit, the text up to the end of the last whole line or sentence is
-    used.
+    If the text reached the output limit, its unfinished last line or sentence is removed.
 
     Args:
-        text: The answer as the model wrote it.
+        text: The text as the model wrote it.
         finish_reason: The finish reason as the provider named it; empty if it named none.
-        called_tools: Whether the answer calls a tool.
-        refused: Whether the answer carries a separate refusal.
+        called_tools: Whether the model called a tool.
+        refused: Whether the response contains a refusal outside the text.
         max_characters: For a strategy that cuts summaries, the maximum characters of the summary. A longer
-            answer is cut at the end of a line, a sentence or a word. None means no limit.
+            text is cut at the end of a line, a sentence or a word. None means no limit.
 
     Raises:
-        SummaryError: With the reason `tool-calls`, `refused`, `content-filter`, `truncated`, `reasoning`,
-            `empty` or `too-short`.
+        SummaryError: If the text is no usable summary. The reason is `tool-calls`, `refused`,
+            `content-filter`, `truncated`, `reasoning`, `empty` or `too-short`.
     """
     if called_tools:
         raise SummaryError("tool-calls")
@@ -114,10 +114,10 @@ def _is_refusal(text: str) -> bool:
 
 
 def _strip_reasoning(text: str) -> str:
-    """Returns the text without reasoning at its beginning.
+    """Returns the text without the reasoning at its beginning.
 
     Raises:
-        SummaryError: With the reason `reasoning` if the reasoning never ends.
+        SummaryError: If the reasoning has no end. The reason is `reasoning`.
     """
     start = 0
     while opening := _REASONING_START.match(text, start):
@@ -125,8 +125,8 @@ def _strip_reasoning(text: str) -> str:
         if closing is None:
             raise SummaryError("reasoning")
         start = closing.end()
-    # Some chat templates write the opening tag of the reasoning themselves, so that the answer contains only
-    # the closing tag.
+    # Some chat templates write the opening tag of the reasoning themselves. The model's text then contains
+    # only the closing tag.
     closings = list(_REASONING_END.finditer(text, start))
     return text[closings[-1].end() if closings else start :]
 
@@ -134,13 +134,13 @@ def _strip_reasoning(text: str) -> str:
 def _cut_to_size(text: str, max_characters: int | None, *, unfinished: bool) -> str:
     """Cuts a text at the end of a line or a sentence if it is too long or unfinished.
 
-    If the text has no suitable end of a line or a sentence, it is cut at the end of a word. Without a limit,
-    "" is returned instead.
+    If the text has no suitable end of a line or a sentence, it is cut at the end of a word; if
+    `max_characters` is None, "" is returned instead.
 
     Args:
         text: The text.
-        max_characters: Maximum characters of the result; None for no limit.
-        unfinished: Whether the model did not finish the text, so that its last line or sentence is removed.
+        max_characters: Maximum characters of the result; None means no limit.
+        unfinished: Whether the model did not finish the text. Its last line or sentence is then removed.
     """
     if not unfinished and (max_characters is None or len(text) <= max_characters):
         return text
@@ -155,18 +155,18 @@ def _cut_to_size(text: str, max_characters: int | None, *, unfinished: bool) -> 
 
 
 def split_run_texts(answer: str, run_count: int) -> tuple[str, ...]:
-    """Splits an answer about several runs into one text for each run, in order.
+    """Splits a model's text about several runs into one text for each run, in order.
 
-    A run is a group of messages that gets a text of its own. The prompt asks the model to write a mark, such
-    as "=== RUN 1 ===", above each text. The answer is split at these marks.
+    A run is a group of messages that gets a text of its own. The prompt asks the model to write a heading,
+    such as "=== RUN 1 ===", above each text. The model's text is split at these headings.
 
     Args:
-        answer: The answer.
+        answer: The text as the model wrote it.
         run_count: Number of runs.
 
     Raises:
-        SummaryError: With the reason `garbage` if the texts cannot be told apart or one is missing, or
-            `refused` if one of them is a refusal.
+        SummaryError: If the texts cannot be told apart or one is missing (reason `garbage`), or if one of
+            them is a refusal (reason `refused`).
     """
     marks = list(_RUN_MARK.finditer(answer))
     if run_count == 1 and len(marks) != 1:
@@ -182,8 +182,8 @@ def split_run_texts(answer: str, run_count: int) -> tuple[str, ...]:
     return texts
 
 
-# The text that is added for a section that the model left out, and for a section that may be missing because
-# the answer was cut.
+# The texts of added sections: of a section that the model left out, and of a section that may be missing only
+# because the model's text was cut.
 EMPTY_SECTION_TEXT = "None"
 UNREACHED_SECTION_TEXT = "Not recorded."
 # Maximum characters of a heading. A longer line is no heading.
@@ -206,8 +206,8 @@ class PromptSection:
     """A section that a prompt asks for.
 
     Attributes:
-        heading: The line above the section, as the prompt has it.
-        is_optional: Whether the prompt lets the model leave it out.
+        heading: The line above the section, as the prompt writes it.
+        is_optional: Whether the prompt allows the model to leave the section out.
     """
 
     heading: str
@@ -215,12 +215,12 @@ class PromptSection:
 
 
 class _SectionHeading(NamedTuple):
-    """A line that opens a section.
+    """A line of the text that is the heading of a section.
 
     Attributes:
         line_index: Index of the line.
         section_index: Index of the section.
-        rest_of_line: What follows the title on the same line.
+        rest_of_line: The text after the title on the same line.
     """
 
     line_index: int
@@ -232,13 +232,13 @@ def repair_sections(text: str, sections: Sequence[PromptSection], *, is_cut: boo
     """Returns the text with all sections in order under their exact headings.
 
     A missing section that is not optional is added with the text "None", or "Not recorded." if the text was
-    cut. Text before the first section stays there. A text that has all sections in order under these headings
-    is returned unchanged.
+    cut. Text before the first section stays at the beginning. A text that has all sections in order under
+    these headings is returned unchanged.
 
     Args:
         text: The text that the model wrote.
         sections: The sections that the prompt asked for. An empty sequence disables the check.
-        is_cut: Whether the text was cut, so that a missing section may have had content.
+        is_cut: Whether the text was cut. A missing section may then have had content.
 
     Returns:
         The text, or "" if it has fewer than half of the sections that are not optional.
@@ -266,16 +266,20 @@ def repair_sections(text: str, sections: Sequence[PromptSection], *, is_cut: boo
 
 
 def has_last_section(text: str, sections: Sequence[PromptSection]) -> bool:
-    """Returns whether a text has the last required section. Returns True if no section is required."""
+    """Returns whether a text has the last of the sections that are not optional.
+
+    Returns True if all sections are optional or there are none.
+    """
     required = [k for k, each in enumerate(sections) if not each.is_optional]
     headings = _find_headings(text.splitlines(), sections)
     return not required or required[-1] in {each.section_index for each in headings}
 
 
 def _find_headings(lines: Sequence[str], sections: Sequence[PromptSection]) -> list[_SectionHeading]:
-    """Returns the headings of the sections.
+    """Returns the headings of the sections in the lines.
 
-    They are found by their titles. If no title matches, they are found by their form, such as `##` or bold.
+    Headings are found by their titles. If no title matches, headings are found by their form, such as `##` or
+    bold.
     """
     open_lines = list(_iter_lines_outside_code(lines))
     named = list(_find_headings_by_title(open_lines, sections))
@@ -312,10 +316,10 @@ def _find_headings_by_title(
 def _find_headings_by_form(
     open_lines: Sequence[tuple[int, str]], lines: Sequence[str], sections: Sequence[PromptSection]
 ) -> Iterator[list[_SectionHeading]]:
-    """Yields a list of headings for each form, such as bold lines, in which the sections may be written.
+    """Yields a list of headings for each form, such as bold lines, that the section headings may have.
 
-    A form qualifies if the text has as many headings of this form as there are sections, or required
-    sections, and there is text below each of them.
+    The number of headings of the form must be the number of all sections, or of those that are not optional.
+    There must be text below each of the headings.
     """
     if not sections:
         return

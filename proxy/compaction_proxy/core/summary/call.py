@@ -1,4 +1,4 @@
-"""Data classes for a request to a summary model and its answer."""
+"""Defines data classes for a request to a summary model and for its reply."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from compaction_proxy.core.message import Message
 
 @dataclass(frozen=True, slots=True)
 class ContinuedConversation:
-    """The conversation to summarise, for a summary call that continues it.
+    """The conversation to summarise, for a summary call in the form `aligned`, which continues it.
 
     Attributes:
-        raw_body: The client's request body. The call takes from it everything else that the provider's cached
-            prefix depends on, such as the tools.
+        raw_body: The client's request body. The call copies from it the other fields on which the provider's
+            cached prefix depends, such as the tools.
         messages: The messages as they would be forwarded. They form a valid message list.
     """
 
@@ -28,16 +28,16 @@ class SummaryCall:
         url: Absolute URL of the endpoint.
         headers: Credentials and other headers that the call needs.
         model: The model's name.
-        system: The instructions. They are byte-identical in every call of a strategy, so that the provider
-            finds them in its cache. They are not used if there is a `conversation`.
+        system: The instructions, which are the same bytes in every call of a strategy, so that the provider
+            finds them in its cache. Not used if there is a `conversation`.
         prompt: The data to summarise, between tags. If there is a `conversation`, the instructions that
             follow it.
-        max_tokens: Maximum tokens of the answer, not counting the model's reasoning.
-        temperature: 0..2, or None to leave it out.
-        cache_key: The provider's key for its prompt cache; empty to leave it out.
+        max_tokens: Maximum tokens of the summary, not counting the model's reasoning.
+        temperature: Temperature of the model, 0..2; None leaves it out of the request.
+        cache_key: Key for the provider's prompt cache; empty leaves it out of the request.
         conversation: The conversation that the call continues. None if the call consists of `system` and
             `prompt` alone.
-        wire: The name of the endpoint's wire.
+        wire: The name of the wire that the endpoint uses.
     """
 
     url: str
@@ -54,13 +54,13 @@ class SummaryCall:
 
 @dataclass(frozen=True, slots=True)
 class SummaryAnswer:
-    """An answer of a summary model, not yet validated.
+    """The reply of a summary model, not yet validated.
 
     Attributes:
-        text: The answer's text; empty if there was none.
+        text: The text of the reply; empty if there was none.
         finish_reason: The finish reason as the provider named it; empty if it named none.
         called_tools: Whether the model tried to call a tool.
-        refused: Whether the answer carried a refusal.
+        refused: Whether the response contained a refusal outside the text.
         prompt_tokens: Input tokens from `usage`; 0 if unknown.
         completion_tokens: Output tokens from `usage`; 0 if unknown.
         cached_tokens: Input tokens that the provider had cached, from `usage`; 0 if unknown.

@@ -1,8 +1,8 @@
-"""Builds extracts, which are summaries that no model writes.
+"""Builds extracts: texts that code, not a model, writes in place of a summary.
 
-An extract states what was done, what was said and where the work stopped. It consists of quotations, so it
-keeps the language of the messages. It quotes only short values of known shapes from tool results. It quotes
-no sentence that reads as an order, so that it gives the model no instructions.
+An extract states which work was done, what the assistant said, and where the work stopped. It consists of
+quotations, so it keeps the language of the messages. From tool results it quotes only short values of known
+shapes. It quotes no sentence that reads as an order, so that it gives the model no instructions.
 """
 
 import math
@@ -25,22 +25,23 @@ from compaction_proxy.core.ledger.values import find_values
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import sanitize_text
 
-# Maximum number of messages that are read at the beginning and at the end of the conversation, and of
-# characters that are read at the beginning and at the end of each text.
+# Maximum number of messages that are read at the beginning and at the end of the conversation, and maximum
+# characters that are read at each end of one text.
 OLDEST_MESSAGES, NEWEST_MESSAGES = 300, 700
 TEXT_CHARACTERS = 2_000
-# Minimum and maximum characters of a quoted sentence. Maximum number of sentences from which the quoted ones
-# are chosen, in all and from one message.
+# Minimum and maximum characters of a quoted sentence. The quoted sentences are chosen from at most
+# `MAX_CANDIDATES` sentences in all, and from at most `MAX_SENTENCES_PER_MESSAGE` of one message.
 SHORTEST, LONGEST = 20, 300
 MAX_CANDIDATES = 600
 MAX_SENTENCES_PER_MESSAGE = 6
-# A sentence is not quoted if a quoted sentence contains more than this share of its words.
+# A sentence is not quoted if another quoted sentence contains more than this share of its words.
 SAME_WORDS_SHARE = 0.6
-# Maximum share of the summary's characters for the work done, and for where the work stopped. The third
-# number is the maximum share of the remaining characters for quoted sentences.
+# Maximum share of the extract's characters for the section on work done, and for the section on where the
+# work stopped. The third number is the maximum share of the remaining characters for quoted sentences.
 WORK_SHARE, STATE_SHARE, SAID_SHARE = 0.75, 0.25, 0.85
 LINE_CHARACTERS = 160
-# Maximum number of arguments shown of a call that only reads, and maximum characters of them all together.
+# Maximum number of arguments that are shown of a call that only reads, and maximum characters of these
+# arguments together.
 READ_ARGUMENTS, READ_CHARACTERS = 3, 60
 # Maximum number of lines in one section.
 MAX_LINES = 40
@@ -60,8 +61,9 @@ class _Sentence:
         text: The sentence as written, on one line.
         message_index: Index of its message.
         turn: Number of user messages up to and including its message.
-        words: Its words in lower case.
-        is_at_edge: Whether it is the first or the last of the sentences that may be quoted from its message.
+        words: The words of the sentence in lower case.
+        is_at_edge: Whether the sentence is the first or the last of those that may be quoted from its
+            message.
     """
 
     text: str
@@ -72,7 +74,10 @@ class _Sentence:
 
 
 def _list_read_indices(length: int) -> list[int]:
-    """Returns the indices of the messages that are read."""
+    """Returns the indices of the messages that are read.
+
+    In a long conversation, these are only the oldest and the newest messages.
+    """
     if length <= OLDEST_MESSAGES + NEWEST_MESSAGES:
         return list(range(length))
     return [*range(OLDEST_MESSAGES), *range(length - NEWEST_MESSAGES, length)]
@@ -105,7 +110,7 @@ def _iter_sentences(messages: Sequence[Message], role: str) -> Iterator[_Sentenc
             continue
         turn += message.role == "user"
         pieces = _split_sentences(message.text) if message.role == role else []
-        # The first and the last sentences are chosen.
+        # Only the first three and the last three sentences of a message may be quoted.
         del pieces[MAX_SENTENCES_PER_MESSAGE // 2 : -(MAX_SENTENCES_PER_MESSAGE // 2)]
         for number, piece in enumerate(pieces):
             words = frozenset(word.casefold() for word in _WORD.findall(piece))
@@ -116,8 +121,8 @@ def _iter_sentences(messages: Sequence[Message], role: str) -> Iterator[_Sentenc
 def _rank_sentences(sentences: Sequence[_Sentence], length: int) -> list[_Sentence]:
     """Returns the sentences, the most informative first.
 
-    A sentence is more informative if it has rare words or exact values, is at the beginning or the end of its
-    message, or comes from a newer message.
+    A sentence is more informative if it has rare words or exact values, if it is at the beginning or the end
+    of its message, or if its message is newer.
     """
     known = Counter(word for each in sentences for word in each.words)
     total = len(sentences) + 1
@@ -136,9 +141,10 @@ def _rank_sentences(sentences: Sequence[_Sentence], length: int) -> list[_Senten
 
 
 def _choose_sentences(sentences: Sequence[_Sentence], length: int, max_characters: int) -> list[_Sentence]:
-    """Returns as many of the most informative sentences as fit, without repetitions, oldest first.
+    """Returns as many of the most informative sentences as fit, oldest first, without repetitions.
 
-    No turn gets more than twice an equal share of the characters, or `LONGEST` characters if that is more.
+    The characters are divided among the turns. Each turn gets at most twice an equal share, or `LONGEST`
+    characters if that is more.
     """
     turns = len({each.turn for each in sentences})
     quota = max(LONGEST, 2 * max_characters // max(1, turns))
@@ -156,7 +162,10 @@ def _choose_sentences(sentences: Sequence[_Sentence], length: int, max_character
 
 
 def _list_work(frontier: Frontier, facts: Sequence[ObservedFact], characters: int) -> Iterator[str]:
-    """Yields lines about the work done: changes, then other calls, then reads. Each part is newest first."""
+    """Yields lines about the work done: changes, then other calls, then reads.
+
+    Within each of these parts, newer work comes first.
+    """
     writes = [each for each in frontier.actions if each[1].is_write]
     yield from format_action_items(writes, characters)
     written = {value for _, action in writes for _, value in action.arguments}
@@ -185,7 +194,7 @@ def _list_work(frontier: Frontier, facts: Sequence[ObservedFact], characters: in
 def _describe_state(
     messages: Sequence[Message], get_message_id: Callable[[int], str], frontier: Frontier
 ) -> Iterator[str]:
-    """Yields lines about where the work stopped: the last step, the open work and the last sentence said."""
+    """Yields lines about the last step, the open work, and the last sentence of the assistant."""
     step = frontier.find_last_step(range(len(messages)))
     for note in [*([step] if step else []), *reversed(frontier.loose_ends)]:
         yield f"- {note.kind}: {sanitize_text(note.text)} ({get_message_id(note.message_index)})"
@@ -209,16 +218,16 @@ def _format_section(title: str, lines: Iterator[str], max_characters: int) -> st
 def build_extractive_summary(
     messages: Sequence[Message], max_characters: int, get_message_id: Callable[[int], str]
 ) -> str:
-    """Builds a summary from quotations of the messages.
+    """Builds an extract, which consists of quotations from the messages.
 
-    Returns "" if all messages are empty or `max_characters` is 0. If nothing can be quoted, the summary only
-    counts the removed messages by role.
+    Returns "" if all messages are empty or `max_characters` is not positive. If no part of the messages can
+    be quoted, the extract gives only the number of removed messages for each role.
 
     Args:
-        messages: The messages to summarise. If there are very many messages, the ones in the middle are not
+        messages: The messages to replace. If there are very many messages, those in the middle are not
             quoted. Of a very long message, only the beginning and the end are quoted.
-        max_characters: Maximum characters of the summary.
-        get_message_id: Returns the id of the message at an index, by which the summary cites it.
+        max_characters: Maximum characters of the extract.
+        get_message_id: Returns the id of the message at an index. The extract cites messages by these ids.
     """
     if max_characters <= 0 or all(each.is_empty for each in messages):
         return ""

@@ -1,8 +1,8 @@
-"""Builds the prompts of summary calls: numbered transcripts between tags, and what the model is to write.
+"""Builds the prompts of summary calls: numbered transcripts between tags, and instructions on the result.
 
-Instructions come first and are the same in every call, so that the provider finds them in its prompt cache.
-The size, the language and all text from the conversation follow them as data. The model's answer is data,
-too.
+Instructions that are the same in every call come first, so that the provider finds them in its prompt cache.
+The size, the language and all text from the conversation follow them as data. The text that the model writes
+is data, too.
 """
 
 import hashlib
@@ -21,18 +21,18 @@ ALIGNED_CLOSING = (
     "The conversation is everything above this message. Do not go on with it and call no tools: your answer "
     "is the text that was described, and nothing else."
 )
-# Number of words for each token of English prose. The prompt also states the size in words, because models
-# keep to it better than to a size in tokens.
+# Number of words for each token of English prose. The prompt states the size in words, too, because models
+# keep to a size in words better than to a size in tokens.
 WORDS_PER_TOKEN = 0.7
 
 
 CUT_MARK = "\n[...truncated...]"
-# If at least this many characters may be shown of a tool result, and its end reports an error, both its
-# beginning and its end are kept.
+# A tool result is usually cut to its beginning. If at least this many characters of it may be shown, and its
+# end reports an error, its beginning and its end are shown.
 TWO_ENDS_CHARACTERS = 1_000
-# Share of the shown characters that such a beginning gets. The end gets the rest.
+# If the beginning and the end are shown, the share of the characters that the beginning gets.
 HEAD_SHARE = 0.6
-# Characters at the end of a result that are searched for an error.
+# Number of characters at the end of a result that are searched for an error.
 ENDING_CHARACTERS = 4_000
 FENCE_DIGITS = 16
 
@@ -53,9 +53,10 @@ def _format_content(message: Message) -> str:
 
 
 def _cut_text(text: str, characters: int, *, keep_end: bool) -> str:
-    """Cuts a text to its first `characters` characters, plus a mark that shows the cut.
+    """Cuts a text to its first `characters` characters, and adds `CUT_MARK`.
 
-    If `keep_end` is true, a long enough text whose end reports an error is cut in the middle instead.
+    If `keep_end` is true, and the end of the text reports an error, the text is cut in the middle instead.
+    This requires at least `TWO_ENDS_CHARACTERS` characters of room. A text that is short enough is not cut.
     """
     if len(text) <= characters:
         return text
@@ -72,7 +73,10 @@ def _format_entry(message: Message, shape: SummaryShape) -> str:
 
 
 def build_transcript(messages: Iterable[Message], shape: SummaryShape, first: int = 0) -> str:
-    """Returns the messages as text, numbered from `first`, each sanitised and cut to the strategy's size."""
+    """Returns the messages as text, numbered from `first`.
+
+    Each message is sanitised and cut to the size that the strategy allows.
+    """
     return "\n\n---\n\n".join(
         f"[{index}] {_ROLE.sub('', message.role).upper()}:\n{_format_entry(message, shape)}"
         for index, message in enumerate(messages, first)
@@ -82,14 +86,18 @@ def build_transcript(messages: Iterable[Message], shape: SummaryShape, first: in
 def compute_fence_digest(texts: Sequence[str]) -> str:
     """Returns a digest of the texts, which becomes part of the names of the tags around them.
 
-    Nobody can write a text that contains its own digest, so nothing in the texts can close the tags.
+    It is not feasible to write a text that contains its own digest. So no text can contain the closing tag of
+    its own fence.
     """
     joined = "\0".join(texts).encode("utf-8", "surrogatepass")
     return hashlib.sha256(joined).hexdigest()[:FENCE_DIGITS]
 
 
 def wrap_in_fence(name: str, text: str, nonce: str) -> str:
-    """Returns the text between two tags on lines of their own. `nonce` comes from `compute_fence_digest`."""
+    """Returns the text between two tags, which are on lines of their own.
+
+    `nonce` comes from `compute_fence_digest` and becomes part of the tags' names.
+    """
     return f"<{name}-{nonce}>\n{text}\n</{name}-{nonce}>"
 
 
@@ -101,7 +109,7 @@ def _format_size(max_tokens: int, language: str, run_count: int) -> str:
 
 
 def _format_run_marks(run_count: int) -> str:
-    """Returns instructions to write one text for each of several runs, each below a line with its mark."""
+    """Returns the instruction to write one text for each run, below a line that names the run."""
     marks = "\n".join(f"=== RUN {number} ===" for number in range(1, run_count + 1))
     return (
         f"There are {run_count} runs. Write one text for each, in their order, each behind a line that holds "
@@ -120,19 +128,20 @@ def build_prompt(
 ) -> str:
     """Builds the data that follow the instructions of a summary call.
 
-    All text from the conversation is sanitised (`core.sanitize`) and put between tags. The tag names contain
-    a digest of that text, so that nothing inside can close the tags.
+    All text from the conversation is sanitised (`core.sanitize`) and put between tags. The names of the tags
+    contain a digest of that text, so that no text inside can close the tags.
 
     Args:
         groups: The messages to summarise. If there are several groups, the model writes one text for each.
-            The prompt calls the groups runs, and `split_run_texts` splits the answer.
+            The prompt calls the groups runs. `split_run_texts` splits the model's text into the texts of the
+            groups.
         shape: Limits that decide how much of a message is shown.
-        task: The user's task; empty if the strategy does not show it.
+        task: The user's task; empty if the strategy does not show the task.
         earlier_summaries: Summaries of earlier compactions, oldest first.
         language: English name of the language to write in; empty if it is unknown.
-        max_tokens: Size that the prompt asks for.
+        max_tokens: Size of the summary that the prompt asks for, in tokens.
     """
-    # The messages are numbered across all groups.
+    # Messages are numbered across all groups, so that no two messages have the same number.
     starts = accumulate(map(len, groups), initial=0)
     transcripts = [build_transcript(*each) for each in zip(groups, repeat(shape), starts)] or [""]
     earlier_texts, task_text = [sanitize_text(each) for each in earlier_summaries], sanitize_text(task)
@@ -151,14 +160,14 @@ def build_prompt(
 
 
 def build_aligned_prompt(instructions: str, *, language: str, max_tokens: int, run_count: int) -> str:
-    """Builds the last user message of an aligned call, which asks for a summary of all messages above it.
+    """Builds the last user message of an aligned call, which asks for a summary of all messages before it.
 
     Args:
         instructions: The strategy's instructions. They come first, so that they are the same in every call.
         language: English name of the language to write in; empty if it is unknown.
-        max_tokens: Size that the prompt asks for.
-        run_count: Number of texts to write. Each is about one unbroken row of assistant messages and tool
-            results (a run), from the earliest run on.
+        max_tokens: Size of the summary that the prompt asks for, in tokens.
+        run_count: Number of texts to write. Each text is about one run, which is an unbroken sequence of
+            assistant messages and tool results. The texts are about the `run_count` earliest runs.
     """
     parts = [
         instructions.strip(),
@@ -174,6 +183,6 @@ def build_aligned_prompt(instructions: str, *, language: str, max_tokens: int, r
 
 
 def find_task_message(messages: Iterable[Message]) -> Message | None:
-    """Returns the task, which is the first message that the user wrote, or None if there is none."""
+    """Returns the message that is the task, the first that the user wrote; None if there is none."""
     all_messages = tuple(messages)
     return next((all_messages[index] for index in find_user_messages(all_messages)), None)

@@ -1,8 +1,8 @@
 """Counts the facts in the replaced messages that the model still sees word for word after a compaction.
 
-The facts are the user's rules and those that `core.ledger.facts` observes, whose kinds are merged into fewer
-kinds. The counts are only shown to people. The time is linear in the text that is read, and the length of
-this text is limited, so that counting delays no compaction for long.
+The facts are the user's rules, and the facts that `core.ledger.facts` observes. Their kinds are merged into
+fewer kinds. The counts are shown to people and decide no compaction. The time is linear in the text that is
+read, and the length of this text is limited, so that counting delays no compaction for long.
 """
 
 import re
@@ -18,14 +18,13 @@ from compaction_proxy.core.ledger.facts import (
 )
 from compaction_proxy.core.message import Message
 
-# Maximum characters that are read of the replaced messages, from the newest on, and of the texts that the
-# model still sees, from the beginning on.
+# Maximum characters that are read of the replaced messages, beginning with the newest, and of the texts that
+# the model still sees, beginning with the first.
 MAX_CHARACTERS = 1_000_000
 MAX_SEEN_CHARACTERS = 500_000
-# Maximum number of facts of each kind. The newest are kept.
+# Maximum number of facts of each kind. If there are more, the newest are counted.
 MAX_FACTS = 500
-# Maximum number of places in a text that are checked for a fact. At these places the text contains the word
-# of the fact that is rarest in the text.
+# To find a fact in a text, the places of its rarest word are checked. This is the maximum number of places.
 MAX_PLACES = 200
 RULE = "rule"
 
@@ -48,7 +47,7 @@ class _IndexedText:
             self._places[found.group()].append(found.start())
 
     def contains_fact(self, fact: str) -> bool:
-        """Returns whether the text contains a fact that is not merely a part of a longer word."""
+        """Returns whether the text contains a fact as whole words, not only as a part of a longer word."""
         if not fact.isascii():  # some scripts do not separate words, so that a fact may be inside a long word
             return fact in self._text
         words = [(self._places.get(found.group(), ()), found.start()) for found in _WORD.finditer(fact)]
@@ -71,7 +70,7 @@ def _is_same_word(left: str, right: str) -> bool:
 
 
 def _join_texts(texts: Iterable[str]) -> str:
-    """Returns the beginning of the joined texts, with white space as single spaces."""
+    """Returns the first `MAX_SEEN_CHARACTERS` characters of the joined texts, with single spaces."""
     parts, room = [], MAX_SEEN_CHARACTERS
     for text in texts:
         parts.append(text[:room])
@@ -84,7 +83,7 @@ def _join_texts(texts: Iterable[str]) -> str:
 def _collect_facts(
     removed: Sequence[Message], fact_reader: Callable[[Message], Sequence[MessageFact]]
 ) -> dict[str, list[str]]:
-    """Returns the facts of each kind, newest first, each once."""
+    """Returns the facts of each kind, each fact once, the newest first."""
     found: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for message in _iter_newest_messages(removed):
         for kind, text, *_ in reversed(fact_reader(message)):
@@ -109,7 +108,7 @@ def count_retained_facts(
     rules: Sequence[str] = (),
     fact_reader: Callable[[Message], Sequence[MessageFact]] = list_message_facts,
 ) -> Mapping[str, tuple[int, int]]:
-    """Returns for each kind of fact how many facts the model still sees and how many there were.
+    """Returns, by kind of fact, how many facts the model still sees and how many there were.
 
     The kinds are `path`, `command`, `error`, `url`, `id`, `number` (amounts, versions, dates, ports) and
     `rule`. A kind without any fact is left out.
@@ -117,7 +116,7 @@ def count_retained_facts(
     Args:
         removed: The messages that a compaction replaces or shortens, in their order.
         visible_texts: The texts that the model sees once the compaction is in force, the replacements first.
-        rules: The rules of users in the removed messages that are still in force.
+        rules: The rules in the removed messages that are still in force.
         fact_reader: Returns the facts of a message: `core.ledger.facts.list_message_facts` or a cache of it.
     """
     facts = _collect_facts(removed, fact_reader)

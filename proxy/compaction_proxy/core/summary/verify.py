@@ -1,13 +1,13 @@
-"""Verifies a summary against its sources without asking a model again.
+"""Verifies a summary against its sources without calling a model again.
 
 Sentences are dropped if they contain exact values that the sources do not contain, or orders that no user
-gave: a changed value does more harm than a missing one, and only a user may make rules. Values that later
-work needs and that the summary lost are appended in a list without other words.
+gave. A changed value does more harm than a missing one, and only a user may make rules. If the summary lost
+values that later work needs, a list of these values is appended.
 
-What a summary says about the state of requests is corrected. A wrong table row is corrected, and a wrong list
-entry or sentence is dropped. It is wrong if it calls an answered request open, calls an open request done, or
-calls something open that the user has only stated and not asked for. A line that is about no known statement
-stays.
+Claims about the state of requests are corrected, too. A claim is wrong if it calls an answered request open,
+calls an open request done, or calls something open that the user has only stated and not asked for. In a
+table row, the correct state replaces the wrong one. A list entry or sentence with a wrong claim is dropped. A
+line that is about no known statement stays.
 """
 
 import re
@@ -36,38 +36,40 @@ from compaction_proxy.core.ledger.values import ExactValue, find_values
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.answer import EMPTY_SECTION_TEXT
 
-# A summary is unfaithful if sentences are dropped and fewer than `MIN_CHARACTERS` characters are left, or
-# less than `MIN_SHARE` of its characters. A repeated line is dropped only if it has at least
-# `MIN_CHARACTERS` characters.
+# If sentences were dropped, the summary is unfaithful if fewer than `MIN_CHARACTERS` characters are left, or
+# less than `MIN_SHARE` of its characters. A repeated line is dropped only if it has at least `MIN_CHARACTERS`
+# characters.
 MIN_CHARACTERS = 40
 MIN_SHARE = 1 / 3
 # The language of a summary is detected only if it has at least this many words. In writing systems without
 # spaces, two characters count as a word.
 MIN_WORDS = 12
 UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]{2}")
-# Lost values are appended only if the summary contains less than this share of the critical values by weight.
+# Lost values are appended only if the critical values in the summary have less than this share of the weight
+# of all critical values.
 MIN_RECALL = 0.9
-# Maximum size of the list of appended values, as a share of the summary's length and in characters, and
-# maximum characters of one value.
+# Maximum size of the list of appended values, as a share of the summary's length and in characters.
+# `ADDED_VALUE_CHARACTERS` is the maximum number of characters of one value.
 ADDED_SHARE = 0.2
 ADDED_CHARACTERS = 600
 ADDED_VALUE_CHARACTERS = 120
 ADDED_VALUES_HEADING = "Additional exact values:"
-# Even after a long summary, appended calls may take up to this share of the allowed characters.
+# Appended calls may take up to this share of the allowed characters, even if a long summary leaves less room.
 CALLS_SHARE = 0.5
 ADDED_CALLS_HEADING = "Calls that changed something, and how they ended:"
 # Critical values are values that a summary must not lose. `NEWEST_MESSAGES` is the number of newest messages
-# whose identifiers are critical, and `MAX_CRITICAL_VALUES` is the maximum number of critical values. The loss
-# of a value is worse the greater its weight is.
+# whose identifiers are critical, and `MAX_CRITICAL_VALUES` is the maximum number of critical values. The
+# greater the weight of a value, the more harm its loss does.
 NEWEST_MESSAGES = 6
 MAX_CRITICAL_VALUES = 32
 CHANGED_WEIGHT, ERROR_WEIGHT, RECENT_WEIGHT = 3, 3, 2
-# Maximum characters of a text that is searched for values at once. A longer text is no single sentence. It is
-# searched in pieces of this size.
+# A text is searched for values in pieces of at most this many characters. A longer text is no single
+# sentence.
 PIECE_CHARACTERS = 4_000
-# A number with at least this many digits was copied, not counted or rounded.
+# A number with at least this many digits counts as copied from the sources. A shorter one may be counted or
+# rounded.
 MIN_COPIED_DIGITS = 5
-# Minimum characters of a code. A shorter one, such as "n-1", is more likely an expression.
+# Minimum characters of a code. A shorter text, such as "n-1", is more likely an expression.
 MIN_CODE_CHARACTERS = 5
 
 _ENTRY = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*(?:\[[ xX]\]\s*)?")
@@ -89,9 +91,10 @@ _TECHNICAL_TERM = re.compile(
 _COPIED_KINDS = frozenset({"url", "email", "id", "money", "commit", "address", "host", "branch", "port"})
 _RECENT_KINDS = frozenset({"url", "email", "id", "code", "commit", "branch", "money", "port"})
 
-# A line is about a request if it contains at least this share of the request's words and values.
+# A line counts as being about a request if it contains at least this share of the request's words and values.
 LEAST_SHARE = 0.6
-# Maximum number of requests with which a line is compared (the newest), and of characters read of a line.
+# A line is compared with at most this many of the newest requests. The second number is the maximum number of
+# characters that are read of a line.
 MAX_REQUESTS, LINE_CHARACTERS = 200, 1_000
 
 _TITLE = re.compile(
@@ -101,7 +104,8 @@ _LABELLED = re.compile(
     r"\s*+(?:(?:[-*+•]|\d{1,3}[.)])\s++)?[\[(*_]{0,3}(?P<status>[^:\])\n|]{1,24})[\])*_]{0,3}\s*+[:\u2013\u2014-]\s"
 )
 _CHECKBOX = re.compile(r"\s*+(?:[-*+•]|\d{1,3}[.)])\s++\[(?P<box>[ xX✓✔])\]\s")
-# Sentences that name a state at their end, or that call something open in unambiguous words.
+# These patterns find sentences that name a state at their end, or that call something open in unambiguous
+# words.
 _STATUS_AT_END = re.compile(
     r"(?:→|->|=>|[(\[\u2013\u2014]|\bstatus:)\s*+(?P<status>[^()\[\]→]{1,24})[)\].\s]*\Z"
 )
@@ -110,15 +114,15 @@ _OPEN_CLAIM = re.compile(
     r"unanswered|unfinished|to be (?:done|answered|handled))|(?:still|remains?|stays?|left) open|"
     r"not (?:yet )?been (?:done|answered|handled|started)|not yet (?:done|answered|handled|started))\b"
 )
-# The words that a corrected table row uses for each state. A record never changes, so an open request was
-# open when the record was written, and may be answered since.
+# The words for each state in a corrected table row. A record never changes, so it can say only that a request
+# was open when the record was written.
 _STATUS_TEXTS = {
     StatementStatus.OPEN: "open then",
     StatementStatus.ANSWERED: "done",
     StatementStatus.UNKNOWN: "unknown",
     StatementStatus.TOLD: "told by the user",
 }
-# Maximum characters of a table cell that states a status.
+# Maximum characters of a table cell that names a state.
 STATUS_CHARACTERS = 24
 
 
@@ -127,15 +131,15 @@ class _SummarySources:
     """The texts from which a summary may take its values.
 
     Attributes:
-        parts: The texts, case-folded. They are searched one by one, so that no single search blocks other
-            work of the proxy for long.
+        parts: The texts, case-folded. Each is searched by itself, so that no single search blocks other work
+            of the proxy for long.
     """
 
     parts: tuple[str, ...]
 
     @cached_property
     def text(self) -> str:
-        """All texts as one."""
+        """All texts, joined by line ends."""
         return "\n".join(self.parts)
 
     @cached_property
@@ -149,7 +153,10 @@ class _SummarySources:
         return frozenset({_keep_digits(number) for part in self.parts for number in _NUMBER.findall(part)})
 
     def contains_value(self, value: ExactValue) -> bool:
-        """Returns whether the texts contain a value, perhaps in another form, such as without separators."""
+        """Returns whether the texts contain a value.
+
+        The form of the value may differ, such as in the separators of a number or in the beginning of a path.
+        """
         if value.kind in {"money", "number", "port"}:
             return _keep_digits(value.text) in self.numbers or value.text in self.text
         folded = value.text.casefold()
@@ -159,7 +166,8 @@ class _SummarySources:
             return True
         if value.kind == "version":
             return folded.removeprefix("v") in self.text
-        # The texts may name the beginning of an absolute path, the working directory, in another place.
+        # A summary may write a path with the working directory, which the texts name only elsewhere. So the
+        # last two parts of an absolute path are enough.
         parts = list(filter(None, folded.split("/"))) if folded.startswith("/") else []
         return value.kind == "path" and len(parts) > 2 and "/".join(parts[-2:]) in self.text
 
@@ -169,7 +177,10 @@ def _keep_digits(number: str) -> str:
 
 
 def _unescape_json(arguments: str) -> str:
-    """Returns JSON text with the escapes of its strings resolved. The text need not be valid JSON."""
+    """Returns JSON text in which the escapes of strings are replaced by the characters that they stand for.
+
+    The text need not be valid JSON.
+    """
     return _ESCAPE.sub(
         lambda found: chr(int(found[1], 16)) if found[1] else {"n": "\n", "t": "\t"}.get(found[2], found[2]),
         arguments,
@@ -184,7 +195,7 @@ def _iter_texts(messages: Iterable[Message]) -> Iterator[str]:
 
 
 def _is_copied_value(value: ExactValue) -> bool:
-    """Returns whether a value is of a kind that a correct summary can only have copied from the sources."""
+    """Returns whether a correct summary can contain the value only if it copied it from the sources."""
     if value.kind == "path":
         return bool(_PATH_LIKE.match(value.text)) and len(value.text) > 3 and not value.text[0].isupper()
     if value.kind == "code":
@@ -206,9 +217,9 @@ def _has_invented_value(piece: str, sources: _SummarySources) -> bool:
 
 
 def _drop_unfounded_sentences(text: str, sources: _SummarySources, user_texts: Sequence[str]) -> str:
-    """Returns the text without sentences that contain invented values or orders that no user gave.
+    """Returns the text without sentences with values that the sources lack, or orders that no user gave.
 
-    A heading and a table row count as one sentence.
+    A heading counts as one sentence, and so does a table row.
     """
     lines = []
     for line in text.splitlines():
@@ -232,7 +243,10 @@ def _drop_unfounded_sentences(text: str, sources: _SummarySources, user_texts: S
 
 
 def _drop_repeated_entries(text: str) -> str:
-    """Returns the text without repeated list entries. A section that loses its only entry says "None"."""
+    """Returns the text without repeated list entries.
+
+    If the only entry of a section is dropped, the text "None" is written instead.
+    """
     known: set[str] = set()
     lines, result = text.splitlines(), list[str]()
     for line, follower in zip_longest(lines, lines[1:]):
@@ -245,12 +259,15 @@ def _drop_repeated_entries(text: str) -> str:
 
 
 def _list_prose_lines(text: str) -> list[str]:
-    """Returns the lines of a text without its headings and the rulers of its tables."""
+    """Returns the lines of a text that are neither headings nor separator rows of tables."""
     return [line for line in text.splitlines() if not _HEADING.match(line)]
 
 
 def _list_critical_values(messages: Sequence[Message], writes: Sequence[Action]) -> list[tuple[int, str]]:
-    """Returns the values that must not be lost, each with its weight, the newest last."""
+    """Returns the critical values of the messages, each with its weight, the newest last.
+
+    There are at most `MAX_CRITICAL_VALUES`.
+    """
     seen = collect_facts(messages, range(len(messages)))
     found = [(weight, each.text) for each in seen if (weight := _weigh_fact(each, len(messages)))]
     errors = [each.text for each in seen if each.kind in {"error", "exit"}]
@@ -275,9 +292,10 @@ def _weigh_fact(fact: ObservedFact, length: int) -> int:
 
 
 def _append_missing_values(text: str, messages: Sequence[Message], characters: int) -> str:
-    """Returns the text with missing calls that changed something appended, then missing critical values.
+    """Returns the text, followed by calls that changed something and then by critical values.
 
-    `characters` is the allowed size of the result.
+    Only calls and values that the text lacks are appended, and values only if the text lacks too many of them
+    (`MIN_RECALL`). `characters` is the allowed size of the text with the appended calls.
     """
     writes = [each for each in read_frontier(messages).actions if each[1].is_write]
     whole = _append_missing_calls(text, writes, max(characters - len(text), int(CALLS_SHARE * characters)))
@@ -298,7 +316,7 @@ def _append_missing_values(text: str, messages: Sequence[Message], characters: i
 def _append_missing_calls(text: str, writes: Sequence[tuple[int, Action]], room: int) -> str:
     """Returns the text with calls that changed something appended, as far as there is room.
 
-    A call is appended only if the text lacks at least one word of the call's description. `room` is the
+    A call is appended only if at least one word of its description is missing in the text. `room` is the
     maximum number of appended characters.
     """
     known_words = frozenset(_TOKEN.findall(text.casefold()))
@@ -325,17 +343,17 @@ def verify_summary(
 
     Args:
         text: A summary that `core.summary.answer.validate_summary` has accepted.
-        sources: The messages that it summarises.
-        earlier_summaries: Earlier summaries that the model was shown.
+        sources: The messages that the summary replaces.
+        earlier_summaries: Earlier summaries that the summary model has read.
         language: English name of the language that the prompt asked for; empty if it is unknown.
         states: The state of each statement of the conversation (`core.ledger.frontier`).
-        max_characters: Allowed size of the result in characters; 0 appends no calls. Calls that changed
-            something are appended in the room that the summary leaves, or in half of this size if that is
-            more.
+        max_characters: Allowed size of the result in characters. Calls that changed something are appended in
+            the room that the summary leaves, or in half of the allowed size if that is more. 0 appends no
+            calls.
 
     Raises:
-        SummaryError: With the reason `language` if the summary is certainly in another language, or
-            `unfaithful` if too little of it is left.
+        SummaryError: If the summary is certainly in another language (reason `language`), or if too little of
+            the summary is left (reason `unfaithful`).
     """
     prose_lines = _list_prose_lines(text)
     prose = "\n".join(prose_lines)
@@ -358,7 +376,7 @@ def verify_summary(
 
 
 class _KnownStatement(NamedTuple):
-    """The words and the state of a user statement.
+    """The words and the state of a user statement, with which lines of a summary are compared.
 
     Attributes:
         turn: Number of its user message.
@@ -374,7 +392,9 @@ class _KnownStatement(NamedTuple):
 
 
 def correct_states(text: str, states: Mapping[tuple[int, str], StatementStatus]) -> str:
-    """Returns the summary with wrong states of requests corrected, or the lines that state them dropped.
+    """Returns the summary with wrong states of requests corrected.
+
+    A wrong state in a table row is replaced. A list entry or sentence with a wrong state is dropped.
 
     Args:
         text: The summary.
@@ -395,13 +415,17 @@ def correct_states(text: str, states: Mapping[tuple[int, str], StatementStatus])
         if corrected is not None:
             lines.append(corrected)
         elif lines and _TITLE.match(lines[-1]):
-            # The empty line becomes "None" if no other entry of the section stays.
+            # This empty line marks a section that lost an entry. `_fill_sections` writes "None" in its place
+            # if no other entry of the section stays.
             lines.append("")
     return "\n".join(_fill_sections(lines)).strip()
 
 
 def _list_known(states: Mapping[tuple[int, str], StatementStatus]) -> Iterator[_KnownStatement]:
-    """Yields the newest requests and the newest statements that ask for nothing."""
+    """Yields the newest requests, and the newest statements that ask for nothing, with their words.
+
+    Statements of fewer than two words are left out.
+    """
     statements = [each for each in states.items() if each[1] is StatementStatus.TOLD]
     requests = [each for each in states.items() if each[1] is not StatementStatus.TOLD]
     unsettled = {turn for (turn, _), state in requests if state is not StatementStatus.ANSWERED}
@@ -412,7 +436,7 @@ def _list_known(states: Mapping[tuple[int, str], StatementStatus]) -> Iterator[_
 
 
 def _collect_line_words(text: str) -> frozenset[str]:
-    """Returns what a text is about: the stems of its words, and its exact values."""
+    """Returns the stems of the words of a text and its exact values, which show what it is about."""
     return collect_subject_words(read_statements(text[:LINE_CHARACTERS]))
 
 
@@ -424,7 +448,10 @@ def _find_status(words: str) -> StatementStatus | None:
 
 
 def _find_claimed_status(sentence: str) -> StatementStatus | None:
-    """Returns the state (open or answered) that a sentence claims for its subject; None if it claims none."""
+    """Returns the state (open or answered) that a sentence claims for its subject.
+
+    Returns None if the sentence claims neither.
+    """
     ending = _STATUS_AT_END.search(sentence)
     if ending and (status := _find_status(ending["status"])):
         return status
@@ -434,7 +461,8 @@ def _find_claimed_status(sentence: str) -> StatementStatus | None:
 def _find_state(line: str, known: list[_KnownStatement]) -> StatementStatus | None:
     """Returns the state of the statement that a line is about.
 
-    Returns None if the line is about no statement, or equally about statements in different states.
+    Returns None if the line is about no statement, or if it fits several statements with different states
+    equally well.
     """
     about = _collect_line_words(line)
     requests = (each for each in known if each.state is not StatementStatus.TOLD)
@@ -453,8 +481,8 @@ def _find_statement_state(about: frozenset[str], known: list[_KnownStatement]) -
     """Returns the state of the statement that a line repeats, among statements that ask for nothing.
 
     Most words of the statement must be in the line, and most words of the line must be in the statement's
-    message. Returns None if there is no such statement. Returns `UNKNOWN` if the message of the statement
-    also contains a request that is not answered, because the line may be about this request.
+    message. Returns None if the line repeats no such statement. Returns `UNKNOWN` if the message also
+    contains a request that is not answered, because the line may be about this request.
     """
     words_by_turn: defaultdict[int, set[str]] = defaultdict(set)
     for each in known:
@@ -472,7 +500,7 @@ def _find_statement_state(about: frozenset[str], known: list[_KnownStatement]) -
 
 
 def _claims_wrong_state(claimed: StatementStatus | None, line: str, known: list[_KnownStatement]) -> bool:
-    """Returns whether a line claims a state that contradicts the known state of its statement."""
+    """Returns whether the state that a line claims contradicts the known state of its statement."""
     state = _find_state(line, known) if claimed else None
     if state is None or state is StatementStatus.UNKNOWN:
         return False
@@ -486,7 +514,7 @@ def _correct_line(
 
     Args:
         line: A line of the summary.
-        section_status: The state that the heading of the line's section names; None if it names none.
+        section_status: The state that the heading above the line names; None if the heading names none.
         known: The statements whose state is known.
     """
     cells = line.strip().strip("|").split("|") if line.lstrip().startswith("|") else []
@@ -512,7 +540,7 @@ def _correct_line(
 
 
 def _correct_row(line: str, cells: list[str], known: list[_KnownStatement]) -> str:
-    """Returns a table row in which a wrong state of a request is replaced by the correct one."""
+    """Returns a table row in which the correct state replaces a wrong state of a request."""
     status_cells = [
         k for k, cell in enumerate(cells) if len(cell.strip()) <= STATUS_CHARACTERS and _find_status(cell)
     ]
@@ -529,7 +557,7 @@ def _correct_row(line: str, cells: list[str], known: list[_KnownStatement]) -> s
 
 
 def _fill_sections(lines: list[str]) -> Iterator[str]:
-    """Yields the lines, with the text "None" in each section that lost all its entries."""
+    """Yields the lines, and the text "None" in each section that lost all its entries."""
     for at, line in enumerate(lines):
         follows = lines[at + 1 : at + 3]
         bare = line == "" and at > 0 and _TITLE.match(lines[at - 1])
