@@ -84,7 +84,7 @@ class BodyBudgetMiddleware:
     budget: BodyBudget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request to the application. Counts its body until the response is complete."""
+        """Passes a request to the application. Counts the request's body until the response is complete."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -119,7 +119,8 @@ class AdminClient:
         were used last.
 
         Raises:
-            AdminRefusedError: If no conversation id begins with the prefix, or if several do.
+            AdminRefusedError: If no conversation id begins with the prefix, if several do, or if the response
+                is an error.
             AdminUnreachableError: If the proxy does not respond.
         """
         if len(prefix) == _ID_CHARACTERS:

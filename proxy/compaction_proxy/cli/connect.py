@@ -1,10 +1,10 @@
 """Defines the command `connect`, which prints or writes the settings that point a client at the proxy.
 
-Each `edit_…` function takes the text of a client's configuration file and returns the new text. It returns
-the same text if nothing has to change. It writes no file. In TOML and YAML, only the relevant lines change.
-The function then parses the new text and compares the values with the intended values. If they differ,
-because the file has an unusual layout, the function raises `ClientConfigError`, so that the file is not
-damaged. A JSON file is formatted anew as a whole.
+Each `edit_…` function takes the text of a client's configuration file and returns the new text, or the same
+text if nothing has to change. These functions write no files. In TOML and YAML, only the relevant lines
+change. The function then parses the new text and checks that the text has the intended values. If the file
+has an unusual layout, this check fails, and the function raises `ClientConfigError`, so that the file is not
+damaged. A JSON file is written anew as a whole.
 """
 
 import copy
@@ -148,7 +148,7 @@ def edit_aider(text: str, url: str, model: str, get_window: GetWindow) -> str:
 
 
 def edit_continue(text: str, url: str, model: str, get_window: GetWindow) -> str:
-    """Adds a model that uses the proxy to Continue's YAML, as the first model of the list.
+    """Adds a model to Continue's YAML, as the first in the list. The model uses the proxy.
 
     Raises:
         ClientConfigError: If the list already has a model with the proxy's name and another URL, or if the

@@ -262,7 +262,7 @@ def format_age(timestamp_s: object, now: float | None = None) -> str:
 
 
 def format_time(timestamp_s: object, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Formats a moment, given in seconds since the epoch, as local time."""
+    """Formats a moment, given in seconds since the epoch, as local time. `pattern` is that of `strftime`."""
     if not isinstance(timestamp_s, int | float):
         return UNKNOWN
     try:

@@ -47,7 +47,8 @@ OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 # `doctor` warns if a process may open fewer files than this. A request needs two open files, and by default
 # 1,000 requests may be in progress.
 MIN_DESCRIPTORS = 4_096
-# A key counts as weak if it has fewer characters, or fewer different characters, than these numbers.
+# A key counts as weak if it has fewer characters than the first number, or fewer different characters than
+# the second.
 WEAK_KEY_CHARACTERS = 16
 WEAK_KEY_KINDS = 6
 STRONG_KEY = "openssl rand -hex 32"
@@ -57,8 +58,8 @@ STORE_DEADLINE_S = 5.0
 # The store counts as slow if a write and a read together take more seconds than this. A request waits at most
 # 0.25 s for the store and then continues without the store.
 SLOW_S = 0.1
-# `doctor` reports a warning or an error if less disk space, in bytes, is free. A store file takes up to 1
-# GiB, and its write-ahead log takes as much again.
+# `doctor` warns if fewer bytes than `LOW_SPACE_BYTES` are free on the disk, and reports an error below
+# `NO_SPACE_BYTES`. A store file takes up to 1 GiB, and its write-ahead log takes as much again.
 LOW_SPACE_BYTES = 2 * 1024**3
 NO_SPACE_BYTES = 64 * 1024**2
 PROBE_TTL_S = 10.0

@@ -12,7 +12,7 @@ from compaction_proxy.telemetry.event_history import KEPT_ROOT_LINES
 
 
 async def forget_client(config: Config, credential: Headers, session: Headers | None) -> int:
-    """Deletes the stored data of a client or of one of its sessions. Returns the number of deleted values.
+    """Deletes the stored data of a client or of one of its sessions. Returns how many values it deleted.
 
     Args:
         config: The configuration of the proxy that stored the data.

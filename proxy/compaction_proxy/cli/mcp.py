@@ -77,8 +77,8 @@ def call_tool(client: AdminClient, name: str, arguments: Mapping[str, Any]) -> "
     """Calls a tool of the proxy and returns the result. If the call fails, the result contains the reason.
 
     Args:
-        client: Calls the proxy. Its headers must contain the credential that identifies the tenant and, to
-            name a conversation, the session header.
+        client: Sends the request to the proxy. `client.headers` must contain the credential that identifies
+            the tenant and, to name a conversation, the session header.
         name: Name of the tool.
         arguments: Arguments of the tool.
     """

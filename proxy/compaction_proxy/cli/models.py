@@ -40,8 +40,8 @@ def models(
 ) -> None:
     """Show context windows and prices of the models that are configured or that a running proxy has seen.
 
-    With NAME, shows only models whose name contains NAME, and the model NAME itself. If there is no model to
-    show, shows the shipped table of models. Works without a running proxy, too.
+    With NAME, shows only models whose name contains NAME, and the model NAME itself. If there are no such
+    models and NAME is not given, shows the shipped table of models. Works without a running proxy, too.
     """
     import os
 

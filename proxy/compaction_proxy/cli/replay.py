@@ -107,7 +107,7 @@ async def _play_recordings(
 
 
 def _show_progress(conversation: str, strategy: str, done: int, total: int) -> None:
-    """Draws a progress bar if stderr is a terminal."""
+    """Draws a progress bar on stderr if stderr is a terminal. `done` and `total` are numbers of requests."""
     if sys.stderr.isatty():
         filled = _BAR_CELLS * done // total
         bar = "#" * filled + "." * (_BAR_CELLS - filled)

@@ -109,8 +109,8 @@ def run_job(job: bytes) -> dict[str, Any]:
             conversation.
 
     Returns:
-        The member `results` with one result for each strategy, or the member `error` with a message if the
-        job contains no conversation.
+        A dict with the key `results`, which holds one result for each strategy. If the job contains no
+        conversation, a dict with the key `error`, which holds a message.
     """
     line, _, body = job.partition(b"\n")
     job_fields = json.loads(line)

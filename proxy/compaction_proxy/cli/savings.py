@@ -1,4 +1,4 @@
-"""Defines the command `savings`, which shows saved tokens and dollars, less the cost of compaction itself."""
+"""Defines the command `savings`, which shows what compaction has saved and what it has cost."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -44,7 +44,7 @@ def savings(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the saved tokens and dollars, less the cost of summaries and of broken prompt caches."""
+    """Show the tokens and dollars that compaction saved, and the cost of summaries and broken caches."""
     if by not in GROUPS:
         exit_with_error(f"--by: one of {', '.join(GROUPS)}", BAD_CONFIG)
     if as_csv + share + as_json > 1:

@@ -184,8 +184,8 @@ def reread_config(read_config: ReadConfig, running: LoadedConfig) -> LoadedConfi
     """Reads the configuration again and logs what changes.
 
     Returns:
-        The configuration to run with. Keys that need a restart keep their current values in it. None if the
-        new configuration is not valid; the problems are logged then.
+        The new configuration, in which keys that need a restart keep their current values. None if the new
+        configuration is not valid. Its problems are then logged.
     """
     try:
         _refuse_pipe(running)

@@ -49,16 +49,16 @@ PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
 # Seconds that a worker must run to count as stable. When a stable worker dies, the pause is `PAUSE_S` again.
 STABLE_S = 60.0
-# Seconds until the parent kills workers that still run. After a normal stop, `STOP_EXTRA_S` is added to the
-# time that workers have for requests in progress. After an immediate stop, the time is `STOP_NOW_S`.
+# Seconds after which the parent kills workers that still run. A normal stop allows `STOP_EXTRA_S` in addition
+# to the time that workers have for requests in progress. An immediate stop allows `STOP_NOW_S`.
 STOP_EXTRA_S = 10.0
 STOP_NOW_S = 3.0
 # Longest time, in seconds, until the parent handles a signal or starts a worker. A report from a worker wakes
 # the parent earlier.
 POLL_S = 0.1
-# Seconds that the proxy of `run` may take to start, in which it reads the tokenizer's vocabulary and opens
-# the store, and to stop. It is killed if it takes longer to stop. No client sends requests by then, and
-# pending writes take only moments.
+# Longest times, in seconds, for the start and the stop of the proxy of `run`. At the start, the proxy reads
+# the tokenizer's vocabulary and opens the store. A stop is quick, because no client sends requests any more.
+# A proxy that needs longer to stop is killed.
 BACKGROUND_START_S = 30.0
 BACKGROUND_STOP_S = 10.0
 
@@ -66,8 +66,8 @@ BACKGROUND_STOP_S = 10.0
 # begins to stop. Any other report is the reason why the worker refuses the configuration.
 STARTED, ENDING = "started", "ending"
 # Orders from the parent to a worker. An order can also be a new configuration, or None if a reload found no
-# usable configuration. At None, the worker keeps its configuration and records the failed reload in its
-# metrics.
+# usable configuration. A worker that receives None keeps its configuration and records the failed reload in
+# its metrics.
 STOP, STOP_NOW = "stop", "now"
 Order = LoadedConfig | str | None
 

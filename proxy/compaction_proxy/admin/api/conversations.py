@@ -68,19 +68,22 @@ async def _overview(conversation: str, commands: CommandsDependency) -> Response
 
 @router.delete("/conversations/{conversation}", response_model=Forgotten)
 async def _forget(conversation: str, commands: CommandsDependency) -> Response:
-    """Delete everything that is stored about a conversation and its branches."""
+    """Delete all stored data of a conversation and its branches.
+
+    Branches are conversations that begin with the same messages.
+    """
     return build_json_response({"deleted": await commands.forget_conversation(conversation)})
 
 
 @router.delete("/conversations/{conversation}/tenant", response_model=Forgotten)
 async def _forget_tenant(conversation: str, commands: CommandsDependency) -> Response:
-    """Delete everything that is stored about the tenant to which a conversation belongs."""
+    """Delete all stored data of the tenant to which a conversation belongs."""
     return build_json_response({"deleted": await commands.forget_owning_tenant(conversation)})
 
 
 @router.get("/conversations/{conversation}/export", response_model=Export)
 async def _export(conversation: str, commands: CommandsDependency) -> Response:
-    """Export all that is stored about a conversation, such as its totals, events and archived messages."""
+    """Export all stored data of a conversation: its totals, events and archived messages."""
     overview, events = await commands.get_overview(conversation), await commands.list_events(conversation)
     messages = await commands.list_archived_messages(conversation)
     # An export may have megabytes. It is encoded in a thread, so that the event loop can relay requests
@@ -197,13 +200,13 @@ async def _pins(conversation: str, commands: CommandsDependency) -> Response:
 
 @router.post("/conversations/{conversation}/pins", status_code=201, response_model=Pins)
 async def _pin(conversation: str, pin: NewPin, commands: CommandsDependency) -> Response:
-    """Pin a text, so that every compaction keeps it word for word."""
+    """Pin a text, so that every compaction keeps the text word for word. The response lists all pins."""
     return build_json_response({"pins": to_pins(await commands.add_pin(conversation, pin.text))}, 201)
 
 
 @router.delete("/conversations/{conversation}/pins/{pin}", response_model=Pins)
 async def _unpin(conversation: str, pin: str, commands: CommandsDependency) -> Response:
-    """Remove a pin."""
+    """Remove a pin. The response lists the pins that remain."""
     await commands.remove_pin(conversation, pin)
     return await _pins(conversation, commands)
 
