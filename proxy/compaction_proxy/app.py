@@ -235,8 +235,8 @@ class Proxy:
     ) -> Mapping[str, RelayEndpoint]:
         """Builds the endpoints for requests that carry a conversation, by the name of their wire.
 
-        Only the endpoint for the Responses wire gets an `item_responder`, because only in this wire a client
-        can ask for a compaction with an input item (`compaction_trigger`).
+        Only the endpoint for the Responses wire gets an `item_responder`, because only this wire has an input
+        item with which a client asks for a compaction (`compaction_trigger`).
         """
         parts = self._parts
         item_responder = CompactionItemResponder(

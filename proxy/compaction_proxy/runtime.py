@@ -114,7 +114,7 @@ def log_store_failure(error: StoreUnavailableError, suppressed: int = 0) -> None
 
 
 def open_configured_store(config: Config, store_url: str) -> Store:
-    """Opens the store at a URL. The store encrypts its records if encryption keys are configured.
+    """Opens the store at a URL. The store encrypts all values if encryption keys are configured.
 
     Raises:
         ConfigError: If the URL or an encryption key is not valid, or if encryption keys are configured but
@@ -178,7 +178,7 @@ class TenantSecret:
 
     The key comes from the configuration, from a file of this installation or from the shared store. Replicas
     that share a store must use the same key. Until the shared store can be reached, each replica uses a
-    random key of its own. As soon as the replica uses the shared key, it no longer finds the records that it
+    random key of its own. As soon as the replica uses the shared key, it no longer finds the data that it
     stored under its own key.
 
     Args:

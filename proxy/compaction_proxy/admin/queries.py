@@ -198,7 +198,7 @@ class ConversationQueries:
         return StatisticsReport(tuple(rows), total)
 
     async def list_recent_items(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
-        """Returns the newest events of all conversations, newest first. `failures` selects only failures."""
+        """Returns the latest events of all conversations, newest first. `failures` selects only failures."""
         await self.check_store()
         return await self.feed.list_recent_events(limit, failures=failures)
 

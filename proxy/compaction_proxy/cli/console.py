@@ -115,12 +115,12 @@ def load_config_and_print_warnings(
 
 
 def parse_header(text: str) -> tuple[str, str]:
-    """Parses a header `name: value`, or a file that contains such a header.
+    """Parses a header `name: value`. Returns the name in lower case, and the value.
 
-    Returns the name in lower case, and the value.
+    `text` is the header, or the path of a file that contains the header.
 
     Raises:
-        ProxyError: If the text has no colon.
+        ProxyError: If the header has no colon.
     """
     header = Path(text).read_text("utf-8") if Path(text).is_file() else text
     name, colon, value = header.strip().partition(":")

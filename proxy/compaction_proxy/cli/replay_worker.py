@@ -109,8 +109,8 @@ def run_job(job: bytes) -> dict[str, Any]:
             conversation.
 
     Returns:
-        A dict with the key `results`, which holds one result for each strategy. If the job contains no
-        conversation, a dict with the key `error`, which holds a message.
+        A dict with one result for each strategy under the key `results`. If the job contains no conversation,
+        a dict with a message under the key `error`.
     """
     line, _, body = job.partition(b"\n")
     job_fields = json.loads(line)

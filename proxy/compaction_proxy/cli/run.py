@@ -37,8 +37,8 @@ ROOT_URL_VARIABLES = (
     "OPENAI_HOST",  # goose
     "ANTHROPIC_BASE_URL",  # Claude Code, and Anthropic's libraries
 )
-# Programs that ignore these variables, because they read only their own configuration file. Maps each program
-# to a text that says what to do instead. As of 2026-11.
+# Programs that ignore both kinds of variables, because they read only their own configuration file. Maps each
+# program to a text that says what to do instead. As of 2026-11.
 REMEDIES_BY_PROGRAM = {
     "codex": "run `compaction-proxy connect codex --apply --url {root}`, "
     "or pass -c 'openai_base_url=\"{url}\"' to it",

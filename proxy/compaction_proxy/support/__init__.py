@@ -1,1 +1,1 @@
-"""Helpers that know nothing of conversations: caches, worker threads, formatting, names of log events."""
+"""Helpers that do not depend on conversations: caches, worker threads, formatting, names of log events."""

@@ -7,7 +7,7 @@ UNKNOWN = "n/a"
 MINUS = "\N{MINUS SIGN}"
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 
-# Texts for the reasons why a request was forwarded unchanged or without a summary (`Event.reason`).
+# Maps each reason why a request was forwarded unchanged or without a summary (`Event.reason`) to a text.
 REASON_TEXTS = {
     "breaker-open": "the summary model has failed repeatedly and is left alone for a while",
     "budget": "this client has had all the summaries of this hour",
@@ -51,12 +51,13 @@ _STATUSES = {
     "http-403": "the summary model refused the credential",
     "http-429": "the summary model's provider asked to slow down",
 }
-# Texts for reasons that have no text in `REASON_TEXTS` or `_STATUSES`, by the prefix of the reason.
+# Maps the prefix of a reason to a text. Used for reasons that are neither in `REASON_TEXTS` nor in
+# `_STATUSES`.
 _FAMILIES = {
     "http-": "the summary model answered with an error",
     "store-": "the store could not be read or written",
 }
-# Texts for the reasons why a compaction was due.
+# Maps each reason why a compaction was due to a text.
 DUE_REASON_TEXTS = {
     "cost_optimal": "cheapest here",
     "force": "asked for",
@@ -73,7 +74,7 @@ DUE_REASON_TEXTS = {
     "tokens": "trigger reached",
     "turns": "number of turns",
 }
-# Texts for the causes of upstream failures (`core.upstream_failure`).
+# Maps each cause of an upstream failure (`core.upstream_failure`) to a text.
 UPSTREAM_CAUSE_TEXTS = {
     "connection-refused": "connection refused",
     "name-not-resolved": "its name could not be resolved",

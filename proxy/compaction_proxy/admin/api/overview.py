@@ -162,7 +162,7 @@ LastId = Annotated[str, Header(max_length=MAX_ID_CHARACTERS)]
 
 @router.get("/events", response_model=schemas.FedEvents)
 async def _recent(queries: QueriesDependency, limit: ListLimit = 100, *, failures: bool = False) -> Response:
-    """List the newest events of all conversations, newest first. With `failures`, list only failures."""
+    """List the latest events of all conversations, newest first. With `failures`, list only failures."""
     found = await queries.list_recent_items(limit, failures=failures)
     return build_json_response(
         {"events": [{**schemas.to_item_fields(each), "feed": each.id} for each in found]}

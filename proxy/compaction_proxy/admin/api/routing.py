@@ -1,4 +1,4 @@
-"""Shared parts of the admin API: dependencies, responses, error handlers and the installation in an app."""
+"""Shared parts of the admin API: dependencies, responses, error handlers, and `install_api`."""
 
 import asyncio
 import json

@@ -374,7 +374,9 @@ class PageRoutes:
         )
 
     async def run_action(self, request: Request) -> Response:
-        """Runs a command on a conversation, then redirects to a page. The path names both.
+        """Runs a command on a conversation, then redirects to a page.
+
+        The path of the request names the conversation and the command.
 
         Raises:
             RequestRefusedError: If the command does not exist (404), the form cannot be read, or the command

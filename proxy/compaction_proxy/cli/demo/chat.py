@@ -69,7 +69,7 @@ class Envelope:
     model: str
 
     def wrap_fields(self, kind: str, fields: JsonObject) -> JsonObject:
-        """Returns a response object that contains `fields`. `kind` is the value of its field `object`."""
+        """Returns a response object that contains `fields`. `kind` is its type, such as `chat.completion`."""
         return {
             "id": self.id,
             "object": kind,
