@@ -1,3 +1,3 @@
-"""compaction-proxy: an HTTP proxy that compacts long conversations, for any OpenAI SDK."""
+"""Implements compaction-proxy, an OpenAI-compatible HTTP proxy that compacts long conversations."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Runs `compaction-proxy` as `python -m compaction_proxy`."""
+"""Starts the command line of the proxy for `python -m compaction_proxy`."""
 
 from compaction_proxy.cli.main import app
 

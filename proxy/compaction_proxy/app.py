@@ -57,7 +57,7 @@ HOP_BYTES = 8
 
 
 def _has_provider_key(config: Config) -> bool:
-    """Returns whether the proxy has a key of its own for a provider, even if only for summaries."""
+    """Returns whether a provider key is configured for an upstream or for a summary model."""
     upstream = any(config.upstream.get_provider(wire)[1] for wire in WIRES)
     return upstream or any(row.settings.summary.api_key.get_secret_value() for row in config.settings_by_glob)
 
@@ -65,8 +65,8 @@ def _has_provider_key(config: Config) -> bool:
 def _build_client_authenticator(config: Config, *, refuses_foreign_pages: bool) -> ClientAuthenticator:
     """Builds the component that checks client keys.
 
-    If no client keys are configured, every client is admitted. With `refuses_foreign_pages`, requests that a
-    browser sends for a web page from another machine are refused even then.
+    If no client keys are configured, the component admits every client. With `refuses_foreign_pages`, it
+    still refuses requests that a browser sends for a web page from another machine.
     """
     server = config.server
     return ClientAuthenticator(
@@ -78,13 +78,13 @@ def _build_client_authenticator(config: Config, *, refuses_foreign_pages: bool) 
 
 
 class Proxy:
-    """The proxy as an ASGI application, whose configuration can be replaced while it runs.
+    """The proxy as an ASGI application. Its configuration can be replaced while it runs.
 
     Args:
         config: The configuration.
         components: The components that live as long as the process.
-        loaded_config: The configuration with the origin of each value, which the admin API reports. None if
-            the origins are unknown.
+        loaded_config: The configuration with the source of each value, which the admin API reports. None if
+            the sources are unknown.
 
     Attributes:
         api: The FastAPI application. Its OpenAPI document describes the proxy's own paths and the endpoints
@@ -102,20 +102,21 @@ class Proxy:
         self._apply_config(config, loaded_config)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Answers one request with the current configuration, or handles the server's lifespan events."""
+        """Handles one request with the current configuration, or the server's lifespan events."""
         if scope["type"] == "lifespan":
-            # `gateway.server.shutdown` sets `stopping` in this dict when the server begins to stop.
+            # The module `gateway.server.shutdown` sets the key `stopping` in this dict when the server begins
+            # to stop.
             self._server_state = scope.get("state", {})
         return self._dispatcher(scope, receive, send)
 
     def reload(self, loaded_config: LoadedConfig) -> None:
         """Applies another configuration to all later requests.
 
-        The keys in `config.config.RESTART_KEYS` take effect only when a process starts.
+        Keys in `config.config.RESTART_KEYS` take effect only after a restart of the process.
 
         Raises:
-            ConfigError: A prompt file that the configuration names cannot be read. The old configuration
-                stays in use.
+            ConfigError: If a prompt file that the configuration names cannot be read. The proxy then keeps
+                the old configuration.
         """
         config = loaded_config.config
         check_prompt_files(config)
@@ -125,14 +126,14 @@ class Proxy:
         self._apply_config(config, loaded_config)
 
     def record_reload(self, *, succeeded: bool) -> None:
-        """Records in the metrics that a new configuration was applied (`succeeded`) or refused."""
+        """Records in the metrics whether a reload of the configuration succeeded."""
         self._parts.metrics.record_reload(succeeded=succeeded)
 
     def _get_secret(self) -> bytes:
         return self._parts.secret.current_key
 
     def _apply_config(self, config: Config, loaded_config: LoadedConfig | None) -> None:
-        """Builds the endpoints and the admin application for a configuration, and uses them from now on."""
+        """Builds the endpoints and the admin application for a configuration. Later requests use them."""
         parts, admission, base_path = self._parts, self._admission, config.server.base_path
         upstreams = build_upstreams(config, parts.engine, self._hop_mark, parts.upstream_monitor)
         relay = partial(
@@ -204,8 +205,8 @@ class Proxy:
             tools=tools,
             secret=self._get_secret,
             admission=admission,
-            # Otherwise, a web page from another machine could read the conversations of clients without a
-            # key.
+            # The MCP endpoint refuses web pages from other machines even if the proxy has no provider key.
+            # Otherwise, such a page could read the conversations of clients that send no key.
             clients=_build_client_authenticator(config, refuses_foreign_pages=True),
         )
         admin_api = self._build_admin_api(config, loaded_config, commands)
@@ -234,7 +235,8 @@ class Proxy:
     ) -> Mapping[str, RelayEndpoint]:
         """Builds the endpoints for requests that carry a conversation, by the name of their wire.
 
-        Only the Responses wire has an item by which a client asks for a compaction (`compaction_trigger`).
+        Only the endpoint for the Responses wire gets an `item_responder`, because only this wire has an input
+        item with which a client asks for a compaction (`compaction_trigger`).
         """
         parts = self._parts
         item_responder = CompactionItemResponder(
@@ -282,7 +284,7 @@ class Proxy:
     def _build_admin_api(
         self, config: Config, loaded_config: LoadedConfig | None, commands: ConversationCommands
     ) -> AdminApi:
-        """Builds what the admin API and the admin pages use."""
+        """Builds the object through which the admin API and the admin pages reach the rest of the proxy."""
         parts = self._parts
         policy = AccessPolicy(config.server.host, config.server.admin_key.get_secret_value())
         self._access_policy = policy
@@ -307,7 +309,8 @@ class Proxy:
         replay_jobs = ReplayJobRunner(config, create_conversation_loader(commands, queries))
 
         def is_ending() -> bool:
-            # A change of the access rules also ends open streams: their readers may no longer be allowed.
+            # A reload may change the access rules. Open streams then end, because their readers may no longer
+            # have access.
             return bool(self._server_state.get("stopping")) or self._access_policy != policy
 
         return AdminApi(commands, queries, replay_jobs, policy, settings, is_ending)
@@ -320,12 +323,12 @@ def create_app(
 
     Args:
         config: The configuration.
-        store: A store to use in place of the configured one. None uses the configured one.
-        loaded_config: The configuration with the origin of each value, which the admin API reports. None if
-            the origins are unknown.
+        store: A store to use in place of the configured one. None uses the configured store.
+        loaded_config: The configuration with the source of each value, which the admin API reports. None if
+            the sources are unknown.
 
     Raises:
-        ConfigError: A prompt file cannot be read, the store cannot be opened, or a package is missing that
-            the configuration needs.
+        ConfigError: If a prompt file cannot be read, the store cannot be opened, or a package that the
+            configuration needs is not installed.
     """
     return Proxy(config, Components(config, store), loaded_config)

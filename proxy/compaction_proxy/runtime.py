@@ -1,4 +1,4 @@
-"""Builds, opens and closes the components that live as long as the process, such as store and secret."""
+"""Builds, opens and closes the components that live as long as the process, such as the store."""
 
 import asyncio
 import os
@@ -91,10 +91,10 @@ SECRET_RETRY_S = 1.0
 # Seconds between two checks of the shared secret. If the store loses its content, all replicas agree on one
 # secret again within about this time.
 SECRET_CHECK_S = 5.0
-# The largest number of earlier secrets that a process remembers. It needs them to open compaction items that
-# were sealed with them.
+# The largest number of earlier secrets that a process remembers. The process needs these secrets to open
+# compaction items that were sealed with them.
 MAX_PREVIOUS_SECRETS = 16
-# Environment variables that can name the server to which traces are sent.
+# Environment variables that can hold the address of the server to which traces are sent.
 COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 ReportStoreFailure = Callable[[StoreUnavailableError], None]
@@ -103,20 +103,22 @@ _log = structlog.get_logger()
 
 
 def log_store_failure(error: StoreUnavailableError, suppressed: int = 0) -> None:
-    """Logs that the store failed.
+    """Logs a failure of the store as a warning.
 
-    `suppressed` is the number of earlier failures of the same kind that were left out of the log.
+    Args:
+        error: The failure.
+        suppressed: Number of earlier failures with the same reason that were not logged.
     """
     left_out = {"suppressed": suppressed} if suppressed else {}
     _log.warning(STORE_FAILED, reason=error.reason, error=type(error.__cause__ or error).__name__, **left_out)
 
 
 def open_configured_store(config: Config, store_url: str) -> Store:
-    """Returns the store at a URL. The store encrypts its records if encryption keys are configured.
+    """Opens the store at a URL. The store encrypts all values if encryption keys are configured.
 
     Raises:
-        ConfigError: The URL or an encryption key is not valid, or the package for encryption is not
-            installed.
+        ConfigError: If the URL or an encryption key is not valid, or if encryption keys are configured but
+            the package for encryption is not installed.
     """
     keys = [key.get_secret_value() for key in config.store.encryption_keys]
     if not keys:
@@ -132,7 +134,8 @@ def open_configured_store(config: Config, store_url: str) -> Store:
 def choose_body_budget(server: ServerSection) -> int:
     """Returns how many bytes of request bodies this process may hold at once.
 
-    The configuration decides. If it sets no number, the result follows from the available memory.
+    Returns `server.max_inflight_bytes` if it is configured. Otherwise, computes the number from the memory
+    that the process may use and from the number of workers.
     """
     if server.max_inflight_bytes is not None:
         return server.max_inflight_bytes
@@ -141,12 +144,15 @@ def choose_body_budget(server: ServerSection) -> int:
 
 
 def create_tracer(config: Config) -> "OtelTracer | None":
-    """Returns a tracer if the configuration or the environment says where to send traces, else None.
+    """Creates a tracer, or returns None if tracing is off.
 
-    The environment variables are `COLLECTOR_VARIABLES`. `OTEL_SDK_DISABLED=true` disables tracing.
+    Tracing is on if the configuration (`observability.otlp_endpoint`) or one of the environment variables
+    `COLLECTOR_VARIABLES` names a server for traces. `OTEL_SDK_DISABLED=true` turns tracing off. If only the
+    environment names a server and the packages for tracing are not installed, logs a warning and returns
+    None.
 
     Raises:
-        ConfigError: The configuration says where to send traces, but the packages for tracing are not
+        ConfigError: If the configuration names a server for traces, but the packages for tracing are not
             installed.
     """
     endpoint = config.observability.otlp_endpoint
@@ -170,13 +176,19 @@ def create_tracer(config: Config) -> "OtelTracer | None":
 class TenantSecret:
     """The secret key of the digests that identify tenants.
 
-    The key is configured, or it is read from a file of this installation or from the shared store. Replicas
-    that share a store must have the same key. Until the store answers, each replica uses a key of its own.
-    Records that it stores under that key are not found later. `report` receives the error if a secret cannot
-    be used.
+    The key comes from the configuration, from a file of this installation or from the shared store. Replicas
+    that share a store must use the same key. Until the shared store can be reached, each replica uses a
+    random key of its own. As soon as the replica uses the shared key, it no longer finds the data that it
+    stored under its own key.
+
+    Args:
+        config: The configuration, which may contain the current key and earlier keys.
+        store_url: URL of the store. It decides whether the key comes from a file or from the shared store.
+        store: The store.
+        report: Called with the error if a secret cannot be used.
 
     Attributes:
-        current_key: The key that is used now.
+        current_key: The key that is in use.
     """
 
     def __init__(
@@ -189,10 +201,10 @@ class TenantSecret:
         self._store = None if configured or not is_shared_store(store_url) else store
 
     async def sync_with_store(self) -> bool:
-        """Takes over the secret in the shared store, or stores `current_key` there if the store has none.
+        """Adopts the secret in the shared store, or stores `current_key` there if the store has no secret.
 
-        Returns False if that failed and the caller should try again later. Returns True on success, and if
-        the secret does not come from a shared store.
+        Returns False if the store could not be used, so that the caller should try again later. Returns True
+        on success, and also if the key does not come from a shared store.
         """
         if self._store is None:
             return True
@@ -211,22 +223,23 @@ class TenantSecret:
 
     @property
     def accepted_keys(self) -> tuple[bytes, ...]:
-        """The current key, followed by earlier keys that still open data which was sealed with them.
+        """The current key, followed by earlier keys. Earlier keys still open data that was sealed with them.
 
-        The earlier keys are configured, or this process has used them.
+        An earlier key was configured as such, or was the current key of this process before.
         """
         return self.current_key, *self._previous
 
     async def sync_periodically(self) -> None:
-        """Runs `sync_with_store` at intervals until it is cancelled, because the store may lose its content.
+        """Calls `sync_with_store` repeatedly until it is cancelled, because the store may lose its content.
 
-        Returns at once if the secret does not come from a shared store.
+        Waits `SECRET_CHECK_S` seconds after a success and `SECRET_RETRY_S` seconds after a failure. Returns
+        at once if the key does not come from a shared store.
         """
         while self._store is not None:  # noqa: ASYNC110 - the store offers no event to wait for
             await asyncio.sleep(SECRET_CHECK_S if await self.sync_with_store() else SECRET_RETRY_S)
 
 
-# The longest time, in seconds, that a request for metrics waits until all recorded exchanges are counted.
+# Longest time, in seconds, for which a request for metrics waits until all recorded exchanges are counted.
 FLUSH_LIMIT_S = 1.0
 
 
@@ -239,15 +252,15 @@ def _log_tokenizer_failure(line: str) -> None:
 
 
 class Components:
-    """The components of a process. They are built once, and are opened and closed together.
+    """The components of a process. They are built together, opened together and closed together.
 
     Args:
-        config: The configuration. If it sets no store URL, the store is in memory.
-        store: A store to use in place of the configured one. None uses the configured one.
-        summary_model: Writes summaries in place of the models that the configuration names. Only rehearsals
-            set it. None uses the configured models.
-        clock: Returns monotonic seconds. It measures the pause that follows a failed summary, in which the
-            proxy makes no new summary for that conversation.
+        config: The configuration. If it names no store URL, the store is in memory.
+        store: A store to use in place of the configured one. None uses the configured store.
+        summary_model: Writes summaries in place of the configured summary models. Only rehearsals pass it.
+            None uses the configured models.
+        clock: Returns monotonic seconds. After a failed summary, the proxy makes no new summary for that
+            conversation for a while. The clock measures this pause.
     """
 
     def __init__(
@@ -299,7 +312,7 @@ class Components:
         self.upstream_monitor = UpstreamMonitor(
             self.metrics.count_upstream_error, self.statistics.record_upstream_failure
         )
-        # A rehearsal serves no requests, so there is nothing to trace.
+        # Only a rehearsal passes `summary_model`. A rehearsal serves no requests, so it needs no tracer.
         self.tracer = create_tracer(config) if summary_model is None else None
         if self.tracer is not None:
             self.event_bus.listeners.append(self.tracer.on_event)
@@ -347,9 +360,9 @@ class Components:
 
     @asynccontextmanager
     async def run_lifespan(self, _: object) -> AsyncIterator[None]:
-        """Opens the components, and closes them at the end.
+        """Opens the components when the block begins, and closes them when it ends.
 
-        The proxy becomes ready when the tokenizer is loaded, even if the store does not answer.
+        `is_ready` becomes True when the tokenizer is loaded, even if the store cannot be reached.
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.records.close)
@@ -387,7 +400,7 @@ class Components:
     async def render_metrics(self, accept: str) -> tuple[bytes, str]:
         """Returns the metrics as text, and the media type of the text (see `Metrics.render`).
 
-        First waits until all recorded exchanges are counted, for at most `FLUSH_LIMIT_S` seconds.
+        Before that, waits for at most `FLUSH_LIMIT_S` seconds until all recorded exchanges are counted.
         """
         await asyncio.wait((asyncio.create_task(self._flush_exchange_log()),), timeout=FLUSH_LIMIT_S)
         return await self.metrics.render(accept)
@@ -397,14 +410,14 @@ class Components:
             await self.exchange_log.flush()
 
     def get_readiness(self) -> Readiness:
-        """Returns whether requests can be served, and whether the store is reachable."""
+        """Returns whether the proxy can serve requests, whether it can reach the store, and its version."""
         return Readiness(self.is_ready, "ok" if self.records.is_reachable else "down", __version__)
 
     def _mint_conversation_id(self, tenant: str, prefix: bytes) -> str:
         return mint_conversation_id(self.secret.current_key, tenant, prefix)
 
     def create_stateless_compaction(self, config: Config) -> StatelessCompaction:
-        """Creates the component that compacts lists of messages and stores nothing."""
+        """Creates the component that compacts lists of messages without storing anything."""
         return StatelessCompaction(
             MemoryStore,
             self.message_reader,
@@ -415,7 +428,7 @@ class Components:
         )
 
     def create_compactor(self, config: Config) -> Compactor:
-        """Creates a compactor that uses these components."""
+        """Creates a compactor that shares the components of this process."""
         request_loader = RequestLoader(
             self.message_reader,
             self.records,

@@ -1,1 +1,1 @@
-"""The admin API, the admin pages, health checks and metrics, and the check of admin keys."""
+"""Serves the admin API, the admin pages, health checks and metrics, and checks admin keys."""

@@ -1,6 +1,6 @@
-"""The applications for the proxy's own paths: health checks, metrics, the admin API and the admin pages.
+"""Creates the applications for the proxy's own paths: health checks, metrics, admin API and admin pages.
 
-Requests for unknown paths get an error in OpenAI's format.
+A request for an unknown path gets an error in OpenAI's format.
 """
 
 from collections.abc import Awaitable, Callable
@@ -37,8 +37,8 @@ class Readiness:
 
     Attributes:
         ready: Whether the server accepts requests. False while it starts or stops.
-        store: `ok` if the store answers, or else `down`. Requests work without the store, so this does not
-            affect `ready`.
+        store: `ok` if the store can be reached, else `down`. Requests work without the store, so this value
+            does not affect `ready`.
         version: Version of the proxy.
     """
 
@@ -48,7 +48,7 @@ class Readiness:
 
 
 async def _respond_http_error(request: Request, error: HTTPException) -> Response:
-    """Responds to a request with an unknown path or method, or with an unreadable or too large body."""
+    """Builds the response for an unknown path or method, or for a body that is unreadable or too large."""
     status, message = error.status_code, error.detail
     if status == 400:
         message = "The body cannot be read."
@@ -85,16 +85,19 @@ def create_admin_app(
     render_metrics: Callable[[str], Awaitable[tuple[bytes, str]]] | None = None,
     lifespan: Lifespan[FastAPI] | None = None,
 ) -> FastAPI:
-    """Creates the application for the proxy's own paths, all of them under `base_path`.
+    """Creates the application for the proxy's own paths except the admin pages.
 
     Args:
-        read_readiness: Returns the state of the server. Called at each health check, so it must not block.
-        base_path: Empty, or a path that starts with `/` and does not end with it.
-        api: What the routes of the admin API need. If None, the application has no admin API.
-        render_metrics: Renders all metrics in the format that an `Accept` header prefers, and returns their
-            content type too. If None, the application does not have the path `/metrics`.
-        lifespan: Opens and closes the resources of the application. Used only if a server runs this
-            application itself, outside the proxy's application.
+        read_readiness: Returns the state of the server. It is called at each health check, so it must not
+            block.
+        base_path: Prefix of all paths. It is empty, or starts with `/` and does not end with `/`.
+        api: Commands, queries and settings that the admin API uses. If None, the application has no admin
+            API.
+        render_metrics: Takes the value of an `Accept` header. Returns all metrics in the format that the
+            header prefers, and their content type. If None, the application does not have the path
+            `/metrics`.
+        lifespan: Opens and closes the resources of the application. It is used only if a server runs this
+            application directly, not inside the proxy's application.
     """
     app = FastAPI(
         title="compaction-proxy admin",
@@ -124,12 +127,12 @@ _CONVERSATION = "/conversations/{name}"
 
 
 def mount_pages(app: ASGIApp, api: AdminApi, base_path: str = "") -> ASGIApp:
-    """Creates an application that serves the pages and passes all other requests to `app`.
+    """Creates an application that serves the admin pages and passes all other requests to `app`.
 
     Args:
         app: Application for the other requests.
-        api: Parts of the admin API, which the pages use too.
-        base_path: Empty, or a path that starts with `/` and does not end with it.
+        api: Commands, queries and settings of the admin API, which the pages use too.
+        base_path: Prefix of all paths. It is empty, or starts with `/` and does not end with `/`.
     """
     root, templates = base_path + PATH, Templates(base_path + PATH)
     pages = PageRoutes(api, templates)

@@ -1,13 +1,13 @@
 """Checks access to the admin API and the admin pages, and limits the bodies of their requests.
 
-If an admin key is configured, every client that presents the key has access. A browser sends the key as a
-password, with any user name. Without a key, only clients on this machine have access, and only if the server
-listens on loopback.
+If an admin key is configured, every client that sends the key has access. A browser sends the key as a
+password, with any user name. If no admin key is configured, only clients on this machine have access, and
+only if the server listens on a loopback address.
 
-A web page of another site, open in a browser on this machine, must not get access. Therefore, the `Origin`
-header of a request, if it has one, must name the same host and port as its `Host` header. Without a key, the
-`Host` header must also name this machine, because a site could point its own host name at this machine (DNS
-rebinding).
+A web page of another site that is open in a browser on this machine must not get access. Therefore, the
+`Origin` header of a request, if it has one, must name the same host and port as its `Host` header. If no
+admin key is configured, the `Host` header must also name this machine, because a site could point its own
+host name at this machine (DNS rebinding).
 """
 
 import hmac
@@ -24,34 +24,34 @@ from compaction_proxy.core.errors import RequestRefusedError, format_openai_erro
 from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.support.net import parse_authority
 
-# Largest body of most admin requests, in bytes. The largest body that a client needs here is a pin: 2,000
-# characters, each of at most 12 bytes if JSON escapes it.
+# Largest body, in bytes, of a request to the admin API that is no replay request. Such a request needs the
+# most room for a pin of 2,000 characters. JSON encodes a character in at most 12 bytes.
 MAX_BODY_BYTES = 65_536
-# Largest body of any admin request, in bytes: that of a form with a pasted transcript. `BodyBudgetMiddleware`
-# reserves at most this much room for a body.
+# Largest body, in bytes, of any admin request. The largest is a form with a pasted transcript.
+# `BodyBudgetMiddleware` reserves at most this many bytes for a body.
 MAX_FORM_BYTES = 24 * 1024 * 1024
-# Largest body of a replay request, which holds a whole conversation, in bytes. The command
-# `compaction-proxy replay` takes longer conversations.
+# Largest body of a replay request, in bytes. The body holds a whole conversation. The command
+# `compaction-proxy replay` accepts larger ones.
 MAX_REPLAY_BYTES = 8 * 1024 * 1024
 REPLAY_PATH = "/admin/v1/replay"
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimitMiddleware:
-    """Refuses too large request bodies with status 413. Pure ASGI.
+    """ASGI middleware that refuses request bodies that are too large, with status 413.
 
-    Starlette can limit bodies as well, but its response cannot have OpenAI's format.
+    Starlette has a limit of its own, but its response cannot have OpenAI's format.
 
     Attributes:
-        app: Wrapped application. It turns an `HTTPException` into a response.
-        path: Only requests whose path begins with this text are limited.
+        app: Wrapped application. It must turn an `HTTPException` into a response.
+        path: The middleware limits only requests whose path begins with this text.
     """
 
     app: ASGIApp
     path: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on. Counts the bytes of its body as the application reads them."""
+        """Passes a request to the application, and counts the bytes of the body while they are read."""
         path = scope.get("path", "")
         if not path.startswith(self.path):
             await self.app(scope, receive, send)
@@ -72,11 +72,11 @@ class BodyLimitMiddleware:
 
 @dataclass(frozen=True, slots=True)
 class BodyBudgetMiddleware:
-    """Counts the bodies of requests against the memory budget of the process. Pure ASGI.
+    """ASGI middleware that counts the bodies of requests against the memory budget of the process.
 
     Attributes:
-        app: Wrapped application. It turns `OverloadedError` into a response. Reading a body raises this error
-            if the budget has no room.
+        app: Wrapped application. It must turn an `OverloadedError` into a response. This error is raised
+            where the application reads a body for which the budget has no room in time.
         budget: Memory budget for bodies.
     """
 
@@ -84,7 +84,7 @@ class BodyBudgetMiddleware:
     budget: BodyBudget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on. Counts its body while it is read, and stops counting it after the response."""
+        """Passes a request to the application. Counts the request's body until the response is complete."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -108,12 +108,12 @@ class BodyBudgetMiddleware:
 
 BEARER = "Bearer"
 BASIC = "Basic"
-# Value of the header `WWW-Authenticate`, by authentication scheme.
+# Maps each authentication scheme to its value of the header `WWW-Authenticate`.
 _CHALLENGES = {BEARER: "Bearer", BASIC: 'Basic realm="compaction-proxy", charset="UTF-8"'}
-# Default ports, by URL scheme.
+# Maps each URL scheme to its default port.
 _PORTS = {"http": 80, "https": 443}
-# Headers that show that the request came through another proxy. The address of the peer is then not that of
-# the client, which may be on another machine.
+# Headers that other proxies add. If a request has one of them, the address of the peer is that of a proxy,
+# and the client itself may be on another machine.
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
@@ -144,7 +144,7 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 def _has_key(key: str, headers: Headers, scheme: str) -> bool:
-    """Returns whether a request has the key: as a bearer token or, if `scheme` is `BASIC`, as a password."""
+    """Returns whether a request has the key as a bearer token or, if `scheme` is `BASIC`, as a password."""
     named, _, credentials = headers.get("authorization", "").partition(" ")
     secret = credentials.strip().encode("latin-1")
     if scheme == BASIC and named.lower() == "basic":
@@ -155,7 +155,7 @@ def _has_key(key: str, headers: Headers, scheme: str) -> bool:
 
 
 def _decode_password(credentials: bytes) -> bytes:
-    """Returns the password in Basic credentials, with any user name; empty if there is none."""
+    """Returns the password in Basic credentials. Returns empty bytes if the credentials have no password."""
     try:
         return b64decode(credentials, validate=True).partition(b":")[2]
     except ValueError:
@@ -165,10 +165,10 @@ def _decode_password(credentials: bytes) -> bytes:
 def _check_local_request(
     policy: AccessPolicy, scope: Scope, headers: Headers, host: str
 ) -> RequestRefusedError | None:
-    """Checks a request without an admin key. Returns the error that refuses it, or None if it is allowed.
+    """Checks a request if no admin key is configured. Returns the error that refuses it, or None.
 
-    It is allowed if the server listens on loopback, the request comes from this machine, and its `Host`
-    header names this machine.
+    The request is allowed if the server listens on a loopback address, the request comes from this machine,
+    and its `Host` header names this machine.
     """
     if not is_loopback(policy.host):
         return _build_forbidden_error(
@@ -186,12 +186,12 @@ def _check_local_request(
 
 
 def check_access(policy: AccessPolicy, scope: Scope, scheme: str = BEARER) -> RequestRefusedError | None:
-    """Returns the error that refuses a request, or None if the request is allowed.
+    """Checks a request. Returns the error that refuses it, or None if it is allowed.
 
     Args:
         policy: Rules for access.
         scope: ASGI scope of the request.
-        scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts it as a password.
+        scheme: `BEARER` accepts the key as a bearer token. `BASIC` accepts it also as a password.
     """
     headers = Headers(scope=scope)
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
@@ -210,14 +210,14 @@ def check_access(policy: AccessPolicy, scope: Scope, scheme: str = BEARER) -> Re
 
 @dataclass(frozen=True, slots=True)
 class AccessMiddleware:
-    """Checks access before the body of a request is read. Pure ASGI.
+    """ASGI middleware that checks access before the body of a request is read.
 
     Attributes:
         app: Wrapped application.
         policy: Rules for access.
-        path: Path to protect. All paths below it are protected as well.
-        scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts it as a password. A 401
-            response asks for this scheme.
+        path: Path to protect. All paths below it are protected, too.
+        scheme: `BEARER` accepts the key as a bearer token. `BASIC` accepts it also as a password. A response
+            with status 401 asks for this scheme.
     """
 
     app: ASGIApp
@@ -226,7 +226,7 @@ class AccessMiddleware:
     scheme: str = BEARER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes an allowed request on to the application, and responds to others with an error."""
+        """Passes an allowed request to the application, and responds to any other request with an error."""
         guarded = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self.path}/")
         refused = check_access(self.policy, scope, self.scheme) if guarded else None
         if refused is None:

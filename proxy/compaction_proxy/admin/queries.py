@@ -1,6 +1,6 @@
 """Queries of the admin API and pages: conversations, compactions, savings, statistics and events.
 
-The queries change nothing. Queries that need prices wait until these have been looked up.
+The queries change no stored data.
 """
 
 import math
@@ -32,15 +32,16 @@ from compaction_proxy.telemetry.statistics import (
 )
 from compaction_proxy.telemetry.usage import ExchangeEntry, Totals, UsageStore
 
-# Largest number of conversations that a query reads to search, sort or export them: the most recently used.
+# A query that searches, sorts or exports conversations reads at most this many of them: the most recently
+# used.
 MAX_SCANNED = 1_000
-# The list of models contains those that were used within this time, in seconds.
+# `list_models` lists models that were used within this time, in seconds.
 RECENT_MODELS_S = 30 * 86_400.0
 # Number of recent conversations from which `list_models` takes the context windows of models.
 MAX_WINDOW_SAMPLES = 200
-# Size of a checkpoint id, in bytes.
+# Length of a checkpoint id, in bytes.
 _PLACE_BYTES = 64
-# A configured model name with one of these characters is a pattern for several models.
+# A model name in the configuration that contains one of these characters is a pattern for several models.
 _GLOB = frozenset("*?[")
 
 Sort = Literal["last", "tokens", "net", "requests"]
@@ -54,13 +55,13 @@ class ListedConversation(NamedTuple):
 
 
 class CompactionRecord(NamedTuple):
-    """A compaction of a conversation.
+    """A compaction of a conversation, with its effect.
 
     Attributes:
         event: Event of the compaction.
-        undone: Whether the compaction was undone, so that it is no longer applied.
-        pays_back_after: Number of requests after which the compaction has saved as much as it cost; None if
-            this is unknown or never happens.
+        undone: Whether a user has undone the compaction. An undone compaction is not applied.
+        pays_back_after: Number of requests after which the compaction has saved its own cost. None if the
+            number is unknown or if the compaction never saves its cost.
     """
 
     event: Event
@@ -72,7 +73,7 @@ class StatisticsReport(NamedTuple):
     """Statistics of exchanges.
 
     Attributes:
-        rows: One row for each hour, day, model or client key, or a single row for everything.
+        rows: One row for each hour, day, model or client key, or a single row for all exchanges.
         total: Sum of all rows.
     """
 
@@ -84,7 +85,8 @@ class StatisticsReport(NamedTuple):
 class ModelRow:
     """A model: its context window in tokens, and its prices in dollars per million tokens.
 
-    A price that is unknown is null.
+    An unknown price is None. `surcharge_tokens` is the request size, in tokens, above which the model costs
+    more.
     """
 
     model: str
@@ -100,10 +102,10 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class ConversationQueries:
-    """Answers the queries of the admin API. Use it on one event loop.
+    """Runs the queries of the admin API. All calls must come from the same event loop.
 
-    Queries about one conversation raise `RequestRefusedError` (404) if it is unknown. All queries except
-    `list_upstream_failures` raise `StoreUnavailableError` if the store cannot be reached.
+    A query about one conversation raises `RequestRefusedError` (404) if the conversation is unknown. All
+    queries except `list_upstream_failures` raise `StoreUnavailableError` if the store cannot be reached.
 
     Attributes:
         records: The store.
@@ -116,8 +118,8 @@ class ConversationQueries:
         feed: Live feed of events and exchanges.
         pricing: Source of prices.
         config: Configuration.
-        origin: Origin of the upstream. Prices are those of its models.
-        now: Returns the seconds since the epoch.
+        origin: Origin of the upstream, whose prices apply.
+        now: Returns the current time in seconds since the epoch.
     """
 
     records: RecordStore
@@ -140,11 +142,11 @@ class ConversationQueries:
 
         Args:
             limit: Largest number of conversations in the result.
-            text: Text that the id or the model must contain, in upper or lower case; empty for all
-                conversations.
+            text: Text that the id or the model must contain. Upper and lower case count as equal. An empty
+                text matches all conversations.
             sort: Sort key: `last` (time of the last request), `tokens` (input tokens that the upstream
-                counted), `net` (net saving in dollars), or `requests` (their number). The conversation with
-                the largest value comes first, and those with an unknown net saving come last.
+                counted), `net` (net saving in dollars), or `requests` (number of requests). The conversation
+                with the largest value comes first. Conversations with an unknown net saving come last.
         """
         plain = sort == "last" and not text
         listed = await self._list_with_totals(limit if plain else MAX_SCANNED)
@@ -153,7 +155,7 @@ class ConversationQueries:
         return sorted(matches, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
 
     async def list_exchanges(self, conversation: str, limit: int) -> list[ExchangeEntry]:
-        """Returns the newest `limit` exchanges of a conversation, oldest first."""
+        """Returns the newest exchanges of a conversation, at most `limit`, oldest first."""
         return await self.usage.list_exchanges(await self._find_tenant(conversation), conversation, limit)
 
     async def list_compactions(self, conversation: str) -> list[CompactionRecord]:
@@ -170,7 +172,7 @@ class ConversationQueries:
             place: Id of the compaction's checkpoint (`Event.place`), as hex digits.
 
         Raises:
-            RequestRefusedError: The conversation has no such compaction (404).
+            RequestRefusedError: If the conversation is unknown or has no such compaction (404).
         """
         tenant, at = await self._find_tenant(conversation), _parse_checkpoint_id(place)
         detail = await self.details.find_detail(tenant, conversation, at) if at else None
@@ -180,7 +182,14 @@ class ConversationQueries:
         return record, detail
 
     async def get_statistics(self, since: float, until: float, by: Grouping) -> StatisticsReport:
-        """Returns the sums of all exchanges in a period. For the arguments, see `Statistics.list_rows`."""
+        """Returns the sums of all exchanges in a period.
+
+        Args:
+            since: Start of the period, in seconds since the epoch.
+            until: End of the period, in seconds since the epoch. Hours that the period covers in part are
+                included.
+            by: What each row sums up: an hour, a day, a model, a client key, or all exchanges (`total`).
+        """
         await self.check_store()
         rows = await self.statistics.list_rows(since, until, by)
         total = ExchangeCounters()
@@ -189,15 +198,19 @@ class ConversationQueries:
         return StatisticsReport(tuple(rows), total)
 
     async def list_recent_items(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
-        """Returns the latest events of all conversations, newest first. With `failures`, only failures."""
+        """Returns the latest events of all conversations, newest first. `failures` selects only failures."""
         await self.check_store()
         return await self.feed.list_recent_events(limit, failures=failures)
 
     async def list_upstream_failures(self, since: float, until: float) -> tuple[list[UpstreamFailure], bool]:
-        """Returns the failures of upstreams in a period, and whether the store answered all reads.
+        """Returns the failures of upstreams in a period, and whether the store could be read completely.
 
-        The latest failure comes first. If the store did not answer, the list may hold only the failures that
-        this process has counted.
+        The latest failure comes first. If the store could not be read, the list may contain only failures
+        that this process has counted.
+
+        Args:
+            since: Start of the period, in seconds since the epoch.
+            until: End of the period, in seconds since the epoch.
         """
         failed_before = self.records.failed_reads
         failures = await self.statistics.list_upstream_failures(since, until)
@@ -221,10 +234,10 @@ class ConversationQueries:
     async def iter_conversations(
         self,
     ) -> AsyncIterator[tuple[ListedConversation, list[ExchangeEntry], list[Event]]]:
-        """Yields at most `MAX_SCANNED` conversations with their exchanges and events.
+        """Yields the most recently used conversations with their exchanges and events, at most `MAX_SCANNED`.
 
-        The most recently used conversation comes first. Reads one conversation at a time, so that little
-        memory is needed.
+        The most recently used conversation comes first. The method reads one conversation at a time, to save
+        memory.
         """
         for seen in await self._list_recent(MAX_SCANNED):
             [totals] = await self.usage.read_totals([(seen.tenant, seen.id)])
@@ -246,7 +259,7 @@ class ConversationQueries:
         ]
 
     def _estimate_payback(self, event: Event, totals: Totals) -> float | None:
-        """Estimates after how many requests a compaction has saved its cost; None if unknown or never."""
+        """Estimates after how many requests a compaction has saved its cost. None if unknown or never."""
         before, after = event.tokens_before, event.tokens_real or event.tokens_after
         if before is None or after is None:
             return None
@@ -274,7 +287,8 @@ class ConversationQueries:
     async def check_store(self) -> None:
         """Raises `StoreUnavailableError` if the store cannot be reached.
 
-        Call it before a streamed response begins: later, the status of the response cannot change.
+        An endpoint with a streamed response calls this method first, because the status of a response cannot
+        change after the response has begun.
         """
         if not await self.records.open():
             raise StoreUnavailableError("store-failed", "the store cannot be reached")
@@ -285,8 +299,12 @@ def build_model_row(
 ) -> ModelRow:
     """Builds the row of a model. Its prices are those of requests too small for a surcharge.
 
-    `last_window` is the context window that the proxy assumed for a recent request to the model, in tokens;
-    None if there was none.
+    Args:
+        config: The configuration.
+        name: Name of the model.
+        price: Prices of the model; None if they are unknown.
+        last_window: Context window, in tokens, that the proxy assumed for a recent request to the model; None
+            if there was no recent request.
     """
     configured, shipped = get_model_settings(config, name).window, find_shipped_window(name)
     window, source = shipped or FALLBACK_WINDOW, "table" if shipped else "default"
@@ -309,7 +327,7 @@ def build_model_row(
 
 
 def _get_sort_key(totals: Totals, sort: Sort) -> tuple[float, float]:
-    """Returns the sort key of a conversation, with the time of the last request as a tie-breaker."""
+    """Returns the sort key of a conversation. The time of the last request decides between equal values."""
     net = totals.net_usd
     by: dict[Sort, float] = {
         "last": totals.last_at,

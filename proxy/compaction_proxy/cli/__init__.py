@@ -1,1 +1,1 @@
-"""Holds the commands of `compaction-proxy`."""
+"""The command line `compaction-proxy` and its commands."""

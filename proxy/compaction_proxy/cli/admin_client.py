@@ -1,7 +1,7 @@
-"""Calls a running proxy: its admin API, its health check and its MCP endpoint.
+"""Defines the HTTP client for a running proxy: for its admin API, its health check and its MCP endpoint.
 
-A program other than the proxy may answer on the port. The client therefore treats answers as untrusted data
-and limits their size. `http.client` is imported where it is used, so that `--help` is quick.
+A program other than the proxy may listen on the port. The client therefore treats responses as untrusted data
+and limits their size. The module `http.client` is imported only where it is used, so that `--help` is quick.
 """
 
 import json
@@ -30,7 +30,7 @@ MAX_HEALTH_BYTES = 4_096
 MAX_LINE_BYTES = 1024 * 1024
 MAX_SHOWN_CHARACTERS = 500
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
-# Maps addresses that mean all interfaces to the loopback address at which the proxy can be reached.
+# Maps each address that means all interfaces to the loopback address at which the proxy can be reached.
 LOOPBACK_BY_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared only, not bound
 _KEY_VARIABLE = "COMPACTION_PROXY__SERVER__ADMIN_KEY"
 _ID_CHARACTERS = 26  # `c_` and 24 hex digits
@@ -38,19 +38,19 @@ _MAX_LISTED = 1_000
 
 
 class AdminRefusedError(ProxyError):
-    """Reports an error answer, an answer that is not JSON, or an id prefix without exactly one match."""
+    """Reports an error response, a response that is not JSON, or an id prefix without exactly one match."""
 
 
 class AdminUnreachableError(ProxyError):
-    """Reports that no proxy answers, that the connection broke or that the answer is too large.
+    """Reports that no proxy responds, that the connection broke or that the response is too large.
 
-    The cause of the error is the exception of the connection, if there was one.
+    `__cause__` is the exception of the connection, if there was one.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
-    """Calls a running proxy.
+    """A client of a running proxy.
 
     Attributes:
         url: Base URL of the proxy.
@@ -63,23 +63,23 @@ class AdminClient:
     unix_socket: str | None = None
 
     def get(self, path: str, **query: object) -> Any:  # noqa: ANN401 - JSON
-        """Sends a GET request for a path below `/admin/v1` and returns the JSON answer.
+        """Sends a GET request for a path below `/admin/v1` and returns the decoded JSON response.
 
         Query parameters that are None are left out.
 
         Raises:
-            AdminRefusedError: The API answered with an error, or not with JSON.
-            AdminUnreachableError: The API did not answer, or the answer is too large.
+            AdminRefusedError: If the response is an error, or is not JSON.
+            AdminUnreachableError: If the proxy does not respond, or if the response is too large.
         """
         parameters = {name: value for name, value in query.items() if value is not None}
         return self.send("GET", f"{path}{'?' if parameters else ''}{urlencode(parameters)}")
 
     def send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:  # noqa: ANN401 - JSON
-        """Sends a request for a path below `/admin/v1` and returns the JSON answer.
+        """Sends a request for a path below `/admin/v1` and returns the decoded JSON response.
 
         Raises:
-            AdminRefusedError: The API answered with an error, or not with JSON.
-            AdminUnreachableError: The API did not answer, or the answer is too large.
+            AdminRefusedError: If the response is an error, or is not JSON.
+            AdminUnreachableError: If the proxy does not respond, or if the response is too large.
         """
         with self.open_response(method, API_PATH + path, body) as answer:
             data = answer.read(MAX_ANSWER_BYTES + 1)
@@ -94,16 +94,16 @@ class AdminClient:
             raise AdminRefusedError(text) from None
 
     def stream_lines(self, path: str, headers: Mapping[str, str], silence_s: float) -> Iterator[str]:
-        """Yields the lines of a streamed answer as they arrive, without line endings.
+        """Yields the lines of a streamed response as they arrive, without line endings.
 
         Args:
             path: Path below `/admin/v1`.
-            headers: Header fields to add to the usual ones. They replace usual fields of the same name.
+            headers: Header fields to add to those of the client. They replace fields of the same name.
             silence_s: Seconds without data after which the stream counts as broken.
 
         Raises:
-            AdminRefusedError: The API answered with an error.
-            AdminUnreachableError: The API did not answer, or the stream broke.
+            AdminRefusedError: If the response is an error.
+            AdminUnreachableError: If the proxy does not respond, or if the stream breaks.
         """
         with self.open_response("GET", API_PATH + path, None, headers, silence_s) as answer:
             if answer.status != HTTPStatus.OK:
@@ -114,12 +114,14 @@ class AdminClient:
     def find_conversation_id(self, prefix: str) -> str:
         """Returns the id of the only conversation whose id begins with a prefix.
 
-        The prefix may omit the leading `c_`. If the prefix is as long as a full id, the method returns it
-        without asking the proxy. Otherwise, it searches at most 1,000 conversations.
+        The prefix may omit the leading `c_`. If the prefix is as long as a full id, the method returns the
+        prefix without a request to the proxy. Otherwise, the method searches the 1,000 conversations that
+        were used last.
 
         Raises:
-            AdminRefusedError: No conversation id begins with the prefix, or several do.
-            AdminUnreachableError: The API did not answer.
+            AdminRefusedError: If no conversation id begins with the prefix, if several do, or if the response
+                is an error.
+            AdminUnreachableError: If the proxy does not respond.
         """
         if len(prefix) == _ID_CHARACTERS:
             return prefix
@@ -133,7 +135,7 @@ class AdminClient:
 
     @property
     def display_url(self) -> str:
-        """The address of the proxy as shown to users."""
+        """The address of the proxy, as error messages show it."""
         return self.url if self.unix_socket is None else f"unix:{self.unix_socket}"
 
     @contextmanager
@@ -145,12 +147,13 @@ class AdminClient:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Iterator["HTTPResponse"]:
-        """Sends a request for a path below the base URL and yields the response, whose body is still unread.
+        """Sends a request for a path below the base URL. Yields the response before its body is read.
 
         Redirects are not followed, so that credentials are never sent to another server.
 
         Raises:
-            AdminUnreachableError: The proxy did not answer, or the connection broke inside the block.
+            AdminUnreachableError: If the proxy does not respond, or if the connection breaks inside the
+                block.
         """
         from http.client import HTTPException
 
@@ -178,7 +181,7 @@ class AdminClient:
     def _create_connection(self, timeout_s: float) -> "HTTPConnection":
         """Creates a connection to the proxy.
 
-        Certificates are not verified on loopback, because they are issued for the names by which other
+        On loopback, certificates are not verified, because they are issued for the names by which other
         machines reach the proxy.
         """
         import http.client
@@ -201,10 +204,10 @@ class AdminClient:
         return http.client.HTTPSConnection(host, url.port, timeout=timeout_s, context=context)
 
     def _build_refused_error(self, status: int, data: bytes) -> AdminRefusedError:
-        """Builds the error for a refused request.
+        """Builds the error for an error response.
 
-        The message quotes the server's text only if the body has the proxy's error format. Otherwise, the
-        message says that the server is not a compaction-proxy.
+        The error's message quotes the response only if the response has the proxy's error format. Otherwise,
+        the message says that the server is not a compaction-proxy.
         """
         reason = parse_error_message(data)
         if reason is None:
@@ -220,7 +223,10 @@ class AdminClient:
 
 
 def parse_error_message(data: bytes) -> str | None:
-    """Returns the message of an error in the proxy's format, cut to `MAX_SHOWN_CHARACTERS`, or None."""
+    """Returns the message of an error response, cut to `MAX_SHOWN_CHARACTERS` characters.
+
+    Returns None if the response does not have the proxy's error format.
+    """
     try:
         return str(json.loads(data)["error"]["message"])[:MAX_SHOWN_CHARACTERS]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -228,7 +234,7 @@ def parse_error_message(data: bytes) -> str | None:
 
 
 def check_ready(client: AdminClient) -> tuple[bool, str]:
-    """Returns whether a proxy is ready, and a line that reports the result."""
+    """Returns whether a proxy is ready, and a line of text that reports this."""
     try:
         with client.open_response("GET", "/readyz", timeout_s=HEALTH_TIMEOUT_S) as answer:
             is_ready = answer.status == HTTPStatus.OK
@@ -238,7 +244,7 @@ def check_ready(client: AdminClient) -> tuple[bool, str]:
 
 
 def fetch_version(client: AdminClient) -> str | None:
-    """Returns the version of the compaction-proxy that answers, or None if none does."""
+    """Returns the version of the proxy. Returns None if no proxy responds or another program responds."""
     try:
         with client.open_response("GET", "/readyz", timeout_s=HEALTH_TIMEOUT_S) as answer:
             fields = json.loads(answer.read(MAX_HEALTH_BYTES))
@@ -250,12 +256,12 @@ def fetch_version(client: AdminClient) -> str | None:
 def create_admin_client(url: str | None, key_file: Path | None, config: Path | None = None) -> AdminClient:
     """Creates a client of the admin API from command-line options.
 
-    Without `url`, the configuration supplies the address. Without `key_file`, the environment or else the
-    configuration supplies the key. If no configuration can supply it, none is loaded, because that takes a
-    third of a second.
+    Without `url`, the address comes from the configuration. Without `key_file`, the key comes from the
+    environment or else from the configuration. Loading the configuration takes a third of a second, so it is
+    loaded only if it can supply the address or the key.
 
     Raises:
-        ConfigError: The URL, the key file or the configuration cannot be used.
+        ConfigError: If the URL, the key file or the configuration is not valid.
     """
     key = _read_key(key_file) if key_file else os.environ.get(_KEY_VARIABLE)
     variables = {f"{_KEY_VARIABLE}_FILE", "COMPACTION_PROXY_CONFIG"} & os.environ.keys()
@@ -271,15 +277,15 @@ def create_admin_client(url: str | None, key_file: Path | None, config: Path | N
 
 
 def create_local_client(server: "ServerSection", key: str = "") -> AdminClient:
-    """Creates a client of the proxy that is configured for this machine."""
+    """Creates a client of the proxy that runs on this machine with the server settings `server`."""
     return AdminClient(build_local_url(server), _build_key_header(key), server.unix_socket)
 
 
 def build_local_url(server: "ServerSection") -> str:
-    """Returns the URL, with base path, at which the configured proxy answers on this machine.
+    """Returns the URL, with base path, at which the configured proxy can be reached from this machine.
 
-    For a proxy on a Unix socket, the URL names `localhost`, because the proxy accepts any host name. The
-    caller must connect to the socket.
+    For a proxy on a Unix socket, the URL contains the host `localhost`, because the proxy accepts any host
+    name. The caller must then connect to the socket.
     """
     if server.unix_socket is not None:
         return f"http://localhost{server.base_path}"
@@ -289,10 +295,10 @@ def build_local_url(server: "ServerSection") -> str:
 
 
 def parse_base_url(url: str) -> str:
-    """Returns the proxy's base URL without a trailing slash and without `/v1`.
+    """Checks the base URL of a proxy. Returns it without a trailing slash and without `/v1`.
 
     Raises:
-        ConfigError: The text is not an HTTP base URL.
+        ConfigError: If the text is not an HTTP base URL.
     """
     try:
         parts = urlsplit(url)

@@ -1,9 +1,10 @@
-"""Holds the command `connect`, which prints or writes the settings that point a client at the proxy.
+"""Defines the command `connect`, which prints or writes the settings that point a client at the proxy.
 
 Each `edit_…` function takes the text of a client's configuration file and returns the new text, or the same
-text if nothing has to change. It writes no file. In TOML and YAML, only the relevant lines change. The new
-text is then parsed and compared with the intended values. If they differ, because the file has an unusual
-layout, the function raises `ClientConfigError` rather than damage the file. JSON is written anew as a whole.
+text if nothing has to change. These functions write no files. In TOML and YAML, only the relevant lines
+change. The function then parses the new text and checks that the text has the intended values. If the file
+has an unusual layout, this check fails, and the function raises `ClientConfigError`, so that the file is not
+damaged. A JSON file is written anew as a whole.
 """
 
 import copy
@@ -36,19 +37,19 @@ from compaction_proxy.cli.console import (
 )
 from compaction_proxy.core.errors import ConfigError, ProxyError
 
-# The output limit that is written into a client's settings is the smaller of this number of tokens and this
-# share of the context window.
+# `connect` writes a limit of output tokens into the settings of clients. The limit is `MAX_OUTPUT_TOKENS` or
+# the share `OUTPUT_SHARE` of the context window, whichever is smaller.
 MAX_OUTPUT_TOKENS = 32_000
 OUTPUT_SHARE = 0.25
 DEFAULT_WINDOW_TOKENS = 128_000
 DEFAULT_MODEL = "gpt-5.4"
 BACKUP_SUFFIX = ".before-compaction-proxy"
-# Largest file that is edited, in bytes. A larger file cannot be the configuration of a client.
+# Largest file that `connect` edits, in bytes. A larger file cannot be the configuration of a client.
 MAX_FILE_BYTES = 1_048_576
 PROVIDER_NAME = "compaction-proxy"
-# The context length, in tokens, that is set in Continue. Continue drops messages from a longer conversation,
-# in the end all but one. With so large a value it never does, and the proxy compacts the conversation
-# instead.
+# The context length, in tokens, that `connect` sets in Continue. Continue drops messages from a longer
+# conversation, in the end all but one. This value is so large that Continue never drops a message, and the
+# proxy compacts the conversation instead.
 CONTINUE_CONTEXT_TOKENS = 1_000_000
 _TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 _OUR_TABLE = re.compile(
@@ -61,8 +62,9 @@ _MODELS = re.compile(r"^models:[ \t]*(?:#.*)?\n(?P<indent>[ \t]*)(?=- )", re.MUL
 _EMPTY_CONTINUE = "name: Local\nversion: 1.0.0\nschema: v1\n"
 _UNUSUAL = "its layout is unusual; write the lines yourself (they are printed without --apply)"
 
-# A function that takes the name of a model and returns the model's context window, in tokens. The window is
-# written into a client's settings, so that the client does not shorten conversations before the proxy does.
+# A function that takes the name of a model and returns the model's context window, in tokens. `connect`
+# writes the context window into the settings of clients, so that they do not shorten conversations before the
+# proxy does.
 GetWindow = Callable[[str], int]
 # A function that edits the text of a file. It takes the text, the proxy's base URL with `/v1`, the name of a
 # model and a function that looks up context windows. It returns the new text.
@@ -70,15 +72,18 @@ EditText = Callable[[str, str, str, GetWindow], str]
 
 
 class ClientConfigError(ProxyError):
-    """Reports that a client's configuration file is left unchanged. The message says why."""
+    """Reports why the configuration file of a client cannot be edited. The file is left unchanged."""
 
 
 def edit_codex(text: str, url: str, model: str, get_window: GetWindow) -> str:
     """Adds the proxy to Codex's TOML as a model provider and selects this provider.
 
-    The configured model and an existing `model_context_window` do not change. If that key is missing, the
-    function adds it. Otherwise, Codex would assume too large a context window for a model that it does not
+    Keeps the configured model and an existing `model_context_window`. Adds `model_context_window` if it is
+    missing. Without this key, Codex would assume too large a context window for a model that it does not
     know.
+
+    Raises:
+        ClientConfigError: If the text is not valid TOML or has an unusual layout.
     """
     provider = {"name": PROVIDER_NAME, "base_url": url, "env_key": "OPENAI_API_KEY", "wire_api": "responses"}
     expected = copy.deepcopy(_parse_toml(text))
@@ -108,7 +113,8 @@ def edit_codex(text: str, url: str, model: str, get_window: GetWindow) -> str:
 def _select_provider(text: str) -> str:
     """Selects the proxy as the model provider in Codex's TOML.
 
-    The key `model_provider` must come before the first table. After it, the key would belong to that table.
+    The key `model_provider` must come before the first table. Below the heading of a table, the key would
+    belong to that table.
     """
     line = f'model_provider = "{PROVIDER_NAME}"'
     table = _TABLE.search(text)
@@ -122,8 +128,11 @@ def _select_provider(text: str) -> str:
 def edit_aider(text: str, url: str, model: str, get_window: GetWindow) -> str:
     """Sets the proxy as the base URL in aider's YAML and adds a history limit if there is none.
 
-    The limit is the model's context window. It keeps aider from summarising the history itself. The
-    configured model and an existing limit do not change.
+    The history limit is the model's context window. With this limit, aider does not summarise the history
+    itself. The configured model and an existing limit do not change.
+
+    Raises:
+        ClientConfigError: If the text is not valid YAML or has an unusual layout.
     """
     current = _parse_yaml(text)
     model_name = current.get("model")
@@ -139,9 +148,11 @@ def edit_aider(text: str, url: str, model: str, get_window: GetWindow) -> str:
 
 
 def edit_continue(text: str, url: str, model: str, get_window: GetWindow) -> str:
-    """Adds a model that uses the proxy to Continue's YAML, as the first model of the list.
+    """Adds a model to Continue's YAML, as the first in the list. The model uses the proxy.
 
-    If the list has a model of the proxy's name with another URL, the function refuses to edit the file.
+    Raises:
+        ClientConfigError: If the list already has a model with the proxy's name and another URL, or if the
+            text is not valid YAML or has an unusual layout.
     """
     item: dict[str, Any] = {"name": PROVIDER_NAME, "provider": "openai", "model": model, "apiBase": url}
     item["defaultCompletionOptions"] = {
@@ -176,8 +187,11 @@ def edit_continue(text: str, url: str, model: str, get_window: GetWindow) -> str
 def edit_opencode(text: str, url: str, model: str, get_window: GetWindow) -> str:
     """Adds the proxy to OpenCode's JSON as a provider.
 
-    The function also sets token limits for the model if it has none. Without limits, OpenCode asks for 32,000
-    output tokens.
+    Also sets token limits for the model if it has none. Without limits, OpenCode asks for 32,000 output
+    tokens.
+
+    Raises:
+        ClientConfigError: If the text is not a JSON object.
     """
     window = get_window(model)
     current = _parse_json(text or '{"$schema": "https://opencode.ai/config.json"}')
@@ -200,15 +214,15 @@ def edit_opencode(text: str, url: str, model: str, get_window: GetWindow) -> str
 
 
 def _end_last_line(text: str) -> str:
-    """Returns the text with a line ending after its last line. An empty text stays empty."""
+    """Adds a line ending after the last line of a text if there is none. An empty text stays empty."""
     return text if not text or text.endswith("\n") else text + "\n"
 
 
 def _check_edit(new_text: str, parse: Callable[[str], dict[str, Any]], expected: Mapping[str, Any]) -> str:
-    """Returns the new text if it parses to the expected values.
+    """Returns the new text if parsing it gives the expected values.
 
     Raises:
-        ClientConfigError: The text does not parse, or it parses to other values.
+        ClientConfigError: If the text cannot be parsed, or if parsing it gives other values.
     """
     try:
         is_same = parse(new_text) == expected
@@ -237,7 +251,7 @@ def _parse_json(text: str) -> dict[str, Any]:
 
 
 def _parse_yaml(text: str) -> dict[str, Any]:
-    """Parses YAML text. The text goes through a temporary file because `yaml_file` reads files only."""
+    """Parses YAML text. Writes the text to a temporary file, because `yaml_file` can read only files."""
     from compaction_proxy.config import yaml_file
 
     with tempfile.TemporaryDirectory() as folder:
@@ -262,7 +276,8 @@ class ClientGuide(NamedTuple):
         lines: The settings for that place, with placeholders such as `<URL>`.
         remark: Further advice, with placeholders. It may be empty.
         edit: Function that edits the text of the client's configuration file, whose path is `destination`. If
-            there is no file, the function gets an empty text. None if `connect --apply` knows no file.
+            the file does not exist, the function gets an empty text. None if `connect --apply` cannot edit a
+            file of this client.
     """
 
     title: str
@@ -417,12 +432,12 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
 
 
 def _compute_output_limit(window_tokens: int) -> int:
-    """Returns the largest output that a client asks for, in tokens, given the model's context window."""
+    """Returns the limit of output tokens to set in a client, given the model's context window in tokens."""
     return min(MAX_OUTPUT_TOKENS, int(window_tokens * OUTPUT_SHARE))
 
 
 def fill_placeholders(text: str, url: str, model: str, window_tokens: int = DEFAULT_WINDOW_TOKENS) -> str:
-    """Returns the text with its placeholders filled in.
+    """Replaces the placeholders in a text by their values.
 
     Args:
         text: Text with placeholders such as `<URL>`.
@@ -457,7 +472,7 @@ def connect(
     url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Of the proxy.")] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Print how a client is pointed at the proxy, or do it."""
+    """Print the settings that point a client at the proxy, or write them to the client's file."""
     if list_ or tool is None:
         columns = (Column("tool"), Column("what it is"), Column("--apply"))
         rows = [
@@ -483,7 +498,10 @@ def connect(
 
 
 def _resolve_base_url(url: str | None, config: Path | None) -> str:
-    """Returns the proxy's base URL with `/v1`, from the option or else from the configuration."""
+    """Returns the proxy's base URL with `/v1`, from the option `--url` or else from the configuration.
+
+    Ends the command with an error if the URL cannot be used.
+    """
     from compaction_proxy.config.loader import load_config
 
     if url is None:
@@ -501,8 +519,9 @@ def _resolve_base_url(url: str | None, config: Path | None) -> str:
 def _resolve_window(window: int | None, config: Path | None, url: str | None, model: str) -> int:
     """Returns a model's context window in tokens.
 
-    It comes from the option, else from the configuration, else from the shipped table of models. If `url` is
-    given, the local configuration is not used, because the proxy at that URL has its own.
+    The context window comes from the option `--window`, else from the configuration, else from the shipped
+    table of models. If `url` is given, the local configuration is not used, because the proxy at that URL has
+    its own configuration.
     """
     from compaction_proxy.config.config import get_model_settings
     from compaction_proxy.config.loader import load_config
@@ -514,7 +533,11 @@ def _resolve_window(window: int | None, config: Path | None, url: str | None, mo
 
 
 def _edit_client_file(tool: str, url: str, model: str, file: Path | None, get_window: GetWindow) -> None:
-    """Edits the client's file: prints the difference, keeps a backup and replaces the file atomically."""
+    """Edits the configuration file of a client, and prints the difference.
+
+    Keeps a backup of the old file and replaces the file atomically. Ends the command with an error if the
+    file cannot be edited.
+    """
     edit = CLIENTS[tool].edit
     if edit is None:
         exit_with_error(
@@ -546,8 +569,8 @@ def _read_config_file(path: Path) -> bytes:
     """Returns the content of a file.
 
     Raises:
-        ClientConfigError: The file is too large to be a configuration, or it is not a regular file. Reading
-            from a pipe, for example, might never end.
+        ClientConfigError: If the file is too large to be a configuration, or if it is not a regular file.
+            Reading from a pipe, for example, might never end.
     """
     if not path.is_file():
         raise ClientConfigError("it is no regular file")
@@ -559,7 +582,7 @@ def _read_config_file(path: Path) -> bytes:
 
 
 def _edit_text(old_text: str, edit: Callable[[str], str]) -> str:
-    """Applies `edit` to a text and keeps the line endings of the text, even if they are CRLF."""
+    """Applies `edit` to a text. If the text has CRLF line endings, the result has them, too."""
     if "\r\n" not in old_text:
         return edit(old_text)
     plain = old_text.replace("\r\n", "\n")
@@ -568,7 +591,7 @@ def _edit_text(old_text: str, edit: Callable[[str], str]) -> str:
 
 
 def _replace_file(path: Path, text: str) -> Path | None:
-    """Replaces a file atomically and returns the path of the backup, or None if there was no file."""
+    """Replaces a file atomically. Returns the path of the backup, or None if there was no file."""
     import shutil
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Defines what commands share: their options, how they print, and how they end.
+"""Defines what all commands share: common options, output, and exit codes.
 
-A command ends with an exit code and, if it fails, with an error message on stderr. If the reader of its
-output closes the pipe, it ends without an error.
+A command that fails prints an error message on stderr and ends with an exit code other than 0. A command
+whose output pipe is closed by the reader ends without an error.
 
-What commands print is aligned, cut to the terminal's width and free of control characters. The functions that
-format a figure, such as `format_count`, take values from JSON. They return `n/a` for a value of another type,
-which also stands for an unknown figure.
+The output of commands is aligned, cut to the terminal's width and free of control characters. The functions
+that format a figure, such as `format_count`, take values from JSON. They return `n/a` if the value is unknown
+or has another type.
 """
 
 import json
@@ -55,12 +55,12 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 
 
 class CommandGroup(TyperGroup):
-    """Command group that turns the exceptions of its commands into exit codes."""
+    """A command group that turns the exceptions of its commands into exit codes."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's context and the command's result
-        """Runs a command and maps its exceptions to exit codes.
+        """Runs a command and turns its exceptions into exit codes.
 
-        If the reader of the output closes the pipe early, as `head` does, the command counts as successful.
+        The command counts as successful if the reader of its output closes the pipe early, as `head` does.
         """
         try:
             answer = super().invoke(ctx)
@@ -72,15 +72,15 @@ class CommandGroup(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # Buffered output goes to /dev/null. Otherwise, the interpreter would write it to the closed pipe
-            # again when it ends.
+            # Stdout is redirected to /dev/null. Otherwise, the interpreter would try to write buffered output
+            # to the closed pipe again when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         return answer
 
 
 def create_group(help_text: str, name: str | None = None) -> typer.Typer:
-    """Creates a command group that turns exceptions of its commands into exit codes."""
+    """Creates a command group that turns the exceptions of its commands into exit codes."""
     return typer.Typer(
         name=name,
         cls=CommandGroup,
@@ -93,7 +93,7 @@ def create_group(help_text: str, name: str | None = None) -> typer.Typer:
 
 
 def exit_with_error(error: ProxyError | str, code: int) -> NoReturn:
-    """Prints an error on stderr and ends the command with an exit code."""
+    """Prints an error on stderr and ends the command with the exit code `code`."""
     print(error, file=sys.stderr)
     raise typer.Exit(code)
 
@@ -104,7 +104,7 @@ def load_config_and_print_warnings(
     """Loads the configuration and prints its warnings on stderr.
 
     Raises:
-        ConfigError: The configuration cannot be used. The message has a line for each problem.
+        ConfigError: If the configuration is not valid. The message has a line for each problem.
     """
     from compaction_proxy.config.loader import load_config
 
@@ -115,10 +115,12 @@ def load_config_and_print_warnings(
 
 
 def parse_header(text: str) -> tuple[str, str]:
-    """Parses a header `name: value`, or a file that holds one. The name is returned in lower case.
+    """Parses a header `name: value`. Returns the name in lower case, and the value.
+
+    `text` is the header, or the path of a file that contains the header.
 
     Raises:
-        ProxyError: There is no colon.
+        ProxyError: If the header has no colon.
     """
     header = Path(text).read_text("utf-8") if Path(text).is_file() else text
     name, colon, value = header.strip().partition(":")
@@ -132,7 +134,7 @@ class Column(NamedTuple):
 
     Attributes:
         title: Heading of the column.
-        is_right_aligned: Whether the column is aligned to the right, as figures are.
+        is_right_aligned: Whether the column is aligned to the right, as columns of numbers are.
     """
 
     title: str
@@ -140,10 +142,10 @@ class Column(NamedTuple):
 
 
 def escape_unprintable(text: object) -> str:
-    """Returns the text as a single line, with every unprintable character escaped.
+    """Returns a text as a single line, in which every unprintable character is escaped.
 
-    Unprintable characters are line endings, control characters, which can control a terminal, characters that
-    change the writing direction, and unpaired surrogates. A server may send any of them.
+    Unprintable characters are line endings, other control characters (which can control a terminal),
+    characters that change the writing direction, and unpaired surrogates. A server may send any of them.
     """
     line = str(text)
     if line.isprintable():
@@ -152,7 +154,7 @@ def escape_unprintable(text: object) -> str:
 
 
 def count_cells(text: str) -> int:
-    """Returns how many terminal cells a text without control characters occupies."""
+    """Returns how many terminal cells a text occupies. The text must not contain control characters."""
     if text.isascii():
         return len(text)
     wide_count = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
@@ -160,7 +162,7 @@ def count_cells(text: str) -> int:
 
 
 def truncate_text(text: str, max_cells: int | None) -> str:
-    """Cuts a text to at most `max_cells` terminal cells. None leaves the text as it is.
+    """Cuts a text to at most `max_cells` terminal cells. If `max_cells` is None, returns the text unchanged.
 
     A text that was cut ends with `…`.
     """
@@ -185,11 +187,11 @@ def get_terminal_width() -> int | None:
 def format_table(
     columns: Sequence[Column], rows: Iterable[Sequence[str]], max_cells: int | None
 ) -> list[str]:
-    """Formats a table as lines, the titles first. Unprintable characters in cells are escaped.
+    """Formats a table as lines, with the column titles first. Escapes unprintable characters in cells.
 
     Args:
         columns: The columns from left to right.
-        rows: Rows with a text for each column.
+        rows: Rows with one text for each column.
         max_cells: Largest width of a line, in terminal cells. None does not cut lines.
     """
     texts = [[each.title for each in columns], *([escape_unprintable(text) for text in row] for row in rows)]
@@ -206,7 +208,7 @@ def _format_row(columns: Sequence[Column], row: Sequence[str], widths: Sequence[
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Prints lines, and escapes characters that stdout's encoding cannot represent.
+    """Prints lines. Escapes the characters that the encoding of stdout cannot represent.
 
     The lines must not contain control characters.
     """
@@ -216,17 +218,20 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_json(value: object) -> None:
-    """Prints a value as JSON, in ASCII."""
+    """Prints a value as indented JSON, in ASCII."""
     print(json.dumps(value, indent=2))
 
 
 def format_count(value: object) -> str:
-    """Formats a count, such as `12,345`."""
+    """Formats a count with thousands separators, such as `12,345`."""
     return f"{value:,}" if _is_number(value) else UNKNOWN
 
 
 def format_dollars(value: object) -> str:
-    """Formats an amount, such as `$1.23`. Amounts below a dollar get four decimals."""
+    """Formats an amount in dollars, such as `$1.23`.
+
+    An amount below one dollar gets four decimals. Zero gets two.
+    """
     if not isinstance(value, int | float) or isinstance(value, bool):
         return UNKNOWN
     digits = 2 if abs(value) >= 1 or value == 0 else 4
@@ -234,14 +239,19 @@ def format_dollars(value: object) -> str:
 
 
 def format_percent(part: object, total: object) -> str:
-    """Formats a part of a total as a percentage, such as `64 %`; `n/a` if the total is not above 0."""
+    """Formats a part as a percentage of a total, such as `64 %`. Returns `n/a` if the total is 0."""
     if not (isinstance(part, int | float) and isinstance(total, int | float)) or total <= 0:
         return UNKNOWN
     return f"{part / total:.0%}".replace("%", " %")
 
 
 def format_age(timestamp_s: object, now: float | None = None) -> str:
-    """Formats how long before `now` a moment was, such as `5 min`. Both are seconds since the epoch."""
+    """Formats the time that has passed since a moment in its largest unit, such as `5 min`.
+
+    Args:
+        timestamp_s: The moment, in seconds since the epoch.
+        now: End of the passed time, in seconds since the epoch. None means the current time.
+    """
     if not isinstance(timestamp_s, int | float):
         return UNKNOWN
     age = max(0.0, (time.time() if now is None else now) - timestamp_s)
@@ -252,7 +262,7 @@ def format_age(timestamp_s: object, now: float | None = None) -> str:
 
 
 def format_time(timestamp_s: object, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Formats a moment, given in seconds since the epoch, as local time."""
+    """Formats a moment, given in seconds since the epoch, as local time. `pattern` is that of `strftime`."""
     if not isinstance(timestamp_s, int | float):
         return UNKNOWN
     try:
@@ -262,7 +272,7 @@ def format_time(timestamp_s: object, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
 
 
 def get_text(row: Mapping[str, object], name: str) -> str:
-    """Returns a field as text, or a dash if it is absent or empty."""
+    """Returns the field `name` of a row as text, or a dash if the field is missing or empty."""
     value = row.get(name)
     return "-" if value in (None, "") else str(value)
 
@@ -272,9 +282,9 @@ def _is_number(value: object) -> bool:
 
 
 def read_rows(answer: object, name: str) -> list[dict[str, Any]]:
-    """Returns the objects in the list `name` of a JSON answer, or an empty list if there is no such list.
+    """Returns the objects in the list `name` of a JSON response, or an empty list if there is no such list.
 
-    Elements of the list that are not objects are skipped.
+    Skips elements of the list that are not objects.
     """
     values = answer.get(name) if isinstance(answer, dict) else None
     return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []

@@ -1,4 +1,4 @@
-"""Checks this machine, the store and the upstream, and suggests a fix for each problem that it finds."""
+"""Checks the configuration, this machine, the store and the upstream, and suggests fixes for problems."""
 
 import asyncio
 import json
@@ -44,21 +44,22 @@ from compaction_proxy.storage.factory import get_secret_path, get_store_path, is
 from compaction_proxy.storage.store import Record, Store
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
-# If fewer open files are allowed, there is a warning. A request needs two, and by default 1,000 requests may
-# be in progress.
+# `doctor` warns if a process may open fewer files than this. A request needs two open files, and by default
+# 1,000 requests may be in progress.
 MIN_DESCRIPTORS = 4_096
-# A key counts as weak if it has fewer characters than this, or fewer different characters.
+# A key counts as weak if it has fewer characters than the first number, or fewer different characters than
+# the second.
 WEAK_KEY_CHARACTERS = 16
 WEAK_KEY_KINDS = 6
 STRONG_KEY = "openssl rand -hex 32"
-# Maps each optional extra of the package to a module that it installs.
+# Maps each optional extra of the package to a module that the extra installs.
 _EXTRAS = {"crypto": "cryptography", "fast": "toktok", "mcp": "mcp", "otel": "opentelemetry.sdk"}
 STORE_DEADLINE_S = 5.0
-# The store counts as slow if a write and a read take more seconds than this. A request waits at most 0.25 s
-# for the store, and then continues without it.
+# The store counts as slow if a write and a read together take more seconds than this. A request waits at most
+# 0.25 s for the store and then continues without the store.
 SLOW_S = 0.1
-# Free disk space, in bytes, below which there is a warning or an error. A store file takes up to 1 GiB, and
-# its write-ahead log as much again.
+# `doctor` warns if fewer bytes than `LOW_SPACE_BYTES` are free on the disk, and reports an error below
+# `NO_SPACE_BYTES`. A store file takes up to 1 GiB, and its write-ahead log takes as much again.
 LOW_SPACE_BYTES = 2 * 1024**3
 NO_SPACE_BYTES = 64 * 1024**2
 PROBE_TTL_S = 10.0
@@ -66,12 +67,13 @@ PROBE_TTL_S = 10.0
 _FIXES = {"store-corrupt": "move the file away, or restore it; another is made, and conversations go on"}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 UPSTREAM_DEADLINE_S = 10.0
-# If the clocks of this machine and of the upstream differ by more seconds than this, there is a warning. The
-# proxy may then misjudge whether certificates are valid and whether stored records have expired.
+# `doctor` warns if the clocks of this machine and of the upstream differ by more seconds than this. With a
+# wrong clock, the proxy may misjudge whether certificates are valid and whether stored data has expired.
 MAX_CLOCK_SKEW_S = 60.0
 SMALL_WINDOW_TOKENS = 16_384
 PROBE_TOKENS = 16
-# Reading of a body stops after this many bytes. It is large because a list of models may be long.
+# Largest part of a response body that is read, in bytes. The limit is high because a list of models may be
+# long.
 MAX_BODY_BYTES = 4 * 1_048_576
 _UNAUTHORIZED = (401, 403)
 
@@ -83,7 +85,7 @@ class Finding(NamedTuple):
         level: `ok`, `note`, `warning` or `error`. An error keeps the proxy from working.
         topic: What was checked, such as `store`.
         what: The result in words.
-        fix: What to do about the result. Empty if nothing needs to be done.
+        fix: What the user can do about the result. Empty if the result needs no action.
     """
 
     level: str
@@ -112,7 +114,7 @@ def run_doctor(config: Path | None, upstream: str | None, *, probe: bool, as_jso
 
 
 async def _collect_findings(loaded: LoadedConfig, *, probe: bool) -> list[Finding]:
-    """Runs all checks and returns their findings: first local checks, then those of store and upstream."""
+    """Runs all checks and returns their findings: local checks first, then the store and the upstream."""
     return [
         Finding(OK, "configuration", str(loaded.path or "built-in defaults and the environment")),
         *(
@@ -128,7 +130,7 @@ async def _collect_findings(loaded: LoadedConfig, *, probe: bool) -> list[Findin
 def format_findings(findings: Iterable[Finding]) -> list[str]:
     """Formats a table with a line for each finding.
 
-    Lines are not cut to the width of the terminal, because the fix is at the end of the line.
+    Does not cut lines to the width of the terminal, because the fix is at the end of the line.
     """
     columns = (Column("result"), Column("topic"), Column("finding"))
     rows = [
@@ -151,7 +153,7 @@ def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_address(server: ServerSection) -> Finding:
-    """Checks whether the proxy can listen on the configured address, or already answers there."""
+    """Checks whether the proxy can listen on the configured address, or whether it already runs there."""
     where = f"unix:{server.unix_socket}" if server.unix_socket else f"{server.host}:{server.port}"
     version = fetch_version(create_local_client(server))
     if version is not None:
@@ -183,7 +185,7 @@ def check_admin_key(server: ServerSection) -> Iterator[Finding]:
 
 
 def check_open_files() -> Finding:
-    """Checks how many files and connections a process may have open."""
+    """Checks how many files and connections a process may have open at the same time."""
     if sys.platform == "win32":
         return Finding(NOTE, "open files", "no limit that could be read here")
     import resource
@@ -197,7 +199,7 @@ def check_open_files() -> Finding:
 
 
 def check_body_memory(server: ServerSection) -> Finding:
-    """Checks how many bytes of request bodies a process may hold, and whether the largest body fits in."""
+    """Checks how many bytes of request bodies a process may hold, and whether the largest body fits."""
     budget_bytes = choose_body_budget(server)
     what = f"{budget_bytes:,} bytes of request bodies at once in each process"
     if budget_bytes < server.max_body_bytes:
@@ -210,7 +212,8 @@ def check_body_memory(server: ServerSection) -> Finding:
 def check_environment_proxies(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Checks whether upstream requests go through an HTTP proxy, and whether `OPENAI_BASE_URL` is set.
 
-    That variable is meant for clients. The finding says that the proxy never takes its upstream from it.
+    `OPENAI_BASE_URL` is meant for clients. If it is set, a finding says that the proxy never takes the
+    address of its upstream from this variable.
     """
     target = parse_origin(config.upstream.base_url)
     proxy_url = read_environment_proxies().get_proxy_url(target.scheme, target.host, target.port)
@@ -252,7 +255,7 @@ def _is_installed(module: str) -> bool:
 
 
 def check_tokenizer() -> Finding:
-    """Checks whether the shipped tokenizer counts sample texts as it did when the package was built."""
+    """Checks whether the tokenizer counts sample texts as it did when the package was built."""
     problems: list[str] = []
     counter = TiktokenCounter(problems.append)
     texts = read_golden_texts()
@@ -268,7 +271,7 @@ def check_tokenizer() -> Finding:
 
 
 def check_search() -> Finding:
-    """Checks whether the archive can be searched, which needs SQLite's extension FTS5."""
+    """Checks whether the archive can be searched. A search needs SQLite's extension FTS5."""
     if is_fts5_available():
         return Finding(OK, "search", "SQLite's FTS5 is there")
     return Finding(
@@ -279,7 +282,7 @@ def check_search() -> Finding:
 async def check_store(config: Config) -> AsyncIterator[Finding]:
     """Runs all checks of the store.
 
-    If the store file does not exist yet, only its disk is checked, and the file is not created.
+    If the store file does not exist yet, checks only its disk, and does not create the file.
     """
     url = config.store.url or "memory://"
     path = get_store_path(url)
@@ -328,7 +331,7 @@ def check_disk(path: Path) -> Iterator[Finding]:
 
 
 async def _check_round_trip(store: Store, display_url: str) -> Finding:
-    """Checks whether a record can be written and read back, and how long that takes."""
+    """Checks whether a value can be written to the store and read back, and how long that takes."""
     key, value = f"v1:doctor:{{{secrets.token_hex(8)}}}", secrets.token_bytes(16)
     started_at = time.monotonic()
     try:
@@ -360,9 +363,10 @@ async def _check_round_trip(store: Store, display_url: str) -> Finding:
 
 
 async def _check_secret(config: Config, url: str, store: Store) -> Finding:
-    """Checks whether all proxies that share the store use the same secret.
+    """Checks whether all proxies that share the store can use the same secret.
 
-    Tenant ids are derived from the secret. With different secrets, proxies do not find each other's records.
+    Ids of tenants are derived from the secret. Proxies with different secrets do not find each other's stored
+    data.
     """
     if config.server.secret.get_secret_value():
         what = "configured" + ("; all replicas must have the same" if is_shared_store(url) else "")
@@ -382,7 +386,7 @@ async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Findin
 
     Args:
         config: The configuration.
-        probe: Whether to ask each summary model for one word. The provider may charge a little for it.
+        probe: Whether to ask each summary model for one word. The provider may charge a little for this call.
     """
     transport = EngineTransport(NativeEngine(proxies=read_environment_proxies()))
     try:
@@ -408,15 +412,17 @@ async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Findin
 async def _send_probe(
     transport: EngineTransport, url: str, headers: Mapping[str, str]
 ) -> tuple[httpx.Response, bytes]:
-    """Sends a GET request and returns the response and its body, which is cut to `MAX_BODY_BYTES`.
+    """Sends a GET request. Returns the response, and its body cut to about `MAX_BODY_BYTES` bytes.
 
     Redirects are not followed, so that the key is never sent to another server.
 
     Raises:
-        ProxyError: The provider did not answer, or not in time. The message names the cause.
+        ProxyError: If the provider does not respond within `UPSTREAM_DEADLINE_S` seconds, or if the request
+            fails. The message names the cause.
     """
     fields = {"accept": "application/json", "accept-encoding": "identity", **headers}
-    # The client is not closed, because it would close the transport, which belongs to the caller.
+    # The client is not closed here, because closing it would also close the transport, which belongs to the
+    # caller.
     client = httpx.AsyncClient(transport=transport, timeout=None)  # noqa: S113 - asyncio.timeout sets the deadline
     body = bytearray()
     try:
@@ -439,7 +445,13 @@ async def _send_probe(
 async def _fetch_models(
     transport: EngineTransport, base_url: str, key: str
 ) -> tuple[httpx.Response, frozenset[str]]:
-    """Returns the answer to `GET /models`, and the ids in it: none if it is no list of models."""
+    """Returns the response to `GET /models`, and the ids of the models in it.
+
+    The set of ids is empty if the response is not a list of models.
+
+    Raises:
+        ProxyError: If the provider does not respond in time, or if the request fails.
+    """
     headers = {"authorization": f"Bearer {key}"} if key else {}
     answer, body = await _send_probe(transport, f"{base_url.rstrip('/')}/models", headers)
     try:
@@ -452,7 +464,14 @@ async def _fetch_models(
 def _check_model_list(
     config: Config, key: str, answer: httpx.Response, names: frozenset[str]
 ) -> Iterator[Finding]:
-    """Yields findings about the upstream, its key and its clock, from its answer to `GET /models`."""
+    """Checks the upstream, its key and its clock, given its response to `GET /models`.
+
+    Args:
+        config: The configuration.
+        key: The configured key for the upstream; empty if none is configured.
+        answer: The response.
+        names: Ids of the models in the response.
+    """
     base_url, status = config.upstream.base_url, answer.status_code
     if status in _UNAUTHORIZED and key:
         yield Finding(
@@ -493,7 +512,7 @@ async def _is_compaction_proxy(transport: EngineTransport, base_url: str) -> boo
 async def _check_summary_models(
     config: Config, transport: EngineTransport, names: frozenset[str], *, probe: bool
 ) -> AsyncIterator[Finding]:
-    """Checks each configured summary model once. `names` are the model ids that the upstream lists."""
+    """Checks each configured summary model once. `names` are the ids of models that the upstream lists."""
     checked: set[tuple[str, str]] = set()
     for row in config.settings_by_glob:
         base_url = row.settings.summary.base_url or config.upstream.base_url
@@ -522,7 +541,8 @@ async def _check_summary_models(
 def _resolve_summary_model(settings: ModelSettings, base_url: str) -> str:
     """Returns the name of the summary model for these settings, or `none` or `same`.
 
-    `none` means that no model writes summaries. `same` means that the model of each request writes them.
+    `none` means that no model writes summaries. `same` means that the model of a request writes the summaries
+    for this request.
     """
     shape = resolve_policy(settings).summary
     if settings.summary.model is not None or shape is None:
@@ -548,7 +568,7 @@ def _check_window(config: Config, model: str, names: frozenset[str]) -> Finding:
 async def _probe_summary_model(
     config: Config, settings: ModelSettings, transport: EngineTransport, base_url: str, model: str
 ) -> Finding:
-    """Asks the summary model for one word and checks whether it answers."""
+    """Asks the summary model for one word, and checks whether the model replies."""
     key = settings.summary.api_key.get_secret_value() or config.upstream.api_key.get_secret_value()
     if not key:
         return Finding(NOTE, "summary probe", f"{model}: not asked, because clients bring the key")

@@ -1,4 +1,4 @@
-"""Deletes what is stored for a tenant or for one of its conversations, for the command `forget`."""
+"""Deletes the stored data of a tenant or of one of its conversations, for the command `forget`."""
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ProxyError, StoreUnavailableError
@@ -12,16 +12,16 @@ from compaction_proxy.telemetry.event_history import KEPT_ROOT_LINES
 
 
 async def forget_client(config: Config, credential: Headers, session: Headers | None) -> int:
-    """Deletes all records of a client, or of one of its sessions, and returns how many it deleted.
+    """Deletes the stored data of a client or of one of its sessions. Returns how many values it deleted.
 
     Args:
-        config: The configuration of the proxy that stored the records.
+        config: The configuration of the proxy that stored the data.
         credential: The header fields with the client's credential.
-        session: The header field that names the session. None deletes the records of all sessions.
+        session: The header field with the id of the session. None deletes the data of all sessions.
 
     Raises:
-        ProxyError: The store cannot be used, the configuration key `session.headers` does not list the
-            session header, or the header's value is no session id.
+        ProxyError: If the store cannot be used, if the configuration key `session.headers` does not list the
+            session header, or if the header's value is not a session id.
     """
     url = config.store.url or "memory://"
     store = open_configured_store(config, url)

@@ -1,6 +1,6 @@
 """Defines the command line.
 
-Each command imports what it needs when it runs, so that `health` and `--help` are quick.
+Each command imports most of its modules only when it runs, so that `health` and `--help` start quickly.
 """
 
 import json
@@ -33,8 +33,8 @@ from compaction_proxy.cli.watch import watch
 config_app = create_group("Look at the configuration.")
 DEFAULT_FILE = Path("config.yaml")
 
-# The file that `config init` writes. It has the few keys that users change. docs/configuration.md describes
-# every key.
+# Content of the file that `config init` writes. It has the few keys that users often change.
+# docs/configuration.md describes every key.
 STARTER = """\
 # compaction-proxy: what is left out has its default; `compaction-proxy config show` prints everything.
 server:
@@ -67,7 +67,7 @@ def show(
     config: ConfigOption = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
 ) -> None:
-    """Print every key and its value; secrets are masked."""
+    """Print every configuration key and its value. Secrets are masked."""
     from compaction_proxy.config.config import format_key_path, iter_keys, to_plain_value
 
     loaded = load_config_and_print_warnings(config)
@@ -82,7 +82,7 @@ def show(
 def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = DEFAULT_FILE,
 ) -> None:
-    """Write a configuration with the few lines that people change. What exists is never overwritten."""
+    """Write a configuration file with the few keys that users often change. Never overwrites a file."""
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(STARTER)
@@ -95,7 +95,7 @@ def init(
 
 @config_app.command()
 def schema() -> None:
-    """Print the configuration's JSON schema, for editors and for checks."""
+    """Print the JSON schema of the configuration, for editors and validators."""
     from compaction_proxy.config.config import Config
 
     document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
@@ -113,7 +113,7 @@ def serve(
     upstream: UpstreamOption = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the port.")] = None,
 ) -> None:
-    """Run the proxy until it is told to end."""
+    """Run the proxy until SIGINT (Ctrl-C) or SIGTERM stops it."""
     import os
     from functools import partial
 
@@ -140,7 +140,7 @@ def serve(
 
 @app.command()
 def check(config: ConfigOption = None) -> None:
-    """Say whether the configuration can be used."""
+    """Check whether the configuration is valid."""
     loaded = load_config_and_print_warnings(config)
     print(f"ok: {loaded.path or 'built-in defaults and the environment'}")
 
@@ -149,7 +149,7 @@ def check(config: ConfigOption = None) -> None:
 def health(
     url: Annotated[str | None, typer.Option(help="Base URL of the proxy; default: as configured.")] = None,
 ) -> None:
-    """Exit with 0 if a running proxy is ready, with 1 if not. For container health checks."""
+    """Check whether a running proxy is ready: exit with 0 if so, else with 1. For container health checks."""
     if url is None:
         client = create_local_client(load_config_and_print_warnings(None).config.server)
     else:
@@ -165,7 +165,7 @@ def forget(
     session: Annotated[str | None, typer.Option(help="Header that names one session; default: all.")] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Delete what is stored of a client, such as --credential 'authorization: Bearer sk-…'."""
+    """Delete all stored data of a client. Example: --credential 'authorization: Bearer sk-…'."""
     import asyncio
 
     from compaction_proxy.cli.forget import forget_client
@@ -185,7 +185,10 @@ def _encode_header(text: str) -> list[tuple[bytes, bytes]]:
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave proxy and provider running.")] = False,
 ) -> None:
-    """Watch a long conversation outgrow its model's window and go on. No key, no network."""
+    """Play a conversation that outgrows its model's context window, without and with the proxy.
+
+    Needs no key and no network.
+    """
     from compaction_proxy.cli.demo.run import main as run_demo
 
     raise typer.Exit(run_demo(keep=keep))
@@ -197,7 +200,7 @@ def demo_provider(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 4140,
     window: Annotated[int, typer.Option(help="Prompt plus output, in tokens.")] = 8192,
 ) -> None:
-    """Serve the demo's provider: its answers are scripted, there is no model behind it."""
+    """Serve the provider of the demo. Its replies are scripted, and no model is called."""
     import asyncio
 
     from compaction_proxy.cli.demo.provider import serve_provider
@@ -222,7 +225,10 @@ def doctor(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look for what is wrong, and say what mends it. Ends with 1 if something keeps it from working."""
+    """Check the configuration, this machine, the store and the upstream, and suggest fixes.
+
+    Exits with 1 if a problem keeps the proxy from working, and with 2 if the configuration cannot be used.
+    """
     from compaction_proxy.cli.doctor import run_doctor
 
     raise typer.Exit(run_doctor(config, upstream, probe=probe, as_json=as_json))

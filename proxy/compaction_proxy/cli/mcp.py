@@ -1,8 +1,8 @@
-"""Holds the command `mcp`, an MCP server on stdin and stdout with the tools of a running proxy's `/mcp`.
+"""Defines the command `mcp`, an MCP server on stdin and stdout with the tools of a running proxy's `/mcp`.
 
 The command sends each tool call to the proxy as a separate request, so that the proxy can be restarted
-between calls. The client of the MCP SDK is not used, because it hides the reason that the proxy gives when it
-refuses a call.
+between two calls. The command does not use the client of the MCP SDK, because that client hides the reason
+that the proxy gives when it refuses a call.
 """
 
 import json
@@ -32,7 +32,7 @@ from compaction_proxy.cli.console import (
 if TYPE_CHECKING:
     from compaction_proxy.gateway.mcp.tools import McpToolResult
 
-# Environment variables that may hold the client's key. The first one that is set is used.
+# Environment variables that may contain the client's key. The command uses the first variable that is set.
 KEY_VARIABLES = ("COMPACTION_PROXY_KEY", "OPENAI_API_KEY")
 MAX_ANSWER_BYTES = 1024 * 1024
 
@@ -51,7 +51,7 @@ def mcp(
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Serve agents over MCP, on stdin and stdout: search what was removed from your conversations."""
+    """Serve MCP on stdin and stdout, so that agents can search what compactions have removed."""
     import asyncio
     from functools import partial
 
@@ -74,9 +74,13 @@ def mcp(
 
 
 def call_tool(client: AdminClient, name: str, arguments: Mapping[str, Any]) -> "McpToolResult":
-    """Calls a tool of the proxy and returns the result. If the call fails, the result says why.
+    """Calls a tool of the proxy and returns the result. If the call fails, the result contains the reason.
 
-    The headers of the client are the client's credential and the header that names its conversation.
+    Args:
+        client: Sends the request to the proxy. `client.headers` must contain the credential that identifies
+            the tenant and, to name a conversation, the session header.
+        name: Name of the tool.
+        arguments: Arguments of the tool.
     """
     from compaction_proxy.gateway.mcp.tools import McpToolResult
 
@@ -101,8 +105,8 @@ def call_tool(client: AdminClient, name: str, arguments: Mapping[str, Any]) -> "
 def _build_credential_header(credential: str | None) -> dict[str, str]:
     """Returns the header field with the client's credential, or no field if there is no credential.
 
-    `credential` is a header `name: value`, or the path of a file that holds one. If it is None, an
-    environment variable supplies the key.
+    `credential` is a header `name: value`, or the path of a file that contains such a header. If `credential`
+    is None, an environment variable supplies the key.
     """
     if credential is not None:
         return _parse_ascii_header(credential)

@@ -1,4 +1,4 @@
-"""Holds the command `models`, which shows models' context windows and prices, and where they come from."""
+"""Defines the command `models`, which shows context windows and prices of models, with their sources."""
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,9 +38,10 @@ def models(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what models take and cost: those configured, those that a running proxy has seen, or one by name.
+    """Show context windows and prices of the models that are configured or that a running proxy has seen.
 
-    Works without a running proxy. Where none is configured, seen or named, the shipped table is shown.
+    With NAME, shows only models whose name contains NAME, and the model NAME itself. If there are no such
+    models and NAME is not given, shows the shipped table of models. Works without a running proxy, too.
     """
     import os
 
@@ -68,7 +69,7 @@ def models(
 def _iter_model_names(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:
     """Yields the names of models that are shown even if the running proxy has not seen them.
 
-    These are `name`, the models that the configuration names and, with `all_`, those of the shipped table.
+    These are `name`, the models in the configuration and, with `all_`, the models of the shipped table.
     """
     from compaction_proxy.providers.windows import WINDOWS
 
@@ -82,7 +83,7 @@ def _iter_model_names(config: "Config", name: str | None, *, all_: bool) -> Iter
 
 
 def _describe_models(config: "Config", names: Iterable[str]) -> list[dict[str, Any]]:
-    """Describes models without asking a proxy, as rows in the format of the admin API."""
+    """Describes models without a request to a proxy. Returns rows in the format of the admin API."""
     from dataclasses import asdict
 
     from compaction_proxy.admin.queries import build_model_row
@@ -94,7 +95,7 @@ def _describe_models(config: "Config", names: Iterable[str]) -> list[dict[str, A
 
 
 def _format_models(rows: Iterable[dict[str, Any]], max_cells: int | None) -> list[str]:
-    """Formats a table with a line for each model. Prices are dollars per million tokens."""
+    """Formats a table with a line for each model. Prices are in dollars per million tokens."""
     columns = (
         Column("model"),
         Column("window", is_right_aligned=True),

@@ -1,4 +1,4 @@
-"""Holds the command `replay`, which plays recorded conversations through strategies without a provider."""
+"""Defines the command `replay`, which plays recorded conversations through strategies without a provider."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what strategies would do with a conversation, and what that would cost. Asks no model."""
+    """Show how strategies would compact a recorded conversation, and at what cost. Calls no model."""
     import asyncio
     import logging
 
@@ -83,7 +83,8 @@ async def _play_recordings(
 ) -> "list[list[ReplayResult]]":
     """Plays each conversation of a file with each strategy.
 
-    Returns a list for each conversation, with one result for each strategy.
+    Returns:
+        A list for each conversation. Each list has one result for each strategy.
     """
     from compaction_proxy.cli.replay_worker import open_components
     from compaction_proxy.replay.recordings import read_recordings
@@ -106,7 +107,7 @@ async def _play_recordings(
 
 
 def _show_progress(conversation: str, strategy: str, done: int, total: int) -> None:
-    """Draws a progress bar if stderr is a terminal."""
+    """Draws a progress bar on stderr if stderr is a terminal. `done` and `total` are numbers of requests."""
     if sys.stderr.isatty():
         filled = _BAR_CELLS * done // total
         bar = "#" * filled + "." * (_BAR_CELLS - filled)
@@ -115,7 +116,12 @@ def _show_progress(conversation: str, strategy: str, done: int, total: int) -> N
 
 
 def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | None) -> Iterator[str]:
-    """Yields the lines of a table for each conversation and, if there are several, of a table of sums."""
+    """Yields the lines of a table for each conversation and, for several conversations, of a table of sums.
+
+    Args:
+        results: A list for each conversation, with one result for each strategy.
+        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
+    """
     for played in results:
         yield from _format_results(played, max_cells)
         yield ""
@@ -128,7 +134,10 @@ def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | 
 
 
 def _sum_results(results: "Sequence[Sequence[ReplayResult]]") -> "list[ReplayResult]":
-    """Returns one sum over all conversations for each strategy, or no sums for a single conversation."""
+    """Returns one result for each strategy, which sums up all conversations.
+
+    Returns an empty list if there is only one conversation.
+    """
     from compaction_proxy.replay.runner import sum_results
 
     several = len(results) > 1
@@ -150,7 +159,7 @@ def _format_results(played: "Sequence[ReplayResult]", max_cells: int | None) -> 
 
 
 def _format_uncompacted_row(result: "ReplayResult") -> tuple[str, ...]:
-    """Formats the row of the conversation as the client sent it, without compaction."""
+    """Formats the row for the conversation as the client sent it, without compaction."""
     largest = f"{max(each.before for each in result.points):,}" if result.points else ""
     over = f"{result.over_without:,}"
     cost = _format_amount(result, lambda bill: bill.uncompacted)
@@ -181,7 +190,7 @@ def _format_strategy_row(result: "ReplayResult") -> tuple[str, ...]:
 
 
 def _format_amount(result: "ReplayResult", get_amount: "Callable[[ReplayBill], float]") -> str:
-    """Formats a cost in dollars or, if no price is known, in thousands of uncached input tokens."""
+    """Formats an amount in dollars or, if no price is known, in thousands of uncached input tokens."""
     return (
         format_dollars(get_amount(result.dollars))
         if result.dollars

@@ -1,7 +1,9 @@
-"""Builds the components of a rehearsal: those of the proxy, but a store in memory and simulated summaries.
+"""Builds the components of a rehearsal, and runs the rehearsals that a running proxy starts.
 
-A running proxy starts `main` in a child process to play a conversation (see `replay.jobs`). `main` reads a
-line of JSON and then the conversation from standard input, and prints a JSON object.
+The components are those of the proxy, except that the store is in memory and summaries are simulated.
+
+A running proxy starts `main` in a child process (see `replay.jobs`). `main` reads a line of JSON and then a
+conversation from standard input, replays the conversation, and prints the results as a JSON object.
 """
 
 import asyncio
@@ -31,20 +33,22 @@ from compaction_proxy.runtime import Components
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry import logs
 
-# Largest size of the store, in bytes. It holds one conversation at a time, with its archive.
+# Largest size of the store of a rehearsal, in bytes. The store must have room for one conversation with its
+# archive.
 STORE_BYTES = 128 * 1024 * 1024
-# Seconds by which the simulated clock advances each time it is read. Real users take minutes between
-# requests, but a rehearsal plays them without a pause.
+# Seconds by which the simulated clock advances at each reading. Real users take minutes between requests, but
+# a rehearsal plays requests without a pause.
 CLOCK_STEP_S = 60.0
-# Niceness of the process. Rehearsals must not slow down the proxy that relays requests.
+# Niceness of the process in which a rehearsal runs. Rehearsals must not slow down the proxy, which relays
+# requests meanwhile.
 NICENESS = 10
-# Stands for the client's request, whose path and headers decide to which URL and with which credential
-# summary calls go. A rehearsal has no such request.
+# Used in place of the ASGI scope of a client's request, which a rehearsal does not have. In a running proxy,
+# the path and the headers of the request decide to which URL summary calls go, and with which credential.
 _REQUEST_SCOPE: dict[str, Any] = {"raw_path": b"/v1/chat/completions", "query_string": b"", "headers": []}
 
 
 def _isolate_config(config: Config) -> Config:
-    """Returns the configuration with an in-memory store and a fixed secret, for reproducible rehearsals."""
+    """Returns the configuration with a store in memory and a fixed secret, for reproducible results."""
     server = ServerSection.model_validate({**dict(config.server), "secret": "rehearsal"})
     return config.model_copy(update={"server": server, "store": StoreSection(url="memory://")})
 
@@ -57,7 +61,7 @@ def _get_summary_routes(
 
 @asynccontextmanager
 async def open_components(config: Config) -> AsyncIterator[ReplayComponents]:
-    """Builds the components for rehearsals with a configuration, and closes them when the block ends."""
+    """Builds the components of rehearsals with a configuration, and closes them when the block ends."""
     config = _isolate_config(config)
     counter = TiktokenCounter(lambda _: None)
     writer = ExtractiveSummaryModel(SimulatedProvider(counter))
@@ -98,11 +102,15 @@ async def _play_strategies(
 
 
 def run_job(job: bytes) -> dict[str, Any]:
-    """Plays the conversation of a job and returns the results, or an error if the job holds no conversation.
+    """Replays the conversation of a job.
 
     Args:
         job: A line of JSON with `name`, `config`, `strategies` and `wanted` (the options), followed by the
             conversation.
+
+    Returns:
+        A dict with one result for each strategy under the key `results`. If the job contains no conversation,
+        a dict with a message under the key `error`.
     """
     line, _, body = job.partition(b"\n")
     job_fields = json.loads(line)
@@ -120,7 +128,7 @@ def run_job(job: bytes) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Reads a job from standard input, plays it at low priority and prints the answer as JSON."""
+    """Reads a job from standard input, replays it at low priority and prints the results as JSON."""
     os.nice(NICENESS)
     logs.configure_logging("console", logging.CRITICAL)
     print(json.dumps(run_job(sys.stdin.buffer.read())))

@@ -1,4 +1,4 @@
-"""Holds the command `run`, which sends the requests of a single command through a proxy."""
+"""Defines the command `run`, which sends the requests of another command through a proxy."""
 
 import os
 import signal
@@ -19,9 +19,10 @@ from compaction_proxy.cli.admin_client import (
 )
 from compaction_proxy.cli.console import ConfigOption, UrlOption, load_config_and_print_warnings
 
-# Exit codes as in shells: not found, not executable, and ended by a signal (128 plus the signal's number).
+# Exit codes that shells use if a command is not found, is not executable, or was ended by a signal. The
+# number of the signal is added to `BY_SIGNAL`.
 NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
-# Environment variables from which clients take the base URL of an OpenAI-compatible provider.
+# Environment variables from which clients read the base URL of an OpenAI-compatible provider.
 BASE_URL_VARIABLES = (
     "OPENAI_BASE_URL",  # OpenAI's libraries, and most programs built on them
     "OPENAI_API_BASE",  # LiteLLM, aider, LangChain, LlamaIndex
@@ -30,13 +31,14 @@ BASE_URL_VARIABLES = (
     "OPENAI_PROXY_URL",  # LobeChat
     "LLM_BASE_URL",  # OpenHands
 )
-# Environment variables for a base URL without `/v1`. Clients add the path themselves.
+# Environment variables from which clients read a base URL without `/v1`. These clients add the path
+# themselves.
 ROOT_URL_VARIABLES = (
     "OPENAI_HOST",  # goose
     "ANTHROPIC_BASE_URL",  # Claude Code, and Anthropic's libraries
 )
-# Programs that ignore these variables, because they read only their own configuration file. Each is mapped to
-# a text that says what to do instead. As of 2026-11.
+# Programs that ignore both kinds of variables, because they read only their own configuration file. Maps each
+# program to a text that says what to do instead. As of 2026-11.
 REMEDIES_BY_PROGRAM = {
     "codex": "run `compaction-proxy connect codex --apply --url {root}`, "
     "or pass -c 'openai_base_url=\"{url}\"' to it",
@@ -44,11 +46,11 @@ REMEDIES_BY_PROGRAM = {
     "cline": "run `cline auth --provider openai --baseurl {url}` with a key and a model",
     "pi": "add a provider with the base URL {url} to ~/.pi/agent/models.json",
 }
-# Programs whose configuration file `connect` can edit. Each is mapped to the client's name in `connect`.
+# Maps each program whose configuration file `connect` can edit to the name that `connect` has for it.
 CONNECT_CLIENTS = {"codex": "codex", "cn": "continue"}
-# Commands that run the program of a package without installing it.
+# Commands that run the program of a package without an installation of the package.
 PACKAGE_RUNNERS = frozenset({"npx", "bunx", "pnpx"})
-# Maps the names of packages to the names of their programs, if the two differ.
+# Maps the name of a package to the name of its program, if the two names differ.
 PROGRAMS_BY_PACKAGE = {
     "@openai/codex": "codex",
     "@continuedev/cli": "cn",
@@ -69,9 +71,9 @@ def run(
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Run a command whose requests go through a proxy: the one that is running, else one of its own.
+    """Run a command whose requests go through the running proxy, or through a new one if none runs.
 
-    Ends as the command does: with its exit code, or 128 and the number of the signal that ended it.
+    Exits with the command's exit code, or with 128 plus the number of the signal that ended the command.
     """
     import secrets
 
@@ -84,9 +86,10 @@ def run(
 
 
 def _warn_if_environment_ignored(command: Sequence[str], url: str) -> None:
-    """Warns on stderr if the command ignores the base URL in its environment, and names the remedy.
+    """Warns on stderr if the command ignores the base URL in its environment. Says what to do instead.
 
-    Prints nothing if the command line or the program's own file already names the proxy.
+    Prints nothing if the command line or the program's own configuration file already contains the proxy's
+    URL.
     """
     from compaction_proxy.cli.connect import CLIENTS
 
@@ -109,7 +112,7 @@ def _warn_if_environment_ignored(command: Sequence[str], url: str) -> None:
 
 
 def _get_program_name(command: Sequence[str]) -> str:
-    """Returns the name of the program that a command runs, directly or through a package runner."""
+    """Returns the name of the program that a command runs, either directly or through a package runner."""
     name = PurePath(command[0]).name if command else ""
     if name in PACKAGE_RUNNERS:
         package = next((word for word in command[1:] if not word.startswith("-")), "")
@@ -121,15 +124,16 @@ def _get_program_name(command: Sequence[str]) -> str:
 def _find_or_start_proxy(
     url: str | None, config: Path | None, log: Path | None
 ) -> Iterator[tuple[str, bool]]:
-    """Yields the URL of a proxy, and whether clients need a placeholder key because the proxy has its own.
+    """Yields the base URL of a proxy, and whether clients need a placeholder key.
 
-    The proxy is the one at `url`, else the running one or, if none runs, a new one that ends when the block
-    ends. A running proxy is not used if it listens on a Unix socket or uses TLS.
+    The proxy is the one at `url`, else the proxy that runs on this machine, else a new proxy. A new proxy
+    stops when the block ends. A running proxy is not used if it listens on a Unix socket or uses TLS. Clients
+    need a placeholder key if the proxy has a provider key of its own and requires no client keys.
 
     Args:
-        url: Base URL of a proxy. None looks for one.
-        config: Path of the configuration.
-        log: Log file of a new proxy; None discards its output.
+        url: Base URL of a proxy. None looks for a running one.
+        config: Path of the configuration file.
+        log: Log file of a new proxy. None discards its output.
     """
     if url is not None:
         yield parse_base_url(url), False
@@ -156,10 +160,10 @@ def build_environment(
     Args:
         environ: The environment of this process.
         url: Base URL of the proxy, with or without `/v1`.
-        session: Session id that separates this run's conversations from others. Only OpenAI's libraries send
-            it.
+        session: Session id that separates the conversations of this run from others. Only OpenAI's libraries
+            send this id.
         needs_key: Whether to set a placeholder key if the environment has no key. Many clients do not start
-            without a key, even if the proxy has its own.
+            without a key, even if the proxy has a provider key of its own.
     """
     root = url.rstrip("/").removesuffix("/v1")
     variables = {
@@ -173,7 +177,7 @@ def build_environment(
     if needs_key and not environ.get(KEY_VARIABLE):
         variables[KEY_VARIABLE] = "none-needed"
     if any(name in environ or name.upper() in environ for name in _PROXY_VARIABLES):
-        # Requests to this machine must not go through HTTP proxies.
+        # Requests to the proxy on this machine must not go through the configured HTTP proxies.
         current = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
         hosts = [host for host in current.split(",") if host.strip()]
         bypassed = ",".join(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
@@ -184,7 +188,8 @@ def build_environment(
 def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Runs a command, forwards signals to it and returns its exit code as shells report it.
 
-    Ctrl-C is not forwarded on a terminal, because the terminal sends SIGINT to the command itself.
+    If stdin is a terminal, Ctrl-C is not forwarded, because the terminal also sends SIGINT to the command
+    itself.
     """
     import subprocess
 

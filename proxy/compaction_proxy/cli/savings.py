@@ -1,4 +1,4 @@
-"""Holds the command `savings`, which shows saved tokens and dollars, less the cost of compaction itself."""
+"""Defines the command `savings`, which shows what compaction has saved and what it has cost."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -44,7 +44,7 @@ def savings(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what was saved, after what summaries and broken caches have cost."""
+    """Show the tokens and dollars that compaction saved, and the cost of summaries and broken caches."""
     if by not in GROUPS:
         exit_with_error(f"--by: one of {', '.join(GROUPS)}", BAD_CONFIG)
     if as_csv + share + as_json > 1:
@@ -66,9 +66,10 @@ def savings(
 def format_overview(
     by: str, rows: list[dict[str, Any]], total: SavingsFields, max_cells: int | None
 ) -> Iterator[str]:
-    """Yields a table with a line for each row and a line for the total.
+    """Yields a table with a line for each row of the statistics and a line for the total.
 
-    If some requests have no known price, a last line tells how many. No amount includes them.
+    If some requests have no known price, a last line says how many there are. The amounts do not include
+    these requests.
     """
     lines = [_format_figures(get_text(row, "of"), row) for row in rows]
     if by != "total" or not lines:
@@ -97,13 +98,13 @@ def _format_figures(label: str, row: SavingsFields) -> list[str]:
 
 
 def _count_saved_tokens(row: SavingsFields) -> int | None:
-    """Returns the number of tokens that were not forwarded, or None if it is unknown."""
+    """Returns the number of tokens that compaction kept from being forwarded, or None if it is unknown."""
     before, after = row.get("tokens_before"), row.get("tokens_after")
     return before - after if isinstance(before, int) and isinstance(after, int) else None
 
 
 def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
-    """Formats five lines to share. They contain no name of a model, key or conversation."""
+    """Formats five lines that users can share. They contain no name of a model, key or conversation."""
     sent, forwarded = format_count(total.get("tokens_before")), format_count(total.get("tokens_after"))
     less = format_percent(_count_saved_tokens(total), total.get("tokens_before"))
     cached = format_percent(total.get("cached_tokens"), total.get("prompt_tokens"))
@@ -124,9 +125,10 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
 
 
 def format_csv(rows: list[dict[str, Any]]) -> list[str]:
-    """Formats rows as CSV: a title line and a line for each row.
+    """Formats rows as CSV, with a line of column titles first.
 
-    The overhead, the time that the proxy adds to requests, is given as quantiles. Its histogram is left out.
+    Quantiles describe the overhead, which is the time that the proxy adds to requests. The histogram of the
+    overhead is left out.
     """
     from compaction_proxy.admin.api.overview import format_csv_line
 
@@ -141,9 +143,10 @@ def format_csv(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _flatten_row(row: SavingsFields) -> Iterator[tuple[str, str | float | None]]:
-    """Yields the fields of a row, without lists.
+    """Yields the names and values of a row's fields. Lists are left out.
 
-    A field of a nested object, such as the requests by status, is named `NAME.KEY`.
+    A field in a nested object gets the name `NAME.KEY`. An example is the number of requests with a certain
+    status.
     """
     for name, value in row.items():
         if value is None or isinstance(value, str | int | float):

@@ -1,4 +1,4 @@
-"""Builds the proxy, runs it in the foreground, prints how to reach it and reloads its configuration."""
+"""Runs the proxy in the foreground, prints how clients can reach it, and reloads its configuration."""
 
 import asyncio
 import gc
@@ -31,22 +31,24 @@ if TYPE_CHECKING:
     from compaction_proxy.app import Proxy  # for types only: the parent of workers does not need it
 
 DEFAULT_WINDOW_TOKENS = 128_000
-# Seconds in which an ending proxy still accepts requests, until load balancers notice that it is ending. On
-# loopback there are no load balancers, so the proxy does not wait.
+# Seconds for which a stopping proxy still accepts requests, until load balancers notice that it is stopping.
+# On loopback there are no load balancers, so the proxy does not wait.
 ACCEPT_GRACE_S = 5
-# Seconds from the server's end until the process exits, even if a thread still waits for DNS or a disk.
+# Longest time, in seconds, from the end of the server to the exit of the process. The process exits then even
+# if a thread still waits for DNS or a disk.
 EXIT_DELAY_S = 2.0
-# Seconds after which a busy thread must release the interpreter lock, so that the event loop can continue.
+# Longest time, in seconds, for which a busy thread keeps the interpreter lock while the event loop waits for
+# it.
 THREAD_SWITCH_S = 0.001
 # Thresholds of the garbage collector. A full collection stops all requests, for 0.1 s if many objects are
-# cached. It therefore runs only once in 50 million allocations. Newer objects are collected often, but a
-# collection covers at most 22,000 of them and takes 5 ms.
+# cached. With these thresholds, a full collection is due only after 50 million allocations. Newer objects are
+# collected often, but each of these collections covers at most 22,000 objects and takes 5 ms.
 GC_THRESHOLDS = (2_000, 10, 2_500)
-# Largest number of open files that the proxy allows itself. A request needs two (one connection to the
-# client, one to the upstream), and an idle client needs one.
+# The proxy raises its limit of open files to at most this number. A request needs two open files (a
+# connection to the client and one to the upstream), and an idle client needs one.
 MAX_DESCRIPTORS = 65_536
-# Settings of glibc's memory allocator. Maps the environment variable of each setting to the number of the
-# same setting in mallopt(3) and to the value that the proxy sets.
+# Settings of glibc's memory allocator. Maps the environment variable of each setting to its number in
+# mallopt(3) and to the value that the proxy sets.
 ALLOCATOR_SETTINGS = {
     "MALLOC_ARENA_MAX": (-8, 1),
     "MALLOC_MMAP_THRESHOLD_": (-3, 262_144),
@@ -57,7 +59,7 @@ ReadConfig = Callable[[], LoadedConfig]
 
 
 def _describe_trigger(config: Config) -> str:
-    """Describes when a conversation is compacted if no entry of `models` matches its model."""
+    """Describes when a conversation is compacted if no entry of the section `models` matches its model."""
     policy = resolve_policy(get_model_settings(config, ""))
     spending = compute_budget(DEFAULT_WINDOW_TOKENS, policy.reserves, None)
     tokens = compute_min_trigger(policy.trigger, spending)
@@ -68,7 +70,7 @@ def _describe_trigger(config: Config) -> str:
 
 
 def format_banner(config: Config, url: str) -> Iterator[str]:
-    """Yields the lines that tell the user at start-up how the proxy is set up."""
+    """Yields the lines that the proxy prints at its start, which describe how the proxy is set up."""
     compaction = config.compaction
     yield f"compaction-proxy listens on {url}"
     yield f"  upstream  {config.upstream.base_url}"
@@ -89,7 +91,7 @@ def format_banner(config: Config, url: str) -> Iterator[str]:
 
 
 def get_drain_timeouts(server: ServerSection) -> serving.DrainTimeouts:
-    """Returns how long an ending server still accepts requests, and then waits for those in progress."""
+    """Returns how long a stopping server still accepts requests and then waits for those in progress."""
     grace_s = server.accept_grace_s
     if grace_s is None:
         grace_s = 0 if is_loopback(server.host) else ACCEPT_GRACE_S
@@ -100,7 +102,7 @@ def create_tls_context(server: ServerSection) -> ssl.SSLContext | None:
     """Creates the TLS context, or returns None if the server does not use TLS.
 
     Raises:
-        ConfigError: The certificate or the key cannot be used.
+        ConfigError: If the certificate or the key cannot be used.
     """
     certificate, key = server.tls_certificate, server.tls_key
     if certificate is None or key is None:
@@ -109,7 +111,7 @@ def create_tls_context(server: ServerSection) -> ssl.SSLContext | None:
 
 
 def build_url(bound: socket.socket, server: ServerSection) -> str:
-    """Returns the URL at which the proxy answers on a socket."""
+    """Returns the URL at which clients can reach the proxy on a socket."""
     return serving.build_base_url(bound, "http" if server.tls_certificate is None else "https")
 
 
@@ -117,7 +119,7 @@ def open_listener(server: ServerSection) -> socket.socket:
     """Opens the listening socket of the server.
 
     Raises:
-        ConfigError: The server cannot listen on the address.
+        ConfigError: If the server cannot listen on the address.
     """
     if server.unix_socket is not None:
         return serving.listen_on_unix_path(server.unix_socket)
@@ -125,13 +127,13 @@ def open_listener(server: ServerSection) -> socket.socket:
 
 
 def announce_start(config: Config, url: str) -> None:
-    """Prints the banner and logs that the proxy accepts requests."""
+    """Prints the banner, and logs that the proxy accepts requests."""
     print("\n".join(format_banner(config, url)), flush=True)
     logs.get_logger(__name__).info(log_events.SERVING_STARTED, url=url, upstream=config.upstream.base_url)
 
 
 def _raise_descriptor_limit() -> None:
-    """Raises the limit of open files, which is often 1,024, up to `MAX_DESCRIPTORS` or the hard limit."""
+    """Raises the limit of open files, which is often 1,024, to `MAX_DESCRIPTORS` or the hard limit."""
     if sys.platform == "win32":
         return
     import resource
@@ -146,8 +148,8 @@ def configure_allocator() -> None:
     """Configures glibc to use one memory arena, and to return the memory of large bodies to the system.
 
     By default, each thread has a memory arena of its own with 64 MB of address space, and the process keeps
-    the memory of large bodies. If the user sets the environment variable of a setting, the variable takes
-    precedence. Without glibc, the function does nothing.
+    the memory of large bodies. A setting whose environment variable is set by the user does not change. On
+    systems without glibc, the function has no effect.
     """
     settings = {name: value for name, value in ALLOCATOR_SETTINGS.items() if name not in os.environ}
     if not settings or sys.platform != "linux":
@@ -164,11 +166,12 @@ def configure_allocator() -> None:
 
 
 def tune_interpreter() -> None:
-    """Tunes the interpreter for a process that only answers requests from now on.
+    """Tunes the interpreter for a process that only serves requests from now on.
 
-    Other threads yield to the event loop sooner. Objects from start-up live until the end, so the garbage
-    collector skips them. It runs less often, because reference counting frees most objects of requests. The
-    limit of open files is raised.
+    - Other threads release the interpreter lock sooner, so that the event loop can continue.
+    - The garbage collector skips objects from start-up, because they live until the process exits.
+    - The garbage collector runs less often, because reference counting frees most objects of requests.
+    - The limit of open files is raised.
     """
     sys.setswitchinterval(THREAD_SWITCH_S)
     gc.collect()
@@ -181,8 +184,8 @@ def reread_config(read_config: ReadConfig, running: LoadedConfig) -> LoadedConfi
     """Reads the configuration again and logs what changes.
 
     Returns:
-        The configuration to run with, in which keys that need a restart keep their values. None if the new
-        configuration cannot be used. In that case the problems are logged.
+        The new configuration, in which keys that need a restart keep their current values. None if the new
+        configuration is not valid. Its problems are then logged.
     """
     try:
         _refuse_pipe(running)
@@ -202,10 +205,10 @@ def reread_config(read_config: ReadConfig, running: LoadedConfig) -> LoadedConfi
 
 
 def _refuse_pipe(running: LoadedConfig) -> None:
-    """Refuses to read a pipe, such as `--config <(…)`, again: a second read would block or find nothing.
+    """Refuses to read a pipe, such as `--config <(…)`, again. A second read would block or return nothing.
 
     Raises:
-        ConfigError: The configuration came from a pipe.
+        ConfigError: If the running configuration came from a pipe.
     """
     if running.path is not None and running.path.is_fifo():
         raise ConfigError(f"{running.path}: a pipe cannot be read again; use a file")
@@ -215,11 +218,12 @@ def _refuse_empty(loaded: LoadedConfig, running: LoadedConfig) -> None:
     """Refuses a missing or empty file if the running configuration came from a file with content.
 
     The file may be missing or empty by mistake. Applying it would remove the client keys, the limits and the
-    upstream. At start-up, an empty file is accepted, because many users configure the proxy through the
-    environment alone. A reload accepts such a file only if the file was already missing or empty.
+    upstream. At start-up, an empty file is accepted, because many users configure the proxy only through the
+    environment. A reload accepts such a file only if the running configuration also came from a missing or
+    empty file.
 
     Raises:
-        ConfigError: The file is gone or empty.
+        ConfigError: If the file is missing or empty.
     """
     has_content = loaded.path is not None and not loaded.is_empty
     if has_content or running.path is None or running.is_empty:
@@ -229,7 +233,7 @@ def _refuse_empty(loaded: LoadedConfig, running: LoadedConfig) -> None:
 
 
 def log_refusal(error: ConfigError) -> None:
-    """Logs why a new configuration is not applied, one entry per problem."""
+    """Logs why a new configuration is not applied. The log event lists all problems."""
     logs.get_logger(__name__).error(log_events.CONFIG_NOT_RELOADED, problems=str(error).splitlines())
 
 
@@ -248,7 +252,7 @@ class ConfigReloader:
         self._is_reread_needed = False
 
     def start(self, read_config: ReadConfig) -> None:
-        """Handles SIGHUP in the current event loop, in which the proxy runs.
+        """Installs a handler for SIGHUP in the current event loop, which must be the event loop of the proxy.
 
         Args:
             read_config: Called on SIGHUP to read the configuration again.
@@ -260,8 +264,8 @@ class ConfigReloader:
     def apply_config(self, loaded: LoadedConfig | None) -> None:
         """Applies a configuration, and records in the metrics whether the reload succeeded.
 
-        None only records that a reload has failed. If the proxy refuses the configuration, it keeps the
-        current one, and the problems are logged.
+        If `loaded` is None, only records that a reload has failed. If the proxy refuses the configuration,
+        logs the problems and keeps the current configuration.
         """
         try:
             if loaded is not None:
@@ -273,7 +277,8 @@ class ConfigReloader:
         self._app.record_reload(succeeded=loaded is not None)
 
     def _schedule_reload(self, read_config: ReadConfig) -> None:
-        # A read that is in progress may have begun before the file changed, so another read follows it.
+        # A read that is in progress may have begun before the file changed. Therefore, another read must
+        # follow.
         self._is_reread_needed = True
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._read_and_apply(read_config))
@@ -292,19 +297,20 @@ def serve_proxy(
     on_ending: Callable[[], None] | None = None,
     worker_number: int | None = None,
 ) -> None:
-    """Runs the proxy in this process until it is told to end.
+    """Runs the proxy in this process until a signal or a call of `GracefulServer.stop` stops it.
 
     Args:
-        open_socket: Opens the listening socket. It is called when the application has been built.
-        loaded: The configuration and its origins.
-        on_started: Called in the event loop once the proxy accepts requests. Gets the socket, the server and
-            its reloader, so that the caller can stop or reload the proxy.
-        on_ending: Called when the proxy begins to end.
-        worker_number: Number of this worker. None means that this is the only process.
+        open_socket: Opens the listening socket. It is called after the application has been built.
+        loaded: The configuration and the sources of its values.
+        on_started: Called in the event loop when the proxy accepts requests. Gets the socket, the server and
+            the reloader, so that the caller can stop the server or reload the configuration.
+        on_ending: Called when the proxy begins to stop.
+        worker_number: Number of this worker, from 1. None if the proxy has no workers.
 
     Raises:
-        ConfigError: The proxy cannot listen on the address, or the application refuses the configuration.
-        ProxyError: The application did not start.
+        ConfigError: If the proxy cannot listen on the address, or if the application refuses the
+            configuration.
+        ProxyError: If the application did not start.
     """
     from compaction_proxy.app import create_app  # not at the top: the parent of workers never needs it
 
@@ -330,7 +336,7 @@ def serve_proxy(
         app,
         timeouts,
         on_stopping,
-        # Without workers, a second signal stops the server at once.
+        # In a proxy without workers, a second signal stops the server at once.
         force_on_second_signal=worker_number is None,
         deadlines=serving.ClientDeadlines(
             head_s=server.head_timeout_s, body_s=server.body_timeout_s, send_s=server.send_timeout_s
@@ -343,7 +349,8 @@ def serve_proxy(
         report = running.drain_report
         counts = {"finished": report.finished, "dropped": report.dropped, "cut": report.cut}
         log.info(log_events.SERVING_STOPPED, **counts, **log_fields)
-        # A thread that hangs must not keep the process from exiting.
+        # A thread that hangs must not keep the process from exiting, so the process exits after a delay in
+        # any case.
         timer = threading.Timer(EXIT_DELAY_S, os._exit, (0,))
         timer.daemon = True
         timer.start()
@@ -353,8 +360,8 @@ def run_single_process(loaded: LoadedConfig, read_config: ReadConfig) -> None:
     """Runs the proxy in this process until SIGINT or SIGTERM. SIGHUP reloads the configuration.
 
     Raises:
-        ConfigError: The proxy cannot listen on the address, or the application refuses the configuration.
-        ProxyError: The application did not start.
+        ConfigError: If the proxy cannot listen on the address, or the application refuses the configuration.
+        ProxyError: If the application did not start.
     """
     config = loaded.config
     with ExitStack() as stack:

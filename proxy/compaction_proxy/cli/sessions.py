@@ -1,6 +1,6 @@
-"""Holds the commands `sessions` and `search`, which show and steer the conversations of a running proxy.
+"""Defines the commands `sessions` and `search`, with which users see and control stored conversations.
 
-Figures that the proxy does not know appear as `n/a`.
+The commands call the admin API of a running proxy. A figure that the proxy does not know appears as `n/a`.
 """
 
 import json
@@ -90,7 +90,11 @@ _MONEY_FIELDS = (
 def _resolve_conversation(
     session: str, url: str | None, key_file: Path | None, config: Path | None
 ) -> tuple[AdminClient, str, str]:
-    """Returns a client of the admin API, the conversation's id and the conversation's path in that API."""
+    """Finds a conversation by its id or the beginning of its id.
+
+    Returns:
+        A client of the admin API, the conversation's id, and the conversation's path in the admin API.
+    """
     client = create_admin_client(url, key_file, config)
     conversation_id = client.find_conversation_id(session)
     return client, conversation_id, f"/conversations/{encode_path_segment(conversation_id)}"
@@ -106,7 +110,7 @@ def list_conversations(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List conversations, last used first."""
+    """List conversations, by default the last used first."""
     if sort not in ORDERS:
         exit_with_error(f"--sort: one of {', '.join(ORDERS)}", BAD_CONFIG)
     answer = create_admin_client(url, key_file, config).get(
@@ -126,7 +130,7 @@ def show(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a conversation: what it has used, what was saved, its rounds and its pins."""
+    """Show a conversation: its usage, its savings, its compactions and its pins."""
     client, _, path = _resolve_conversation(session, url, key_file, config)
     record = client.get(path)
     rounds = read_rows(client.get(f"{path}/compactions"), "compactions")
@@ -142,7 +146,7 @@ def show(
 def compact(
     session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
 ) -> None:
-    """Have a conversation's next request compacted."""
+    """Compact the next request of a conversation."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     client.send("POST", f"{path}/compact")
     print(f"{name}: its next request is compacted")
@@ -152,7 +156,7 @@ def compact(
 def undo(
     session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
 ) -> None:
-    """Take a conversation's newest round back."""
+    """Undo the newest compaction of a conversation."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     answer = client.send("POST", f"{path}/undo")
     number = escape_unprintable(answer.get("round")) if isinstance(answer, dict) else "?"
@@ -167,7 +171,7 @@ def pin(
     key_file: KeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Pin a text to a conversation."""
+    """Pin a text to a conversation, so that every compaction keeps the text word for word."""
     client, _, path = _resolve_conversation(session, url, key_file, config)
     print_lines(
         format_pins(
@@ -184,7 +188,7 @@ def unpin(
     key_file: KeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Let go of a pinned text."""
+    """Remove a pin from a conversation."""
     client, _, path = _resolve_conversation(session, url, key_file, config)
     answer = client.send("DELETE", f"{path}/pins/{encode_path_segment(pin_id)}")
     print_lines(format_pins(read_rows(answer, "pins"), get_terminal_width()))
@@ -194,7 +198,7 @@ def unpin(
 def bypass(
     session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
 ) -> None:
-    """Let a conversation's requests go on as they come, until it is resumed."""
+    """Forward a conversation's requests unchanged until `sessions resume` ends the bypass."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     client.send("POST", f"{path}/bypass")
     print(f"{name}: its requests go on as they come; `sessions resume {name}` ends that")
@@ -204,7 +208,7 @@ def bypass(
 def resume(
     session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
 ) -> None:
-    """Compact a conversation's requests again."""
+    """End the bypass of a conversation, so that its requests are compacted again."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     client.send("POST", f"{path}/resume")
     print(f"{name}: its requests are compacted again")
@@ -220,7 +224,7 @@ def export(
     key_file: KeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write everything that is kept of a conversation as JSON. It holds the conversation's text."""
+    """Write all stored data of a conversation as JSON. The data includes the conversation's text."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     record = client.get(f"{path}/export")
     if output is None:
@@ -231,7 +235,10 @@ def export(
 
 
 def _write_export(path: Path, export: Any) -> None:  # noqa: ANN401 - JSON
-    """Writes the export to a new file that only its owner can read."""
+    """Writes an export as JSON to a new file that only its owner can read.
+
+    Ends the command with an error if the file exists or cannot be written.
+    """
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(export, file, indent=2)
@@ -251,7 +258,7 @@ def delete(
     key_file: KeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Delete everything that is kept of a conversation."""
+    """Delete all stored data of a conversation."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     target = f"all conversations of the tenant of {name}" if tenant else name
     if not yes and not typer.confirm(f"Delete what is kept of {target}?"):
@@ -275,7 +282,7 @@ def search(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find messages that rounds have taken out of a conversation, the best first."""
+    """Search the messages that compactions removed from a conversation. Prints the best match first."""
     client, _, path = _resolve_conversation(session, url, key_file, config)
     query = " ".join(f'"{word}"' if " " in word else word for word in words)
     answer = client.get(f"{path}/search", q=query, limit=limit, scope="tenant" if everywhere else None)
@@ -291,7 +298,11 @@ def search(
 def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list[str]:
     """Formats a table with a line for each conversation.
 
-    The columns `sent` and `forwarded` show the tokens of the last exchange.
+    The columns `sent` and `forwarded` show the tokens of the last exchange, before and after compaction.
+
+    Args:
+        rows: The conversations, as the admin API returns them.
+        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
     """
     cells = [
         [
@@ -313,7 +324,13 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
 
 
 def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: int | None) -> Iterator[str]:
-    """Yields the lines of one conversation: its figures, then its compactions and pins."""
+    """Yields the lines that show one conversation: its figures, then its compactions and its pins.
+
+    Args:
+        record: The conversation, as the admin API returns it.
+        rounds: The compactions of the conversation, as the admin API returns them.
+        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
+    """
     totals = _get_mapping(record, "totals")
     figures = {
         "id": get_text(record, "id"),
@@ -323,7 +340,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         "input tokens": format_count(totals.get("prompt_tokens")),
         "cached": format_percent(totals.get("cached_tokens"), totals.get("prompt_tokens")),
         "output tokens": format_count(totals.get("completion_tokens")),
-        # Only where the model ever searched the archive.
+        # This line appears only if the model has searched the archive.
         **({"searches by the model": format_count(totals["recalls"])} if totals.get("recalls") else {}),
         **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY_FIELDS},
         "asked of it": ", ".join(_describe_directives(record)) or "nothing",
@@ -358,7 +375,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
 
 
 def _describe_directives(record: JsonRow) -> Iterator[str]:
-    """Yields the instructions that users have given for a conversation, such as `bypass`."""
+    """Yields a text for each directive that is in force for a conversation, such as `bypass`."""
     if record.get("compact"):
         yield "compact the next request"
     if record.get("bypass"):
@@ -373,16 +390,16 @@ def _get_mapping(row: JsonRow, name: str) -> JsonRow:
 
 
 def format_pins(pins: Iterable[JsonRow], max_cells: int | None) -> list[str]:
-    """Formats a line for each pin, or a line that says that there are none."""
+    """Formats a line for each pin. Returns the line `no pins` if there are none."""
     rows = [[get_text(each, "id"), get_text(each, "text")] for each in pins]
     return format_table(_PIN_COLUMNS, rows, max_cells) if rows else ["no pins"]
 
 
 def format_hits(hits: Iterable[JsonRow], max_cells: int | None, *, everywhere: bool = False) -> list[str]:
-    """Formats a line for each message found.
+    """Formats a line for each message that a search found.
 
     Args:
-        hits: The messages found, as the admin API returns them.
+        hits: The messages, as the admin API returns them.
         max_cells: Largest width of a line, in terminal cells. None does not cut lines.
         everywhere: Whether the search covered all conversations of a tenant. If so, each line names the
             conversation of the message.

@@ -1,4 +1,4 @@
-"""Holds the command `watch`, which prints a line for each event of a running proxy."""
+"""Defines the command `watch`, which prints a line for each event of a running proxy."""
 
 import json
 import sys
@@ -22,7 +22,8 @@ from compaction_proxy.cli.console import (
     truncate_text,
 )
 
-# Seconds without data after which the connection counts as dead. The proxy sends a line every 15 seconds.
+# Seconds without data after which the connection counts as broken. A running proxy sends at least one line
+# every 15 seconds.
 SILENCE_LIMIT_S = 45.0
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 MAX_DATA_CHARACTERS = 1_048_576
@@ -33,7 +34,7 @@ class StreamMessage(NamedTuple):
 
     Attributes:
         id: Id of the message. A new stream can continue after the message with this id.
-        kind: `compaction`, `exchange`, or `lost` if messages came too fast and were dropped.
+        kind: `compaction`, `exchange`, or `lost` if messages were dropped because they came too fast.
         data: The content, as undecoded JSON.
     """
 
@@ -49,7 +50,7 @@ def watch(
     key_file: KeyOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Print what happens, live, until it is interrupted."""
+    """Print the events and exchanges of a running proxy as they happen, until interrupted."""
 
     def report_retry(reason: str) -> None:
         print(f"{reason}; trying again", file=sys.stderr)
@@ -68,15 +69,16 @@ def watch(
 def follow_events(client: AdminClient, report_retry: Callable[[str], None]) -> Iterator[StreamMessage]:
     """Yields the messages of the proxy's event stream without end.
 
-    If the stream breaks, the function connects again and continues after the last message that arrived.
+    If the stream breaks, connects again and continues after the last message that arrived.
 
     Args:
         client: The client of the admin API.
-        report_retry: Called with the reason whenever the connection is lost.
+        report_retry: Called with the reason each time the connection is lost.
 
     Raises:
-        AdminRefusedError: The proxy refuses the request. Trying again would not help.
-        AdminUnreachableError: The proxy did not answer the first request.
+        AdminRefusedError: If the proxy refuses the request. Another try would not help.
+        AdminUnreachableError: If the proxy has not responded to any request so far. Later failures only lead
+            to another try.
     """
     last_id, pause_s, has_connected = "", FIRST_PAUSE_S, False
     while True:
@@ -99,7 +101,7 @@ def follow_events(client: AdminClient, report_retry: Callable[[str], None]) -> I
 def _parse_messages(lines: Iterator[str]) -> Iterator[StreamMessage | None]:
     """Parses the lines of an event stream into messages.
 
-    Yields None for a heartbeat, a line that only shows that the connection still works.
+    Yields None for a heartbeat. A heartbeat is a line that only shows that the connection still works.
     """
     fields: dict[str, str] = {}
     for line in lines:
@@ -165,7 +167,7 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-# Further fields, with their labels. A field that is unknown, empty or 0 is not shown.
+# Fields that a line shows last, each with its label. A field that is missing, empty or 0 is left out.
 _EXTRA_FIELDS = (
     ("strategy", "by"),
     ("round", "round"),

@@ -1,11 +1,13 @@
 """Runs proxies in child processes: the workers of `serve --workers N`, and the proxy of `run`.
 
-On Linux the parent opens a listening socket for each worker and keeps it open. The kernel then spreads
-connections evenly. With a single socket, one worker would get most connections of a burst. If a worker dies,
-the connections that wait at its socket go to the worker that replaces it. On other systems all workers share
-one socket. The parent and each worker communicate over a pipe rather than by signals, because a terminal or a
-service manager may send a signal to both. If the parent dies, each worker notices the end of its pipe and
-stops.
+On Linux, the parent process opens a listening socket for each worker and keeps it open. The kernel then
+spreads connections evenly over the workers. With a single socket, one worker would get most connections of a
+burst. If a worker dies, the connections that wait at its socket go to the worker that replaces it. On other
+systems, all workers share one socket.
+
+The parent and each worker communicate over a pipe. They do not use signals, because a terminal or a service
+manager may send the same signal to the parent and to its workers. If the parent dies, each worker notices the
+end of its pipe and stops.
 """
 
 import asyncio
@@ -42,43 +44,48 @@ from compaction_proxy.gateway import server as serving
 from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
-# Seconds until a dead worker is replaced. The pause doubles with each further death, up to the maximum.
+# Seconds until a dead worker is replaced. The pause doubles with each further death, up to `MAX_PAUSE_S`.
 PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
-# Seconds that a worker must live to count as stable. After a stable run, the pause is short again.
+# Seconds that a worker must run to count as stable. When a stable worker dies, the pause is `PAUSE_S` again.
 STABLE_S = 60.0
-# Seconds until workers that still run are killed. STOP_EXTRA_S is counted from the end of the time that
-# workers may take to end, and STOP_NOW_S from the order to stop at once.
+# Seconds after which the parent kills workers that still run. A normal stop allows `STOP_EXTRA_S` in addition
+# to the time that workers have for requests in progress. An immediate stop allows `STOP_NOW_S`.
 STOP_EXTRA_S = 10.0
 STOP_NOW_S = 3.0
-# Seconds after which the parent looks for signals and dead workers. Reports of workers wake it earlier.
+# Longest time, in seconds, until the parent handles a signal or starts a worker. A report from a worker wakes
+# the parent earlier.
 POLL_S = 0.1
-# Seconds that the proxy of `run` may take to read the tokenizer's vocabulary and open the store, and then to
-# end before it is killed. Clients send no requests by then, and pending writes take only moments.
+# Longest times, in seconds, for the start and the stop of the proxy of `run`. At the start, the proxy reads
+# the tokenizer's vocabulary and opens the store. A stop is quick, because no client sends requests any more.
+# A proxy that needs longer to stop is killed.
 BACKGROUND_START_S = 30.0
 BACKGROUND_STOP_S = 10.0
 
-# Reports from a worker to the parent: the worker accepts requests, or it begins to end. Any other report is
-# the reason why the worker refuses the configuration.
+# Reports from a worker to the parent. `STARTED` means that the worker accepts requests, and `ENDING` that it
+# begins to stop. Any other report is the reason why the worker refuses the configuration.
 STARTED, ENDING = "started", "ending"
-# Orders from the parent to a worker. A new configuration is an order, too. None means that a reload found no
-# usable configuration. The worker then keeps its own and records the failure in its metrics.
+# Orders from the parent to a worker. An order can also be a new configuration, or None if a reload found no
+# usable configuration. A worker that receives None keeps its configuration and records the failed reload in
+# its metrics.
 STOP, STOP_NOW = "stop", "now"
 Order = LoadedConfig | str | None
 
 HANGUP = getattr(signal, "SIGHUP", None)  # systems without it have no reload
-# The environment variable from which the workers and the Prometheus library learn the path of the folder in
-# which workers share their metrics, so that any worker can report all of them.
+# The environment variable with the path of the folder in which workers share their metrics. With this folder,
+# any worker can report the metrics of all workers. The Prometheus library reads the variable, too.
 METRICS_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 _spawn = get_context("spawn")
 
 
 def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, number: int) -> None:
-    """Runs a worker. This is the main function of its process, which exits with 1 if the proxy did not start.
+    """Runs a worker. This is the main function of the worker's process.
+
+    The process exits with 1 if the proxy does not start.
 
     Args:
-        loaded: The configuration and its origins.
+        loaded: The configuration and the sources of its values.
         listener: The socket on which the worker accepts requests.
         parent: The worker's end of the pipe to the parent process.
         number: Number of the worker, from 1.
@@ -121,7 +128,7 @@ def _execute_orders(
     running: serving.GracefulServer,
     reloader: ConfigReloader,
 ) -> None:
-    """Executes the parent's orders. When the parent is gone, stops the server."""
+    """Executes the orders of the parent. Stops the server when the parent closes the pipe or dies."""
     with suppress(EOFError, OSError, RuntimeError):  # RuntimeError: the event loop is closed
         while True:
             order: Order = orders.recv()
@@ -134,19 +141,20 @@ def _execute_orders(
 
 @dataclass(slots=True)
 class WorkerSlot:
-    """The place of one worker. When the worker's process dies, another process takes this place.
+    """The place of one worker. When the worker's process dies, another process takes the same place.
 
     Attributes:
         number: Number of the worker, from 1.
         listener: The worker's listening socket. None while it is closed, so that new connections go to other
             workers.
-        process: The worker's process, or the last one that ran here. Unset before the first start.
-        pipe: Connection to that process. Unset before the first start.
+        process: The worker's process. While no process runs, the last one that ran. Unset before the first
+            start.
+        pipe: The parent's end of the pipe to that process. Unset before the first start.
         is_running: Whether the process runs.
         is_up: Whether the process accepts requests.
         started_at: When the process was started, in monotonic seconds.
         death_count: How often the process has died since the last stable run (`STABLE_S`).
-        start_due_at: When the next process is to be started, in monotonic seconds.
+        start_due_at: When the next process must be started, in monotonic seconds.
     """
 
     number: int
@@ -160,7 +168,7 @@ class WorkerSlot:
     start_due_at: float = 0.0
 
     def send_order(self, order: Order) -> None:
-        """Sends an order to the worker. Does nothing if no worker runs."""
+        """Sends an order to the worker. Does nothing if the worker does not run."""
         if self.is_running:
             with suppress(OSError):  # it may be gone by now
                 self.pipe.send(order)
@@ -177,16 +185,16 @@ class WorkerSlot:
 
 @dataclass(slots=True)
 class _WorkerSupervisor:
-    """Starts the workers, replaces workers that die, and stops them when the proxy is to end.
+    """Starts the workers, replaces workers that die, and stops all workers when the proxy must stop.
 
     Attributes:
-        loaded: The configuration and its origins.
+        loaded: The configuration and the sources of its values.
         read_config: Reads the configuration again.
-        port: The port that the workers share. Meaningless if they share a Unix socket.
+        port: The port that the workers share. It has no meaning if they share a Unix socket.
         workers: A slot for each worker.
-        failure: The error that ends the run because a worker did not start.
+        failure: The error that ends the run because a worker did not start. None if there was no such error.
         has_started: Whether all workers have been up at the same time.
-        kill_at: When remaining workers are killed, in monotonic seconds. None until an end is requested.
+        kill_at: When workers that still run are killed, in monotonic seconds. None until a stop is requested.
         signals: The numbers of the signals that were received and not yet handled.
     """
 
@@ -200,14 +208,14 @@ class _WorkerSupervisor:
     signals: list[int] = field(default_factory=list)
 
     def run(self, on_started: Callable[[], None]) -> None:
-        """Runs until all workers have ended.
+        """Runs until all workers have stopped.
 
         Args:
-            on_started: Called once all workers are up. Not called if the end is requested before that.
+            on_started: Called once, when all workers are up. Not called if a stop is requested before.
 
         Raises:
-            ConfigError: A worker refused the configuration at the start.
-            ProxyError: A worker did not start.
+            ConfigError: If a worker refused the configuration at the start.
+            ProxyError: If a worker did not start.
         """
         while self.kill_at is None or any(worker.is_running for worker in self.workers):
             for worker in self.workers:
@@ -225,11 +233,11 @@ class _WorkerSupervisor:
             raise self.failure
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of a signal handler
-        """Handles a signal: has `run` stop the workers or reload the configuration."""
+        """Records a signal. `run` later stops the workers or reloads the configuration."""
         self.signals.append(number)
 
     def _start_or_kill(self, worker: WorkerSlot) -> None:
-        """Starts a worker whose start is due, and kills a worker that should have ended."""
+        """Starts a worker whose start is due, or kills a worker that has not stopped in time."""
         now = time.monotonic()
         if self.kill_at is None:
             if not worker.is_running and worker.start_due_at <= now:
@@ -246,7 +254,8 @@ class _WorkerSupervisor:
                 return
         worker.is_running, worker.is_up = True, False
         worker.started_at = time.monotonic()
-        # The new process inherits the ignored SIGINT, and so ignores Ctrl-C until it sets its own handler.
+        # SIGINT is ignored while the process is created. The new process inherits this, so that Ctrl-C does
+        # not end it before it sets its own handler.
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         worker.process, worker.pipe = _start_process(run_worker, self.loaded, worker.listener, worker.number)
         signal.signal(signal.SIGINT, previous)
@@ -259,7 +268,10 @@ class _WorkerSupervisor:
             worker.send_order(loaded)
 
     def _read_reports(self) -> None:
-        """Reads the reports of the workers. The end of a pipe means that the worker's process ends."""
+        """Reads the reports of the workers. Waits at most `POLL_S` seconds for a report.
+
+        The end of a pipe means that the worker's process ends.
+        """
         running = [worker for worker in self.workers if worker.is_running]
         ready = wait([worker.pipe for worker in running], POLL_S)
         for worker in (each for each in running if each.pipe in ready):
@@ -292,7 +304,7 @@ class _WorkerSupervisor:
             logs.get_logger(__name__).log(level, log_events.WORKER_ENDED, **fields, again_in_s=pause_s)
 
     def _schedule_restart(self, worker: WorkerSlot) -> float:
-        """Schedules the restart of a worker that died, with a longer pause after each death in a row.
+        """Schedules the restart of a worker that died. The pause grows with each death in a row.
 
         Returns:
             The pause in seconds.
@@ -310,9 +322,9 @@ class _WorkerSupervisor:
         return round(pause_s, 1)
 
     def _stop(self, *, now: bool) -> None:
-        """Orders all workers to end. With `now`, the workers do not wait for requests in progress.
+        """Orders all workers to stop. With `now`, the workers do not wait for requests in progress.
 
-        Workers that do not end in time are killed later.
+        Sets the time at which `run` kills workers that have not stopped.
         """
         if self.kill_at is None:
             running = sum(worker.is_running for worker in self.workers)
@@ -323,14 +335,15 @@ class _WorkerSupervisor:
         for worker in self.workers:
             worker.send_order(STOP_NOW if now else STOP)
             if worker.listener is not None:
-                # The worker has its own copy of the socket and closes it when it no longer needs it.
+                # Only the parent's copy of the socket is closed here. The worker closes its own copy when it
+                # no longer needs it.
                 worker.listener.close()
 
 
 def _start_process(
     target: Callable[..., None], loaded: LoadedConfig, listener: socket, argument: int | str
 ) -> tuple[SpawnProcess, Connection]:
-    """Starts a process that runs a proxy, and returns it and the parent's end of the pipe to it."""
+    """Starts a process that runs a proxy. Returns the process and the parent's end of the pipe to it."""
     parent_end, child_end = _spawn.Pipe()
     process = _spawn.Process(target=target, args=(loaded, listener, child_end, argument), daemon=True)
     process.start()
@@ -342,20 +355,21 @@ def run_workers(loaded: LoadedConfig, read_config: ReadConfig, on_started: Calla
     """Runs several proxies on one port until SIGINT or SIGTERM. SIGHUP reloads the configuration.
 
     Args:
-        loaded: The configuration and its origins.
+        loaded: The configuration and the sources of its values.
         read_config: Reads the configuration again.
-        on_started: Called with the URL once all workers accept requests.
+        on_started: Called with the URL of the proxy when all workers accept requests.
 
     Raises:
-        ConfigError: The proxy cannot listen on the address, or the configuration is refused.
-        ProxyError: A worker did not start.
+        ConfigError: If the proxy cannot listen on the address, or if a worker refuses the configuration.
+        ProxyError: If a worker did not start.
     """
     server = loaded.config.server
     if loaded.config.store.url == "memory://":
         raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
     create_tls_context(server)  # so that a bad certificate is reported once, not by each worker
     listeners = _open_listeners(loaded)
-    # The URL is built now, because the sockets are closed when workers end.
+    # The URL is built before the workers run, because it needs an open socket, and sockets are closed when
+    # workers stop.
     url = build_url(listeners[0], server)
     workers = [WorkerSlot(number, listener) for number, listener in enumerate(listeners, 1)]
     supervisor = _WorkerSupervisor(loaded, read_config, listeners[0].getsockname()[1], workers)
@@ -367,7 +381,7 @@ def run_workers(loaded: LoadedConfig, read_config: ReadConfig, on_started: Calla
 
 
 def _open_listeners(loaded: LoadedConfig) -> list[socket]:
-    """Opens listening sockets on one address: one for each worker, or a single one for all."""
+    """Opens listening sockets on one address: one for each worker, or a single one that all workers share."""
     server = loaded.config.server
     first = open_listener(server)  # does not share the port, so it fails if another program uses it
     if not serving.can_spread_connections(first):
@@ -381,7 +395,7 @@ def _open_listeners(loaded: LoadedConfig) -> list[socket]:
 def _open_metrics_folder() -> Iterator[None]:
     """Creates a private folder for the metrics of the workers that are started inside the block.
 
-    If no folder can be created, each worker reports only its own metrics, and the log says so.
+    If no folder can be created, logs a warning. Each worker then reports only its own metrics.
     """
     os.environ.pop(METRICS_FOLDER_VARIABLE, None)
     try:
@@ -397,9 +411,7 @@ def _open_metrics_folder() -> Iterator[None]:
 
 @contextmanager
 def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterator[str]:
-    """Runs a proxy in a child process and yields the proxy's URL once the proxy accepts requests.
-
-    The proxy ends when the block ends.
+    """Runs a proxy in a child process. Yields its URL when it accepts requests, and stops it after the block.
 
     Args:
         loaded: The configuration. Its settings for address, TLS and workers are replaced, because another
@@ -407,8 +419,8 @@ def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterato
         log_path: File to which the child's output is appended. None discards the output.
 
     Raises:
-        ConfigError: The proxy refuses the configuration.
-        ProxyError: The proxy does not start.
+        ConfigError: If the proxy refuses the configuration.
+        ProxyError: If the proxy does not start in time.
     """
     address = {"host": "127.0.0.1", "port": 0, "unix_socket": None, "tls_certificate": None, "tls_key": None}
     server = loaded.config.server.model_copy(update={**address, "workers": 1})
@@ -435,7 +447,7 @@ def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterato
 
 
 def _run_background_worker(loaded: LoadedConfig, listener: socket, parent: Connection, log_path: str) -> None:
-    """Runs the proxy as the main function of the child process.
+    """Runs the proxy of `run_background_proxy`. This is the main function of the child process.
 
     The child process starts a session of its own, so that signals from the terminal, such as Ctrl-C, do not
     reach it. Its output is appended to the file `log_path`.

@@ -1,4 +1,4 @@
-"""Computes an attribute of an unchanging object once, when it is first read."""
+"""Defines a decorator for attributes that are computed when they are first read."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -8,10 +8,12 @@ Value = TypeVar("Value")
 
 
 class cached_attribute(Generic[Instance, Value]):  # noqa: N801 - used as a decorator
-    """Works like `functools.cached_property`, but without the lock that Python up to 3.11 takes there.
+    """A decorator that computes an attribute on the first read and then keeps the value.
 
-    The lock costs more than computing most of the cached values. Without it, two threads may both compute a
-    value. This class can be removed when Python 3.11 is no longer supported.
+    The decorator works like `functools.cached_property`, but takes no lock. In Python 3.11, `cached_property`
+    takes a lock, which costs more time than the computation of most cached values. Without a lock, two
+    threads may both compute a value, so the object must not change. This class can be removed when Python
+    3.11 is no longer supported.
 
     Args:
         work: Computes the value.
@@ -23,6 +25,6 @@ class cached_attribute(Generic[Instance, Value]):  # noqa: N801 - used as a deco
         self.__doc__ = work.__doc__
 
     def __get__(self, instance: Instance, owner: type[Instance]) -> Value:
-        """Returns the value. The first read stores it in the object itself."""
+        """Computes the value and stores it in the instance. Later reads find the value there."""
         value = instance.__dict__[self._name] = self._work(instance)
         return value

@@ -1,26 +1,26 @@
 """Suppresses and reports exceptions of any kind. No other module may catch every exception.
 
-It is used wherever a fault of the proxy must not fail a client's request: around the compaction stage,
-background jobs (such as the store's thread), the tokenizer, and the code that reads an answer while it is
-relayed.
+Other modules use `suppress_and_report` wherever a fault of the proxy must not fail a client's request: around
+the compaction stage, background jobs (such as the store's thread), the tokenizer, and the code that reads a
+response while the proxy relays it.
 """
 
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-# These exceptions are not caught, because they are raised to end the block or the process.
+# These exceptions are not suppressed, because their purpose is to end the block or the process.
 _PASS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class suppress_and_report:  # noqa: N801 - used as a statement; a class, because a generator is five times as slow
-    """Runs a block, and reports and suppresses its exceptions.
+    """A context manager that reports the exceptions of its block and suppresses them.
 
-    Suppresses every exception except those that cancel the block or end the process (`_PASS`). This includes
-    the tokenizer's `PanicException` (pyo3), which is derived from BaseException.
+    The exceptions in `_PASS` are neither reported nor suppressed. All others are, including the tokenizer's
+    `PanicException` (pyo3), which is derived from `BaseException`.
 
     Args:
-        report: Receives the exception.
+        report: Called with the exception.
     """
 
     __slots__ = ("_report",)

@@ -1,4 +1,4 @@
-"""Formats numbers and codes as text for people. An unknown value reads "n/a", never 0."""
+"""Formats numbers and codes as text for people. A number that is unknown becomes "n/a", never 0."""
 
 import time
 from urllib.parse import quote
@@ -7,7 +7,7 @@ UNKNOWN = "n/a"
 MINUS = "\N{MINUS SIGN}"
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 
-# Texts for the reasons why a request was forwarded unchanged or without a summary (`Event.reason`).
+# Maps each reason why a request was forwarded unchanged or without a summary (`Event.reason`) to a text.
 REASON_TEXTS = {
     "breaker-open": "the summary model has failed repeatedly and is left alone for a while",
     "budget": "this client has had all the summaries of this hour",
@@ -51,12 +51,13 @@ _STATUSES = {
     "http-403": "the summary model refused the credential",
     "http-429": "the summary model's provider asked to slow down",
 }
-# Texts for reasons that have no text in `REASON_TEXTS` or `_STATUSES`, by the prefix of the reason.
+# Maps the prefix of a reason to a text. Used for reasons that are neither in `REASON_TEXTS` nor in
+# `_STATUSES`.
 _FAMILIES = {
     "http-": "the summary model answered with an error",
     "store-": "the store could not be read or written",
 }
-# Texts for the reasons why a compaction was due.
+# Maps each reason why a compaction was due to a text.
 DUE_REASON_TEXTS = {
     "cost_optimal": "cheapest here",
     "force": "asked for",
@@ -73,7 +74,7 @@ DUE_REASON_TEXTS = {
     "tokens": "trigger reached",
     "turns": "number of turns",
 }
-# Texts for the causes of upstream failures (`core.upstream_failure`).
+# Maps each cause of an upstream failure (`core.upstream_failure`) to a text.
 UPSTREAM_CAUSE_TEXTS = {
     "connection-refused": "connection refused",
     "name-not-resolved": "its name could not be resolved",
@@ -109,12 +110,15 @@ EVENT_KIND_TEXTS = {
 
 
 def encode_path_segment(value: object) -> str:
-    """Encodes a value as a path segment of a URL."""
+    """Encodes a value as one path segment of a URL. Escapes `/`, too."""
     return quote(str(value).encode("utf-8", "replace"), safe="")
 
 
 def format_usd(value: float | None) -> str:
-    """Formats dollars with two decimals, or with four if they are less than a cent."""
+    """Formats dollars with two decimals, such as `$1.23`. Amounts below a cent get four decimals.
+
+    Amounts that four decimals would round to 0 become `<$0.0001`.
+    """
     if value is None:
         return UNKNOWN
     sign = MINUS if value < 0 else ""
@@ -125,7 +129,7 @@ def format_usd(value: float | None) -> str:
 
 
 def format_price_per_million(value: float | None) -> str:
-    """Formats dollars per million tokens exactly, as providers publish them."""
+    """Formats a price in dollars per million tokens. Gives at least two decimals, and up to six if needed."""
     if value is None:
         return UNKNOWN
     digits = f"{value:,.6f}".rstrip("0")
@@ -133,12 +137,12 @@ def format_price_per_million(value: float | None) -> str:
 
 
 def format_count(value: float | None) -> str:
-    """Formats a whole number with thousands separators."""
+    """Formats a number with thousands separators, rounded to a whole number."""
     return UNKNOWN if value is None else f"{value:,.0f}".replace("-", MINUS)
 
 
 def format_short_number(value: float | None) -> str:
-    """Formats a number in three or four characters: 950, 4.1k, 312k, 1.6M."""
+    """Formats a number briefly, in thousands (k), millions (M) or billions (G): 950, 4.1k, 312k, 1.6M."""
     if value is None:
         return UNKNOWN
     for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -150,14 +154,14 @@ def format_short_number(value: float | None) -> str:
 
 
 def format_percent(part: float | None, whole: float | None) -> str:
-    """Formats a part of a whole in percent, without decimals."""
+    """Formats a part as a percentage of a whole, without decimals."""
     if part is None or not whole:
         return UNKNOWN
     return f"{100 * part / whole:.0f} %".replace("-", MINUS)
 
 
 def format_milliseconds(seconds: float | None) -> str:
-    """Formats a duration in milliseconds."""
+    """Formats a duration in milliseconds. The argument is in seconds."""
     if seconds is None:
         return UNKNOWN
     value = seconds * 1_000
@@ -165,17 +169,17 @@ def format_milliseconds(seconds: float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Formats a duration in seconds, or in milliseconds if it is less than a second."""
+    """Formats a duration, given in seconds: in milliseconds below one second, else in seconds."""
     return format_milliseconds(seconds) if seconds is None or seconds < 1 else f"{seconds:.1f} s"
 
 
 def format_iso_time(timestamp: float | None) -> str:
-    """Formats seconds since the epoch as a UTC time in ISO 8601, to the second."""
+    """Formats a time, given in seconds since the epoch, as UTC in ISO 8601, to the second."""
     return UNKNOWN if not timestamp else time.strftime("%Y-%m-%dT%H:%M:%SZ", _to_utc(timestamp))
 
 
 def format_display_time(timestamp: float | None) -> str:
-    """Formats a UTC time for people, such as `22 Nov 13:05:09`."""
+    """Formats a time, given in seconds since the epoch, as UTC for people, such as `22 Nov 13:05:09`."""
     return UNKNOWN if not timestamp else time.strftime("%d %b %H:%M:%S", _to_utc(timestamp))
 
 
@@ -184,7 +188,10 @@ def _to_utc(timestamp: float) -> time.struct_time:
 
 
 def format_age(timestamp: float | None, now: float) -> str:
-    """Formats the time from `timestamp` to `now` in its largest unit, such as `3 h ago`."""
+    """Formats the time from `timestamp` to `now` in its largest unit, such as `3 h ago`.
+
+    Both arguments are in seconds since the epoch.
+    """
     if not timestamp:
         return UNKNOWN
     age_s = max(0.0, now - timestamp)
@@ -195,7 +202,7 @@ def format_age(timestamp: float | None, now: float) -> str:
 
 
 def format_setting(value: object) -> str:
-    """Formats a configuration value, given as a JSON value. The items of a list are joined."""
+    """Formats a configuration value, given as a JSON value. Joins the items of a list with commas."""
     match value:
         case None:
             return "unset"
@@ -211,13 +218,16 @@ def format_setting(value: object) -> str:
 
 
 def describe_reason(code: str) -> str:
-    """Describes a reason in words, followed by its code. Returns an unknown code with spaces for hyphens."""
+    """Describes a reason in words, followed by its code in parentheses.
+
+    If the code is unknown, returns only the code, with spaces in place of hyphens.
+    """
     text = REASON_TEXTS.get(code) or _STATUSES.get(code) or _FAMILIES.get(code.partition("-")[0] + "-")
     return f"{text} ({code})" if text else code.replace("-", " ")
 
 
 def describe_due_reasons(codes: str) -> str:
-    """Describes in words why a compaction was due, given codes separated by commas."""
+    """Describes in words why a compaction was due. The codes of the reasons are separated by commas."""
     return (
         ", ".join(DUE_REASON_TEXTS.get(word) or word.replace("-", " ") for word in codes.split(","))
         or UNKNOWN
@@ -225,7 +235,7 @@ def describe_due_reasons(codes: str) -> str:
 
 
 def describe_upstream_cause(code: str) -> str:
-    """Describes in words why an upstream failed. For the code `http-503`: `upstream answered 503`."""
+    """Describes in words why an upstream failed. The code `http-503` becomes `upstream answered 503`."""
     family, _, status = code.partition("-")
     if family == "http":
         return f"upstream answered {status}"
@@ -233,5 +243,5 @@ def describe_upstream_cause(code: str) -> str:
 
 
 def describe_event_kind(code: str) -> str:
-    """Returns the kind of an event in words, or an unknown code unchanged."""
+    """Returns the kind of an event in words. Returns an unknown code unchanged."""
     return EVENT_KIND_TEXTS.get(code, code)

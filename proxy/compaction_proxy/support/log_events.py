@@ -1,4 +1,4 @@
-"""Names of the log events, in the form `area.what_happened`."""
+"""Defines the names of the log events, in the form `area.what_happened`."""
 
 SERVING_STARTED = "serving.started"
 SERVING_STOPPING = "serving.stopping"

@@ -1,4 +1,4 @@
-"""Caches with a limit. A full cache drops its oldest entries."""
+"""Defines a dict and a cache of limited size. Both drop old entries when they are full."""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 class BoundedDict(OrderedDict[Key, Value]):
-    """A dict with a limit. A full one drops the entry that was written longest ago.
+    """A dict of limited size. When it is full, a new entry displaces the entry that was written longest ago.
 
     Args:
         max_entries: Maximum number of entries.
@@ -26,10 +26,10 @@ class BoundedDict(OrderedDict[Key, Value]):
 
 
 class LruCache(Generic[Key, Value]):
-    """Caches values by key. Drops the least recently used values if it is full.
+    """A cache of limited size. When it is full, a new value displaces the least recently used values.
 
     Args:
-        max_bytes: Maximum bytes of all values. A value that is larger is not stored.
+        max_bytes: Maximum size of all values together, in bytes.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -38,7 +38,7 @@ class LruCache(Generic[Key, Value]):
         self._bytes = 0
 
     def get(self, key: Key) -> Value | None:
-        """Returns the value under `key`, or None if there is none."""
+        """Returns the value under `key`, which becomes the most recently used, or None if there is none."""
         entry = self._held.get(key)
         if entry is None:
             return None
@@ -46,7 +46,10 @@ class LruCache(Generic[Key, Value]):
         return entry[0]
 
     def put(self, key: Key, value: Value, size_bytes: int) -> None:
-        """Stores a value that takes `size_bytes` bytes. Replaces the earlier value under the key."""
+        """Stores a value of `size_bytes` bytes under `key`, in place of the earlier value.
+
+        Does not store a value that is larger than the whole cache. The earlier value is removed even then.
+        """
         self.remove(key)
         if size_bytes > self._max_bytes:
             return
@@ -60,7 +63,7 @@ class LruCache(Generic[Key, Value]):
         return list(self._held)
 
     def remove(self, key: Key) -> None:
-        """Removes the value under `key`, if there is one."""
+        """Removes the value under `key`. Does nothing if the key is unknown."""
         entry = self._held.pop(key, None)
         if entry is not None:
             self._bytes -= entry[1]

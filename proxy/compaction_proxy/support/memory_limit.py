@@ -1,4 +1,4 @@
-"""Reads how much memory this process may use: the smallest of the limits that the system reports."""
+"""Reads from the operating system how much memory this process may use."""
 
 import os
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ from typing import Any, Final, NamedTuple
 
 PROC: Final = Path("/proc/self")
 CGROUPS: Final = Path("/sys/fs/cgroup")
-# Windows has no module `resource`.
+# None on Windows, where Python has no module `resource`.
 resource: Any = import_module("resource") if find_spec("resource") else None
 
 
 class MemoryLimits(NamedTuple):
-    """Memory limits in bytes. None means that the system sets no limit or does not report one.
+    """Memory limits in bytes. None means that the system sets no limit or does not report its limit.
 
     Attributes:
-        memory_bytes: Memory that this process and all other processes under the same limit may use together.
-        address_bytes: Address space that this process may use in addition to what it uses now.
+        memory_bytes: Memory that this process may use together with all other processes under the same limit.
+        address_bytes: Address space that this process may use in addition to its present address space.
     """
 
     memory_bytes: int | None
@@ -26,7 +26,9 @@ class MemoryLimits(NamedTuple):
 
 
 def read_memory_limits(proc_folder: Path = PROC, cgroup_folder: Path = CGROUPS) -> MemoryLimits:
-    """Reads the limits of control groups (versions 1 and 2), of the machine and of this process.
+    """Reads the memory limits of control groups, of the machine and of this process.
+
+    `memory_bytes` is the smallest limit of all control groups (versions 1 and 2) and the machine's memory.
 
     Args:
         proc_folder: Folder in which the system describes this process (`/proc/self`).
@@ -41,11 +43,11 @@ def read_memory_limits(proc_folder: Path = PROC, cgroup_folder: Path = CGROUPS) 
 
 
 def _read_cgroup_limits(proc_folder: Path, cgroup_folder: Path) -> Iterator[int | None]:
-    """Yields the memory limits of the process's control groups and of all groups above them, in bytes.
+    """Yields the memory limits, in bytes, of the control groups of this process and of all groups above them.
 
-    Yields None for a group without a readable limit. Inside a container, the path in `/proc/self/cgroup` may
-    not exist. The limit of the container is then in the root folder of the control groups, which is also
-    read.
+    Yields None for a group without a readable limit. In a container, the path in `/proc/self/cgroup` may not
+    exist. The root folder of the control groups then has the limit of the container. The root folder is one
+    of the groups that are read.
     """
     for line in _read_text(proc_folder / "cgroup").splitlines():
         _, controllers, path = f"{line}::".split(":")[:3]
@@ -68,7 +70,7 @@ def _read_physical_bytes() -> int | None:
 
 
 def _read_free_address_bytes(proc: Path) -> int | None:
-    """Returns RLIMIT_AS less the used address space, in bytes, or None if there is no limit."""
+    """Returns the limit RLIMIT_AS less the used address space, in bytes. None if there is no limit."""
     if resource is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)

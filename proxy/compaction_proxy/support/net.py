@@ -1,12 +1,13 @@
-"""Parses a host with an optional port, as in the request headers `Host` and `Origin`."""
+"""Parses a host with an optional port, as the request headers `Host` and `Origin` contain it."""
 
 from urllib.parse import urlsplit
 
 
 def parse_authority(value: str, default_port: int | None = None) -> tuple[str, int | None] | None:
-    """Returns the host, in lower case, and the port of a text `host[:port]`.
+    """Parses a text `host[:port]`. Returns the host in lower case, and the port.
 
-    Returns `default_port` if the text has no port, and None if it has another form.
+    If the text has no port, the returned port is `default_port`. If the text has another form, the result is
+    None.
     """
     try:
         parts = urlsplit("//" + value)

@@ -1,7 +1,7 @@
-"""Runs computations that take a millisecond or more in a worker thread, one after the other.
+"""Runs computations of a millisecond or more in a single worker thread, one after the other.
 
-Several threads would compute no faster than one, because they share the interpreter lock, and the event loop
-would have to wait for each of them in turn.
+Several threads would not be faster, because all threads share the interpreter lock. Each of them would also
+delay the event loop.
 """
 
 import asyncio
@@ -9,11 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-# One executor for the whole process, because all threads share one interpreter lock. The thread starts with
-# the first call of `run_in_worker`.
+# The whole process has one executor, because all threads share one interpreter lock. The executor starts its
+# thread at the first call of `run_in_worker`.
 _EXECUTOR = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
 
-# Work on at most this many bytes takes less than a millisecond, so that it need not leave the event loop.
+# Largest size of data, in bytes, that is processed on the event loop. Processing this much data takes less
+# than a millisecond.
 MAX_INLINE_BYTES = 256 * 1024
 
 _Result = TypeVar("_Result")
@@ -22,8 +23,8 @@ _Result = TypeVar("_Result")
 async def run_in_worker(work: Callable[[], _Result]) -> _Result:
     """Runs `work` in the worker thread, after all earlier work, and returns its result.
 
-    If the caller is cancelled, `work` is dropped if it has not begun. If it has begun, it continues to its
-    end, and later work waits for it.
+    If the caller is cancelled before `work` begins, `work` does not run. If the caller is cancelled later,
+    `work` still runs to its end, and later work waits for it.
     """
     return await asyncio.get_running_loop().run_in_executor(_EXECUTOR, work)
 
@@ -31,6 +32,6 @@ async def run_in_worker(work: Callable[[], _Result]) -> _Result:
 async def run_in_worker_if_large(size_bytes: int, work: Callable[[], _Result]) -> _Result:
     """Runs `work`, which processes `size_bytes` bytes, and returns its result.
 
-    Runs it on the event loop if these are at most `MAX_INLINE_BYTES`, else in the worker thread.
+    Runs `work` on the event loop if `size_bytes` is at most `MAX_INLINE_BYTES`, else in the worker thread.
     """
     return work() if size_bytes <= MAX_INLINE_BYTES else await run_in_worker(work)

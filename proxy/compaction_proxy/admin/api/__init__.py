@@ -1,1 +1,1 @@
-"""The JSON endpoints of the admin API."""
+"""Serves the JSON endpoints of the admin API."""

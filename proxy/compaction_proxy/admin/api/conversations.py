@@ -1,4 +1,4 @@
-"""Admin API endpoints for conversations: their lists, events, contents and commands."""
+"""Endpoints of the admin API for conversations: lists, events, contents and commands."""
 
 import asyncio
 from dataclasses import asdict
@@ -52,35 +52,42 @@ ListLimit = Annotated[int, Query(ge=1, le=MAX_SCANNED)]
 async def _listed(
     queries: QueriesDependency, limit: ListLimit = 100, q: SearchQuery = "", sort: Sort = "last"
 ) -> Response:
-    """List conversations in the order of `sort`, largest first. `q` filters by a part of the id or model."""
+    """List conversations in the order of `sort`, the largest value first.
+
+    `q` selects conversations whose id or model contains this text.
+    """
     found = await queries.list_conversations(limit, text=q, sort=sort)
     return build_json_response({"conversations": [schemas.to_conversation_row(each) for each in found]})
 
 
 @router.get("/conversations/{conversation}", response_model=Conversation)
 async def _overview(conversation: str, commands: CommandsDependency) -> Response:
-    """Get a conversation: its totals, compactions, pins, project instructions, state, and costs."""
+    """Get a conversation: its totals, compactions, pins, project instructions, state and costs."""
     return build_json_response(to_conversation(conversation, await commands.get_overview(conversation)))
 
 
 @router.delete("/conversations/{conversation}", response_model=Forgotten)
 async def _forget(conversation: str, commands: CommandsDependency) -> Response:
-    """Delete everything that is stored about a conversation and its branches."""
+    """Delete all stored data of a conversation and its branches.
+
+    Branches are conversations that begin with the same messages.
+    """
     return build_json_response({"deleted": await commands.forget_conversation(conversation)})
 
 
 @router.delete("/conversations/{conversation}/tenant", response_model=Forgotten)
 async def _forget_tenant(conversation: str, commands: CommandsDependency) -> Response:
-    """Delete everything that is stored about the tenant to which a conversation belongs."""
+    """Delete all stored data of the tenant to which a conversation belongs."""
     return build_json_response({"deleted": await commands.forget_owning_tenant(conversation)})
 
 
 @router.get("/conversations/{conversation}/export", response_model=Export)
 async def _export(conversation: str, commands: CommandsDependency) -> Response:
-    """Export all that is stored about a conversation, such as its totals, events and archived messages."""
+    """Export all stored data of a conversation: its totals, events and archived messages."""
     overview, events = await commands.get_overview(conversation), await commands.list_events(conversation)
     messages = await commands.list_archived_messages(conversation)
-    # An export may have megabytes, so it is encoded in a thread. The event loop relays requests meanwhile.
+    # An export may have megabytes. It is encoded in a thread, so that the event loop can relay requests
+    # meanwhile.
     return await asyncio.to_thread(
         lambda: build_json_response(
             {
@@ -115,7 +122,10 @@ async def _compactions(conversation: str, queries: QueriesDependency) -> Respons
 
 @router.get("/conversations/{conversation}/compactions/{place}", response_model=schemas.CompactionDetail)
 async def _compaction(conversation: str, place: str, queries: QueriesDependency) -> Response:
-    """Get a compaction: the messages it removed, the summary prompts, and the messages the model then saw."""
+    """Get a compaction, with the removed messages and the summary prompts.
+
+    The response also contains the messages that the model saw after the compaction.
+    """
     made, found = await queries.get_compaction(conversation, place)
     return await asyncio.to_thread(
         lambda: build_json_response(schemas.to_compaction_detail(made, found))
@@ -153,7 +163,7 @@ async def _message(
 
 @router.post("/conversations/{conversation}/compact", status_code=202, response_model=Marked)
 async def _compact(conversation: str, commands: CommandsDependency) -> Response:
-    """Compact the next request of the conversation."""
+    """Have the next request of the conversation compacted."""
     await commands.request_compaction(conversation)
     return build_json_response({"id": conversation, "compact": True}, 202)
 
@@ -162,8 +172,8 @@ async def _compact(conversation: str, commands: CommandsDependency) -> Response:
 async def _undo(conversation: str, commands: CommandsDependency) -> Response:
     """Undo the newest compaction.
 
-    The conversation is not compacted again until somebody requests it, or until a request does not fit the
-    context window.
+    The conversation is not compacted again until a user requests a compaction, or until a request does not
+    fit the context window.
     """
     return build_json_response(to_round(await commands.undo_round(conversation), undone=True))
 
@@ -190,13 +200,13 @@ async def _pins(conversation: str, commands: CommandsDependency) -> Response:
 
 @router.post("/conversations/{conversation}/pins", status_code=201, response_model=Pins)
 async def _pin(conversation: str, pin: NewPin, commands: CommandsDependency) -> Response:
-    """Pin a text, so that every compaction keeps it word for word."""
+    """Pin a text, so that every compaction keeps the text word for word. The response lists all pins."""
     return build_json_response({"pins": to_pins(await commands.add_pin(conversation, pin.text))}, 201)
 
 
 @router.delete("/conversations/{conversation}/pins/{pin}", response_model=Pins)
 async def _unpin(conversation: str, pin: str, commands: CommandsDependency) -> Response:
-    """Remove a pin."""
+    """Remove a pin. The response lists the pins that remain."""
     await commands.remove_pin(conversation, pin)
     return await _pins(conversation, commands)
 
@@ -210,13 +220,13 @@ async def _instructions(conversation: str, commands: CommandsDependency) -> Resp
 
 @router.delete("/conversations/{conversation}/instructions/{instruction}", response_model=ProjectInstructions)
 async def _remove_instruction(conversation: str, instruction: str, commands: CommandsDependency) -> Response:
-    """Remove project instructions: requests that the proxy rewrites no longer contain them."""
+    """Remove project instructions. Requests that the proxy rewrites no longer contain them."""
     await commands.set_instruction_removed(conversation, instruction)
     return await _instructions(conversation, commands)
 
 
 @router.post("/conversations/{conversation}/instructions/{instruction}", response_model=ProjectInstructions)
 async def _restore_instruction(conversation: str, instruction: str, commands: CommandsDependency) -> Response:
-    """Restore project instructions that were removed: rewritten requests contain them again."""
+    """Restore removed project instructions. Requests that the proxy rewrites contain them again."""
     await commands.set_instruction_removed(conversation, instruction, removed=False)
     return await _instructions(conversation, commands)

@@ -1,12 +1,13 @@
-"""Admin API endpoints for the whole proxy: statistics, events, models, configuration, exports and replay.
+"""Endpoints of the admin API for the whole proxy: statistics, events, models, configuration, exports, replay.
 
-An export is sent while its data is read, one conversation at a time. It is JSON, or CSV for spreadsheets, and
-contains no text of a conversation. The endpoint `conversations/{id}/export` exports one conversation with its
-text.
+An export is sent while its data is read, one conversation at a time. An export is JSON, or CSV for
+spreadsheets. It contains no text of conversations. The endpoint `conversations/{id}/export` exports one
+conversation with its text.
 
-A replay can load a stored conversation. Its messages are those that compactions have removed, and those that
-remained after the last compaction. The store holds only their text: a tool call is a line with its name and
-arguments, and fixed messages and tool definitions are missing. The results are therefore approximate.
+A replay can load a stored conversation. The loaded conversation consists of the messages that compactions
+have removed and the messages that remained after the last compaction. The store contains only the text of
+these messages. A stored tool call is a line with its name and arguments. Fixed messages and tool definitions
+are not stored. The results of such a replay are therefore approximate.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
 from compaction_proxy.telemetry.statistics import COUNTS, Grouping
 from compaction_proxy.telemetry.usage import DOLLARS
 
-# Shown as the origin of a configuration value if the origin is not known.
+# Reported as the source of a configuration value if the source is not known.
 UNKNOWN = "unknown"
 
 router = create_router()
@@ -76,9 +77,9 @@ class Configuration:
     """The current configuration. Secrets are masked.
 
     Attributes:
-        path: Path of the configuration file; null if there is none.
+        path: Path of the configuration file; null without a file.
         values: All keys with their values.
-        warnings: Settings that are valid but probably not intended.
+        warnings: Warnings about settings that are valid but probably not intended.
     """
 
     path: str | None
@@ -105,7 +106,10 @@ async def _stats(
 async def _upstream_failures(
     queries: QueriesDependency, since: TimeParameter = "24h", until: TimeParameter = "0m"
 ) -> Response:
-    """List the failures of upstreams by target and cause, in the hours from `since` to `until`."""
+    """List the failures of upstreams by target and cause.
+
+    The list covers the whole hours that overlap the time from `since` to `until`.
+    """
     now = queries.now()
     start, stop = parse_time(since, now), parse_time(until, now)
     found, complete = await queries.list_upstream_failures(start, stop)
@@ -143,10 +147,10 @@ def _get_value(config: Config, place: tuple[str | int, ...]) -> object:
     return found
 
 
-# Interval of heartbeats on a stream without events, in seconds. Without them, proxies or load balancers on
-# the way might close the connection.
+# Seconds without an event after which a stream sends a heartbeat. Without heartbeats, a proxy or load
+# balancer in between might close the connection.
 HEARTBEAT_S = 15.0
-# Longest time until a stream notices that the server is stopping, in seconds.
+# Longest time, in seconds, until a stream notices that the server is stopping.
 NOTICE_S = 0.5
 MAX_ID_CHARACTERS = 64
 STREAM_OPENING = b": here begins what happens from now on\n\n"
@@ -175,8 +179,8 @@ async def _stream(
 ) -> StreamingResponse:
     """Stream events and exchanges of all conversations, as server-sent events.
 
-    The type is `compaction` (any event of a conversation), `exchange`, or `lost` (the client was too slow,
-    and missed some).
+    The type of a message is `compaction` (any event of a conversation), `exchange`, or `lost` (the client was
+    too slow, so that events were left out).
     """
     await queries.check_store()
     body = stream_events(queries.feed.follow(last_event_id or None), get_api(request).is_stopping)
@@ -190,9 +194,12 @@ async def stream_events(
     heartbeat_s: float = HEARTBEAT_S,
     notice_s: float = NOTICE_S,
 ) -> AsyncGenerator[bytes]:
-    """Yields feed items as server-sent events, and a heartbeat after each `heartbeat_s` without an item.
+    """Yields feed items as server-sent events, and heartbeats between them.
 
-    Ends after the last item, or at most `notice_s` after `is_stopping` begins to return True. Closes `items`.
+    Yields a heartbeat after each `heartbeat_s` seconds without an item.
+
+    Ends after the last item, or at most `notice_s` seconds after `is_stopping` begins to return True. Closes
+    `items` at the end.
     """
     clock = asyncio.get_running_loop().time
     last_sent_at = clock()
@@ -231,7 +238,7 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def format_csv_line(values: Iterable[object]) -> str:
-    """Formats a line of CSV (RFC 4180), including its line end. None becomes an empty cell.
+    """Formats a line of CSV (RFC 4180), including its line ending. None becomes an empty cell.
 
     A text that a spreadsheet program would treat as a formula gets the prefix `'`.
     """
@@ -254,9 +261,9 @@ STATS_COLUMNS = (
     responses={200: {"content": {"application/json": {}}}},
 )
 async def _json(queries: QueriesDependency, since: TimeParameter = "30d") -> StreamingResponse:
-    """Export the 1,000 most recently used conversations, and the daily statistics since `since`.
+    """Export the 1,000 most recently used conversations, and the daily statistics from `since` until now.
 
-    Each conversation has its exchanges and events.
+    Exchanges and events of these conversations are included even if they are older than `since`.
     """
     await queries.check_store()
     start = parse_time(since, queries.now())
@@ -270,7 +277,7 @@ async def _csv(
     since: TimeParameter = "30d",
     by: Grouping = "day",
 ) -> StreamingResponse:
-    """Export one line per exchange since `since`, or with `of=stats` one line per row of the statistics.
+    """Export exchanges from `since` until now, one per line. With `of=stats`, export rows of the statistics.
 
     The exchanges are those of the 1,000 most recently used conversations.
     """
@@ -291,7 +298,7 @@ def _build_attachment(body: AsyncIterator[bytes], kind: str, name: str) -> Strea
 
 
 async def _stream_json(queries: ConversationQueries, since: float) -> AsyncIterator[bytes]:
-    """Yields the JSON document in pieces: one for each conversation, and one for the statistics."""
+    """Yields the JSON document in pieces, one for each conversation and one for the statistics."""
     opening = b'{"conversations":['
     async for listed, exchanges, events in queries.iter_conversations():
         fields = schemas.to_conversation_row(listed)
@@ -339,8 +346,8 @@ async def _stream_csv(
 
 
 _TOKENS = {"type": "integer", "minimum": 1, "nullable": True}
-# Schema of the request body, for the OpenAPI document. FastAPI does not decode the body, because decoding
-# megabytes on the event loop would delay other requests.
+# Schema of the body of a replay request, for the OpenAPI document. FastAPI itself does not decode the body,
+# because decoding megabytes on the event loop would delay other requests.
 _BODY: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -361,22 +368,22 @@ _BODY: dict[str, Any] = {
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _BODY}}}},
 )
 async def replay(request: Request) -> Response:
-    """Compute what each strategy would do with a conversation, and at what cost. Calls no model."""
+    """Compute what each strategy would do with a conversation, and at what cost. No model is called."""
     job = await asyncio.to_thread(parse_job, await request.body())
     return build_json_response({"results": await get_api(request).replay_jobs.run_job(job)})
 
 
-# Roles of tool results.
+# The roles that a message with a tool result can have.
 _ANSWERING = frozenset({"tool", "function"})
 
 
 def create_conversation_loader(
     commands: ConversationCommands, queries: ConversationQueries
 ) -> Callable[[str], Awaitable[JsonObject]]:
-    """Creates a function that rebuilds a stored conversation as a request body.
+    """Creates a function that takes the id of a stored conversation and returns it as a request body.
 
-    That function raises `RequestRefusedError` if the conversation is unknown (404) or too little of it is
-    stored (409).
+    The created function raises `RequestRefusedError` if the conversation is unknown (404) or if too little of
+    it is stored (409).
     """
 
     async def load_conversation(conversation: str) -> JsonObject:
@@ -395,15 +402,15 @@ def create_conversation_loader(
 def rebuild_messages(
     removed: Sequence[RemovedMessage], visible: Sequence[VisibleMessage]
 ) -> list[JsonObject]:
-    """Rebuilds the messages of a conversation, up to those that the model saw after the last compaction.
+    """Rebuilds the messages of a conversation as they were at the last compaction.
 
     Args:
-        removed: Messages that compactions removed. If several have the same index, the last one counts.
-        visible: Messages that the model saw after the last compaction. Only those that the compaction kept
+        removed: Messages that compactions removed. If several have the same index, the last of them is used.
+        visible: Messages that the model saw after the last compaction. Only messages that the compaction kept
             are used.
 
     Raises:
-        RequestRefusedError: Too little of the conversation is stored (409).
+        RequestRefusedError: If too little of the conversation is stored (409).
     """
     placed = {each.index: (each.role, each.text) for each in removed}
     known = {each.id for each in removed}
@@ -421,8 +428,9 @@ def rebuild_messages(
 def _to_wire_messages(texts: Sequence[tuple[str, str]]) -> list[JsonObject]:
     """Converts pairs of a role and a text to messages of the Chat Completions wire.
 
-    The ids of tool calls are not stored. Each tool result therefore gets a new call in the assistant message
-    before it. Without such a message, it becomes a user message.
+    The ids of tool calls are not stored. Therefore, each tool result gets a new call with a new id, which is
+    added to the assistant message before the result. If there is no such message, the tool result becomes a
+    user message.
     """
     messages: list[JsonObject] = []
     caller: JsonObject | None = None

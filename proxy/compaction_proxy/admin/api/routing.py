@@ -1,4 +1,4 @@
-"""Shared parts of the admin API: dependencies, responses, error handlers, and the installation of the API."""
+"""Shared parts of the admin API: dependencies, responses, error handlers, and `install_api`."""
 
 import asyncio
 import json
@@ -33,28 +33,29 @@ TimeParameter = Annotated[str, Query(pattern=TIME_PATTERN)]
 
 
 def parse_time(text: str, now: float) -> float:
-    """Parses a text that matches `TIME_PATTERN`. Returns the time in seconds since the epoch.
+    """Parses a text that matches `TIME_PATTERN`. Returns a time in seconds since the epoch.
 
-    The text is the time itself in these seconds, or an age before `now`, such as `30m`, `24h` or `7d`.
+    The text is a number of seconds since the epoch, or an age such as `30m`, `24h` or `7d`. An age is
+    subtracted from `now`, which is in seconds since the epoch.
     """
     ago = _AGO.fullmatch(text)
     return float(text) if ago is None else now - int(ago[1]) * _UNITS_S[ago[2]]
 
 
 API_PATH = "/admin/v1"
-# Message of a response with status 503, if a query or command cannot reach the store.
+# Message of the response with status 503 to a query or command that cannot reach the store.
 STORE_UNAVAILABLE = "The store cannot be used right now."
 
 
 @dataclass(frozen=True, slots=True)
 class AdminSettings:
-    """The configuration in force and its sources.
+    """The configuration that the proxy runs with, and its sources.
 
     Attributes:
         config: The configuration.
-        origins: Source of each value, by dotted key; empty if no configuration was read.
-        path: Path of the file that was read; empty without a file.
-        warnings: Settings that are valid but probably not intended.
+        origins: Maps each dotted key to the source of its value. Empty if no configuration was read.
+        path: Path of the configuration file; empty without a file.
+        warnings: Warnings about settings that are valid but probably not intended.
     """
 
     config: Config = field(default_factory=Config)
@@ -65,16 +66,16 @@ class AdminSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdminApi:
-    """Everything that the routes of the admin API use.
+    """The objects that the routes of the admin API use.
 
     Attributes:
         commands: Commands on conversations.
         queries: Queries on conversations.
         replay_jobs: Replays conversations.
-        access_policy: Check of admin keys.
+        access_policy: Rules for access, including the admin key.
         settings: Configuration that `/config` shows.
-        is_stopping: Returns whether streams must end, because the server stops or because the access policy
-            has changed.
+        is_stopping: Returns whether streams must end, because the server is stopping or because the access
+            policy has changed.
     """
 
     commands: ConversationCommands
@@ -86,7 +87,7 @@ class AdminApi:
 
 
 def get_api(request: Request) -> AdminApi:
-    """Returns the admin API that was installed in the application that handles the request."""
+    """Returns the admin API that is installed in the application that handles the request."""
     found: AdminApi = request.app.state.api
     return found
 
@@ -109,26 +110,28 @@ SettingsDependency = Annotated[AdminSettings, Depends(_get_settings)]
 
 
 def create_router() -> APIRouter:
-    """Creates an empty router for the paths below `/admin/v1`.
+    """Creates an empty router for paths below `/admin/v1`.
 
-    Its `HTTPBearer` dependency only describes the admin key in the OpenAPI document. `AccessMiddleware`
-    checks the key.
+    The router's `HTTPBearer` dependency only describes the admin key in the OpenAPI document.
+    `AccessMiddleware` checks the key.
     """
     return APIRouter(prefix=API_PATH, dependencies=[Depends(HTTPBearer(auto_error=False))])
 
 
 def build_json_response(content: Mapping[str, Any], status: int = 200) -> Response:
-    """Builds a JSON response in ASCII.
+    """Builds a JSON response in ASCII, in which all other characters are escaped.
 
-    Other characters are escaped. The response can therefore hold any text from clients, even lone surrogates,
-    which UTF-8 cannot encode.
+    The response can therefore contain any text from clients, even lone surrogates, which UTF-8 cannot encode.
     """
     body = json.dumps(content, allow_nan=False).encode()
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
 
 
 async def _get_openapi(request: Request) -> Response:
-    """Returns the OpenAPI document. It is built once, in a thread, because building it takes long."""
+    """Returns the OpenAPI document.
+
+    FastAPI builds the document at the first call. Building takes long, so it is done in a thread.
+    """
     return build_json_response(await asyncio.to_thread(request.app.openapi))
 
 
@@ -140,7 +143,7 @@ async def _respond_refused(
 
 
 async def _respond_invalid_request(request: Request, error: RequestValidationError) -> Response:
-    """Responds to a request that does not match the schema. The response repeats no values of the request."""
+    """Responds to a request that does not match the schema. The response repeats no value of the request."""
     messages = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
     return await _respond_refused(request, RequestRefusedError(422, "; ".join(messages), "invalid_request"))
 
@@ -166,7 +169,10 @@ ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[A
 
 
 def install_api(app: FastAPI, api: AdminApi, base_path: str, routers: Iterable[APIRouter]) -> None:
-    """Installs the admin API in an application, under `base_path`. Access and body sizes are checked."""
+    """Installs the admin API in an application, under `base_path`.
+
+    Also adds the middleware that checks access and limits the size of request bodies.
+    """
     app.state.api = api
     described = create_router()
     described.add_api_route("/openapi.json", _get_openapi, include_in_schema=False)

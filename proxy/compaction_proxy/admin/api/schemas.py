@@ -1,6 +1,7 @@
-"""Records for the requests and responses of the admin API. The OpenAPI document is generated from them.
+"""Schemas of the requests and responses of the admin API. FastAPI generates the OpenAPI document from them.
 
-Where a response hands on a record of another package, its schema takes the fields from that record.
+If a response contains an object of another package, its schema takes the fields from the class of that
+object.
 """
 
 from collections.abc import Iterable, Mapping
@@ -44,7 +45,7 @@ def _select_values(record: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
-# The fields that a response takes from `Totals`, `RemovedMessage`, `VisibleMessage` and `Event`.
+# Names of the fields that responses take from `Totals`, `RemovedMessage`, `VisibleMessage` and `Event`.
 _CONVERSATION_FIELDS = (
     "model", "requests", "last_at", "prompt_tokens", "completion_tokens", "cached_tokens", "tokens_before",
     "tokens_after", "trigger", "window", "status", "rounds",
@@ -322,7 +323,7 @@ Export = _make_schema(
 
 
 def to_conversation_row(conversation: ListedConversation) -> dict[str, Any]:
-    """Builds a `ConversationRow`."""
+    """Converts a listed conversation to the fields of a `ConversationRow`. Unknown costs become None."""
     totals = conversation.totals
     return {
         "id": conversation.id,
@@ -333,17 +334,17 @@ def to_conversation_row(conversation: ListedConversation) -> dict[str, Any]:
 
 
 def to_exchange_line(stored: ExchangeEntry) -> dict[str, Any]:
-    """Builds an `ExchangeLine`."""
+    """Converts a stored exchange to the fields of an `ExchangeLine`."""
     return {**stored.exchange._asdict(), "saving": None if stored.saving is None else stored.saving._asdict()}
 
 
 def to_compaction_line(record: CompactionRecord) -> dict[str, Any]:
-    """Builds a `CompactionLine`."""
+    """Converts a compaction to the fields of a `CompactionLine`."""
     return {**asdict(record.event), "undone": record.undone, "pays_back_after": record.pays_back_after}
 
 
 def to_compaction_detail(record: CompactionRecord, detail: RoundDetail) -> dict[str, Any]:
-    """Builds a `CompactionDetail`."""
+    """Converts a compaction and its details to the fields of a `CompactionDetail`."""
     return {
         **to_compaction_line(record),
         "removed": [_select_values(each, _REMOVED_MESSAGE_FIELDS) for each in detail.removed],
@@ -353,12 +354,12 @@ def to_compaction_detail(record: CompactionRecord, detail: RoundDetail) -> dict[
 
 
 def to_item_fields(item: FeedItem) -> dict[str, Any]:
-    """Returns the fields of a feed item, without text of the conversation and ids of messages."""
+    """Returns the fields of a feed item, except texts of the conversation and ids of messages."""
     return {name: value for name, value in item.fields.items() if name not in HIDDEN_FIELDS}
 
 
 def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
-    """Converts counters to JSON values. If no price of any exchange is known, the dollars are None."""
+    """Converts counters to JSON values. If no exchange has a known price, amounts in dollars are None."""
     priced = not counters.unpriced or counters.unpriced < counters.requests - counters.failed
     dollars = _select_values(counters, _MONEY_FIELDS) if priced else dict.fromkeys(_MONEY_FIELDS)
     return {
@@ -373,28 +374,35 @@ def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
 
 
 def to_stats_row(row: StatisticsRow) -> dict[str, Any]:
-    """Builds a `StatsRow`."""
+    """Converts a row of statistics to the fields of a `StatsRow`."""
     return {"of": row.label, **to_counters(row.counters)}
 
 
 def to_stats(since: float, until: float, by: str, report: StatisticsReport) -> dict[str, Any]:
-    """Builds a `Stats`."""
+    """Converts statistics to the fields of a `Stats`.
+
+    Args:
+        since: Start of the period, in seconds since the epoch.
+        until: End of the period, in seconds since the epoch.
+        by: What each row sums up, such as `day` or `model`.
+        report: The statistics.
+    """
     rows = [to_stats_row(each) for each in report.rows]
     return {"since": since, "until": until, "by": by, "rows": rows, "total": to_counters(report.total)}
 
 
 def to_round(event: Event, *, undone: bool) -> dict[str, Any]:
-    """Builds a `Round` from the event of a compaction."""
+    """Converts the event of a compaction to the fields of a `Round`."""
     return {**_select_values(event, _ROUND_FIELDS), "undone": undone}
 
 
 def to_pins(pins: Iterable[str]) -> list[dict[str, str]]:
-    """Builds the pins of a conversation from their texts."""
+    """Converts texts of pins to the fields of `Pin`, with their ids."""
     return [{"id": build_pin_id(text), "text": text} for text in pins]
 
 
 def to_instructions(directives: Directives) -> list[dict[str, Any]]:
-    """Builds the project instructions of a conversation, with their ids."""
+    """Returns the project instructions in the directives, as fields of `ProjectInstruction`."""
     return [
         {"id": each.id, **each._asdict(), "removed": each.id in directives.removed}
         for each in directives.instructions
@@ -402,7 +410,7 @@ def to_instructions(directives: Directives) -> list[dict[str, Any]]:
 
 
 def to_conversation(conversation: str, overview: ConversationOverview) -> dict[str, Any]:
-    """Builds a `Conversation`."""
+    """Converts the overview of a conversation to the fields of a `Conversation`."""
     directives, totals = overview.directives, overview.totals
     return {
         "id": conversation,
@@ -418,10 +426,14 @@ def to_conversation(conversation: str, overview: ConversationOverview) -> dict[s
 
 
 def to_archived_message(recalled: RecalledMessage, lines: str = "") -> dict[str, Any]:
-    """Builds an `ArchivedMessage` with the lines `lines`, such as `10-40`, or with the whole text if empty.
+    """Converts an archived message to the fields of an `ArchivedMessage`.
+
+    Args:
+        recalled: The message, with the compaction that removed it.
+        lines: Range of the lines to return, such as `10-40`. An empty text returns the whole message.
 
     Raises:
-        RequestRefusedError: `lines` is not a range, or begins after the last line (422).
+        RequestRefusedError: If `lines` is not a range, or begins after the last line (422).
     """
     message, archived_round = recalled.message, recalled.round
     text, line_range = _select_lines(message.text, lines) if lines else (message.text, None)

@@ -1,9 +1,9 @@
 """Compares two texts word by word, to show which parts of the replaced messages a summary has kept.
 
-A summary may have facts in another order than the messages. A comparison that keeps the order (`difflib`)
-would miss most of them, and take quadratic time. This module looks up runs of words instead, in linear time.
-A word counts as kept if it belongs to a run of three words that the other text contains. A distinctive word,
-such as a path or a number, counts as kept if the other text contains it.
+A summary may mention facts in another order than the messages. A comparison that keeps the order (`difflib`)
+would miss most of these facts, and would take quadratic time. This module looks up runs of words instead, in
+linear time. A word counts as kept if it belongs to a run of three words that the other text contains. A
+distinctive word, such as a path or a number, counts as kept if the other text contains it.
 """
 
 import re
@@ -16,11 +16,11 @@ from compaction_proxy.recall.archive import RemovedMessage
 from compaction_proxy.recall.round_detail import STAND_IN, VisibleMessage
 
 RUN_WORDS = 3
-# Largest number of characters of each text that are compared. A comparison then takes at most 100 ms on one
+# Each side of a comparison is cut to this many characters. A comparison then takes at most 100 ms on one
 # core.
 MAX_COMPARED_CHARACTERS = 100_000
-# A distinctive word has at least this many characters, and matches the pattern below: it contains a digit, a
-# sign such as `/`, or a dot between letters.
+# A distinctive word has at least `_DISTINCTIVE_CHARACTERS` characters and matches `_DISTINCTIVE`: it contains
+# a digit, a sign such as `/`, or a dot between letters.
 _DISTINCTIVE_CHARACTERS = 4
 _DISTINCTIVE = re.compile(r"[\d/_\\@:=]|\w\.\w")
 _WORD = re.compile(r"[^\s\"'`()\[\]{}<>,;|*]+")
@@ -29,7 +29,7 @@ _ENDS = ".:!?-#="
 
 @dataclass(frozen=True, slots=True)
 class DiffPiece:
-    """A piece of text, and whether the other text contains it."""
+    """A piece of one of two compared texts. `is_shared` says whether the other text contains the piece."""
 
     text: str
     is_shared: bool
@@ -37,7 +37,7 @@ class DiffPiece:
 
 @dataclass(frozen=True, slots=True)
 class DiffWords:
-    """Index of the words of a text, for comparisons.
+    """Index of the words of a text, with which other texts are compared.
 
     Attributes:
         runs: All runs of `RUN_WORDS` successive words.
@@ -49,7 +49,10 @@ class DiffWords:
 
 
 def index_words(texts: Iterable[str]) -> DiffWords:
-    """Builds the index of several texts. Uses only the first `MAX_COMPARED_CHARACTERS` of them together."""
+    """Builds one index of several texts.
+
+    Indexes only the first `MAX_COMPARED_CHARACTERS` characters of the texts, counted over all of them.
+    """
     runs: set[tuple[str, ...]] = set()
     distinctive: set[str] = set()
     remaining = MAX_COMPARED_CHARACTERS
@@ -62,7 +65,10 @@ def index_words(texts: Iterable[str]) -> DiffWords:
 
 
 def split_pieces(text: str, other: DiffWords) -> list[DiffPiece]:
-    """Splits a text into pieces, and marks those that the indexed text `other` contains."""
+    """Splits a text into pieces that the indexed text `other` contains and pieces that it does not contain.
+
+    Compares only the first `MAX_COMPARED_CHARACTERS` characters. The rest counts as not contained.
+    """
     matches = list(_WORD.finditer(text[:MAX_COMPARED_CHARACTERS]))
     kept = _find_kept([_normalize_word(match[0]) for match in matches], other)
     found: list[DiffPiece] = []
@@ -92,7 +98,7 @@ def _iter_runs(words: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _normalize_word(word: str) -> str:
-    """Returns a word in lower case and without punctuation at its end, for comparison."""
+    """Returns a word for comparison: in lower case, without punctuation at its end."""
     return word.rstrip(_ENDS).lower()
 
 
@@ -100,21 +106,21 @@ def _is_distinctive(word: str) -> bool:
     return len(word) >= _DISTINCTIVE_CHARACTERS and _DISTINCTIVE.search(word) is not None
 
 
-# Largest number of characters that are shown of a message, and of messages in a pane. The page links to the
-# rest.
+# A pane shows at most this many characters of a message that was removed or kept, and at most this many
+# messages. The page links to the rest.
 MAX_SHOWN_CHARACTERS = 4_000
 MAX_SHOWN_MESSAGES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class PaneMessage:
-    """A message in a pane.
+    """A message in one of the panes on the page of a compaction.
 
     Attributes:
         message: The message.
         pieces: The shown part of its text, in pieces.
         left_out: Number of characters that are not shown.
-        stand_in: Whether the message is a replacement, written by a compaction.
+        stand_in: Whether the message is a replacement that a compaction made.
     """
 
     message: RemovedMessage | VisibleMessage
@@ -125,15 +131,16 @@ class PaneMessage:
 
 @dataclass(frozen=True, slots=True)
 class RoundPanes:
-    """The three panes of a compaction.
+    """Content of the three panes on the page of a compaction.
 
     Attributes:
-        removed: Messages that the compaction removed. Pieces that the replacement contains are marked.
+        removed: Messages that the compaction removed. `DiffPiece.is_shared` says whether the summary or a
+            replacement contains a piece.
         removed_left_out: Number of removed messages that are not shown.
-        summary: Text of the replacement. Pieces that the removed messages contain are marked.
-        seen: Messages that the model saw after the compaction. In replacements, pieces that the removed
-            messages contain are marked.
-        seen_left_out: Number of seen messages that are not shown.
+        summary: Text of the summary. `is_shared` says whether the removed messages contain a piece.
+        seen: Messages that the model saw after the compaction. In a replacement, `is_shared` says whether the
+            removed messages contain a piece. In any other message, `is_shared` is False.
+        seen_left_out: Number of messages that the model saw but that are not shown.
     """
 
     removed: Sequence[PaneMessage]
@@ -146,7 +153,15 @@ class RoundPanes:
 def build_panes(
     summary: str, removed: Sequence[RemovedMessage], seen: Sequence[VisibleMessage]
 ) -> RoundPanes:
-    """Builds the panes. Takes at most 100 ms, because only a limited part of the texts is compared."""
+    """Builds the panes for a compaction.
+
+    The function compares only a limited part of the texts, so it takes at most 100 ms.
+
+    Args:
+        summary: Text of the summary.
+        removed: Messages that the compaction removed.
+        seen: Messages that the model saw after the compaction.
+    """
     stand_ins = [each.text for each in seen if each.origin == STAND_IN]
     before = index_words(each.text for each in removed)
     after = index_words([summary, *stand_ins])
@@ -162,10 +177,10 @@ def build_panes(
 def _compare_messages(
     messages: Iterable[RemovedMessage | VisibleMessage], other: DiffWords
 ) -> list[PaneMessage]:
-    """Builds the messages of a pane, and marks the pieces that `other` contains.
+    """Builds the messages of a pane, and compares them with the indexed text `other`.
 
-    Compares removed messages and replacements, at most `MAX_COMPARED_CHARACTERS` of them. Messages that were
-    kept are not compared.
+    Compares only removed messages and replacements, at most `MAX_COMPARED_CHARACTERS` characters in total.
+    Messages that the compaction kept need no comparison.
     """
     panes: list[PaneMessage] = []
     remaining = MAX_COMPARED_CHARACTERS

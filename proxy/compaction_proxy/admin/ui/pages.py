@@ -1,11 +1,11 @@
 """The pages: overview, conversations, one conversation or compaction, failures, playground and settings.
 
-A button on a conversation's page runs a command, then redirects to a page. The playground shows what each
-strategy would forward for a conversation, and at what cost. It calls no provider.
+Each button on a conversation's page runs a command and then redirects to a page. The playground shows what
+each strategy would forward for a conversation, and at what cost. It calls no provider.
 
-The templates put the data of a chart into an attribute, as JSON, and `static/pages.js` draws the chart from
-it. Next to each chart is a table with the same figures, for readers who cannot see the chart or whose browser
-runs no scripts.
+The templates write the data of a chart into an HTML attribute, as JSON. The script `static/pages.js` draws
+the chart from this data. Next to each chart is a table with the same figures, for readers who cannot see the
+chart or whose browser runs no scripts.
 """
 
 import asyncio
@@ -42,14 +42,15 @@ from compaction_proxy.telemetry.live_feed import FeedItem
 from compaction_proxy.telemetry.statistics import Grouping, StatisticsRow
 from compaction_proxy.wires.json.slices import find_members
 
-# Time ranges of the overview page, each with the period that one column of its chart covers.
+# Time ranges that a reader can choose. Maps each to the period that one column of the overview's chart
+# covers.
 RANGES: Mapping[str, Grouping] = {"24h": "hour", "7d": "hour", "30d": "day"}
 SORTS: Mapping[Sort, str] = {
     "last": "Last request", "tokens": "Tokens", "net": "Net saved", "requests": "Requests",
 }  # fmt: skip
-# Scopes of a search, with their names on the page.
+# Maps each scope of a search to its name on the page.
 SCOPES = {"conversation": "this conversation", "tenant": "all conversations of this tenant"}
-# Confirmations that a page shows after an action, by the value of the query parameter `done`.
+# Confirmations that a page shows after an action. The query parameter `done` selects one of them.
 ACTION_MESSAGES = {
     "compact": "The next request of this conversation will be compacted.",
     "undo": "The newest round is not applied any more.",
@@ -68,8 +69,8 @@ RECENT_EVENTS = 10
 MAX_HITS = 50
 MAX_FORM_BYTES = 65_536
 _MAX_FIELDS = 100
-# Largest pasted transcript, in bytes. A form may be three times as large, because its encoding takes three
-# bytes for each special character of JSON.
+# Largest transcript that can be pasted into the playground, in bytes. The form itself may be three times as
+# large, because its encoding takes three bytes for each special character of JSON.
 MAX_PASTED_BYTES = 8 * 1024 * 1024
 _MAX_FORM_BYTES = 3 * MAX_PASTED_BYTES
 TOO_LARGE = (
@@ -78,22 +79,23 @@ TOO_LARGE = (
 _TOO_LARGE = 413
 _OFFERED_CONVERSATIONS = 50
 _TRANSCRIPT_FIELDS = ("messages", "tools", "model")
-# Largest number of columns in a chart. If there are more, only the newest are drawn.
+# Largest number of columns in a chart. If there are more, the chart shows only the newest.
 MAX_COLUMNS = 500
-# Dash patterns, one for the line of each strategy: the numbers of pixels that are drawn and left out in turn.
+# Dash patterns of lines in a chart, one for each strategy. A pattern lists the lengths, in pixels, of dash
+# and gap in turn.
 DASHES = ((), (8, 4), (2, 3), (12, 3, 2, 3), (4, 4), (1, 2), (16, 4))
 _STEPS_S = {"hour": 3_600, "day": 86_400}
-# Number of bytes of an encoded value that are decoded in one call. A single call for megabytes would hold the
+# A value of a form is decoded in pieces of this many bytes. A single call for megabytes would hold the
 # interpreter lock for seconds.
 _PIECE_BYTES = 65_536
 
 
 async def read_form(request: Request, limit_bytes: int = MAX_FORM_BYTES) -> dict[str, list[str]]:
-    """Reads the fields of a form, `application/x-www-form-urlencoded`.
+    """Reads the fields of a form, `application/x-www-form-urlencoded`. Returns the values of each field.
 
     Raises:
-        RequestRefusedError: The form is larger than the limit (413), of another content type (415), or
-            unreadable (400).
+        RequestRefusedError: If the form is larger than `limit_bytes` (413), has another content type (415),
+            or cannot be read (400).
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/x-www-form-urlencoded", ""):
@@ -124,7 +126,7 @@ def _decode_component(raw: bytes) -> str:
 
 
 def _split_pieces(raw: bytes) -> Iterator[bytes]:
-    """Splits encoded text into pieces. Never splits the three bytes of an escape such as `%20`."""
+    """Splits encoded text into pieces. Keeps the three bytes of an escape such as `%20` together."""
     start = 0
     while start < len(raw):
         stop = start + _PIECE_BYTES
@@ -135,7 +137,7 @@ def _split_pieces(raw: bytes) -> Iterator[bytes]:
 
 
 def get_field(fields: dict[str, list[str]], name: str) -> str:
-    """Returns the first value of a field; empty if the field is missing."""
+    """Returns the first value of a form field, or an empty text if the field is missing."""
     return fields.get(name, [""])[0]
 
 
@@ -144,16 +146,16 @@ _T = TypeVar("_T")
 
 
 def _choose_value(request: Request, name: str, allowed: Mapping[_Name, str]) -> _Name:
-    """Returns the query parameter `name` if it is one of `allowed`, or else the first of `allowed`."""
+    """Returns the query parameter `name` if `allowed` contains its value, else the first key of `allowed`."""
     value = request.query_params.get(name, "")
     return next((each for each in allowed if each == value), next(iter(allowed)))
 
 
 def _read_query(request: Request) -> str:
-    """Returns the query parameter `q`.
+    """Returns the query parameter `q`, or an empty text if it is missing.
 
     Raises:
-        RequestRefusedError: It is too long (422).
+        RequestRefusedError: If the parameter has more than `MAX_QUERY_CHARACTERS` characters (422).
     """
     query = request.query_params.get("q", "")
     if len(query) > MAX_QUERY_CHARACTERS:
@@ -163,7 +165,7 @@ def _read_query(request: Request) -> str:
 
 
 async def get_or_none(answer: Awaitable[_T]) -> _T | None:
-    """Returns the answer of a query, or None if the store cannot be reached."""
+    """Awaits a query and returns its result, or None if the store cannot be reached."""
     try:
         return await answer
     except StoreUnavailableError:
@@ -171,12 +173,15 @@ async def get_or_none(answer: Awaitable[_T]) -> _T | None:
 
 
 def _parse_events(items: Iterable[FeedItem]) -> list[Event]:
-    """Returns the events in the items. Skips those that cannot be read."""
+    """Returns the events in feed items. Skips items that cannot be read as events."""
     return [event for item in items if (event := from_fields(item.fields)) is not None]
 
 
 def _group_values(values: Iterable[Value]) -> dict[str, list[Value]]:
-    """Groups values by the first word of their key, or by the part that names a strategy."""
+    """Groups configuration values by section.
+
+    The section is the first word of a key or, for a key of a strategy, its first three words.
+    """
     sections: dict[str, list[Value]] = {}
     for each in values:
         words = each.key.split(".")
@@ -190,12 +195,12 @@ class PlaygroundForm:
     """Values of the playground's form.
 
     Attributes:
-        transcript: Messages or a request, as JSON.
-        conversation: Id of a stored conversation. It is used if there is no transcript.
-        model: Model; if empty, the model in the transcript.
+        transcript: A list of messages or a whole request, as JSON; empty for a stored conversation.
+        conversation: Id of a stored conversation. It is used only if `transcript` is empty.
+        model: Name of the model; empty for the model that the transcript or the stored conversation names.
         strategies: Names of the strategies to compare.
-        trigger: T, in tokens; 0 for the T that each strategy has.
-        window: Context window of the model, in tokens; 0 for the window that the proxy knows.
+        trigger: Trigger T, in tokens; 0 for the trigger of each strategy.
+        window: Context window of the model, in tokens; 0 for the context window that the proxy knows.
     """
 
     transcript: str = ""
@@ -211,7 +216,7 @@ class PageRoutes:
     """Handles the requests for the pages.
 
     Attributes:
-        api: Parts of the admin API, which the pages use too.
+        api: Commands, queries and settings of the admin API, which the pages use too.
         templates: Templates of the pages.
     """
 
@@ -283,7 +288,7 @@ class PageRoutes:
         )
 
     async def show_compaction(self, request: Request) -> Response:
-        """Shows one compaction: the removed messages, their replacement, and what the model then saw."""
+        """Shows a compaction: removed messages, the replacement, and the messages that the model then saw."""
         name, place = request.path_params["name"], request.path_params["place"]
         made, detail = await self.api.queries.get_compaction(name, place)
         panes = await asyncio.to_thread(
@@ -302,7 +307,7 @@ class PageRoutes:
         )
 
     async def show_search(self, request: Request) -> Response:
-        """Shows the removed messages that match a query, the best first."""
+        """Shows removed messages that match a query, the best match first."""
         name, query = request.path_params["name"], _read_query(request)
         scope = _choose_value(request, "scope", SCOPES)
         search, everywhere = self.api.commands.search_archive, scope == "tenant"
@@ -318,7 +323,7 @@ class PageRoutes:
         )
 
     async def show_message(self, request: Request) -> Response:
-        """Shows a removed message, cut to a limit unless the query has the parameter `whole`."""
+        """Shows a removed message. Cuts its text, unless the query has the parameter `whole`."""
         name = request.path_params["name"]
         found = await self.api.commands.get_archived_message(name, request.path_params["message"])
         whole = request.query_params.get("whole") is not None
@@ -331,7 +336,10 @@ class PageRoutes:
         )
 
     async def show_failures(self, request: Request) -> Response:
-        """Shows failures of upstreams and of compaction; only those of upstreams if the store is away."""
+        """Shows failures of upstreams and of compaction.
+
+        If the store cannot be reached, shows only failures of upstreams that this process has counted.
+        """
         queries, since = self.api.queries, _choose_value(request, "since", RANGES)
         now = queries.now()
         failures, (upstreams, complete) = await asyncio.gather(
@@ -350,7 +358,10 @@ class PageRoutes:
         )
 
     async def show_settings(self, _: Request) -> Response:
-        """Shows the current configuration and the models. If the store is away, the models are missing."""
+        """Shows the current configuration and the models.
+
+        If the store cannot be reached, the page lists no models.
+        """
         config = build_configuration(self.api.settings)
         return await self.templates.render_page(
             "settings.html",
@@ -363,10 +374,13 @@ class PageRoutes:
         )
 
     async def run_action(self, request: Request) -> Response:
-        """Runs the action in the path on the conversation in the path.
+        """Runs a command on a conversation, then redirects to a page.
+
+        The path of the request names the conversation and the command.
 
         Raises:
-            RequestRefusedError: There is no such action (404), or the form or the command is refused.
+            RequestRefusedError: If the command does not exist (404), the form cannot be read, or the command
+                is refused for this conversation.
         """
         name, action = request.path_params["name"], request.path_params["action"]
         commands = self.api.commands
@@ -398,7 +412,12 @@ class PageRoutes:
         return await self._render_playground(PlaygroundForm(conversation=name))
 
     async def run_replay(self, request: Request) -> Response:
-        """Shows the form of the playground as it was sent, with the results of the replay."""
+        """Runs the replay that the playground's form describes. Shows the form with the results or the error.
+
+        Raises:
+            RequestRefusedError: If the transcript is too large or the replay takes too long (413), or if the
+                form cannot be read.
+        """
         form = _parse_form(await read_form(request, _MAX_FORM_BYTES))
         try:
             results = await self.api.replay_jobs.run_job(await asyncio.to_thread(_build_job, form))
@@ -433,18 +452,20 @@ class PageRoutes:
 
 
 def _build_base_url(request: Request) -> str:
-    """Returns the `base_url` that clients should use, derived from the host of this request."""
+    """Returns the `base_url` that clients should use, derived from the `Host` header of this request."""
     return f"{request.url.scheme}://{request.headers.get('host', '')}/v1"
 
 
 def build_period_chart(rows: Sequence[StatisticsRow], by: str, since: float, until: float) -> str:
-    """Builds the chart of sent, forwarded and cached tokens over time, with the number of compactions.
+    """Builds the data of the chart of tokens over time: sent, forwarded and cached tokens, and compactions.
+
+    Returns JSON.
 
     Args:
-        rows: Hours or days with exchanges.
-        by: `hour` or `day`.
-        since: Seconds since the epoch.
-        until: Seconds since the epoch.
+        rows: Statistics of the hours or days that have exchanges.
+        by: Length of a column: `hour` or `day`.
+        since: Start of the chart, in seconds since the epoch.
+        until: End of the chart, in seconds since the epoch.
     """
     known = {_parse_timestamp(row.label): row.counters for row in rows}
     step = _STEPS_S[by]
@@ -464,7 +485,10 @@ def build_period_chart(rows: Sequence[StatisticsRow], by: str, since: float, unt
 
 
 def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[CompactionRecord]) -> str:
-    """Builds the chart of a conversation's requests: their sizes, and which ones applied a new compaction."""
+    """Builds the data of the chart of a conversation's requests. Returns JSON.
+
+    The chart shows the sizes of the requests in tokens, and which requests applied a new compaction.
+    """
     drawn = exchanges[-MAX_COLUMNS:]
     first = len(exchanges) - len(drawn)
     marks = _find_round_marks(exchanges, rounds)[first:]
@@ -483,9 +507,9 @@ def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[Compact
 
 
 def build_strategies_chart(results: Sequence[JsonObject]) -> str:
-    """Builds the chart of the tokens that each strategy would forward, request by request.
+    """Builds the data of the chart of the tokens that each strategy would forward. Returns JSON.
 
-    `results` are those of `ReplayJobRunner.run_job`.
+    `results` is the return value of `ReplayJobRunner.run_job`.
     """
     sent = [point["before"] for point in max((each["points"] for each in results), key=len, default=[])]
     return _encode_json(
@@ -505,8 +529,8 @@ def _find_round_marks(
 ) -> list[tuple[int, str] | None]:
     """Returns, for each request, the number and the checkpoint id (`place`) of its new compaction.
 
-    A compaction is new for the first request to which it is applied. Other requests have None. The number 0
-    means that only tool results were shortened for the request.
+    A compaction is new for the first request to which it is applied. A request without a new compaction has
+    None. The number 0 means that only tool results were shortened.
     """
     places = {each.event.round: each.event.place for each in rounds}
     shortened = {each.event.request: each.event.place for each in rounds if each.event.round == 0}
@@ -521,13 +545,13 @@ def _find_round_marks(
 
 
 def _get_forwarded_tokens(exchange: Exchange) -> int | None:
-    """Returns the tokens of a forwarded request: the upstream's count, or else our estimate."""
+    """Returns the size of a forwarded request in tokens: the upstream's count, else the proxy's estimate."""
     counted = exchange.first_prompt_tokens
     return exchange.tokens_after if counted is None else counted
 
 
 def _parse_timestamp(text: str) -> int:
-    """Parses an hour or a day, such as `2026-11-22T13`. Returns its beginning in seconds since the epoch."""
+    """Parses an hour or a day, such as `2026-11-22T13`. Returns its start in seconds since the epoch."""
     return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
 
 
@@ -552,11 +576,11 @@ def _parse_number(text: str) -> int:
 
 
 def _build_job(form: PlaygroundForm) -> ReplayJob:
-    """Builds the job to run. Does not decode the transcript, which may have megabytes.
+    """Builds the replay job that a form describes. Does not decode the transcript, which may have megabytes.
 
     Raises:
-        RequestRefusedError: The transcript is too large (413), or neither messages nor a request (400 or
-            422), or there is neither a transcript nor a conversation (422).
+        RequestRefusedError: If the transcript is too large (413), if it is not valid JSON or has no messages
+            (400 or 422), or if the form has neither a transcript nor a conversation (422).
     """
     small: dict[str, object] = {
         "strategies": list(form.strategies),
@@ -582,7 +606,12 @@ def _build_refusal(message: str) -> RequestRefusedError:
 
 
 def _split_transcript(text: bytes) -> dict[str, bytes]:
-    """Returns the raw JSON of the messages and, if a whole request was pasted, of its tools and model."""
+    """Returns the messages of a transcript as JSON. For a whole request, returns its tools and model, too.
+
+    Raises:
+        RequestRefusedError: If the transcript is too large (413), or if it is neither a list nor a request
+            with messages (422).
+    """
     if len(text) > MAX_PASTED_BYTES:
         raise RequestRefusedError(_TOO_LARGE, TOO_LARGE, "request_too_large")
     if text.startswith(b"["):

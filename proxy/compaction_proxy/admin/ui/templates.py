@@ -1,7 +1,7 @@
 """Renders templates into responses, and serves static files.
 
-Templates escape all values that they insert, and raise an error for an undefined name. Each response has
-headers that restrict what the browser may do with it.
+Templates escape all values that they insert. A template that uses an undefined name raises an error. Each
+response has headers that restrict what the browser may do with the page.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from compaction_proxy.core.errors import (
 )
 from compaction_proxy.support import formatting
 
-# Characters that a browser does not show, or that change how it shows the text around them: control
+# Characters that a browser does not show, or that change how it shows the text around them. These are control
 # characters except tab and line feed; soft hyphen; direction marks; zero-width characters except the joiners
 # that some scripts need; line and paragraph separators; tag characters; lone surrogates, which UTF-8 cannot
 # encode.
@@ -50,9 +50,9 @@ def escape_misleading_characters(text: str) -> str:
 
 
 def finalize_value(value: object) -> object:
-    """Applies `escape_misleading_characters` to a text before a template inserts it.
+    """Escapes misleading characters in a text before a template inserts the text.
 
-    Other values and HTML stay unchanged.
+    Values of other types and HTML are returned unchanged.
     """
     return (
         escape_misleading_characters(value)
@@ -70,8 +70,9 @@ HEADERS = {
     ),
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # Not `no-referrer`: with it, browsers send `Origin: null` with our own forms, and the access check would
-    # refuse them. `same-origin` does not send the page's address to other sites either.
+    # With `no-referrer`, browsers would send `Origin: null` with the forms of these pages, and the access
+    # check would refuse them. With `same-origin`, browsers do not send the page's address to other sites
+    # either.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -98,7 +99,7 @@ _FILTERS = {
 
 @cache
 def _create_environment() -> Environment:
-    """Creates the template environment, once in the life of the process."""
+    """Creates the template environment at the first call. Later calls return the same environment."""
     environment = Environment(
         loader=FileSystemLoader(ADMIN_FOLDER / "templates"),
         autoescape=True,
@@ -119,7 +120,7 @@ def _create_environment() -> Environment:
 
 @cache
 def _load_files() -> Mapping[str, tuple[bytes, str]]:
-    """Loads the static files by name, with their content and the first digits of its hash."""
+    """Returns the content of each static file, and the first digits of its hash, by file name."""
     contents = {path.name: path.read_bytes() for path in STATIC_FOLDER.iterdir() if path.suffix in _TYPES}
     return {name: (data, sha256(data).hexdigest()[:_HASH_DIGITS]) for name, data in contents.items()}
 
@@ -130,7 +131,10 @@ _ERROR_TITLES = {
 
 
 def describe_error(error: Exception) -> tuple[int, str]:
-    """Returns the status and the message with which a page shows an error."""
+    """Returns the status and the message with which a page reports an error.
+
+    Raises `error` itself if it is not one of the errors that pages report.
+    """
     match error:
         case HTTPException():
             return error.status_code, "There is no such page."
@@ -148,13 +152,13 @@ class Templates:
     """Renders pages and serves their static files.
 
     Attributes:
-        root: Path that all pages begin with.
+        root: Path prefix of all pages.
     """
 
     root: str
 
     async def render_page(self, template: str, status: int = 200, **variables: Any) -> Response:  # noqa: ANN401 - any values
-        """Renders a page. Uses a thread, because a long page would delay requests on the event loop."""
+        """Renders a page in a thread, because a long page would delay requests on the event loop."""
         text = await asyncio.to_thread(self._render_template, template, variables)
         return HTMLResponse(text, status, {**HEADERS, "cache-control": "no-store"})
 
@@ -172,7 +176,14 @@ class Templates:
         return f"{self.root}/static/{name}?v={_load_files()[name][1]}"
 
     async def serve_static(self, request: Request) -> Response:
-        """Serves a static file. Its URL contains a hash of the content, so browsers may cache it forever."""
+        """Serves a static file.
+
+        Pages add a hash of the file's content to the URL, as the parameter `v`. With this parameter, browsers
+        may cache the file forever.
+
+        Raises:
+            RequestRefusedError: If there is no such file (404).
+        """
         name = request.path_params["name"]
         if name not in _load_files():
             raise RequestRefusedError(404, "There is no such file.", "not_found")

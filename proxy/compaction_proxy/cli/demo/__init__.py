@@ -1,4 +1,4 @@
-"""The built-in demonstration: a provider that needs no key, and a scripted conversation played with it.
+"""The built-in demo: a provider that needs no key, and a scripted conversation with this provider.
 
-The tests also use this provider in place of a real one. It speaks Chat Completions on a real socket.
+The provider serves Chat Completions on a real socket. The tests also use it in place of a real provider.
 """

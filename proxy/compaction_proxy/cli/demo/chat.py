@@ -19,7 +19,7 @@ _WORD = re.compile(r"\s*\S+\s*?(?=\s|$)|\s+")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that the model makes. `arguments` is JSON text."""
+    """A tool call that the model makes. `arguments` is the JSON text of an object."""
 
     id: str
     name: str
@@ -28,7 +28,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The content of an answer: text, tool calls or both."""
+    """A reply of the model: text, tool calls or both."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -37,12 +37,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class DemoUsage:
-    """Tokens of one exchange, as the provider bills them.
+    """Token counts of one exchange, as the provider bills them.
 
     Attributes:
         prompt_tokens: All input tokens.
         completion_tokens: All output tokens.
-        cached_tokens: Input tokens read from the prompt cache.
+        cached_tokens: Input tokens that were read from the prompt cache.
     """
 
     prompt_tokens: int
@@ -50,7 +50,7 @@ class DemoUsage:
     cached_tokens: int
 
     def to_json(self) -> JsonObject:
-        """Returns the `usage` object of a chat completion."""
+        """Returns the object for the field `usage` of a chat completion."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -62,14 +62,14 @@ class DemoUsage:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The fields around every chat completion: id, time in seconds since the epoch, and model name."""
+    """The fields that every chat completion has: id, time in seconds since the epoch, and model name."""
 
     id: str
     created: int
     model: str
 
     def wrap_fields(self, kind: str, fields: JsonObject) -> JsonObject:
-        """Returns an object of the named kind that contains `fields`."""
+        """Returns a response object that contains `fields`. `kind` is its type, such as `chat.completion`."""
         return {
             "id": self.id,
             "object": kind,
@@ -82,7 +82,10 @@ class Envelope:
 
 
 def split_words(text: str) -> list[str]:
-    """Splits the text into pieces of a few words, as a model streams it. Together they are the whole text."""
+    """Splits a text into pieces of `PIECE_WORDS` words, as a model streams it.
+
+    The pieces joined together are the whole text.
+    """
     words = _WORD.findall(text)
     return ["".join(words[start : start + PIECE_WORDS]) for start in range(0, len(words), PIECE_WORDS)]
 
@@ -96,7 +99,7 @@ def _to_call_json(call: ToolCall) -> JsonObject:
 
 
 def build_message(reply: Reply) -> JsonObject:
-    """Builds the assistant message that a client would add to its history."""
+    """Builds the assistant message of a reply, as a client adds it to its history."""
     message: JsonObject = {"role": "assistant", "content": reply.text or None}
     if reply.calls:
         message["tool_calls"] = [_to_call_json(call) for call in reply.calls]
@@ -104,7 +107,7 @@ def build_message(reply: Reply) -> JsonObject:
 
 
 def encode_completion(envelope: Envelope, reply: Reply, usage: DemoUsage) -> bytes:
-    """Encodes an answer that is not streamed."""
+    """Encodes a reply as the body of a response that is not streamed."""
     message = {**build_message(reply), "refusal": None, "annotations": []}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish_reason}
     return encode_json(
@@ -129,10 +132,10 @@ def _iter_deltas(reply: Reply) -> Iterator[JsonObject]:
 
 
 def encode_stream(envelope: Envelope, reply: Reply, usage: DemoUsage | None) -> Iterator[bytes]:
-    """Yields the answer as server-sent events, the last of which is `[DONE]`.
+    """Yields a reply as server-sent events. The last event is `[DONE]`.
 
-    With `usage`, every chunk has a field `usage`. It is null, except in an additional last chunk that has no
-    choices.
+    If `usage` is given, every chunk has a field `usage`. The field is null, except in an additional last
+    chunk that has no choices.
     """
     extra = {} if usage is None else {"usage": None}
 

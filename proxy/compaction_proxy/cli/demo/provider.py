@@ -1,9 +1,10 @@
-"""Implements the demo provider: an ASGI app that speaks Chat Completions, for the demo and for tests.
+"""Implements the demo provider: an ASGI app that serves Chat Completions, for the demo and for tests.
 
-It validates requests as OpenAI does, counts tokens with a real tokenizer, refuses prompts that exceed its
-context window, streams answers, and logs the requests that it receives. It serves `POST …/chat/completions`
-and `GET …/models` under any prefix, and `GET /__log`. Equal requests get equal answers, except for `id`, ids
-of unscripted tool calls, `created` and the count of cached tokens.
+The provider validates requests as OpenAI does, counts tokens with a real tokenizer, refuses prompts that
+exceed its context window, streams responses, and logs the requests that it receives. It serves `POST
+…/chat/completions` and `GET …/models` under any path prefix, and `GET /__log`. Equal requests get equal
+responses, except for `id`, `created`, the number of cached tokens, and the ids of tool calls that are not in
+the script.
 """
 
 import asyncio
@@ -56,9 +57,10 @@ class ClientDepartedError(Exception):
 
 
 class DemoClient:
-    """Represents the client of one request. The client may disconnect while it waits for the answer.
+    """The client of one request, which may disconnect while it waits for the response.
 
-    The answer is sent with the headers in `headers`.
+    Attributes:
+        headers: Header fields that are added to the response.
     """
 
     def __init__(self, receive: Receive, send: Send) -> None:
@@ -70,7 +72,7 @@ class DemoClient:
         """Reads the whole request body.
 
         Raises:
-            ClientDepartedError: The client disconnected before the body was complete.
+            ClientDepartedError: If the client disconnects before the body is complete.
         """
         parts = []
         while True:
@@ -82,10 +84,10 @@ class DemoClient:
                 return b"".join(parts)
 
     async def wait(self, seconds: float | None) -> None:
-        """Waits for a number of seconds; None waits until the client disconnects.
+        """Waits for a number of seconds. If `seconds` is None, waits until the client disconnects.
 
         Raises:
-            ClientDepartedError: The client disconnected meanwhile.
+            ClientDepartedError: If the client disconnects during the wait.
         """
         if seconds == 0:
             return
@@ -98,35 +100,42 @@ class DemoClient:
         raise ClientDepartedError
 
     async def start(self, status: int, kind: bytes, length: int | None = None) -> None:
-        """Sends status and headers. `length` is the size of the body in bytes; None sends a chunked body."""
+        """Sends the status and the headers of the response.
+
+        Args:
+            status: HTTP status.
+            kind: Content type.
+            length: Size of the body in bytes. None sends a chunked body.
+        """
         headers = [(b"content-type", kind), *self.headers]
         if length is not None:
             headers.append((b"content-length", str(length).encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
-        """Sends a part of the body. `more` says that further parts follow."""
+        """Sends a part of the body. `more` says whether further parts follow."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def send_json(self, status: int, data: bytes) -> None:
-        """Sends a whole JSON answer."""
+        """Sends a whole response whose body is JSON."""
         await self.start(status, b"application/json", len(data))
         await self.send(data)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Describes how an answer goes wrong. The default is an answer without a fault.
+    """The faults of a response. By default, the response has no fault.
 
     Attributes:
-        status: Error status to answer with. 0 for none.
-        hang: Whether the provider never answers.
-        cut_after: Number of stream chunks after which the connection is closed. If the answer is not
-            streamed, the connection is closed after half of the body instead. None does not close it early.
-        garbage: Whether the answer has status 200 and bytes that are no chat completion.
-        empty: Whether the answer has status 200 and no content: no body, or a stream without events or with
-            only the event `[DONE]`.
-        first_byte_s: Seconds before the first byte of the answer.
+        status: Error status of the response; 0 for no error.
+        hang: Whether the provider never responds.
+        cut_after: Number of stream chunks after which the provider closes the connection. If the response is
+            not streamed, the provider closes the connection after half of the body. None does not close it
+            early.
+        garbage: Whether the response has status 200 and bytes that are not a chat completion.
+        empty: Whether the response has status 200 and no content. It then has no body, or is a stream whose
+            only event is `[DONE]`.
+        first_byte_s: Seconds before the first byte of the response.
         chunk_s: Seconds before each further chunk of a stream.
     """
 
@@ -159,7 +168,7 @@ def parse_fault(text: str, base: Fault = NO_FAULT) -> Fault:
     `delay=seconds`.
 
     Raises:
-        ValueError: A word is unknown or its value is invalid.
+        ValueError: If a word is unknown or its value is invalid.
     """
     fault = base
     for word in filter(str.strip, text.split(",")):
@@ -172,19 +181,19 @@ def parse_fault(text: str, base: Fault = NO_FAULT) -> Fault:
 
 @dataclass(frozen=True, slots=True)
 class SeenRequest:
-    """A request as the provider received it.
+    """A request as the provider received it, and the outcome.
 
     Attributes:
         number: Number of the request, from 1.
-        path: The path as sent.
-        headers: The headers in order, names in lower case.
-        body: The bytes of the body as sent.
+        path: Path of the request.
+        headers: Header fields in the order of the request, with names in lower case.
+        body: Bytes of the body.
         model: The requested model. Empty if the request was refused before the model was read.
         prompt_tokens: Tokens of the prompt. 0 if the request was refused before its tokens were counted.
-        output_tokens: The requested limit of output tokens. 0 if the request set none.
-        cached_tokens: Tokens of the prompt read from the cache.
-        status: Status of the answer. 0 if there was none.
-        code: The error code, or an empty text.
+        output_tokens: The requested limit of output tokens. 0 if the request has no limit.
+        cached_tokens: Tokens of the prompt that were read from the prompt cache.
+        status: Status of the response. 0 if there was no response.
+        code: Error code of the response. Empty without an error.
     """
 
     number: int
@@ -199,13 +208,16 @@ class SeenRequest:
     code: str = ""
 
     def parse_messages(self) -> list[JsonObject]:
-        """Parses the body and returns the messages as sent."""
+        """Parses the body and returns the messages of the request."""
         messages: list[JsonObject] = json.loads(self.body)["messages"]
         return messages
 
 
 def to_log_fields(seen: SeenRequest) -> JsonObject:
-    """Returns the fields of a request for `GET /__log`: without headers, because they hold credentials."""
+    """Returns the fields of a request that `GET /__log` shows.
+
+    The headers are left out, because they contain credentials.
+    """
     return {
         "number": seen.number,
         "path": seen.path,
@@ -221,14 +233,14 @@ def to_log_fields(seen: SeenRequest) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class DemoProviderSettings:
-    """Settings of the provider.
+    """Settings of the demo provider.
 
     Attributes:
         counter: Counts tokens.
-        window: Largest sum of prompt and requested output, in tokens.
+        window: Largest sum of prompt tokens and requested output tokens.
         models: Names of the offered models. A model with `summary` in its name writes summaries.
-        faults: Faults by model name. The name `*` is for all models without a fault of their own. A request's
-            header `x-demo-fault` adds further faults.
+        faults: Maps the name of a model to the faults of its responses. The name `*` stands for all models
+            without an entry. The request header `x-demo-fault` adds further faults.
         log_records: Largest number of requests in the log. The newest are kept.
     """
 
@@ -240,10 +252,11 @@ class DemoProviderSettings:
 
 
 class DemoProvider:
-    """The provider as an ASGI app.
+    """The demo provider as an ASGI app.
 
-    `log` holds the requests that it received. `meter` counts tokens and keeps the prompt cache.
-    `departure_count` is the number of clients that disconnected before their answer was complete.
+    Attributes:
+        meter: Counts tokens and simulates the prompt cache.
+        departure_count: Number of clients that disconnected before their response was complete.
     """
 
     def __init__(self, settings: DemoProviderSettings) -> None:
@@ -256,11 +269,11 @@ class DemoProvider:
 
     @property
     def log(self) -> tuple[SeenRequest, ...]:
-        """The logged requests, oldest first. A request is added just before its answer begins."""
+        """The requests in the log, oldest first. A request is logged just before its response begins."""
         return tuple(self._log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one ASGI connection scope."""
+        """Handles one HTTP request, or the lifespan events of the server."""
         if scope["type"] == "lifespan":
             for event in ("startup", "shutdown"):
                 await receive()
@@ -299,7 +312,7 @@ class DemoProvider:
             await self._send_completion(body, seen, fault, client)
 
     async def _read_request(self, scope: Scope, client: DemoClient) -> SeenRequest:
-        """Reads the body and gives the request its number."""
+        """Reads the body of a request, and gives the request its number."""
         body = await client.read_body()
         self._count += 1
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
@@ -319,10 +332,10 @@ class DemoProvider:
     async def _begin_answer(
         self, seen: SeenRequest, refusal: Refusal | None, scope: Scope, client: DemoClient
     ) -> tuple[Fault, Refusal | None]:
-        """Logs the request, and waits if a fault delays the answer.
+        """Logs the request, and waits if a fault delays the response.
 
         Returns:
-            The fault to produce, and the refusal to send. A request that is refused anyway has no fault.
+            The fault to produce, and the refusal to send. A request that is refused has no fault.
         """
         fault = self._settings.faults.get(seen.model) or self._settings.faults.get("*") or NO_FAULT
         try:
@@ -374,7 +387,7 @@ class DemoProvider:
         return self._shorten_reply(reply, seen)
 
     def _shorten_reply(self, reply: Reply, seen: SeenRequest) -> Reply:
-        """Cuts the reply's text to the requested output tokens. A reply with tool calls is not cut."""
+        """Cuts the reply's text to the requested output tokens. Does not cut a reply with tool calls."""
         limit = seen.output_tokens
         if not limit or reply.calls or self._count_reply_tokens(reply, seen.model) <= limit:
             return reply
@@ -388,7 +401,10 @@ class DemoProvider:
 
 
 def parse_body(raw: bytes) -> tuple[JsonObject, Refusal | None]:
-    """Parses a request body. Returns an empty object and a refusal if it is no JSON object."""
+    """Parses a request body. Returns the JSON object and None.
+
+    If the body is not a JSON object, returns an empty object and the refusal to send.
+    """
     try:
         body = DECODER.decode(raw.decode())
     except (ValueError, RecursionError):
@@ -407,7 +423,10 @@ def _get_output_tokens(body: JsonObject) -> int:
 
 
 async def send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault) -> None:
-    """Streams the events. If a fault cuts the stream, the body is unfinished, so the server disconnects."""
+    """Streams events to the client.
+
+    If a fault cuts the stream, sends no end of the body, so that the server closes the connection.
+    """
     await client.start(200, b"text/event-stream; charset=utf-8")
     for index, event in enumerate(events):
         if index == fault.cut_after:
@@ -418,7 +437,7 @@ async def send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault)
 
 
 async def send_body(client: DemoClient, data: bytes, fault: Fault) -> None:
-    """Sends an answer that is not streamed. If a fault cuts it, only half of it is sent."""
+    """Sends a response that is not streamed. If a fault cuts the response, sends only half of the body."""
     if fault.garbage:
         data = GARBAGE
     if fault.empty:
@@ -435,11 +454,11 @@ async def serve_provider(host: str, port: int, window: int) -> None:
 
     Args:
         host: Address to listen on.
-        port: TCP port. 0 takes a free one.
-        window: Largest sum of prompt and requested output, in tokens.
+        port: TCP port. 0 takes a free port.
+        window: Largest sum of prompt tokens and requested output tokens.
 
     Raises:
-        ConfigError: The provider cannot listen on the address.
+        ConfigError: If the provider cannot listen on the address.
     """
     logs.configure_logging("console", logging.WARNING)
     stopping = asyncio.Event()

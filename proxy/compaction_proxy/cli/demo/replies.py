@@ -1,14 +1,16 @@
 """Composes the replies of the demo models.
 
-`demo-agent` plays the assistant of the scripted conversation. It has no memory beyond the request. It finds
-its place in the script by the last message, so compaction of earlier messages does not confuse it. Early
-messages of the script contain facts. The model can name such a fact only if a message of the request still
-contains it. In any other conversation the model echoes the last message. But if the last message is a user's
-or a tool's and has lines such as `call search {"query": "x"}`, the model calls these tools instead.
+The model `demo-agent` plays the assistant of the scripted conversation. It knows only the messages of the
+request. It finds its place in the script by the last message, so compaction of earlier messages does not
+change its place. Early messages of the script contain planted facts. The model can name a planted fact only
+if a message of the request still contains the fact.
 
-The script is `conversation.json` next to this module. It is invented: an engineer and an agent look for the
-cause of wrong invoices. The last turns ask about the facts of the first turns (planted facts). So the demo
-can show that they survive compaction.
+In any other conversation, the model echoes the last message. If the last message is a user message or a tool
+result with lines such as `call search {"query": "x"}`, the model calls these tools instead.
+
+The script is the file `conversation.json` next to this module. In this invented conversation, an engineer and
+an agent look for the cause of wrong invoices. The last turns ask about the planted facts of the first turns.
+In this way, the demo shows that the facts survive compaction.
 """
 
 import json
@@ -29,9 +31,10 @@ _CALL = re.compile(r"^call ([\w.-]+) *(\{.*\})? *$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ScriptStep:
-    """An assistant message: text, tool calls or both.
+    """An assistant message of the script: text, tool calls or both.
 
-    In `text`, `{name}` stands for a planted fact that the model must find in the request.
+    In `text`, `{name}` is a placeholder for the planted fact with this name, which the model must find in the
+    request.
     """
 
     text: str
@@ -40,7 +43,7 @@ class ScriptStep:
 
 @dataclass(frozen=True, slots=True)
 class ScriptTurn:
-    """A user message and the assistant messages that follow it."""
+    """A user message of the script, and the assistant messages that follow it."""
 
     user: str
     steps: tuple[ScriptStep, ...]
@@ -52,10 +55,10 @@ class DemoScript:
 
     Attributes:
         system: The system prompt.
-        tools: The offered tools, in the wire format.
-        facts: The planted facts, by name, with their exact text.
+        tools: The offered tools, in the format of Chat Completions.
+        facts: Maps the name of each planted fact to its exact text.
         turns: The turns in order.
-        results: The text of each tool call's result, by call id.
+        results: Maps the id of each tool call to the text of its result.
     """
 
     system: str
@@ -67,7 +70,7 @@ class DemoScript:
 
 @cache
 def load_script() -> DemoScript:
-    """Loads the conversation that ships with the package."""
+    """Loads the scripted conversation that is part of the package."""
     data = json.loads((files("compaction_proxy.cli.demo") / "conversation.json").read_text("utf-8"))
     calls = [call for turn in data["turns"] for step in turn["steps"] for call in step.get("calls", ())]
     return DemoScript(
@@ -90,7 +93,7 @@ def _parse_step(data: JsonObject) -> ScriptStep:
 
 
 def _find_following_step(messages: Sequence[JsonObject], script: DemoScript) -> ScriptStep | None:
-    """Returns the scripted step that follows the tool result in the last message; None if there is none."""
+    """Returns the step that follows the tool result in the last message, or None if there is none."""
     call_id = messages[-1].get("tool_call_id")
     for turn in script.turns:
         for step, following in zip(turn.steps, turn.steps[1:], strict=False):
@@ -100,7 +103,7 @@ def _find_following_step(messages: Sequence[JsonObject], script: DemoScript) -> 
 
 
 def _find_next_step(messages: Sequence[JsonObject], script: DemoScript) -> ScriptStep | None:
-    """Returns the next scripted step; None if the request does not follow the script."""
+    """Returns the next step of the script, or None if the request does not follow the script."""
     if messages[-1]["role"] == "tool":
         return _find_following_step(messages, script)
     text = extract_text(messages[-1])
@@ -110,7 +113,7 @@ def _find_next_step(messages: Sequence[JsonObject], script: DemoScript) -> Scrip
 def fill_in_facts(text: str, messages: Sequence[JsonObject], facts: dict[str, str]) -> str:
     """Replaces each placeholder such as `{name}` in a text by the planted fact of that name.
 
-    If the messages no longer contain the fact, the text says instead that the model can no longer see it.
+    If no message contains the fact, the placeholder is replaced by a text that says so.
     """
     for name, fact in facts.items():
         placeholder = "{" + name + "}"
@@ -150,8 +153,8 @@ def compose_reply(body: JsonObject, script: DemoScript, number: int = 1) -> Repl
     Args:
         body: The request.
         script: The scripted conversation.
-        number: A number that no other answer has. Ids of unscripted tool calls contain it. The number of
-            messages could not be used, because it can occur twice when a conversation is compacted.
+        number: A number that no other reply has. It is part of the ids of tool calls that are not in the
+            script. The number of messages is not suitable for this, because compaction can repeat it.
     """
     step = _find_next_step(body["messages"], script)
     if step is None:

@@ -1,7 +1,7 @@
 """Runs `compaction-proxy demo`: a long conversation, first without the proxy, then through the proxy.
 
-The demo's client is an agent that sends its whole history with each request. It runs no real tools: their
-results come from the script.
+The client of the demo is an agent that sends its whole history with each request. The agent runs no real
+tools. The results of its tool calls come from the script.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ from compaction_proxy.replay.provider import ProviderPrompt, extract_text
 from compaction_proxy.telemetry import logs
 
 WINDOW_TOKENS = 8192
-# After an answer, the demo waits at most this long for the proxy's background work, in seconds. A user needs
-# at least as long to read an answer.
+# Longest time, in seconds, for which the demo waits for the proxy's background work after a reply. A user
+# needs at least as long to read a reply.
 LONGEST_PAUSE_S = 5.0
 POLL_S = 0.001
 
@@ -55,7 +55,7 @@ DATA = "data: "
 DONE = "data: [DONE]"
 
 Say = Callable[[str], None]
-# The result of a check: whether it passed, and a text for people.
+# The result of a check: whether the check passed, and a text for people.
 Check = tuple[bool, str]
 
 
@@ -66,9 +66,9 @@ class AgentExchange:
     Attributes:
         body: The request body.
         status: Status of the response.
-        headers: Headers of the response, names in lower case.
-        message: The assistant message assembled from the stream. None for an error.
-        code: The error code, or an empty text.
+        headers: Headers of the response, with names in lower case.
+        message: The assistant message, assembled from the stream. None for an error response.
+        code: Error code of the response. Empty without an error.
     """
 
     body: JsonObject
@@ -79,19 +79,20 @@ class AgentExchange:
 
 
 async def skip_pause() -> None:
-    """Does nothing. It is the default pause of an agent, which then does not wait."""
+    """Does nothing. This is the default value of `DemoAgent.pause`, with which the agent does not wait."""
 
 
 @dataclass(slots=True)
 class DemoAgent:
-    """Plays a script against a base URL.
+    """An agent that plays the user and the tools of a script against a base URL.
 
     Attributes:
         http_client: The HTTP client.
         base_url: Base URL of the proxy or the provider, without `/v1`.
         script: The scripted user messages and tool results.
-        history: All messages so far. The list only grows.
-        pause: Called after each answer. It waits as if a user read the answer or a tool ran.
+        history: All messages so far. The agent only appends to this list.
+        pause: Called after each response. It simulates the time in which a user reads the reply or a tool
+            runs.
     """
 
     http_client: httpx.AsyncClient
@@ -101,9 +102,9 @@ class DemoAgent:
     pause: Callable[[], Awaitable[None]] = skip_pause
 
     async def play_turn(self, text: str) -> list[AgentExchange]:
-        """Sends a user message, and tool results as long as the model calls tools.
+        """Sends a user message, and then tool results as long as the model calls tools.
 
-        The turn ends with an answer without tool calls or with an error.
+        The turn ends with a reply without tool calls, or with an error.
 
         Returns:
             The exchanges of the turn, in order.
@@ -143,20 +144,20 @@ class DemoAgent:
 
 
 def build_tool_message(call_id: str, script: DemoScript) -> JsonObject:
-    """Builds the scripted result of a tool call."""
+    """Builds the message with the scripted result of a tool call."""
     return {"role": "tool", "tool_call_id": call_id, "content": script.results[call_id]}
 
 
 def build_opening(script: DemoScript) -> list[JsonObject]:
-    """Builds the history before the first turn: the system prompt."""
+    """Builds the history before the first turn, which is only the system prompt."""
     return [{"role": "system", "content": script.system}]
 
 
 async def _read_message(answer: httpx.Response) -> JsonObject:
-    """Assembles the assistant message of a stream.
+    """Assembles the assistant message from a streamed response.
 
     Raises:
-        httpx.RemoteProtocolError: The stream ended before `[DONE]`.
+        httpx.RemoteProtocolError: If the stream ends before `[DONE]`.
     """
     text = ""
     calls: dict[int, JsonObject] = {}
@@ -174,7 +175,7 @@ async def _read_message(answer: httpx.Response) -> JsonObject:
 
 
 def _append_call_piece(calls: dict[int, JsonObject], piece: JsonObject) -> None:
-    """Adds a streamed piece of a tool call to the pieces received so far."""
+    """Adds a streamed piece of a tool call to the pieces that were received before. Changes `calls`."""
     index, function = piece["index"], piece["function"]
     if index in calls:
         calls[index]["function"]["arguments"] += function["arguments"]
@@ -183,7 +184,7 @@ def _append_call_piece(calls: dict[int, JsonObject], piece: JsonObject) -> None:
 
 
 def build_demo_config(provider_url: str) -> Config:
-    """Builds the configuration of a proxy with the demo provider as upstream and a store in memory."""
+    """Builds the configuration of a proxy with the demo provider as its upstream and a store in memory."""
     return Config(
         server=ServerSection(port=0, secret=SecretStr("demo")),
         upstream=UpstreamSection(base_url=f"{provider_url}/v1"),
@@ -194,9 +195,9 @@ def build_demo_config(provider_url: str) -> Config:
 
 
 async def _wait_until_quiet(known: set[asyncio.Task[object]]) -> None:
-    """Waits until the proxy has finished its background work after an answer, so that all runs are the same.
+    """Waits until the proxy has finished its background work, so that all runs of the demo are the same.
 
-    `known` are the tasks that ran before the conversation, which are not waited for.
+    `known` are the tasks that ran before the conversation. The function does not wait for these tasks.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LONGEST_PAUSE_S):
@@ -205,7 +206,7 @@ async def _wait_until_quiet(known: set[asyncio.Task[object]]) -> None:
 
 
 async def _play_directly(agent: DemoAgent, say: Say) -> Check:
-    """Plays the conversation without the proxy, and checks that a request is refused as too long."""
+    """Plays the conversation without the proxy. The check passes if a request is refused as too long."""
     for number, turn in enumerate(agent.script.turns, 1):
         last = (await agent.play_turn(turn.user))[-1]
         if last.status != 200:
@@ -218,9 +219,9 @@ async def _play_directly(agent: DemoAgent, say: Say) -> Check:
 async def _play_through_proxy(
     agent: DemoAgent, provider: DemoProvider, say: Say
 ) -> tuple[list[AgentExchange], int]:
-    """Plays the conversation through the proxy and prints each turn.
+    """Plays the conversation through the proxy and prints a line for each turn.
 
-    The token numbers of a turn are those of its last request, as the provider counts them.
+    The token counts of a line are those of the turn's last request, as the provider counts them.
 
     Returns:
         The exchanges, and the sum of the tokens that the client sent.
@@ -242,7 +243,7 @@ async def _play_through_proxy(
 
 
 def _describe_turn(exchanges: Sequence[AgentExchange]) -> str:
-    """Describes the last refusal or compaction of a turn if there was one, else its last request."""
+    """Describes the last refusal or compaction of a turn or, if there is none, its last request."""
     notes = [_describe_exchange(exchange) for exchange in exchanges]
     important = [text for text in notes if text.startswith(("refused", "compacted"))]
     return (important or notes)[-1]
@@ -267,7 +268,7 @@ def _describe_exchange(exchange: AgentExchange) -> str:
 
 
 def _build_expected_history(script: DemoScript) -> list[JsonObject]:
-    """Builds the history that the client must have at the end if the model forgets nothing."""
+    """Builds the history that the client must have at the end if the model forgets no fact."""
     history = build_opening(script)
     for turn in script.turns:
         history.append({"role": "user", "content": turn.user})
@@ -279,9 +280,10 @@ def _build_expected_history(script: DemoScript) -> list[JsonObject]:
 
 
 def _check_facts(script: DemoScript, last: SeenRequest) -> Check:
-    """Checks that the last request still contains the planted facts, as the model needs them for its answers.
+    """Checks that the last request still contains the planted facts, which the model needs for its replies.
 
-    Only messages before the first question about the facts count, because later answers repeat the facts.
+    The check uses only messages before the first question about the facts, because later replies repeat the
+    facts.
     """
     texts = [extract_text(message) for message in last.parse_messages()]
     question = next(turn.user for turn in script.turns if any("{" in step.text for step in turn.steps))
@@ -357,7 +359,7 @@ async def run_demo(say: Say, *, keep: bool = False) -> bool:
 
     Args:
         say: Called with each line of output.
-        keep: Whether to keep proxy and provider running until the task is cancelled.
+        keep: Whether the proxy and the provider keep running after the demo, until the task is cancelled.
     """
     logs.configure_logging("console", logging.WARNING)
     provider = DemoProvider(DemoProviderSettings(TiktokenCounter(say), window=WINDOW_TOKENS))
@@ -373,18 +375,18 @@ async def run_demo(say: Say, *, keep: bool = False) -> bool:
 
 
 def render_table() -> str:
-    """Returns the demo's whole output, as the README shows it."""
+    """Returns the whole output of the demo, as the README shows it."""
     lines: list[str] = []
     asyncio.run(run_demo(lines.append))
     return "\n".join(lines) + "\n"
 
 
 def main(keep: bool = False) -> int:
-    """Runs the demo on stdout.
+    """Runs the demo and prints its output on stdout.
 
     Returns:
-        0 if all checks passed, else 1. 130 if Ctrl-C interrupted the demo before its end. With `keep`, Ctrl-C
-        after the checks is the normal end.
+        The exit code: 0 if all checks passed, 1 if a check failed, and 130 if Ctrl-C interrupted the demo.
+        With `keep`, Ctrl-C after the checks does not count as an interruption.
     """
     logs.configure_logging("console", logging.WARNING)
     with contextlib.suppress(KeyboardInterrupt):

@@ -1,6 +1,6 @@
-"""Validates requests to the demo provider, with OpenAI's error messages.
+"""Validates requests to the demo provider.
 
-The wording is OpenAI's, because clients and proxies recognise errors by it.
+The error messages have OpenAI's wording, because clients and proxies recognise errors by this wording.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,14 @@ ROLES = ("system", "assistant", "user", "function", "tool", "developer")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error response.
+    """An error response of the provider.
 
-    `param` names the parameter at fault, `status` is the HTTP status, and `kind` becomes the error's `type`.
+    Attributes:
+        message: Text of the error.
+        param: Name of the invalid parameter, or None.
+        code: Error code, or None.
+        status: HTTP status.
+        kind: Value of the error's field `type`.
     """
 
     message: str
@@ -27,7 +32,7 @@ class Refusal:
     kind: str = "invalid_request_error"
 
     def to_bytes(self) -> bytes:
-        """Encodes the body in OpenAI's error format."""
+        """Encodes the body of the response in OpenAI's error format."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return encode_json({"error": error})
 
@@ -45,7 +50,10 @@ def refuse_unknown_model(model: str) -> Refusal:
 
 
 def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
-    """Returns a refusal if `prompt` plus the requested `output`, in tokens, exceed the context window."""
+    """Returns a refusal if the prompt and the requested output together exceed the context window.
+
+    Returns None if they fit. All arguments are in tokens.
+    """
     if prompt > window:
         detail = f"your messages resulted in {prompt} tokens. Please reduce the length of the messages."
     elif prompt + output > window:
@@ -109,9 +117,14 @@ def _check_content(message: JsonObject, where: str) -> Refusal | None:
 def _check_tool_result(
     message: JsonObject, index: int, open_ids: list[str], call_ids: list[str] | None
 ) -> Refusal | None:
-    """Checks a tool result, and removes its call id from `open_ids`, the calls that still need a result.
+    """Checks a tool result, and removes its call id from `open_ids`.
 
-    `call_ids` are the ids of all calls of the assistant message before it; None if that has no calls.
+    Args:
+        message: The tool result.
+        index: Index of the message in the request.
+        open_ids: Ids of the calls that still need a result.
+        call_ids: Ids of all calls of the assistant message before the result; None if that message has no
+            calls.
     """
     if call_ids is None:
         text = (
@@ -148,7 +161,7 @@ def _check_pairing(messages: list[JsonObject]) -> Iterator[Refusal]:
 
 
 def validate_request(body: JsonObject) -> Refusal | None:
-    """Returns the first error in a request, or None."""
+    """Returns the refusal for the first error in a request, or None if the request is valid."""
     if not isinstance(body.get("model"), str):
         return Refusal("you must provide a model parameter")
     messages = body.get("messages")
