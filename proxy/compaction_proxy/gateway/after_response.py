@@ -59,7 +59,7 @@ class IncidentReporter:
         self._announce = event_bus
         self._history = history
         self._now = now
-        # Each incident: the tenant, the conversation, the kind of the incident and its reason.
+        # Each key consists of the tenant, the conversation, the kind of the incident and its reason.
         self._throttle = ReportThrottle[tuple[str, str | None, str, str | None]](
             max_keys=MAX_INCIDENTS, clock=clock
         )

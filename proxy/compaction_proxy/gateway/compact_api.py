@@ -3,7 +3,7 @@
 The endpoints are `POST /v1/compact` and `POST …/responses/compact`.
 
 The list of messages is compacted by the same code as a relayed request with the header `x-compaction: force`,
-but nothing is stored. If no model writes a summary, an extract takes its place, whatever the strategy.
+but nothing is stored. If no model writes a summary, an extract takes its place, with every strategy.
 
 To ask for a compaction, Codex sends an ordinary request whose input ends in an item of type
 `compaction_trigger`. It reports a failure unless the answer holds one `compaction` item. The first such
@@ -424,7 +424,8 @@ async def _is_endpoint_missing(answer: UpstreamResponse) -> bool:
 async def _peek_decompressed(answer: UpstreamResponse, limit_bytes: int) -> bytes:
     """Returns the beginning of an answer's body, decompressed.
 
-    The result is empty if the body cannot be decompressed, or if it then has more than `limit_bytes` bytes.
+    The result is empty if the body cannot be decompressed, or if the decompressed body has more than
+    `limit_bytes` bytes.
     """
     encoding = answer.get_field(b"content-encoding")
     return Inflater(encoding, limit_bytes).feed(await answer.peek(limit_bytes))

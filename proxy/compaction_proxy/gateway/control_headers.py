@@ -47,7 +47,7 @@ class ControlHeaders:
 
     @property
     def has_overrides(self) -> bool:
-        """Whether the request asks for anything but the configured treatment."""
+        """Whether the request overrides the configuration."""
         return any((self.mode, self.trigger_tokens, self.strategy, self.pins))
 
 

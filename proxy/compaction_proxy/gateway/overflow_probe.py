@@ -20,7 +20,7 @@ _STREAM: Final = "text/event-stream"
 
 
 async def detect_overflow(answer: UpstreamResponse, wire: Wire) -> Overflow | None:
-    """Returns what an answer says about the request's length, or None if it does not refuse it as too long.
+    """Returns the overflow that a response reports, or None if it does not refuse the request as too long.
 
     Some servers send status 200 and refuse the request only inside the stream. So the beginning of a stream
     is read before anything is relayed to the client. The stream is held back while it contains no part of the

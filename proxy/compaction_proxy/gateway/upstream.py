@@ -54,8 +54,8 @@ class Upstream:
         base_url: The absolute base URL, to which the client's path is appended
             (`gateway.paths.join_upstream_url`).
         api_key: The proxy's own key, which replaces the client's credentials; empty to pass those on.
-        hop_mark: The mark of this installation, 16 hex digits. It is sent with each request. If a request
-            arrives with this mark, the upstream leads back to the proxy.
+        hop_mark: The id of this installation, 16 hex digits. It is sent with each request. If a request
+            arrives with this id, the upstream leads back to the proxy.
         engine: Sends the requests.
         connect_timeout_s: Seconds within which a connection must be established.
         read_timeout_s: Seconds that the upstream may be silent, before the first byte or later.
@@ -184,7 +184,7 @@ class UpstreamResponse:
         return self._cut is not None
 
     async def read(self) -> bytes:
-        """Returns the next chunk of the body, unchanged; empty at the end. Chunks seen before come first.
+        """Returns the next chunk of the body, unchanged; empty at the end. Peeked chunks come first.
 
         Raises:
             httpx.TransportError: If the answer was cut.
@@ -287,7 +287,8 @@ async def _relay_chunks(
     """Relays a body without its last chunk, and returns that chunk.
 
     The caller sends the last chunk together with the end of the response. The last chunk is recognised by
-    `length`, the declared length in bytes. If it is None, the whole body is relayed and the result is empty.
+    `length`, the declared length in bytes. If `length` is None, the whole body is relayed and the result is
+    empty.
     """
     while chunk := await answer.read():
         if length is not None:
@@ -337,7 +338,7 @@ def build_upstreams(
     Args:
         config: The configuration.
         engine: Sends the requests.
-        hop_mark: The mark of this installation (see `Upstream`).
+        hop_mark: The id of this installation (see `Upstream`).
         monitor: Reports failures of the upstreams.
     """
     upstreams: dict[str, Upstream] = {}

@@ -44,7 +44,7 @@ _CONNECT_ERRNOS = {
 
 
 def find_cause(error: httpx.TransportError, *, has_head: bool = False) -> str:
-    """Returns the cause of an error of the engine, in the words of `core.upstream_failure`.
+    """Returns the cause of an error of the engine, one of the causes in `core.upstream_failure`.
 
     Args:
         error: The error that the engine raised.
@@ -78,9 +78,9 @@ class UpstreamMonitor:
     """Reports failures of all upstreams of a process.
 
     A target is the origin of an upstream. Each pair of target and cause is logged at most once a minute. A
-    target is failing if its last answer was missing or had status 5xx. When it gives another answer, one log
-    line reports the recovery. After a successful request, callers need to call the monitor only if
-    `failure_counts` is not empty.
+    target is failing if its last response was missing or had status 5xx. When a failing target responds with
+    another status, one log line reports the recovery. After a successful request, callers need to call the
+    monitor only if `failure_counts` is not empty.
 
     Args:
         on_error: Receives every failure, and every other answer with an error status, for the metrics.

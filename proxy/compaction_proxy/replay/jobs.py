@@ -137,7 +137,7 @@ class ReplayJobRunner:
         Raises:
             RequestRefusedError: The conversation is invalid (400) or unknown (404), too little of it is
                 stored (409), the rehearsal takes too long (413), or too many others are running (429).
-            ReplayFailedError: The subprocess ended without an answer.
+            ReplayFailedError: If the subprocess ended with an error or without a valid result.
         """
         if self._slots.locked():
             raise RequestRefusedError(429, BUSY_MESSAGE, "busy")
@@ -186,10 +186,10 @@ class ReplayJobRunner:
 
 
 def _parse_output(stdout: bytes, stderr: bytes) -> Mapping[str, Any]:
-    """Parses the answer of a process that ended without an error.
+    """Parses the output of a process that ended without an error.
 
     Raises:
-        ReplayFailedError: The output is not an answer.
+        ReplayFailedError: If the output is neither a list of results nor an error message.
     """
     try:
         output = json.loads(stdout)

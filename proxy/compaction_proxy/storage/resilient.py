@@ -1,7 +1,8 @@
 """Calls a store behind a deadline and a circuit breaker.
 
 A store is suspended after three failures within a second, one timeout or one failed probe. A suspended store
-gets only probes, and no other calls, until a probe succeeds. If the store is dead or does not answer, only
+gets no calls except probes, which test whether it answers, until a probe succeeds. If the store is dead or
+does not answer, only
 the calls in progress wait for it, for a fraction of a second. After that, a background task probes the store
 twice a second. Therefore no later request waits for an unreachable store, and requests use the store again
 within a second after it answers again.
@@ -88,7 +89,7 @@ _T = TypeVar("_T")
 async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
     """Returns the result of `call` or raises its error. Cancels it after `limit_s` seconds.
 
-    It differs from `asyncio.timeout` in three ways. It returns an answer that arrived while the event loop
+    It differs from `asyncio.timeout` in three ways. It returns a result that arrived while the event loop
     was blocked, even if the loop sees it after the deadline. It does not wait for a call that does not end
     when it is cancelled. A call of several steps can make progress although the loop is often blocked,
     because the deadline lasts at least `DEADLINE_PARTS` iterations of the loop.

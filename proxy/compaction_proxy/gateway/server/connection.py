@@ -79,7 +79,7 @@ class ServerConnection(asyncio.Protocol):
         self._last_taken_at = 0.0
         self._default_headers: tuple[object, bytes, bool] = (None, b"", False)
 
-    # Callbacks of the event loop.
+    # Methods that the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Registers a new connection."""
@@ -129,7 +129,7 @@ class ServerConnection(asyncio.Protocol):
             self._writable.set()
             self._writable = None
 
-    # Callbacks of the parser.
+    # Methods that the parser calls.
 
     def on_head_started(self) -> None:
         """Records that the head of a request begins to arrive. Stops reading if too many requests wait."""
@@ -200,7 +200,7 @@ class ServerConnection(asyncio.Protocol):
             last.keep_alive = False
         self.pause_reading()
 
-    # Called by the requests (`cycle.ConnectionProtocol`).
+    # Methods that the requests call (`cycle.ConnectionProtocol`).
 
     def encode_default_headers(self) -> tuple[bytes, bool]:
         """Returns the header lines that every answer has, and whether one of them is `connection: close`."""
@@ -258,7 +258,7 @@ class ServerConnection(asyncio.Protocol):
         elif callback is not None and not self.waiting_cycles:
             self.resume_reading()  # while reading is paused, the client's departure goes unnoticed
 
-    # Called by the server.
+    # Methods that the server calls.
 
     def measure_stuck_s(self, now: float) -> float:
         """Returns for how many seconds the client has taken none of the data that waits for it.
@@ -300,9 +300,9 @@ class ServerConnection(asyncio.Protocol):
             self.transport.close()
 
     def _linger_before_close(self) -> None:
-        """Sends nothing more, but leaves the connection open for a while for the client to read the answer.
+        """Sends nothing more, but leaves the connection open so that the client can read the response.
 
-        If the socket were closed while received bytes are unread, the client could lose the answer.
+        If the socket were closed while received bytes are unread, the client could lose the response.
         `timeouts.close_overdue_connections` closes the connection after `ClientDeadlines.linger_s` seconds.
         """
         self.has_hung_up = True

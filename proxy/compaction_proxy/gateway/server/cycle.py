@@ -151,7 +151,7 @@ class RequestResponseCycle:
         )
         self._chunked = self._bodiless = False
 
-    # Called by the connection.
+    # Methods that the connection calls.
 
     async def run(self, app: ASGIApp) -> None:
         """Runs the application. If it ends without completing its answer, the answer is aborted."""
@@ -185,7 +185,7 @@ class RequestResponseCycle:
         if self._news_event is not None:
             self._news_event.set()
 
-    # Called by the application.
+    # Methods that the application calls.
 
     async def receive(self) -> Message:
         """Waits for the next part of the request and returns it (ASGI)."""

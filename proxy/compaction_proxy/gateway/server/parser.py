@@ -130,7 +130,7 @@ class RequestParser:
         return parser
 
     def feed_data(self, data: bytes) -> RequestRefusedError | None:
-        """Parses received bytes. Returns an error if it refuses them. Feed no more bytes after an error."""
+        """Parses received bytes. Returns an error if it refuses them. After that, it must get no more bytes."""
         self._framing_bytes += len(data)
         try:
             self._feed_parser(data)
@@ -177,7 +177,7 @@ class RequestParser:
         self._refusal = refusal
         raise _RejectedRequestError
 
-    # Callbacks of httptools.
+    # Methods that httptools calls.
 
     def on_message_begin(self) -> None:
         """Resets the state at the start of a request."""

@@ -238,8 +238,8 @@ class RedisStore:
         except AttributeError:  # redis-py closed the cluster's connection before it sent the command
             return await execute(*command, **options)
         except RedisTimeoutError:
-            # If this process was stopped, redis-py's timeout went on, and redis-py dropped an answer that had
-            # already arrived. Therefore the command is sent again.
+            # If this process was stopped, redis-py's timeout kept running, and redis-py dropped a reply that
+            # had already arrived. Therefore the command is sent again.
             if time.monotonic() - started_at < _PROCESS_STOPPED_S:
                 raise
             return await execute(*command, **options)
