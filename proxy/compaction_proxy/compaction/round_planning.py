@@ -44,8 +44,8 @@ LEDGER_SHARE = 0.4
 FILLED_SHARE = 0.8
 # The ledger's limit is never reduced below this share of the full limit.
 LEAST_LEDGER_SHARE = 0.1
-# If the target is so low that hardly any compaction can reach it, a compaction with masks alone is sufficient
-# if it shrinks the removable messages to this share of the free tokens.
+# This constant applies if the target is so low that hardly any compaction can reach it. A compaction with
+# masks alone is then sufficient if it shrinks the removable messages to this share of the free tokens.
 MASKED_SHARE = 0.8
 
 

@@ -237,8 +237,8 @@ class SummaryClient:
             seconds = self._clock() - started
             if seconds >= SLOW_SHARE * summary_request.deadline_s:  # the model is too slow
                 self._record_outcome(state, "timeout")
-            # The complete call would have taken longer than this time. So the time is useful for the average
-            # only if it exceeds the average.
+            # The complete call would have taken longer than this time. Therefore the time is added to the
+            # average only if it exceeds the average.
             if seconds >= (state.average_s or 0.0):
                 _record_duration(state, seconds)
             raise

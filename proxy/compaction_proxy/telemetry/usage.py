@@ -50,7 +50,7 @@ _LATEST = ("model", "status", "tokens_before", "tokens_after", "trigger", "windo
 
 
 class ExchangeEntry(NamedTuple):
-    """An exchange, its saving, and to whom it belongs.
+    """An exchange and its saving, with its tenant and conversation.
 
     Attributes:
         tenant: Tenant of the exchange.
@@ -345,7 +345,8 @@ class UsageStore:
             for entry in sorted(waiting.entries, key=get_entry_time)
         ]
         if await self._records.overwrite(key, to_fields(totals), ttl_s=self._ttl_s) and lines:
-            # The totals are not saved if, for example, a newer version of the proxy has written the record.
+            # If the totals were not saved, no lines are written. This happens, for example, if a newer
+            # version of the proxy has written the record.
             await self._records.write(lines)
 
     def _forget_prefix(self, prefix: str) -> None:

@@ -130,7 +130,7 @@ class RequestParser:
         return parser
 
     def feed_data(self, data: bytes) -> RequestRefusedError | None:
-        """Parses received bytes. Returns an error if it refuses them. After that, it must get no more bytes."""
+        """Parses received bytes. Returns an error if it refuses them; then it must not be called again."""
         self._framing_bytes += len(data)
         try:
             self._feed_parser(data)

@@ -65,7 +65,7 @@ class DrainReport:
 def _should_await_response(connection: ServerConnection) -> bool:
     """Returns whether the connection has a request that the server should still answer before it stops.
 
-    That is a request that is complete or whose answer has begun. Its answer is not complete.
+    Such a request is complete or its response has begun, but its response is not complete.
     """
     cycle = connection.newest_cycle
     if cycle is None or cycle.response_complete:
