@@ -113,8 +113,7 @@ class CompactedConversations:
         )
 
     async def add(self, tenant: str, conversation: str | None, *, should_publish: bool = True) -> None:
-        """Remembers that a conversation has compactions, and notifies other processes if they may not know
-        it.
+        """Remembers that a conversation has compactions. Notifies other processes unless they know it.
 
         Args:
             tenant: The tenant of the conversation.

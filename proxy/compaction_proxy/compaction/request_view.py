@@ -407,7 +407,7 @@ class RequestView:
 
     @property
     def exceeds_compaction_limit(self) -> bool:
-        """Whether the effective list and the reserved output tokens together may exceed the context window."""
+        """Whether the effective list and the reserved output tokens may together exceed the window."""
         return self.effective_bound > self.budget.compaction_limit
 
     @property

@@ -1,4 +1,4 @@
-"""The outermost ASGI application: it routes each request to its handler, and turns errors into answers."""
+"""The outermost ASGI application: it routes each request to its handler, and turns errors into responses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

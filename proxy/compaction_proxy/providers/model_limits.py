@@ -41,7 +41,7 @@ from compaction_proxy.support.lru import BoundedDict
 REFUSED_SHARE = 0.9
 
 
-class LearnedLimits(NamedTuple):  # one is built per answer; a dataclass takes four times as long
+class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes four times as long
     """Limits that were learned for one model at one upstream.
 
     Fields that end in `_until` are times in seconds since the epoch.

@@ -35,7 +35,7 @@ class HttpSummaryModel:
         """Requests one summary. Leaves out members that this URL has refused for this model before.
 
         Raises:
-            SummaryError: The provider cannot be reached or gives no usable answer.
+            SummaryError: The provider cannot be reached or gives no usable response.
         """
         key, call_format = (call.url, call.model), WIRES[call.wire].summary_call_format
         for _ in range(MAX_ATTEMPTS):

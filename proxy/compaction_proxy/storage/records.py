@@ -192,7 +192,7 @@ class RecordStore:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the store answered the last call or probe. A refusal to write also counts as an answer."""
+        """Whether the store answered the last call or probe. A refusal to write also counts as a response."""
         return self._resilient_store.is_reachable
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:

@@ -142,8 +142,8 @@ class ResilientStore:
 
     Attributes:
         is_in_use: Whether the store is in use; False while it is suspended.
-        is_reachable: Whether the store answered the last call or probe. A refusal to write also counts as an
-            answer.
+        is_reachable: Whether the store answered the last call or probe. A refusal to write also counts as a
+            response.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class ResilientStore:
             if error.reason not in _REFUSAL_REASONS | {RESTING_REASON}:
                 self._record_failure()
             raise
-        if self.is_in_use:  # if not, another call has failed meanwhile, perhaps after this answer
+        if self.is_in_use:  # if not, another call has failed meanwhile, perhaps after this response
             self._record_success()
         return answer
 

@@ -90,7 +90,7 @@ class ConversationRegistry:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def record_activity(self, tenant: str, conversation: str) -> None:
-        """Records that a conversation of this tenant is in use. Call it after each answer.
+        """Records that a conversation of this tenant is in use. Call it after each response.
 
         Writes at most once a minute for each conversation, or once a second while the store fails. Writes
         nothing for a conversation that was deleted after its request began.

@@ -316,7 +316,7 @@ class Metrics:
         self._increment_counter("store_errors_total", 1, self._reasons.to_label_value(reason))
 
     def count_upstream_error(self, target: str, cause: str) -> None:
-        """Counts an upstream answer that is incomplete or has an error status.
+        """Counts an upstream response that is incomplete or has an error status.
 
         The proxy's own code chooses `cause`, so the number of its values is small.
         """

@@ -107,7 +107,7 @@ class Totals:
         prompt_tokens: Input tokens, as the upstream counted them.
         completion_tokens: Output tokens, as the upstream counted them.
         cached_tokens: Input tokens that the upstream had cached.
-        recalls: Number of times that an answer continued after the model had searched removed messages.
+        recalls: Number of times that a response continued after the model had searched removed messages.
         rounds: Number of compactions.
         priced: Number of requests whose price is known.
         cost_usd: Cost of the requests whose price is known, in dollars. Summaries are not included.

@@ -97,8 +97,8 @@ class Wire:
             the result would not be shorter.
         join_messages: Encodes messages as the bytes between the brackets of the array.
         summary_call_format: The format of the proxy's own summary calls.
-        usage_format: Describes where answers report their usage.
-        may_hold_back_stream: Returns whether the first bytes of a stream contain no part of the answer, so
+        usage_format: Describes where responses report their usage.
+        may_hold_back_stream: Returns whether the first bytes of a stream contain no part of the response, so
             that an error may still follow. The proxy does not forward the bytes yet while the result is True.
             It calls the function again when more bytes have arrived.
         encode_error: Encodes an error of the proxy as a body in this format.
@@ -140,5 +140,5 @@ class Wire:
     search_tool: SearchTool | None = None
 
     def open_tap(self, content_type: str, content_encoding: str = "") -> UsageTap:
-        """Returns a new `UsageTap`, which reads the usage in one answer."""
+        """Returns a new `UsageTap`, which reads the usage in one response."""
         return UsageTap(self.usage_format, content_type, content_encoding)

@@ -225,7 +225,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._response.set_exception(error)
 
     def resume_reading(self) -> None:
-        """Reads from the socket again. Called when the reader of the answer has read the received data."""
+        """Reads from the socket again. Called when the reader of the response has read the received data."""
         if self._is_reading_paused:
             self._is_reading_paused = False
             self._last_activity_at = self._loop.time()
@@ -237,7 +237,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.close()
 
     def close_with_error(self) -> None:
-        """Closes the socket now. A pending answer ends with a `ReadError`."""
+        """Closes the socket now. A pending response ends with a `ReadError`."""
         if self._response is not None:
             self._response.set_exception(httpx.ReadError("the engine was closed"))
         self.close()
@@ -328,7 +328,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         answer = self._response
         if (
             answer is None
-        ):  # no request is pending, and this data must not become the answer to the next request
+        ):  # no request is pending, and this data must not become the response to the next request
             self.close()
             return
         self._has_received_data = True

@@ -1,6 +1,6 @@
 """Parses requests with httptools as their bytes arrive, within size limits.
 
-If a client offers to switch to another protocol, the answer still uses HTTP/1.1, as RFC 9110 §7.8 allows.
+If a client offers to switch to another protocol, the response still uses HTTP/1.1, as RFC 9110 §7.8 allows.
 Java's clients offer h2c or TLS. httptools stops after such a head and does not parse the body, so a second
 parser parses the body.
 """

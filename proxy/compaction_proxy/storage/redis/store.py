@@ -43,7 +43,7 @@ _KEYS_PER_COMMAND = 500
 _SCANNED_PER_COMMAND = 1000
 _TOKEN_BYTES = 12
 # If redis-py reports a timeout only after this many seconds, this process was stopped meanwhile (for example
-# suspended) and could not read the answer.
+# suspended) and could not read the response.
 _PROCESS_STOPPED_S = ANSWER_TIMEOUT_S + 0.25
 
 _LEASE, _FENCE, _KEY_LIST = "#lease", "#fence", "#keys"
@@ -209,7 +209,7 @@ class RedisStore:
         return self._add_prefix(tenant_key).encode() if tenant_key else b""
 
     async def _send_command(self, *command: _Argument, **options: Any) -> Any:  # noqa: ANN401 - whatever the server answers
-        """Sends one command and returns its answer.
+        """Sends one command and returns its response.
 
         Raises:
             NoScriptError: If the server does not know the script any more.
@@ -338,7 +338,7 @@ class RedisStore:
         return list(await self._send_command("MGET", *names))
 
     async def _run_pipeline(self, command: str, keys: Sequence[str | bytes]) -> list[Any]:
-        """Runs a command once for each key, all sent together. Returns the answers in order."""
+        """Runs a command once for each key, all sent together. Returns the responses in order."""
         if self._closed:
             raise StoreUnavailableError("store-closed")
         pipeline = self._redis.client.pipeline(transaction=False)
