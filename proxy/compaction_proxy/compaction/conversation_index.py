@@ -355,7 +355,7 @@ class ConversationIndex:
             if match is not None and match.head is not None:
                 return match, key
             if cleared is None and (found := _match_cleared_head(request, heads)) is not None:
-                cleared = found, key  # go on: another list may have a head with the same tool results
+                cleared = found, key  # continue: another list may have a head with the same tool results
             if match is not None and cleared is None:
                 return match, key
         return cleared or (None, "")

@@ -302,7 +302,7 @@ class RoundPlanner:
             task = asyncio.create_task(self._draft_fitting_round(view, allow_small=allow_small))
             self._running[task] = key
             task.add_done_callback(self._finish_task)
-        return await asyncio.shield(task)  # if a caller is cancelled, the task goes on for the other callers
+        return await asyncio.shield(task)  # if a caller is cancelled, the task continues for the others
 
     def _finish_task(self, task: asyncio.Task[RoundDraft | None]) -> None:
         del self._running[task]

@@ -152,7 +152,7 @@ def build_policy(settings: ModelSettings, strategy_name: str | None = None) -> P
         strategy_name: Name of the strategy that a request asked for; None uses the configured one.
 
     Raises:
-        KeyError: There is no strategy of that name.
+        KeyError: If there is no strategy of that name.
     """
     compaction, keep, summary = settings.compaction, settings.compaction.keep, settings.summary
     policy = STRATEGIES[strategy_name or compaction.strategy]

@@ -86,7 +86,7 @@ def _decode_variable_text(text: str, key: ConfigKey | None) -> object:
     because pydantic converts them later.
 
     Raises:
-        ValueError: The key needs JSON, and the text is not JSON.
+        ValueError: If the key needs JSON, and the text is not JSON.
     """
     if key is not None and key.is_nullable and text in {"", "null"}:
         return None
@@ -113,7 +113,7 @@ def _read_secret(path: str) -> str:
     """Reads a secret from its file, and removes one newline at the end.
 
     Raises:
-        ValueError: The file cannot be read, is not UTF-8, or is empty.
+        ValueError: If the file cannot be read, is not UTF-8, or is empty.
     """
     try:
         with Path(path).open("rb") as file:
@@ -135,7 +135,7 @@ def _parse_variable(
     """Parses an environment variable whose name begins with `PREFIX`.
 
     Raises:
-        ConfigError: The variable cannot be used. The message never quotes its value.
+        ConfigError: If the variable cannot be used. The message never quotes its value.
     """
     place: KeyPath = tuple(name.removeprefix(PREFIX).lower().split("__"))
     secret = (*place[:-1], str(place[-1]).removesuffix(FILE_SUFFIX))
@@ -251,7 +251,7 @@ def _validate_values(
     """Validates the values and returns the configuration with `store.url` filled in.
 
     Raises:
-        ConfigError: The configuration has problems. The message lists the `earlier_problems`, which were
+        ConfigError: If the configuration has problems. The message lists the `earlier_problems`, which were
             found while the sources were read, before those found here.
     """
     lines: Iterator[str] = iter(())
@@ -277,7 +277,7 @@ def load_config(
     exists, else none.
 
     Raises:
-        ConfigError: The configuration cannot be used. The message has one line for each problem.
+        ConfigError: If the configuration cannot be used. The message has one line for each problem.
     """
     variable, default = environ.get(CONFIG_VARIABLE), Path(DEFAULT_FILE)
     file = path or (Path(variable) if variable else default if default.exists() else None)

@@ -421,7 +421,7 @@ class CompactionSection(BaseModel):
         """Returns the rows that can start a compaction. A field that is 0 switches its row off.
 
         Raises:
-            ValueError: A row sets no threshold, or sets `rework_tokens` without `cost_optimal`.
+            ValueError: If a row sets no threshold, or sets `rework_tokens` without `cost_optimal`.
         """
         filled = [{getattr(row, name) for name in TRIGGER_FIELDS} - {None} for row in rows or ()]
         if set() in filled:

@@ -24,7 +24,7 @@ class OnlyValue:
         """Returns the value if it is the accepted one.
 
         Raises:
-            ValueError: It is another value.
+            ValueError: If the value is different.
         """
         if value != self.value:
             raise ValueError(f"this version works only with {json.dumps(self.value)}")
@@ -52,7 +52,7 @@ def reject_boolean(value: object) -> object:
     """Returns a value that is no boolean unchanged. YAML's `on` or `yes` would silently become the number 1.
 
     Raises:
-        ValueError: The value is a boolean.
+        ValueError: If the value is a boolean.
     """
     if isinstance(value, bool):
         raise ValueError("a number is needed, not true or false")  # noqa: TRY004 - pydantic collects ValueError
@@ -112,8 +112,8 @@ def check_store_url(url: str) -> str:
     The details of a Redis URL are checked later, when the store is opened.
 
     Raises:
-        ValueError: There is no store of this kind. The message never shows the URL, because it may hold a
-            password.
+        ValueError: If there is no store of this kind. The message never shows the URL, because it may contain
+            a password.
     """
     if url == "memory://" or (url.startswith("sqlite:///") and len(url) > len("sqlite:///")):
         return url

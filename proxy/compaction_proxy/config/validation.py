@@ -275,7 +275,8 @@ def resolve_store_url(config: Config, environ: Mapping[str, str]) -> str:
     slashes).
 
     Raises:
-        ValueError: The path needs a home folder but `HOME` is not set, or `$REDIS_URL` is not a store URL.
+        ValueError: If the path needs a home folder but `HOME` is not set, or if `$REDIS_URL` is not a store
+            URL.
     """
     url = config.store.url
     if url is None and environ.get("REDIS_URL"):

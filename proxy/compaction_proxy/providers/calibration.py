@@ -127,8 +127,8 @@ class Calibration:
         """Restores the calibration that `to_dict` wrote.
 
         Raises:
-            KeyError: A number is missing.
-            ValueError: A number is outside the range that `to_dict` can write.
+            KeyError: If a number is missing.
+            ValueError: If a number is outside the range that `to_dict` can write.
         """
         record = cls(float(stored["mean"]), float(stored["deviation"]), int(stored["observations"]))
         possible = abs(record.mean) <= _WIDEST and 0 <= record.deviation <= _WIDEST

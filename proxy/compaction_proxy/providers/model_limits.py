@@ -223,7 +223,7 @@ def from_fields(fields: Mapping[str, Any]) -> LearnedLimits:
     """Restores the record that `to_fields` wrote in this version or an earlier one.
 
     Raises:
-        KeyError, ValueError, TypeError, OverflowError: The fields are not such a record.
+        KeyError, ValueError, TypeError, OverflowError: If the fields are not such a record.
     """
     return LearnedLimits(
         Calibration.from_dict(fields["calibration"]),

@@ -35,7 +35,7 @@ class HttpSummaryModel:
         """Requests one summary. Leaves out members that this URL has refused for this model before.
 
         Raises:
-            SummaryError: The provider cannot be reached or gives no usable response.
+            SummaryError: If the provider cannot be reached or gives no usable response.
         """
         key, call_format = (call.url, call.model), WIRES[call.wire].summary_call_format
         for _ in range(MAX_ATTEMPTS):
@@ -78,7 +78,7 @@ async def _read_body(response: httpx.Response) -> bytes:
     """Reads and decompresses the body of a response.
 
     Raises:
-        SummaryError: The body is too large or cannot be decompressed. The reason is `garbage` for a
+        SummaryError: If the body is too large or cannot be decompressed. The reason is `garbage` for a
             successful response, and `http-` with the status for an error response.
     """
     encoding = response.headers.get("content-encoding", "")

@@ -216,7 +216,7 @@ class TokenScheduler:
         dropped, and no other step begins.
 
         Raises:
-            RuntimeError: The scheduler is closed.
+            RuntimeError: If the scheduler is closed.
         """
         counts = self._count_inline(pieces, model)
         if len(counts) < len(pieces):

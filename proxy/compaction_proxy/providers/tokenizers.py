@@ -132,7 +132,7 @@ def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
     OpenAI's special tokens count as plain text. The only special token is our separator.
 
     Raises:
-        Exception: The file is missing or damaged, or its digest is wrong.
+        Exception: If the file is missing or damaged, or its digest is wrong.
     """
     packed = (data / f"{vocabulary.name}.tiktoken.xz").read_bytes()
     content = lzma.decompress(packed)

@@ -72,7 +72,7 @@ def load_tokenizer() -> Tokenizer:
     """Loads toktok's tokenizer for o200k_base. Takes about 0.4 s and 50 MB, once per process.
 
     Raises:
-        Exception: The package is missing or broken, or is a version that does not work here.
+        Exception: If the package is missing or broken, or is a version that does not work here.
     """
     tokenizer: Tokenizer = import_module("toktok")._encoding(O200K.name)  # noqa: SLF001 - meant for this use
     return tokenizer
@@ -96,7 +96,7 @@ def check_counts(tokenizer: Tokenizer, golden_texts: Sequence[GoldenText]) -> No
     """Checks that toktok gives the known counts, for each text alone and for all texts in one call.
 
     Raises:
-        ValueError: A count differs, or `golden_texts` is empty.
+        ValueError: If a count differs, or `golden_texts` is empty.
     """
     together = _count_batch(tokenizer, [each.text for each in golden_texts])
     for number, (each, counted) in enumerate(zip(golden_texts, together, strict=True)):

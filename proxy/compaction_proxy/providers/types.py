@@ -32,7 +32,7 @@ class SummaryModel(Protocol):
         The caller enforces the deadline.
 
         Raises:
-            SummaryError: The model cannot be reached or gives no usable response. The `reason` is one of
+            SummaryError: If the model cannot be reached or gives no usable response. The `reason` is one of
                 `http-NNN`, `overflow`, `unknown-model`, `unreachable`, `garbage`. With `http-NNN`, the error
                 may say after how many seconds to try again (`retry_after_s`).
         """

@@ -69,7 +69,7 @@ class TextIndexBuilder(Protocol):
         This takes seconds for many megabytes. Call it in a thread.
 
         Raises:
-            SearchUnavailableError: This installation cannot search.
+            SearchUnavailableError: If this installation cannot search.
         """
         ...
 
@@ -125,7 +125,7 @@ class SqliteTextIndexBuilder:
         """Builds an index of texts. Any thread may call it.
 
         Raises:
-            SearchUnavailableError: SQLite was built without FTS5.
+            SearchUnavailableError: If SQLite was built without FTS5.
         """
         if not is_fts5_available():
             raise SearchUnavailableError("no-full-text", FTS5_MISSING)

@@ -166,7 +166,7 @@ class ArchiveSearch:
             snippet_characters: Maximum characters of a snippet.
 
         Raises:
-            SearchUnavailableError: This installation cannot search.
+            SearchUnavailableError: If this installation cannot search.
         """
         most = max(0, min(limit, MAX_HITS))
         if not query.strip() or not most:

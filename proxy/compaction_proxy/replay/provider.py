@@ -191,7 +191,7 @@ class ExtractiveSummaryModel:
         """Writes a summary.
 
         Raises:
-            SummaryError: The reason is `garbage`: the call cannot be encoded as a request.
+            SummaryError: With the reason `garbage` if the call cannot be encoded as a request.
         """
         provider, calls = self.provider, self.calls
         try:

@@ -60,7 +60,7 @@ def parse_recording(value: object, name: str) -> Recording:
     """Parses a conversation from a JSON value: a request body, or a list of messages.
 
     Raises:
-        RequestRefusedError: The value is not a conversation of the Chat Completions wire.
+        RequestRefusedError: If the value is not a conversation of the Chat Completions wire.
     """
     body: Mapping[str, Any] = value if isinstance(value, dict) else {"messages": value}
     messages = body.get("messages")
@@ -88,8 +88,8 @@ def read_recordings(path: Path) -> Iterator[Recording]:
     The file holds a request body or an array of messages as JSON, or one of these in each line.
 
     Raises:
-        RequestRefusedError: The file cannot be read, is not a regular file or is too large, or one of its
-            lines is not a conversation.
+        RequestRefusedError: If the file cannot be read, is not a regular file or is too large, or if one of
+            its lines is not a conversation.
     """
     try:
         status = path.stat()

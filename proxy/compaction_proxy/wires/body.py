@@ -227,7 +227,7 @@ def splice_messages(body: RequestBody, adapted: AdaptedMessages) -> bytes:
     """Returns the client's body with the messages and the other members that `adapted` contains."""
     raw, joined = body.raw, body.wire.join_messages(adapted.messages)
     if raw.startswith(b'"', body.messages_slice.start) and body.messages == (joined,) and not adapted.members:
-        return raw  # the body holds its only message as a string, and this message has not changed
+        return raw  # the body contains its only message as a string, and this message is unchanged
     replacements = {body.messages_slice: b"[" + joined + b"]"}
     if adapted.members:
         member_slices = find_members(raw)

@@ -405,9 +405,9 @@ def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ..
     """Returns the list with `instruction` cleared on messages whose text the user has probably pasted.
 
     Here, a turn is the messages between two replies or tool results. If a turn contains instructions but no
-    other text of the user, the user has probably pasted its last message, so this message is not marked as
-    instructions any more. The mark is kept if the reply that the client itself adds follows the message
-    (`InstructionForm.client_reply`).
+    other text of the user, the user has probably pasted the turn's last message. So the `instruction` of this
+    message is cleared. It is kept if the next message is the reply that the client itself adds after such
+    instructions (`InstructionForm.client_reply`).
     """
     unmarked = list(messages)
     start = 0

@@ -46,9 +46,9 @@ class SummaryCallFormat:
 
     Attributes:
         path: The path to append to a provider's base URL, such as `/chat/completions`.
-        get_thinking_allowance: Returns how many tokens a model may use for thinking, in addition to the limit
-            of its response. The arguments are the model's name, and the conversation that the call continues
-            or None.
+        get_thinking_allowance: Returns how many tokens a model may use for thinking, in addition to its
+            output limit. The arguments are the model's name, and the conversation that the call continues or
+            None.
         build_own_members: Builds the members of a call's body that some providers refuse. The second argument
             names the members that this provider has already refused. They are omitted.
         build_request: Builds the body of a call from the call and the result of `build_own_members`.

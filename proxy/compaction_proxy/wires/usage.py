@@ -170,8 +170,8 @@ def _find_usage_in_head(
 class UsageTap:
     """Reads the usage in one response body while the body is forwarded.
 
-    Of a stream, it keeps only the first bytes that the parser needs (`head_bytes`) and the last 64 KiB. Of
-    any other body, it keeps the first and the last 64 KiB.
+    It keeps the first bytes of a stream that the parser needs (`head_bytes`), and the last 64 KiB. It keeps
+    the first and the last 64 KiB of any other body.
 
     Args:
         usage_format: The format of the wire.

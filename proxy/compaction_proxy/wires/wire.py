@@ -83,8 +83,8 @@ class Wire:
             stay unchanged; empty if it may change.
         group_into_pieces: Groups the elements into pieces.
         may_continue_piece: Returns whether the next element may belong to the same piece as this element.
-        parse_uncounted: Parses a piece, and estimates the tokens of its parts that are not text for a model.
-            Raises `UnreadableBodyError` if the bytes are not a valid piece.
+        parse_uncounted: Parses a piece, and estimates the tokens of its parts that are not text, for a given
+            model. Raises `UnreadableBodyError` if the bytes are not a valid piece.
         estimate_nontext_tokens: Estimates the tokens of a piece's parts that are not text, for a given model;
             0 if the bytes are not a valid piece.
         parse_message: Parses a piece, and computes the digest of the message. Raises `UnreadableBodyError` if

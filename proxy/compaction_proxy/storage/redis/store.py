@@ -208,7 +208,7 @@ class RedisStore:
         tenant_key = derive_conversation_tenant_key(key.decode("utf-8", "replace").removeprefix(self._prefix))
         return self._add_prefix(tenant_key).encode() if tenant_key else b""
 
-    async def _send_command(self, *command: _Argument, **options: Any) -> Any:  # noqa: ANN401 - whatever the server answers
+    async def _send_command(self, *command: _Argument, **options: Any) -> Any:  # noqa: ANN401 - any value of the server
         """Sends one command and returns its response.
 
         Raises:
@@ -230,7 +230,7 @@ class RedisStore:
                 await self._redis.drop_idle()
             raise store_error from error
 
-    async def _execute_command(self, *command: _Argument, **options: Any) -> Any:  # noqa: ANN401 - whatever the server answers
+    async def _execute_command(self, *command: _Argument, **options: Any) -> Any:  # noqa: ANN401 - any value of the server
         execute = self._redis.client.execute_command
         started_at = time.monotonic()
         try:
@@ -246,7 +246,7 @@ class RedisStore:
 
     async def _run_script(
         self, script: LuaScript, keys: Sequence[str], arguments: Sequence[_Argument]
-    ) -> Any:  # noqa: ANN401 - whatever the script returns
+    ) -> Any:  # noqa: ANN401 - any value of the script
         try:
             return await self._send_command("EVALSHA", script.digest, len(keys), *keys, *arguments)
         except NoScriptError:

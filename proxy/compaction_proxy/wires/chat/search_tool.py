@@ -176,7 +176,7 @@ class ToolCallFilter:
         return None if is_incomplete and "custom" not in call.fields else False
 
     def _show_call(self, call: PartialToolCall) -> JsonObject:
-        """Marks a call as a call of a client tool, and returns what has arrived of it as one piece."""
+        """Marks a call as a call of a client tool. Returns its pieces that have arrived, joined into one."""
         call.is_ours = False
         call.client_index = self.client_call_count
         self.client_call_count += 1
@@ -325,8 +325,8 @@ def _get_index(piece: object) -> int:
 def shift_indices(pieces: object, offset: int) -> None:
     """Adds `offset` to the `index` of each piece of reasoning, in place.
 
-    The client joins pieces with the same index. So a later response must not use the indices of earlier
-    responses that the client has received as part of the same response.
+    The client joins pieces with the same index. It sees several responses as one. So the pieces of a later
+    response must not have the indices of pieces of earlier responses.
     """
     for piece in as_list(pieces):
         if _get_index(piece) >= 0:
@@ -424,8 +424,8 @@ class ChatStreamFilter:
     def _may_continue(self, reason: str) -> bool:
         """Returns whether the proxy answers the calls of the search tool and continues the response.
 
-        It does not if the client must answer calls as well, or if the response is too large to keep. It also
-        does not if `reason`, the finish reason, shows that the response was cut off.
+        The result is False if the client must answer calls as well, or if the response is too large to keep.
+        It is also False if `reason`, the finish reason, shows that the response was cut off.
         """
         return (
             self._stream.may_answer_calls
@@ -460,8 +460,8 @@ class ChatStreamFilter:
     def _filter_choice(self, choice: JsonObject) -> bool:
         """Removes calls of the search tool from a choice, and returns whether the choice has changed.
 
-        The finish reason is removed if the response will be continued. It becomes `stop` if the response
-        cannot be continued, and all its calls were removed.
+        The finish reason is removed if the response will be continued. If it cannot be continued, and all its
+        calls were removed, the finish reason becomes `stop`.
         """
         delta = as_object(choice.get("delta"))
         pieces = as_list(delta.get(TOOL_CALLS))
@@ -481,7 +481,7 @@ class ChatStreamFilter:
             choice["finish_reason"] = None
             return True
         if reason == TOOL_CALLS and self._calls.has_only_own_calls:
-            choice["finish_reason"] = STOP  # the client has nothing left to call
+            choice["finish_reason"] = STOP  # no calls are left for the client
             return True
         return is_changed
 
@@ -559,7 +559,7 @@ class ChatAnswerFilter:
             if not self._shown:
                 del message[TOOL_CALLS]
                 if choice.get("finish_reason") == TOOL_CALLS:
-                    choice["finish_reason"] = STOP  # the client has nothing left to call
+                    choice["finish_reason"] = STOP  # no calls are left for the client
         content = message.get("content")
         if isinstance(content, list) and previous:
             message["content"] = [{"type": "text", "text": previous}, *content]

@@ -213,7 +213,7 @@ class MessagesStreamFilter:
             return b""
         changed = only_own_calls and reason == TOOL_USE_REASON
         if changed:
-            delta["stop_reason"] = END_TURN_REASON  # the client has nothing left to call
+            delta["stop_reason"] = END_TURN_REASON  # no calls are left for the client
         if not self._stream.is_first_answer:
             total = add_usage(self._stream.previous_usage, self._stream.usage)
             reported = {*_COUNTS, *as_object(payload.get("usage"))}
@@ -271,7 +271,7 @@ def _is_complete(answer: JsonObject) -> bool:
 
 def _adapt_end(answer: JsonObject, only_own_calls: bool) -> None:  # noqa: FBT001 - set by `ItemAnswerFilter`
     if only_own_calls and answer.get("stop_reason") == TOOL_USE_REASON:
-        answer["stop_reason"] = END_TURN_REASON  # the client has nothing left to call
+        answer["stop_reason"] = END_TURN_REASON  # no calls are left for the client
     answer["usage"] = as_object(answer.get("usage"))
 
 

@@ -250,7 +250,7 @@ def _drop_refused_content(raw: bytes, refusal: bytes) -> bytes | None:
         body = parse_body(raw, MESSAGES)
         records = [PARSER.parse_message(each) for each in body.messages]
         adapted = drop_thoughts(raw, records)
-        if adapted.messages is records:  # the list holds nothing but thinking
+        if adapted.messages is records:  # the list contains only thinking
             return None
         changed = splice_messages(body, adapted)
     except UnreadableBodyError:

@@ -478,7 +478,7 @@ def _estimate_text(parts: list[Any]) -> int:
 
 def _estimate_item(item: JsonObject, model: str) -> int:
     kind = get_item_kind(item)
-    if kind in OUTPUT_TYPES_BY_CALL or kind == "shell_call_output":  # these items hold only text
+    if kind in OUTPUT_TYPES_BY_CALL or kind == "shell_call_output":  # these items contain only text
         return 0
     if kind == "reasoning":
         return _estimate_reasoning(item)
