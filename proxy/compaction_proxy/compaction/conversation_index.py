@@ -610,7 +610,7 @@ def _digest_text(text: str) -> str:
 
 
 def _trim_text(text: str) -> str:
-    """Removes white space at line ends. Of a long text, keeps only the start, the length and the end."""
+    """Removes white space at line ends. Keeps only the start, the length and the end of a long text."""
     if len(text) > 2 * END_CHARACTERS:
         text = f"{text[:END_CHARACTERS]}\n{len(text)}\n{text[-END_CHARACTERS:]}"
     return "\n".join(map(str.rstrip, text.strip().split("\n")))

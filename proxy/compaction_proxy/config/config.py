@@ -232,7 +232,7 @@ def get_key_type(path: KeyPath) -> object | None:
 
 
 def iter_keys(section: type[BaseModel] = Config, parent_path: KeyPath = ()) -> Iterator[ConfigKey]:
-    """Yields every key in `section` and its nested sections, in order. Sections themselves are no keys.
+    """Yields every key in `section` and its nested sections, in order. Sections themselves are not keys.
 
     `parent_path` is the path of `section`. The path of each key begins with it.
     """

@@ -508,9 +508,8 @@ def _cannot_be_length_refusal(state: RequestState, answer: UpstreamResponse) -> 
     """Returns whether a response has status 200 and certainly does not refuse the request as too long.
 
     The beginning of such a response need not be searched for an error. Two kinds of requests get such
-    responses: those with a body that cannot be parsed, which the proxy could not shorten anyway, and those
-        with a body
-    below `LEAST_REFUSED_BYTES` that passed the gate, which certainly fit.
+    responses. One kind has a body that cannot be parsed, which the proxy could not shorten anyway. The other
+    kind has passed the gate with a body below `LEAST_REFUSED_BYTES`, which certainly fits.
     """
     if state.fit_request is not None or answer.response.status != httpx.codes.OK:
         return False

@@ -1,7 +1,7 @@
 """Lets the model search removed messages in the middle of a response: offers a tool and runs its calls.
 
 If a response ends with tool calls, and all of them call this tool, the proxy runs the calls, sends their
-results to the upstream and asks it to go on. It joins the upstream's responses into one response for the
+results to the upstream and asks it to continue. It joins the upstream's responses into one response for the
 client.
 
 The client gets the status and the headers of the upstream's first response. If a later response fails and the

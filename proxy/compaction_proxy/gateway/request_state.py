@@ -76,8 +76,8 @@ class RequestState:
             before the first call.
         overhead_s: Seconds from the arrival of the request until the relay of its response begins, without
             `waited_s`.
-        usage: The token counts that the upstream reported; None before the response has
-            ended, or if the upstream reported no counts.
+        usage: The token counts that the upstream reported; None before the response has ended, or if the
+            upstream reported no counts.
         trace: Records the spans of the request. None disables tracing.
         was_recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
         tool_offer: The request with the search tool; None if the tool is not offered.

@@ -3,9 +3,8 @@
 A side call asks for a title or a topic, checks a quota, or the like. The proxy relays and counts it like any
 request. But it does not treat the messages of a side call as the current state of the conversation, and it
 does not start a new conversation for them. A side call is recognised by features that no request of the
-conversation itself has, such as a limit of one output token. If a side call has none of these
-features, it is taken for a request of the conversation. The only effect is one more line in the
-conversation's history.
+conversation itself has, such as a limit of one output token. If a side call has none of these features, it is
+taken for a request of the conversation. The only effect is one more line in the conversation's history.
 """
 
 from collections.abc import Mapping

@@ -106,8 +106,8 @@ class SizeGate:
     def can_pass(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
         """Returns whether a request may be forwarded without being parsed.
 
-        It may if its conversation needs no action (`_has_pending_action`), and if it is certainly too small
-        for a compaction and for the preparation of one, whichever of the models it means.
+        The result is True if its conversation needs no action (`_has_pending_action`), and if the request is
+        certainly too small for a compaction and for the preparation of one, for all of the models.
 
         Args:
             raw: The request body.

@@ -389,7 +389,7 @@ class ModelLimits:
     ) -> None:
         """Learns a context window that an error named or a silent truncation showed.
 
-        Of several such windows, the smallest is kept.
+        The smallest of several such windows is kept.
 
         Args:
             tenant: Tenant of the request.
@@ -520,8 +520,7 @@ class ModelLimits:
             model: Model that answered.
             answer: Token counts of the request and its response.
             thread: Root or id of the conversation, to find its previous response. None if there is neither,
-                or
-                if the conversation's requests do not continue each other.
+                or if the conversation's requests do not continue each other.
             find_mentioned_numbers: Returns the numbers in the request's text. A low count, or an inferred
                 window, that is among them is ignored. Called only if the count is low.
             is_window_configured: Whether the window is configured. If so, no window is learned here, because

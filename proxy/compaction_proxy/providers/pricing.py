@@ -19,7 +19,7 @@ from compaction_proxy.core.model_names import normalize_model_name
 
 # Number of cached prices. Each belongs to a model, an origin and a period.
 MAX_CACHED_PRICES = 1_024
-# Of a longer name, only the last characters are looked up and cached, because clients choose the names.
+# Only the last characters of a longer name are looked up and cached, because clients choose the names.
 MAX_NAME_CHARACTERS = 200
 # Period within which a price stays the same, in seconds. Some prices of the table change every day at a half
 # hour.

@@ -85,8 +85,7 @@ def infer_window(low_answers: Sequence[AnsweredRequest], largest_count_tokens: i
     Args:
         low_answers: Answered requests with low counts, the newest last.
         largest_count_tokens: Largest count of all requests to the model so far, in tokens. The result is
-            never
-            smaller.
+            never smaller.
     """
     if not low_answers:
         return None

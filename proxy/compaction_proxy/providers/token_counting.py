@@ -4,8 +4,8 @@ Short texts are counted at once on the event loop. Longer texts are counted in a
 request gets a thread only for a short time (a turn) and then waits for its next turn, so that several
 requests alternate. The event loop keeps running meanwhile, because a tokenizer releases the interpreter lock.
 
-A text longer than `SLICE_CHARACTERS` is cut into slices, which are counted separately. Of very long requests,
-only a sample of the slices is counted, and the other slices are estimated from it.
+A text longer than `SLICE_CHARACTERS` is cut into slices, which are counted separately. If a request is very
+long, only a sample of its slices is counted, and the other slices are estimated from it.
 """
 
 import asyncio

@@ -87,7 +87,7 @@ def select_deepest_baseline(
 ) -> UsageBaseline | None:
     """Returns the anchor with the most messages that matches a request (`matches_request`), or None.
 
-    Of anchors with equally many messages, the last one is returned.
+    If several anchors have the most messages, the last of them is returned.
     """
     deepest: UsageBaseline | None = None
     for anchor in reversed(baselines):
@@ -171,7 +171,7 @@ def _merge_baselines(
 ) -> tuple[UsageBaseline, ...]:
     """Returns the newest `ANCHORS_PER_ROOT` of all anchors, the newest last.
 
-    Of anchors with the same prefix and key, only the newest is returned.
+    If several anchors have the same prefix and key, only the newest of them is returned.
     """
     merged: dict[tuple[bytes, bytes], UsageBaseline] = {}
     for anchor in (*older, *newer):

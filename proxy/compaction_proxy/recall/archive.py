@@ -44,7 +44,7 @@ class RemovedMessage:
 
 
 class ArchivePieceInfo(NamedTuple):
-    """The name and size of one piece of an archive. The content of the piece is a record of its own.
+    """The name and size of one piece of an archive. The content of the piece is a separate record.
 
     Attributes:
         name: Digest of the piece's content, 64 hex digits. It is part of the piece's store key.
@@ -97,7 +97,7 @@ class ArchivedRound:
 
 
 def parse_archived_round(fields: Fields) -> ArchivedRound | None:
-    """Parses the compaction out of an archive record, or out of a line in a list of archives.
+    """Parses the compaction from an archive record, or from a line in a list of archives.
 
     Returns None if the fields are incomplete or invalid.
     """
@@ -175,10 +175,10 @@ MAX_MESSAGE_CHARACTERS = 256 * 1024
 MAX_MESSAGES = 10_000
 MAX_ROLE_CHARACTERS = 64
 # Maximum number of messages in one stretch. Longer stretches compress better. But a conversation that
-# branches off another one can share only whole stretches with it. With longer stretches, it would store again
-# more of the messages that both have.
+# branches off another one can share only whole stretches with it. With longer stretches, it would have to
+# store more of the shared messages again.
 STRETCH_MESSAGES = 32
-# A text of at least this many characters becomes a piece of its own.
+# A text of at least this many characters becomes a separate piece.
 PIECE_CHARACTERS = 8 * 1024
 OMISSION_NOTE = "\n[… {} characters left out …]\n"
 

@@ -19,7 +19,7 @@ from compaction_proxy.telemetry.event_history import EventHistory
 MAX_HITS = 100
 SNIPPET_CHARACTERS = 300
 # A word (a run without white space) that is cut by an end of the snippet is left out if it has at most this
-# number of characters. A longer word stays, cut.
+# number of characters. A longer word stays, although it is cut.
 _WORD_CHARACTERS = 24
 # The text before the match takes the length of the snippet divided by this number, unless the match is close
 # to the beginning or the end of the text.
@@ -116,7 +116,7 @@ def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
 
 
 class ArchiveSearch:
-    """Searches archives. No method raises because the store fails or because of the text of a query.
+    """Searches archives. No method raises an error if the store fails, or for any text of a query.
 
     Args:
         records: The store of the archives.

@@ -1,11 +1,10 @@
 """Splits texts into the terms of an index, and parses queries.
 
 A term is a run of letters, digits and Unicode marks between two separators, in lower case and without
-accents. Terms
-are not stemmed, so that a search can also find an exact text. The search decides which terms are forms of one
-word (`recall.stems`). A name in camel case gives a term for the whole name and one for each of its pieces. A
-number with thousands separators gives a term without the separators. Text in a script without spaces between
-words gives a term for each pair of neighbouring characters.
+accents. Terms are not stemmed, so that a search can also find an exact text. The search decides which terms
+are forms of one word (`recall.stems`). A name in camel case gives a term for the whole name and one for each
+of its pieces. A number with thousands separators gives a term without the separators. Text in a script
+without spaces between words gives a term for each pair of neighbouring characters.
 """
 
 import re
@@ -38,8 +37,7 @@ _UNSPACED = (
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
 )
 # Unicode marks that occur inside words but are not letters: accents, points of Hebrew and Arabic, vowels of
-# Indian
-# scripts, and marks above and below the letters of the scripts in `_UNSPACED`.
+# Indian scripts, and marks above and below the letters of the scripts in `_UNSPACED`.
 _MARKS = (
     "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0903\u093a-\u0963\u0981-\u0983\u09bc-\u0a03"
     "\u0a3c-\u0dff\u0e31-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ecd\u102b-\u103e\u17b6-\u17d3"
@@ -95,8 +93,7 @@ class ParsedQuery:
             other words and no prefixes.
         prefixes: Beginnings of terms, from words of the query that end with `*`.
         codes: Chunks (runs without white space) that identify one thing, such as paths, ids, versions and
-            amounts. Each is
-            a sequence of terms.
+            amounts. Each is a sequence of terms.
         phrases: Texts that every result must contain. Case and the kind of white space do not matter.
     """
 
@@ -157,8 +154,7 @@ def _split_unspaced(run: str, start: int) -> Iterator[Term]:
     """Yields the terms of a run that contains characters of scripts without spaces.
 
     In such a script, each character gives a term together with the next character. The last character gives a
-    term of its own.
-    The other parts of the run are split by `_split_run`. `start` is the offset of the run.
+    term of its own. The other parts of the run are split by `_split_run`. `start` is the offset of the run.
     """
     for match in _UNSPACED_RUN.finditer(run):
         part, at = match[0], start + match.start()

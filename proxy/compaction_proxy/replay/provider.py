@@ -1,9 +1,9 @@
 """Simulates a provider that counts the tokens of prompts, keeps a prompt cache and writes summaries by rules.
 
 The provider counts tokens as OpenAI does: the texts of each message plus a fixed number of tokens for each
-message. Its
-cache holds the beginning of a prompt if an earlier prompt had the same model, tools and first messages. The
-cache serves whole blocks of 128 tokens, and nothing if the beginning has fewer than 1,024 tokens.
+message. Its cache holds the beginning of a prompt if an earlier prompt had the same model, tools and first
+messages. The cache serves whole blocks of 128 tokens, and nothing if the beginning has fewer than 1,024
+tokens.
 
 Summaries are extracts of realistic size. The same input always gives the same text.
 """

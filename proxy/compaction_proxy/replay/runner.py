@@ -325,8 +325,7 @@ def _get_common_value(values: Iterable[Any]) -> Any:  # noqa: ANN401 - the type 
 
 
 # Time limit for the background work after a response, in seconds. The work normally ends soon, because it
-# does
-# not wait for any network.
+# does not wait for any network.
 BACKGROUND_TIMEOUT_S = 30.0
 
 # Called with the number of requests replayed so far, and the number of all requests to replay.

@@ -2,10 +2,9 @@
 
 A store is suspended after three failures within a second, one timeout or one failed probe. A suspended store
 gets no calls except probes, which test whether it answers, until a probe succeeds. If the store is dead or
-does not answer, only
-the calls in progress wait for it, for a fraction of a second. After that, a background task probes the store
-twice a second. Therefore no later request waits for an unreachable store, and requests use the store again
-within a second after it answers again.
+does not answer, only the calls in progress wait for it, for a fraction of a second. After that, a background
+task probes the store twice a second. Therefore no later request waits for an unreachable store, and requests
+use the store again within a second after it answers again.
 """
 
 import asyncio

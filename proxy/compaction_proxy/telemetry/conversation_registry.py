@@ -154,7 +154,7 @@ class ConversationRegistry:
         """Adds a day's conversations to `found`, from the newest line back.
 
         A process adds at most one line for a conversation in `LIST_INTERVAL_S`, so the last request of a
-        conversation may be later than its line. The method therefore reads on after it has found `limit`
+        conversation may be later than its line. The method therefore continues after it has found `limit`
         conversations. It stops at the first line that is more than `LIST_INTERVAL_S` older than the line of
         the conversation found last.
         """

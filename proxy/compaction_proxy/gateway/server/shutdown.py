@@ -177,7 +177,7 @@ class GracefulServer(uvicorn.Server):
             ticks += 1
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stops listening, waits for responses in progress, cuts the rest, and shuts the application down."""
+        """Stops listening, waits for responses, closes all connections, and shuts the application down."""
         for server in self.servers:
             server.close()
         for bound in sockets or []:

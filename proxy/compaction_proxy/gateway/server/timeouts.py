@@ -19,7 +19,7 @@ from compaction_proxy.gateway.server.cycle import RequestResponseCycle
 
 SWEEP_INTERVAL_S = 1.0
 # The minimum rate of a request body, averaged over `ClientDeadlines.body_s`. Apache demands the same rate.
-# Without it, a client that sends a byte now and then could occupy a request slot for as long as it likes.
+# Without it, a client that sends a byte now and then could occupy a request slot for ever.
 MIN_BODY_BYTES_PER_S = 500
 _BODY_TIMEOUT = RequestRefusedError(408, "The request body did not come in time.", "request_timeout")
 
