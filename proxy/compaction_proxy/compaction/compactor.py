@@ -47,7 +47,7 @@ MAX_REFITS = 2
 # When the proxy lowers a request's output limit, it keeps a share of the context window free, because sizes
 # are estimates. It tries these shares in order and uses the first that leaves enough tokens for the output.
 # At least OUTPUT_MARGIN_TOKENS stay free. If the request has a thinking budget, the lowered output limit
-# exceeds this budget by at least OUTPUT_MARGIN_TOKENS, which remain for the response.
+# exceeds this budget by at least OUTPUT_MARGIN_TOKENS, which remain for the reply.
 OUTPUT_MARGIN_SHARES = (0.04, 0.01)
 OUTPUT_MARGIN_TOKENS = 64
 # If an overflow error names no limit, the request is reduced to this share of the refused size.

@@ -71,7 +71,7 @@ _Written = TypeVar("_Written")
 
 
 class CheckedAnswer(NamedTuple):
-    """The usable summaries in a model's reply.
+    """The usable summaries in a model's response.
 
     Attributes:
         texts: One summary for each group of messages; empty if the response cannot be used.

@@ -27,7 +27,7 @@ from compaction_proxy.wires.json.values import encode_json
 
 JsonObject = dict[str, Any]
 
-FRAME_TOKENS = 3  # added for every message, and once more for the response
+FRAME_TOKENS = 3  # added for every message, and once more for the reply
 PART_TOKENS = 85  # counted for a content part that is not text; OpenAI counts this for a small image
 CACHE_MINIMUM_TOKENS = 1024  # OpenAI caches the beginning of a prompt if it has at least this many tokens
 CACHE_BLOCK_TOKENS = 128  # the number of cached tokens is rounded down to a multiple of this

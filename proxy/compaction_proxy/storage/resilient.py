@@ -41,8 +41,8 @@ class ReportThrottle(Generic[_Key]):
     def admit_report(self, key: _Key) -> int | None:
         """Decides whether to make a report of this key, and counts suppressed reports.
 
-        Returns None if the caller must suppress the report. Otherwise returns the number of reports of this
-        key that were suppressed since its last report that was made.
+        Returns None if the caller must suppress the report. Otherwise returns how many reports of this key
+        were suppressed since the previous report that was made.
         """
         quiet_until, suppressed = self._known.get(key, (0.0, 0))
         now = self._clock()

@@ -111,8 +111,8 @@ class Totals:
         rounds: Number of compactions.
         priced: Number of requests whose price is known.
         cost_usd: Cost of the requests whose price is known, in dollars. Summaries are not included.
-        gross_usd: Dollars that the same requests would have cost more without compaction.
-        cache_loss_usd: Dollars that the same requests cost more because compaction broke prompt caches.
+        gross_usd: Additional dollars that the same requests would have cost without compaction.
+        cache_loss_usd: Additional dollars that the same requests cost because compaction broke prompt caches.
         summary_usd: Cost of summaries, in dollars.
         tokens_before: Tokens of the latest request that the proxy counted, as the client sent it; None if no
             request was counted.

@@ -169,8 +169,8 @@ def lower_output_limits(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
     """Returns the body with its output limits lowered to at most `max_tokens`.
 
     Thinking budgets count towards the output limit. They are lowered so that `MIN_OUTPUT_TOKENS` remain for
-    the response, but not below `LEAST_THINKING_TOKENS`. If no token would remain for the response, the body
-    is returned unchanged.
+    the reply, but not below `LEAST_THINKING_TOKENS`. If no token would remain for the reply, the body is
+    returned unchanged.
     """
     limits, budgets = _find_limits(raw, wire)
     replacements = dict[Slice, bytes]()

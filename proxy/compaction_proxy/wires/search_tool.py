@@ -453,10 +453,10 @@ def _set_member(raw: bytes, place: Slice | None, name: str, value: bytes) -> byt
 
 
 def is_prefill(last: bytes) -> bool:
-    """Returns whether a request's last message is the beginning of a response, which the model must continue.
+    """Returns whether a request's last message is the beginning of a reply, which the model must continue.
 
     The proxy must not add a message after it, because providers would then refuse the request or start the
-    response from the beginning.
+    reply from the beginning.
 
     Args:
         last: The bytes of the message.

@@ -98,7 +98,7 @@ class Wire:
         join_messages: Encodes messages as the bytes between the brackets of the array.
         summary_call_format: The format of the proxy's own summary calls.
         usage_format: Describes where responses report their usage.
-        may_hold_back_stream: Returns whether the first bytes of a stream contain no part of the response, so
+        may_hold_back_stream: Returns whether the first bytes of a stream contain no part of the reply, so
             that an error may still follow. The proxy does not forward the bytes yet while the result is True.
             It calls the function again when more bytes have arrived.
         encode_error: Encodes an error of the proxy as a body in this format.

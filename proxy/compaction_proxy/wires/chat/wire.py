@@ -155,7 +155,7 @@ def _join_messages(messages: Sequence[Message]) -> bytes:
 def _may_hold_back_stream(seen: bytes) -> bool:
     """Returns False as soon as any bytes have arrived.
 
-    On this wire, the first event of a stream is already an error or a part of the response.
+    On this wire, the first event of a stream is already an error or a part of the reply.
     """
     return not seen
 

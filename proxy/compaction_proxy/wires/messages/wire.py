@@ -48,7 +48,7 @@ from compaction_proxy.wires.usage import (
 )
 from compaction_proxy.wires.wire import MemberNames, Wire
 
-# Types of events that come before the content of a response.
+# Types of events that come before the content of a reply.
 _OPENING_EVENTS: Final = frozenset({"message_start", "ping"})
 # The header that Anthropic requires in every request.
 _VERSION_HEADER: Final = {"anthropic-version": "2023-06-01"}
@@ -226,7 +226,7 @@ def _find_skip_reason(indicators: Mapping[str, bytes]) -> str:
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns whether the first bytes of a stream contain neither content of the response nor an error."""
+    """Returns whether the first bytes of a stream contain neither content of the reply nor an error."""
     return not seen.lstrip().startswith((b"{", b"[")) and has_only_events(seen, _OPENING_EVENTS)
 
 

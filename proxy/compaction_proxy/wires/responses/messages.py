@@ -67,7 +67,7 @@ OUTPUT_TYPES_BY_CALL: Final[Mapping[str, str]] = {
 }
 # Types of items that contain a compaction of the provider. Such an item replaces everything before it.
 COMPACTION_TYPES: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
-# The type of the last item of a request that asks for a compaction item instead of a response.
+# The type of the last item of a request that asks for a compaction item instead of a reply.
 TRIGGER_TYPE: Final = "compaction_trigger"
 # Types of items with settings that apply to all items after them.
 SETTING_TYPES: Final = frozenset({"additional_tools", "configuration_update"})

@@ -137,12 +137,12 @@ def _get_finish_reason(payload: Mapping[str, object]) -> str:
     return "stop" if status == "completed" else status if isinstance(status, str) else ""
 
 
-# Types of events that come before any content of the response.
+# Types of events that come before any content of the reply.
 _OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns whether the first bytes of a stream contain neither content of the response nor an error."""
+    """Returns whether the first bytes of a stream contain neither content of the reply nor an error."""
     return has_only_events(seen, _OPENING_EVENTS)
 
 
