@@ -167,8 +167,8 @@ class AutoRecall:
         self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], user_text: str
     ) -> str:
         """Returns the text to insert in this turn; "" if nothing is inserted. Chooses it once per turn."""
-        # Keep this cache object. If records are deleted during the search, `_clear_choices` replaces the
-        # cache, and a text from before the deletion must not enter the new one.
+        # This name keeps referring to the same cache. If records are deleted during the search,
+        # `_clear_choices` replaces the cache, and a text from before the deletion must not enter the new one.
         chosen = self._choices
         text = chosen.get(key)
         if text is None:

@@ -85,7 +85,7 @@ class ConversationCommands:
         history: Reads and stores the events of conversations.
         directives: Stores what users ask for.
         recall: Searches removed messages.
-        compacted: Tells all replicas that they must read even small requests of a conversation.
+        compacted: Makes all replicas read even small requests of a conversation.
         announce: Receives the events of executed commands.
         on_search: Called after each search with the source `api` and the outcome `found` or `nothing`.
         now: Returns seconds since the epoch.

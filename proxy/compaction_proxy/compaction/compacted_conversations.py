@@ -113,12 +113,12 @@ class CompactedConversations:
         )
 
     async def add(self, tenant: str, conversation: str | None, *, should_publish: bool = True) -> None:
-        """Remembers that a conversation has compactions, and tells other processes unless they already know.
+        """Remembers that a conversation has compactions. Notifies other processes unless they know it.
 
         Args:
             tenant: The tenant of the conversation.
             conversation: The conversation id; None if it has none.
-            should_publish: Whether to tell other processes. This is unnecessary while the requests of the
+            should_publish: Whether to notify other processes. This is unnecessary while the requests of the
                 conversation are so large that every process parses them anyway.
         """
         name, now = UNNAMED if conversation is None else conversation, self._now()

@@ -47,7 +47,7 @@ MAX_REFITS = 2
 # When the proxy lowers a request's output limit, it keeps a share of the context window free, because sizes
 # are estimates. It tries these shares in order and uses the first that leaves enough tokens for the output.
 # At least OUTPUT_MARGIN_TOKENS stay free. If the request has a thinking budget, the lowered output limit
-# exceeds this budget by at least OUTPUT_MARGIN_TOKENS, which remain for the answer.
+# exceeds this budget by at least OUTPUT_MARGIN_TOKENS, which remain for the reply.
 OUTPUT_MARGIN_SHARES = (0.04, 0.01)
 OUTPUT_MARGIN_TOKENS = 64
 # If an overflow error names no limit, the request is reduced to this share of the refused size.
@@ -95,7 +95,7 @@ class Compactor:
         loader: Reads requests and loads their checkpoints, directives and token counts.
         coordinator: Makes compactions and applies them to requests.
         reader: Counts the tokens of messages that have been cut.
-        model_limits: Learns the limits of models from the upstream's errors and answers.
+        model_limits: Learns the limits of models from the upstream's errors and responses.
         auto_recall: Inserts removed messages that match the latest user message into the request. None
             disables auto-recall.
     """
@@ -176,7 +176,7 @@ class Compactor:
     async def prepare_round(self, ask: FitRequest) -> None:
         """Starts a compaction that will soon be needed.
 
-        Call it once the client has its answer, so that the request does not wait for the compaction.
+        Call it once the client has its response, so that the request does not wait for the compaction.
         """
         with suppress_and_report(partial(_log_failure, ask)):
             await self._coordinator.prepare_round(await self._loader.load_view(ask, bypass_cache=True))

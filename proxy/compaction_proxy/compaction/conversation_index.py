@@ -355,7 +355,7 @@ class ConversationIndex:
             if match is not None and match.head is not None:
                 return match, key
             if cleared is None and (found := _match_cleared_head(request, heads)) is not None:
-                cleared = found, key  # go on: another list may have a head with the same tool results
+                cleared = found, key  # continue: another list may have a head with the same tool results
             if match is not None and cleared is None:
                 return match, key
         return cleared or (None, "")
@@ -610,7 +610,7 @@ def _digest_text(text: str) -> str:
 
 
 def _trim_text(text: str) -> str:
-    """Removes white space at line ends. Of a long text, keeps only the start, the length and the end."""
+    """Removes white space at line ends. Keeps only the start, the length and the end of a long text."""
     if len(text) > 2 * END_CHARACTERS:
         text = f"{text[:END_CHARACTERS]}\n{len(text)}\n{text[-END_CHARACTERS:]}"
     return "\n".join(map(str.rstrip, text.strip().split("\n")))

@@ -241,9 +241,9 @@ class DirectiveStore:
     async def add_pin(self, tenant: str, conversation: str, text: str) -> bool:
         """Adds a pin, so that all later compactions keep the text.
 
-        Returns whether the conversation now has the pin. It does not if the text is not a valid pin, if there
-        are already `MAX_PINS` pins, or if the store does not save the pin. If the pin already exists, nothing
-        is written.
+        Returns whether the conversation now has the pin. Returns False if the text is not a valid pin, if
+        there are already `MAX_PINS` pins, or if the store does not save the pin. If the pin already exists,
+        nothing is written.
         """
         pin = parse_pin(text)
         if pin is None:

@@ -1,6 +1,7 @@
 """Shortens messages without a model until they fit the limit.
 
-This is the last rung of the ladder, the ordered ways to make a request fit.
+This is the last of the steps that the proxy tries in order to make a request fit. These steps are called the
+ladder.
 """
 
 from collections.abc import Iterable, Sequence

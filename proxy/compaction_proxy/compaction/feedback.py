@@ -1,4 +1,4 @@
-"""Learns the true sizes of requests and the effects of compactions from the token usage in answers.
+"""Learns the true sizes of requests and the effects of compactions from the token usage in responses.
 
 Estimates may be wrong, and the removable part of a request may be small, so a compaction may save nothing.
 Such a compaction still costs a summary call and breaks the provider's prompt cache. So after two ineffective

@@ -1,7 +1,8 @@
 """Caches the statements and facts that are found in messages, so that each message is searched only once.
 
-What is found depends on the message alone. Clients send the whole history with every request, so the cache
-limits the work of a compaction to the messages that are new since the previous compaction.
+The statements and facts of a message depend on that message alone. Clients send the whole history with every
+request, so the cache limits the work of a compaction to the messages that are new since the previous
+compaction.
 """
 
 from collections import OrderedDict

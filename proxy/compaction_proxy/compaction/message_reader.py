@@ -366,7 +366,7 @@ class MessageReader:
 def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
     """Returns whether the last turn of a list is incomplete and may contain project instructions.
 
-    The turn is incomplete if it has no answer yet. Messages that follow later may then change which parts of
+    The turn is incomplete if it has no reply yet. Messages that follow later may then change which parts of
     the turn count as project instructions.
     """
     client = find_client_by_messages(messages) or client

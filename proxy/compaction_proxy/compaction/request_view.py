@@ -260,7 +260,7 @@ class RequestView:
     def _calibrated_fixed_tokens(self) -> int:
         """Calibrated tokens that no compaction removes. Only percentage triggers need this size.
 
-        Such a trigger is a percentage of the usable tokens that remain after these. The value is 0 if the
+        Such a trigger is a percentage of the usable tokens less these tokens. The value is 0 if the
         strategy has no percentage trigger or no layout.
         """
         percent = self.policy.layout is not None and any(row.percent for row in self.limits.trigger_rules)
@@ -407,7 +407,7 @@ class RequestView:
 
     @property
     def exceeds_compaction_limit(self) -> bool:
-        """Whether the effective list and the tokens reserved for an answer may exceed the context window."""
+        """Whether the effective list and the reserved output tokens may together exceed the window."""
         return self.effective_bound > self.budget.compaction_limit
 
     @property

@@ -44,8 +44,8 @@ LEDGER_SHARE = 0.4
 FILLED_SHARE = 0.8
 # The ledger's limit is never reduced below this share of the full limit.
 LEAST_LEDGER_SHARE = 0.1
-# If the target is so low that hardly any compaction can reach it, a compaction with masks alone is sufficient
-# if it shrinks the removable messages to this share of the free tokens.
+# This constant applies if the target is so low that hardly any compaction can reach it. A compaction with
+# masks alone is then sufficient if it shrinks the removable messages to this share of the free tokens.
 MASKED_SHARE = 0.8
 
 
@@ -302,7 +302,7 @@ class RoundPlanner:
             task = asyncio.create_task(self._draft_fitting_round(view, allow_small=allow_small))
             self._running[task] = key
             task.add_done_callback(self._finish_task)
-        return await asyncio.shield(task)  # if a caller is cancelled, the task goes on for the other callers
+        return await asyncio.shield(task)  # if a caller is cancelled, the task continues for the others
 
     def _finish_task(self, task: asyncio.Task[RoundDraft | None]) -> None:
         del self._running[task]

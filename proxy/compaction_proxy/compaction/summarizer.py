@@ -1,13 +1,13 @@
-"""Requests summaries: chooses the model, the form and the number of calls, and checks the answers.
+"""Requests summaries: chooses the model, the form and the number of calls, and checks the responses.
 
 A call has one of two forms. In the aligned form, it consists of the conversation itself, followed by the
 prompt. This form is used if the caller provides the conversation (`SummaryRequest.aligned`) and the call fits
 the model's context window. Otherwise, the call contains a transcript of the messages. A transcript that is
 too long for one call is sent in portions, and one more call merges their summaries.
 
-One call may request the summaries of several runs of messages. If the answer does not mark where each summary
-begins, each run gets a separate call. An answer that was cut off at its output limit is used if it contains
-the last section. Otherwise, one more call requests half the size.
+One call may request the summaries of several runs of messages. If the response does not mark where each
+summary begins, each run gets a separate call. A response that was cut off at its output limit is used if it
+contains the last section. Otherwise, one more call requests half the size.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ OVERFLOW_SHARE = 0.7
 # Messages are shortened by characters to fit a call. They may then take only this share of the available
 # tokens, because the number of tokens per character varies.
 CAREFUL_SHARE = 0.9
-# An answer that has more characters than this per allowed token is rejected.
+# A response that has more characters than this per allowed token is rejected.
 MAX_CHARACTERS_A_TOKEN = 32
 # Limits for messages that are summarised in portions: the largest number of portions, the largest number of
 # calls at the same time, and the smallest size in tokens that is requested for the summary of a portion.
@@ -71,11 +71,11 @@ _Written = TypeVar("_Written")
 
 
 class CheckedAnswer(NamedTuple):
-    """The usable summaries in a model's answer.
+    """The usable summaries in a model's response.
 
     Attributes:
-        texts: One summary for each group of messages; empty if the answer cannot be used.
-        is_partial: Whether the answer was cut off too early. A shorter answer should then be requested.
+        texts: One summary for each group of messages; empty if the response cannot be used.
+        is_partial: Whether the response was cut off too early. A shorter response should then be requested.
     """
 
     texts: tuple[str, ...]
@@ -170,8 +170,8 @@ class Summarizer:
         """Requests the summaries from the conversation's own model, in the aligned form.
 
         The call consists of the conversation itself, followed by the prompt. Returns an empty tuple if the
-        call does not fit, if the provider refuses its form, or if the answer does not mark where each summary
-        begins.
+        call does not fit, if the provider refuses its form, or if the response does not mark where each
+        summary begins.
         """
         conversation = ContinuedConversation(aligned.body.raw, aligned.messages)
 
@@ -219,24 +219,24 @@ class Summarizer:
         build_prompt: Callable[[int], Awaitable[str]],
         tokens: int,
     ) -> tuple[str, ...]:
-        """Calls the model. If the answer was cut off too early, calls it again and requests half the size.
+        """Calls the model. If the response was cut off too early, calls it again and requests half the size.
 
-        If the second call fails, or if the deadline leaves no time for it, the summaries in the first answer
-        are used.
+        If the second call fails, or if the deadline leaves no time for it, the summaries in the first
+        response are used.
 
         Args:
             request: The summary request.
             call: The first call.
             build_prompt: Builds the prompt that requests a summary of a size in tokens.
-            tokens: Largest size of prompt and answer of each call together, in tokens.
+            tokens: Largest size of prompt and response of each call together, in tokens.
 
         Returns:
-            One summary for each group of messages. If there are several groups, and the answer does not mark
-            where each summary begins, the result is empty.
+            One summary for each group of messages. If there are several groups, and the response does not
+            mark where each summary begins, the result is empty.
 
         Raises:
-            SummaryError: With the reason `truncated` if both answers were cut off and contain too little.
-                With the reason `garbage` if there is one group, and the answer lacks most of its sections.
+            SummaryError: With the reason `truncated` if both responses were cut off and contain too little.
+                With the reason `garbage` if there is one group, and the response lacks most of its sections.
                 Other reasons come from `SummaryClient`.
         """
         check_answer = partial(self._check_answer, request)
@@ -381,8 +381,8 @@ class Summarizer:
     async def _call_model(self, request: SummaryRequest, prompt: str, size: int) -> tuple[str, ...]:
         """Calls the model with this prompt of `size` tokens, and returns one summary for each group.
 
-        If the answer was cut off too early, calls the model again and requests shorter summaries. If there
-        are several groups, and the answer does not mark where each summary begins, the result is empty.
+        If the response was cut off too early, calls the model again and requests shorter summaries. If there
+        are several groups, and the response does not mark where each summary begins, the result is empty.
         """
         tokens = int(size * request.calibration_ratio) + request.answer_tokens
         return await self._ask_until_complete(
@@ -393,12 +393,12 @@ class Summarizer:
         )
 
     async def _check_answer(self, request: SummaryRequest, answer: SummaryAnswer) -> CheckedAnswer:
-        """Returns the usable summaries in an answer.
+        """Returns the usable summaries in a response.
 
-        The result has no summaries if the answer was cut off, or if several summaries cannot be separated.
+        The result has no summaries if the response was cut off, or if several summaries cannot be separated.
 
         Raises:
-            SummaryError: If the answer cannot be used for any other reason.
+            SummaryError: If the response cannot be used for any other reason.
         """
         shape, tokens, text_count = request.shape, request.tokens, len(request.groups)
         characters, max_characters = len(answer.text), None

@@ -88,7 +88,7 @@ class CallBudget:
         Args:
             tenant: The tenant that makes the call.
             calls_per_hour: How many calls the tenant may make per hour; 0 for no limit.
-            tokens: Largest size of prompt and answer together, in tokens.
+            tokens: Largest size of prompt and response together, in tokens.
 
         Raises:
             SummaryError: With the reason `budget` if no call is left.
@@ -187,16 +187,16 @@ class SummaryClient:
     ) -> Read:
         """Calls the model and returns the result of `parse_answer`.
 
-        If the model is unavailable, asks to wait, or gives an unusable or empty answer, the call is repeated,
-        up to three attempts in all. The pauses between them are random, and their upper limit doubles each
-        time. The caller enforces the deadline by cancelling the call.
+        If the model is unavailable, asks to wait, or gives an unusable or empty response, the call is
+        repeated, up to three attempts in all. The pauses between them are random, and their upper limit
+        doubles each time. The caller enforces the deadline by cancelling the call.
 
         Args:
             call: The call.
             summary_request: The request to which the call belongs. It names the tenant that pays, and its
                 `usage` is updated.
-            parse_answer: Checks and converts the answer.
-            tokens: Largest size of prompt and answer of each attempt together, in tokens.
+            parse_answer: Checks and converts the response.
+            tokens: Largest size of prompt and response of each attempt together, in tokens.
 
         Raises:
             SummaryError: If the model or `parse_answer` fails. With the reason `budget` if the tenant has no
@@ -237,8 +237,8 @@ class SummaryClient:
             seconds = self._clock() - started
             if seconds >= SLOW_SHARE * summary_request.deadline_s:  # the model is too slow
                 self._record_outcome(state, "timeout")
-            # The complete call would have taken longer than this time. So the time is useful for the average
-            # only if it exceeds the average.
+            # The complete call would have taken longer than this time. Therefore the time is added to the
+            # average only if it exceeds the average.
             if seconds >= (state.average_s or 0.0):
                 _record_duration(state, seconds)
             raise

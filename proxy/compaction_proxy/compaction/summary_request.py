@@ -129,7 +129,7 @@ PriceLookup = Callable[[str, str, int, int, int], float | None]
 
 
 class CallUsage(NamedTuple):
-    """The tokens of one call, from the `usage` of its answer."""
+    """The tokens of one call, from the `usage` of its response."""
 
     model: str
     url: str
@@ -207,10 +207,10 @@ class AlignedConversation:
     messages: tuple[Message, ...] = field(repr=False)
 
 
-# An answer may take at most this share of the summary model's context window. If a summary of the planned
+# A response may take at most this share of the summary model's context window. If a summary of the planned
 # size could exceed it, a smaller summary is requested.
 ANSWER_SHARE = 0.25
-# A call and its answer together may take at most this share of the context window, because their sizes are
+# A call and its response together may take at most this share of the context window, because their sizes are
 # estimates.
 WINDOW_SHARE = 0.95
 
@@ -269,7 +269,7 @@ class SummaryRequest:
 
     @property
     def answer_tokens(self) -> int:
-        """Largest size of an answer in tokens, including thinking tokens."""
+        """Largest size of a response in tokens, including thinking tokens."""
         route = self.routes[0]
         thinking = route.wire.summary_call_format.get_thinking_allowance(route.model, None)
         return self.shape.compute_max_tokens(self.tokens) + thinking

@@ -34,7 +34,7 @@ class CompactionStatus(StrEnum):
     - `NONE`: No compaction was necessary or useful.
     - `SHADOW`: Only a report was requested.
     - `BYPASSED`: Compaction is switched off.
-    - `SCHEDULED`: A compaction is prepared after the answer, for a later request.
+    - `SCHEDULED`: A compaction is prepared after the response, for a later request.
     - `REUSED`: An earlier compaction was applied.
     - `APPLIED`: A new compaction or a cut has shortened the messages.
     - `FAILED_OPEN`: A compaction was due but failed, so the request is forwarded without it.

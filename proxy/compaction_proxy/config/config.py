@@ -1,6 +1,6 @@
-"""Defines the whole configuration: its keys, the settings for one model, and the policy that they give.
+"""Defines the configuration and its keys, and derives the settings for a model and their policy.
 
-Also suggests keys for wrong names, and finds what a new configuration changes.
+This module also suggests keys for wrong names, and finds what a new configuration changes.
 """
 
 import re
@@ -45,7 +45,7 @@ class ModelSettings:
     Attributes:
         window: Largest number of input tokens. None uses the number that is learned from the provider, else
             that of the shipped table of models, else the default.
-        reserve_output: Tokens set aside for the answer; None uses the strategy's own number.
+        reserve_output: Tokens set aside for the output; None uses the strategy's own number.
         alternation: `strict` if user and assistant messages must alternate.
         compaction: When and how to compact.
         summary: Which model writes summaries, and how.
@@ -152,7 +152,7 @@ def build_policy(settings: ModelSettings, strategy_name: str | None = None) -> P
         strategy_name: Name of the strategy that a request asked for; None uses the configured one.
 
     Raises:
-        KeyError: There is no strategy of that name.
+        KeyError: If there is no strategy of that name.
     """
     compaction, keep, summary = settings.compaction, settings.compaction.keep, settings.summary
     policy = STRATEGIES[strategy_name or compaction.strategy]
@@ -232,7 +232,7 @@ def get_key_type(path: KeyPath) -> object | None:
 
 
 def iter_keys(section: type[BaseModel] = Config, parent_path: KeyPath = ()) -> Iterator[ConfigKey]:
-    """Yields every key in `section` and its nested sections, in order. Sections themselves are no keys.
+    """Yields every key in `section` and its nested sections, in order. Sections themselves are not keys.
 
     `parent_path` is the path of `section`. The path of each key begins with it.
     """

@@ -1,6 +1,7 @@
 """Loads the configuration from file, environment and options, and reports every problem, one per line.
 
-The environment has variables `COMPACTION_PROXY__SECTION__KEY`, and `…__KEY_FILE`, which name files.
+The environment variable `COMPACTION_PROXY__SECTION__KEY` sets the key `section.key`. For a secret,
+`COMPACTION_PROXY__SECTION__KEY_FILE` gives the name of a file that contains the value.
 """
 
 import json
@@ -79,13 +80,13 @@ Sources = dict[KeyPath, str]
 
 
 def _decode_variable_text(text: str, key: ConfigKey | None) -> object:
-    """Returns the value that the text of a variable stands for.
+    """Decodes the text of an environment variable.
 
     The text of a section (`key` is None), a list or a mapping is JSON. Other texts are returned unchanged,
     because pydantic converts them later.
 
     Raises:
-        ValueError: The key needs JSON, and the text is not JSON.
+        ValueError: If the key needs JSON, and the text is not JSON.
     """
     if key is not None and key.is_nullable and text in {"", "null"}:
         return None
@@ -112,7 +113,7 @@ def _read_secret(path: str) -> str:
     """Reads a secret from its file, and removes one newline at the end.
 
     Raises:
-        ValueError: The file cannot be read, is not UTF-8, or is empty.
+        ValueError: If the file cannot be read, is not UTF-8, or is empty.
     """
     try:
         with Path(path).open("rb") as file:
@@ -134,7 +135,7 @@ def _parse_variable(
     """Parses an environment variable whose name begins with `PREFIX`.
 
     Raises:
-        ConfigError: The variable cannot be used. The message never quotes its value.
+        ConfigError: If the variable cannot be used. The message never quotes its value.
     """
     place: KeyPath = tuple(name.removeprefix(PREFIX).lower().split("__"))
     secret = (*place[:-1], str(place[-1]).removesuffix(FILE_SUFFIX))
@@ -197,7 +198,10 @@ def _apply_override(override: ConfigOverride, values: dict[str, Any], sources: S
 
 
 def _find_origin(place: KeyPath, sources: Sources) -> str:
-    """Returns where a key's value, or the first part of it, is set, as in `LoadedConfig.origins`."""
+    """Returns the origin of a key's value in the form of `LoadedConfig.origins`.
+
+    If several sources set parts of the value, returns the first of them.
+    """
     source = next((sources[path] for path in sources if path[: len(place)] == place), "default")
     if source.startswith(PREFIX):
         return f"environment {source}"
@@ -229,7 +233,10 @@ def _describe_error(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetail
 
 
 def _format_problem(place: KeyPath, problem: str, sources: Sources) -> str:
-    """Formats a problem with a key, after the place where the key or the nearest section around it is set."""
+    """Formats a problem with a key as one line.
+
+    The line begins with the place where the key, or the nearest section around it, is set.
+    """
     parents = (place[:end] for end in range(len(place), 0, -1))
     source = next((f"{sources[each]}: " for each in parents if each in sources), "")
     return f"{source}{format_key_path(place)}: {problem}"
@@ -244,7 +251,7 @@ def _validate_values(
     """Validates the values and returns the configuration with `store.url` filled in.
 
     Raises:
-        ConfigError: The configuration has problems. The message lists the `earlier_problems`, which were
+        ConfigError: If the configuration has problems. The message lists the `earlier_problems`, which were
             found while the sources were read, before those found here.
     """
     lines: Iterator[str] = iter(())
@@ -270,7 +277,7 @@ def load_config(
     exists, else none.
 
     Raises:
-        ConfigError: The configuration cannot be used. The message has one line for each problem.
+        ConfigError: If the configuration cannot be used. The message has one line for each problem.
     """
     variable, default = environ.get(CONFIG_VARIABLE), Path(DEFAULT_FILE)
     file = path or (Path(variable) if variable else default if default.exists() else None)

@@ -162,7 +162,7 @@ class SurchargeSection(BaseModel):
 
 
 class PricesSection(BaseModel):
-    """What a model costs, in dollars for a million tokens."""
+    """Prices of a model, in dollars for a million tokens."""
 
     model_config = STRICT
     input: Dollars
@@ -214,7 +214,7 @@ _MEGABYTE = 1_000_000
 
 
 class ArchiveSection(BaseModel):
-    """How much text of removed messages is kept. Beyond that, the text of the oldest rounds is deleted."""
+    """How much text of removed messages is kept. Beyond these limits, the oldest archives are deleted."""
 
     model_config = STRICT
     conversation_mb: Number = 16
@@ -308,7 +308,7 @@ class StoreSection(BaseModel):
 
 
 class SessionSection(BaseModel):
-    """How a conversation is recognised. Ids only find candidates; the messages themselves decide."""
+    """How a conversation is recognised. Ids only select candidates, and the messages decide between them."""
 
     model_config = STRICT
     headers: tuple[HeaderName, ...] = SESSION_HEADERS
@@ -368,13 +368,17 @@ class KeepSection(BaseModel):
 
 
 def _parse_trigger(value: object) -> object:
-    """Returns an empty list, which switches every trigger off, for `trigger: 0`. Else returns the value."""
+    """Returns an empty list for `trigger: 0`, which switches all triggers off. Keeps any other value."""
     off = value == 0 and not isinstance(value, bool)
     return () if off or value == "0" else value
 
 
 def _check_strategy(name: str) -> str:
-    """Returns the name if it is that of a strategy. Otherwise, the error suggests a similar name."""
+    """Returns the name of a strategy unchanged.
+
+    Raises:
+        ValueError: If there is no strategy of that name. The message suggests a similar name.
+    """
     if name not in STRATEGIES:
         close = get_close_matches(name, STRATEGIES, n=1)
         meant = f", did you mean {close[0]!r}?" if close else ""
@@ -417,7 +421,7 @@ class CompactionSection(BaseModel):
         """Returns the rows that can start a compaction. A field that is 0 switches its row off.
 
         Raises:
-            ValueError: A row sets no threshold, or sets `rework_tokens` without `cost_optimal`.
+            ValueError: If a row sets no threshold, or sets `rework_tokens` without `cost_optimal`.
         """
         filled = [{getattr(row, name) for name in TRIGGER_FIELDS} - {None} for row in rows or ()]
         if set() in filled:

@@ -1,7 +1,7 @@
 """The sections of `compaction.strategies`: every field of each strategy, with its built-in default.
 
 The built-in numbers and rules of a strategy are a `Policy` in `core.strategies`. Each field of a section maps
-to one part of it. Fields of the same name in several sections share one entry of `POLICY_FIELDS`.
+to one part of this policy. Fields of the same name in several sections share one entry of `POLICY_FIELDS`.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,7 +58,7 @@ class PolicyField:
         attribute_path: Dotted path of attributes that leads to the part; empty for the whole policy.
         description: Description of the key, with its unit.
         to_setting: Converts the part to the value that users see.
-        from_setting: Converts the value that users set, and the current part, to the new part.
+        from_setting: Computes the new part from the value that users set and the current part.
     """
 
     value_type: Any
@@ -100,7 +100,8 @@ def _build_trigger_field(value_type: Any, name: str, description: str) -> Policy
 def _set_keep_messages(message_count: int, row: Policy) -> Policy:
     """Sets the number of newest messages to keep.
 
-    If the strategy's `least_messages` is one more than the number of messages that it keeps, it stays so.
+    If the strategy's `least_messages` is one more than the number of messages that it keeps, it stays one
+    more.
     """
     tied = row.least_messages == row.keep.messages + 1
     least_messages = message_count + 1 if tied else row.least_messages
@@ -132,7 +133,7 @@ def _set_summary_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape
 
 
 def _set_summary_max_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape | None:
-    """Sets the allowed size of a summary, and lowers the requested size to it if that is larger."""
+    """Sets the allowed size of a summary. If the requested size is larger, lowers it to the allowed size."""
     if shape is None:
         return None
     requested = min(shape.tokens, tokens)

@@ -24,19 +24,23 @@ class OnlyValue:
         """Returns the value if it is the accepted one.
 
         Raises:
-            ValueError: It is another value.
+            ValueError: If the value is different.
         """
         if value != self.value:
             raise ValueError(f"this version works only with {json.dumps(self.value)}")
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401 - pydantic's protocol
-        """Returns a schema that checks the value after its type."""
+        """Returns a schema that checks first the type of a value and then the value."""
         return core_schema.no_info_after_validator_function(self.check_value, handler(source))
 
 
 def _parse_auto_or_false(value: object) -> object:
-    """Returns `auto` or False for such a value, or for its text from the environment. True means `auto`."""
+    """Parses `auto` or `false`, which may be text from the environment. True means `auto`.
+
+    Raises:
+        ValueError: If the value is anything else.
+    """
     if value is False or value == "false":
         return False
     if value is True or value in ("auto", "true"):
@@ -45,10 +49,10 @@ def _parse_auto_or_false(value: object) -> object:
 
 
 def reject_boolean(value: object) -> object:
-    """Returns the value if it is no boolean. YAML's `on` or `yes` would silently become the number 1.
+    """Returns a value that is no boolean unchanged. YAML's `on` or `yes` would silently become the number 1.
 
     Raises:
-        ValueError: The value is a boolean.
+        ValueError: If the value is a boolean.
     """
     if isinstance(value, bool):
         raise ValueError("a number is needed, not true or false")  # noqa: TRY004 - pydantic collects ValueError
@@ -73,7 +77,7 @@ class UrlOrigin(NamedTuple):
 
 
 def parse_origin(url: str) -> UrlOrigin:
-    """Returns the origin of a URL, with the host in lower case. The URL must have passed the checks below."""
+    """Returns the origin of a URL, with the host in lower case. Does not check the URL."""
     parts = urlsplit(url)
     return UrlOrigin(parts.scheme, parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0))
 
@@ -108,8 +112,8 @@ def check_store_url(url: str) -> str:
     The details of a Redis URL are checked later, when the store is opened.
 
     Raises:
-        ValueError: There is no store of this kind. The message never shows the URL, because it may hold a
-            password.
+        ValueError: If there is no store of this kind. The message never shows the URL, because it may contain
+            a password.
     """
     if url == "memory://" or (url.startswith("sqlite:///") and len(url) > len("sqlite:///")):
         return url

@@ -17,8 +17,8 @@ from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.strategies import STRATEGIES, Policy
 from compaction_proxy.core.trigger import compute_trigger_marks, has_active_rule
 
-# Context window, in tokens, that the checks of sizes assume if none is configured. It makes a trigger in
-# percent so large that they report no target and no tail as too large for it.
+# Context window, in tokens, that the checks of sizes assume if none is configured. With so large a window, a
+# trigger in percent is larger than any target or tail, so the checks do not report these as too large.
 UNBOUNDED_WINDOW_TOKENS = 10**12
 UNREADABLE_FILE = "the file cannot be read"
 
@@ -275,7 +275,8 @@ def resolve_store_url(config: Config, environ: Mapping[str, str]) -> str:
     slashes).
 
     Raises:
-        ValueError: The path needs a home folder but `HOME` is not set, or `$REDIS_URL` is not a store URL.
+        ValueError: If the path needs a home folder but `HOME` is not set, or if `$REDIS_URL` is not a store
+            URL.
     """
     url = config.store.url
     if url is None and environ.get("REDIS_URL"):

@@ -156,7 +156,7 @@ def read_yaml(path: Path, environ: Mapping[str, str]) -> YamlDocument:
     Problems with single values, such as an unset `${VAR}`, are part of the result.
 
     Raises:
-        ConfigError: The file cannot be read, is not YAML, or holds no mapping.
+        ConfigError: If the file cannot be read, is not YAML, or contains no mapping.
     """
     text = _read_text(path)
     try:

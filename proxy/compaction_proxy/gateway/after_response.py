@@ -27,7 +27,8 @@ from compaction_proxy.wires.body import build_probe_body
 from compaction_proxy.wires.usage import TokenUsage
 from compaction_proxy.wires.wire import Wire
 
-# The proxy reads at most this many bytes of the answer to a probe. A probe asks for only 16 tokens of output.
+# The proxy reads at most this many bytes of the response to a probe. A probe asks for only 16 tokens of
+# output.
 MAX_PROBE_BYTES = 262_144
 # The reporter remembers at most this many incidents. It reports each of them at most once a minute.
 MAX_INCIDENTS = 2_000
@@ -59,7 +60,7 @@ class IncidentReporter:
         self._announce = event_bus
         self._history = history
         self._now = now
-        # Each incident: the tenant, the conversation, the kind of the incident and its reason.
+        # Each key consists of the tenant, the conversation, the kind of the incident and its reason.
         self._throttle = ReportThrottle[tuple[str, str | None, str, str | None]](
             max_keys=MAX_INCIDENTS, clock=clock
         )
@@ -73,7 +74,7 @@ class IncidentReporter:
         *,
         was_recovered: bool = False,
     ) -> None:
-        """Reports an incident of a request, if there was one. Call this after the client has its answer.
+        """Reports an incident of a request, if there was one. Call this after the client has its response.
 
         An incident occurred if the proxy failed on the request, if the forwarded request was probably too
         long, or if the upstream accepted it only in a shorter form (`was_recovered`).
@@ -106,12 +107,12 @@ class IncidentReporter:
 
 
 class AfterResponseHandler:
-    """Learns token counts from answers, and prepares compactions for the next requests.
+    """Learns token counts from responses, and prepares compactions for the next requests.
 
     Args:
         upstream: The upstream to which requests are forwarded.
         compactor: Prepares compactions ahead of need.
-        feedback: Learns from the token counts (`usage`) that answers report.
+        feedback: Learns from the token counts (`usage`) that responses report.
         exchange_log: Records the figures of each request when it ends.
         incidents: Reports requests on which the proxy failed, that it could not make short enough, or that
             the upstream accepted only in a shorter form.
@@ -142,7 +143,7 @@ class AfterResponseHandler:
         self._discovery = discovery
 
     async def __call__(self, state: RequestState) -> None:
-        """Does the work that follows one answer. A failure is logged and affects no request."""
+        """Does the work that follows one response. A failure is logged and affects no request."""
         with suppress_and_log(RESPONSE_NOT_OBSERVED):
             if state.recorded_conversation is not None:
                 await self._registry.record_activity(state.identity.tenant, state.recorded_conversation)
@@ -192,7 +193,7 @@ class AfterResponseHandler:
     async def _probe_usage(self, scope: Scope, wire: Wire, fit_result: FitResult) -> TokenUsage | None:
         """Sends a probe and returns the usage that the upstream reports, or None if the probe fails.
 
-        The client already has its answer, so it does not wait for the probe. The definition of the strategy
+        The client already has its response, so it does not wait for the probe. The definition of the strategy
         `full` (`seeds/000` in docs/strategies.md) requires such a recount after each compaction.
         """
         body = build_probe_body(fit_result.raw, wire)
@@ -201,7 +202,7 @@ class AfterResponseHandler:
         request = build_request(self._upstream, scope, body)
         try:
             opened = await send_request(self._upstream, request)
-        except UpstreamError:  # the feedback then uses the usage in the client's own answer
+        except UpstreamError:  # the feedback then uses the usage in the client's own response
             return None
         async with aclosing(opened) as answer:
             tap = wire.open_tap(answer.get_field(b"content-type"), answer.get_field(b"content-encoding"))

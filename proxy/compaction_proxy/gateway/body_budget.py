@@ -111,7 +111,7 @@ class BodyBudget:
 
     @property
     def has_room(self) -> bool:
-        """Whether requests may go on reading their bodies: the budget is not exceeded, and no body waits."""
+        """Whether requests may read more of their bodies: the budget is not exceeded, and no body waits."""
         return not self._waiting and self._large_bytes <= self.limit_bytes
 
     def set_counted_bytes(self, hold: "BodyHold", counted_bytes: int) -> None:

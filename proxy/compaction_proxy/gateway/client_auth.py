@@ -67,7 +67,7 @@ class ClientAuthenticator:
             header_map: The first value of each field (`headers.build_header_map`).
 
         Returns:
-            The header fields with which to go on. If keys are configured and credentials decide the tenant,
+            The header fields to use from here on. If keys are configured and credentials decide the tenant,
             all credentials except the accepted key are removed. So a client that knows one key cannot pose as
             several tenants by adding other credentials.
 

@@ -140,7 +140,7 @@ class _DisconnectGuard:
 
 
 def while_connected(scope: Scope) -> AbstractContextManager[None]:
-    """Runs a block only as long as the client is connected. A disconnect cancels what the block awaits.
+    """Runs a block only as long as the client is connected. A disconnect cancels the block while it waits.
 
     A server also reports a disconnect once the response is complete. So the block must end when the response
     ends. Work that continues after the response must be outside the block.

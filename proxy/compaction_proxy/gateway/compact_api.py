@@ -3,12 +3,12 @@
 The endpoints are `POST /v1/compact` and `POST …/responses/compact`.
 
 The list of messages is compacted by the same code as a relayed request with the header `x-compaction: force`,
-but nothing is stored. If no model writes a summary, an extract takes its place, whatever the strategy.
+but nothing is stored. If no model writes a summary, an extract takes its place, with every strategy.
 
 To ask for a compaction, Codex sends an ordinary request whose input ends in an item of type
-`compaction_trigger`. It reports a failure unless the answer holds one `compaction` item. The first such
-request goes to the upstream. If the answer shows that the upstream does not know the type, the proxy answers
-this request and, for a day, all later requests of this kind for the same model.
+`compaction_trigger`. It reports a failure unless the response holds one `compaction` item. The first such
+request goes to the upstream. If the response shows that the upstream does not know the type, the proxy
+answers this request and, for a day, all later requests of this kind for the same model.
 """
 
 import json
@@ -83,8 +83,8 @@ _MISSING_ENDPOINT_STATUSES: Final = frozenset({404, 405, 501})
 # The ending of error codes such as `model_not_found`. With such a code, the upstream lacks something that the
 # request names, such as the model. So the upstream does serve the path.
 _NOT_FOUND_SUFFIX: Final = "_not_found"
-# The most bytes of an answer that are held back from the client until it is clear whether the answer holds a
-# compaction item.
+# The most bytes of a response that are held back from the client until it is clear whether the response holds
+# a compaction item.
 HOLD_BYTES: Final = 16 * 1024 * 1024
 # Statuses with which upstreams refuse an item of an unknown type. The body of the refusal then names the
 # type.
@@ -202,7 +202,7 @@ class CompactEndpoint:
             await _send_answer(send, answer)
 
     async def _build_answer(self, raw: bytes, scope: Scope) -> bytes:
-        """Compacts the messages of a request body. Returns the body of the answer."""
+        """Compacts the messages of a request body. Returns the body of the response."""
         started = time.monotonic()
         request = await run_in_worker(partial(parse_compact_request, raw))
         try:
@@ -307,7 +307,7 @@ def _build_report(result: ShortenResult, request: CompactRequest, seconds: float
 
 
 def _encode_answer(raw: bytes, report: Mapping[str, Any]) -> bytes:
-    """Returns the body of the answer. Copies the messages from `raw`, the compacted body, byte for byte."""
+    """Returns the body of the response. Copies the messages from `raw`, the compacted body, byte for byte."""
     place = find_members(raw)["messages"]
     parts = b'{"object":"compaction","messages":', raw[place.start : place.stop], b',"report":'
     return b"".join((*parts, json.dumps(report).encode(), b"}"))
@@ -360,7 +360,7 @@ class ResponsesCompactEndpoint:
             RequestRefusedError: If the body is too large or cannot be compacted, or one of the proxy's
                 compaction items cannot be decrypted.
             OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
-            UpstreamError: If the upstream gave no answer.
+            UpstreamError: If the upstream gave no response.
             ClientDisconnect: If the client left, and the pending call to the upstream or the summary model
                 was cancelled.
         """
@@ -374,9 +374,9 @@ class ResponsesCompactEndpoint:
                     await self._relay_or_compact(raw, scope, send, hold)
 
     async def _relay_or_compact(self, raw: bytes, scope: Scope, send: Send, hold: BodyHold) -> None:
-        """Relays the upstream's answer, or sends our own answer if the upstream does not serve the path.
+        """Relays the upstream's response, or sends our own response if the upstream does not serve the path.
 
-        If our own compaction fails, the upstream's answer is relayed although it is an error.
+        If our own compaction fails, the upstream's response is relayed although it is an error.
         """
         answer = await send_request(self._upstream, build_request(self._upstream, scope, raw))
         body = None
@@ -392,7 +392,7 @@ class ResponsesCompactEndpoint:
             await _send_answer(send, body)
 
     async def _build_answer(self, raw: bytes, scope: Scope, hold: BodyHold) -> bytes:
-        """Compacts the input of a request body. Returns the body of the answer.
+        """Compacts the input of a request body. Returns the body of the response.
 
         Raises:
             RequestRefusedError: With status 400 if the body holds no input that could be compacted. With
@@ -412,7 +412,7 @@ class ResponsesCompactEndpoint:
 
 
 async def _is_endpoint_missing(answer: UpstreamResponse) -> bool:
-    """Returns whether an answer shows that the upstream does not serve the path of the request."""
+    """Returns whether a response shows that the upstream does not serve the path of the request."""
     if answer.response.status not in _MISSING_ENDPOINT_STATUSES:
         return False
     payload = decode_small_json(await _peek_decompressed(answer, PEEK_BYTES))
@@ -422,16 +422,17 @@ async def _is_endpoint_missing(answer: UpstreamResponse) -> bool:
 
 
 async def _peek_decompressed(answer: UpstreamResponse, limit_bytes: int) -> bytes:
-    """Returns the beginning of an answer's body, decompressed.
+    """Returns the beginning of a response's body, decompressed.
 
-    The result is empty if the body cannot be decompressed, or if it then has more than `limit_bytes` bytes.
+    The result is empty if the body cannot be decompressed, or if the decompressed body has more than
+    `limit_bytes` bytes.
     """
     encoding = answer.get_field(b"content-encoding")
     return Inflater(encoding, limit_bytes).feed(await answer.peek(limit_bytes))
 
 
 def _encode_compaction(result: ShortenResult) -> bytes:
-    """Returns the body of the answer. Its `usage` gives the estimated tokens before and after compaction."""
+    """Returns the response's body. Its `usage` gives the estimated tokens before and after compaction."""
     head = {
         "id": f"resp_{token_hex(_ID_BYTES)}",
         "object": "response.compaction",
@@ -461,7 +462,7 @@ def _build_usage(result: ShortenResult) -> dict[str, Any]:
 
 
 def _expand_short_message(raw: bytes) -> bytes:
-    """Returns an item in the form that answers require.
+    """Returns an item in the form that responses require.
 
     Requests may hold messages in a short form, without a type or with a plain string as content. Such a
     message is expanded. Other items stay unchanged.
@@ -484,7 +485,7 @@ class CompactionItemRequest(NamedTuple):
 
     Attributes:
         body: The parsed request without the last item, which asks for the compaction.
-        is_streamed: Whether the client asks for the answer as a stream of events.
+        is_streamed: Whether the client asks for the response as a stream of events.
         identity: The identity of the client.
         scope: The ASGI scope of the request.
     """
@@ -503,7 +504,7 @@ class CompactionItemResponder:
             answers.
         upstream: The upstream of this wire.
         compactor: Compacts the input.
-        items: Encrypts the content of the compaction item in the answer.
+        items: Encrypts the content of the compaction item in the response.
         model_limits: Remembers for which models the upstream makes no compaction items.
 
     Attributes:
@@ -553,10 +554,10 @@ class CompactionItemResponder:
     async def should_replace_answer(self, request: CompactionItemRequest, answer: UpstreamResponse) -> bool:
         """Returns whether the proxy has to answer, because the upstream did not compact the input.
 
-        If the answer shows that the upstream makes no compaction items, the proxy remembers that for the
-        model. To find out, it holds the answer back until a compaction item appears or the answer ends.
+        If the response shows that the upstream makes no compaction items, the proxy remembers that for the
+        model. To find out, it holds the response back until a compaction item appears or the response ends.
 
-        If the upstream refuses the request as too long, the answer does not show what the upstream can do.
+        If the upstream refuses the request as too long, the response does not show what the upstream can do.
         Then the proxy also has to answer, but it remembers nothing, so it asks the upstream again next time.
         """
         status = answer.response.status
@@ -607,7 +608,7 @@ class CompactionItemResponder:
 
 
 def _parse_item_request(raw: bytes) -> tuple[RequestBody, bool] | None:
-    """Returns the body without the last item, and whether the answer is to be a stream.
+    """Returns the body without the last item, and whether the response is to be a stream.
 
     Returns None if the body does not ask for a compaction item, or has no input that could be compacted.
     """

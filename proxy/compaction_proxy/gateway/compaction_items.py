@@ -44,7 +44,7 @@ class CompactionItemCodec:
 
     Only the tenant for which an item was encrypted can use it. Unlike the tenant in store keys, this tenant
     depends only on the client's credential (`session.tenant`) and not on the upstream. So a conversation can
-    go on after `upstream.base_url` has changed.
+    continue after `upstream.base_url` has changed.
 
     Args:
         config: The configuration.

@@ -2,7 +2,7 @@
 
 A request that finds no free slot waits in a queue for a short time. If no slot becomes free, the proxy
 refuses the request and tells the client after how many seconds to retry. Without this limit, many concurrent
-requests would all be served so slowly that no client would get its answer in time.
+requests would all be served so slowly that no client would get its response in time.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
 CONTROL_FIELDS = frozenset(
     {b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens", PIN_HEADER}
 )
-# Fields in which SDKs state how long they wait for an answer, in seconds.
+# Fields in which SDKs state how long they wait for a response, in seconds.
 _TIMEOUT_FIELDS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 # The response headers of a request that was forwarded unread.
 UNREAD_HEADERS: Headers = [(b"x-compaction-status", CompactionStatus.NONE.value.encode())]
@@ -35,7 +35,7 @@ class ControlHeaders:
         trigger_tokens: The trigger, in tokens; it has an effect only if it is lower than the configured one.
             None selects the configured one.
         strategy: The strategy to use; None selects the configured one.
-        patience_s: Seconds after which the client stops waiting for the answer; None if it is unknown.
+        patience_s: Seconds after which the client stops waiting for the response; None if it is unknown.
         pins: Texts to keep word for word.
     """
 
@@ -47,7 +47,7 @@ class ControlHeaders:
 
     @property
     def has_overrides(self) -> bool:
-        """Whether the request asks for anything but the configured treatment."""
+        """Whether the request overrides the configuration."""
         return any((self.mode, self.trigger_tokens, self.strategy, self.pins))
 
 

@@ -1,4 +1,4 @@
-"""The outermost ASGI application: it routes each request to its handler, and turns errors into answers."""
+"""The outermost ASGI application: it routes each request to its handler, and turns errors into responses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class RelayHandler:
 
     Attributes:
         endpoint: The endpoint that answers the request.
-        hop_mark: The mark of this installation, 16 hex digits.
+        hop_mark: The id of this installation in the header field `x-compaction-hop`, 16 hex digits.
         authenticator: Checks client keys.
         keep_alive_s: Seconds of silence after which a comment is sent in an event stream; 0 disables
             comments.
@@ -77,13 +77,13 @@ class Dispatcher:
     """Hands each request to its handler.
 
     Attributes:
-        wire_endpoints: Answer requests that carry a conversation. The key is the name of the wire.
-        post_endpoints: Answer other POST requests whose bodies the proxy reads. The key is the ending of the
+        wire_endpoints: The handlers of requests that carry a conversation, by the name of the wire.
+        post_endpoints: The handlers of other POST requests whose bodies the proxy reads, by the ending of the
             path.
-        passthrough: Answers all other requests that are relayed.
-        own_endpoints: Answer paths of the proxy itself that only clients of the relay may use. The key is the
-            whole path.
-        admin: Answers all other paths of the proxy itself.
+        passthrough: The handler of all other requests that are relayed.
+        own_endpoints: The handlers of paths of the proxy itself that only clients of the relay may use, by
+            the whole path.
+        admin: The handler of all other paths of the proxy itself.
         base_path: The path with which all of the proxy's own paths begin; empty for the root.
         lifespan: Receives the server's lifespan events.
         deletion_fence: Keeps a request from writing records again that were deleted after it began.

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from compaction_proxy.telemetry.otel import OtelTracer
 
 NO_OVERRIDES = ControlHeaders()
-# A request with fewer bytes fits every context window. So its answer is not searched for a refusal if the
+# A request with fewer bytes fits every context window. So its response is not searched for a refusal if the
 # status is 200.
 LEAST_REFUSED_BYTES = 8_192
 
@@ -88,7 +88,8 @@ class RelayEndpoint:
         upstream: The upstream to which requests are forwarded.
         wire: The wire of these requests.
         compactor: Makes requests fit.
-        after_response: Learns from the answer, and prepares a compaction, after the client has the answer.
+        after_response: Learns from the response, and prepares a compaction, after the client has the
+            response.
         gate: Lets small requests pass unread.
         get_secret: Returns the secret key of the digests that identify tenants.
         admission: Limits the number of concurrent requests.
@@ -210,7 +211,7 @@ class RelayEndpoint:
     async def _relay_while_connected(self, state: RequestState, send: Send) -> bool:
         """Relays the request while the client is connected, and then records its figures.
 
-        Returns whether something can be learned from the answer.
+        Returns whether something can be learned from the response.
         """
         try:
             with while_connected(state.scope):
@@ -224,9 +225,9 @@ class RelayEndpoint:
         return tap is not None
 
     async def _relay_request(self, state: RequestState, send: Send) -> UsageTap | None:
-        """Makes the request fit, forwards it, and streams the answer to the client.
+        """Makes the request fit, forwards it, and streams the response to the client.
 
-        Returns the tap that watched the answer, or None if nothing can be learned from it.
+        Returns the tap that watched the response, or None if nothing can be learned from it.
         """
         item_request = state.item_request
         if item_request is not None and await self._answer_item_request(item_request, send):
@@ -282,9 +283,10 @@ class RelayEndpoint:
     async def _replace_upstream_answer(
         self, item_request: CompactionItemRequest, answer: UpstreamResponse, send: Send
     ) -> bool:
-        """Answers a request for a compaction item if the upstream's answer shows that it makes none.
+        """Answers a request for a compaction item if the upstream turns out to make no such items.
 
-        Returns whether the client got the proxy's answer. If not, the caller relays the upstream's answer.
+        Returns whether the client got the proxy's response. If not, the caller relays the upstream's
+        response.
         """
         responder, keep = self._item_responder, False
         if responder is None:
@@ -302,9 +304,9 @@ class RelayEndpoint:
     async def _relay_with_recall(
         self, state: RequestState, tool_offer: ToolOffer, answer: UpstreamResponse, send: Send
     ) -> UsageTap | None:
-        """Relays an answer that may call the offered search tool.
+        """Relays a response that may call the offered search tool.
 
-        Returns the tap that watched the answer, or None if nothing can be learned from it.
+        Returns the tap that watched the response, or None if nothing can be learned from it.
         """
         send_body = partial(self._send_upstream, state)
         recall_loop = state.recall_loop = RecallLoop(tool_offer, send_body, answer.get_field(b"content-type"))
@@ -391,7 +393,7 @@ class RelayEndpoint:
         return continued_ask or ask
 
     async def _send_with_recovery(self, state: RequestState) -> UpstreamResponse:
-        """Forwards the request and returns the upstream's answer.
+        """Forwards the request and returns the upstream's response.
 
         If the upstream refuses the request as too long, or refuses a part of it that can be left out, the
         proxy changes the request and sends it again. If that does not help, returns the refusal.
@@ -411,7 +413,7 @@ class RelayEndpoint:
             elif state.fit_result is None and answer.response.status == httpx.codes.OK:
                 self._gate.record_accepted_size(state.identity.tenant, state.model, state.size_bytes)
             retried = retried or await self._retry_without_refused_part(state, answer)
-            is_relayed = retried is None  # the client gets this answer, even if it is a refusal
+            is_relayed = retried is None  # the client gets this response, even if it is a refusal
         finally:
             if not is_relayed:
                 await answer.aclose()
@@ -437,7 +439,7 @@ class RelayEndpoint:
     ) -> UpstreamResponse | None:
         """Retries a refused request without the offered tool, or without the part that the upstream refused.
 
-        Returns None if neither seems to be the cause of the refusal, or if the retry gets no answer.
+        Returns None if neither seems to be the cause of the refusal, or if the retry gets no response.
         """
         raw: bytes | None = state.to_fit_result().raw
         if state.tool_offer is not None and await is_tool_refusal(refused):
@@ -503,11 +505,11 @@ class RelayEndpoint:
 
 
 def _cannot_be_length_refusal(state: RequestState, answer: UpstreamResponse) -> bool:
-    """Returns whether an answer has status 200 and certainly does not refuse the request as too long.
+    """Returns whether a response has status 200 and certainly does not refuse the request as too long.
 
-    The beginning of such an answer need not be searched for an error. Two kinds of requests get such answers:
-    those with a body that cannot be parsed, which the proxy could not shorten anyway, and those with a body
-    below `LEAST_REFUSED_BYTES` that passed the gate, which certainly fit.
+    The beginning of such a response need not be searched for an error. Two kinds of requests get such
+    responses. One kind has a body that cannot be parsed, which the proxy could not shorten anyway. The other
+    kind has passed the gate with a body below `LEAST_REFUSED_BYTES`, which certainly fits.
     """
     if state.fit_request is not None or answer.response.status != httpx.codes.OK:
         return False

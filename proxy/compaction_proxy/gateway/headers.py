@@ -36,8 +36,8 @@ _NOT_FORWARDED_WITH_KEY = _NOT_FORWARDED | CREDENTIALS
 _NOT_RETURNED = HOP_BY_HOP | {b"server", b"date"}
 # A header field that asks a reverse proxy in front of us to pass on each chunk of a stream at once.
 _UNBUFFERED = (b"x-accel-buffering", b"no")
-# The values of the field `connection` in nearly all requests. None of them names a field that would not be
-# dropped anyway.
+# The values of the field `connection` in nearly all requests. Fields that these values name are dropped
+# anyway.
 _USUAL_CONNECTION_VALUES = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
 
 
@@ -56,7 +56,7 @@ def get_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | N
 
 
 def drop_field(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> Headers:
-    """Returns the fields without those of this name."""
+    """Returns the header fields except those with this name."""
     return [field for field in headers if field[0] != name]
 
 
@@ -94,17 +94,18 @@ def _is_sendable(values: Iterable[bytes]) -> bool:
 def to_upstream_headers(
     headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop_mark: str, key_field: bytes = b""
 ) -> Headers:
-    """Returns the header fields for the upstream: those of the client that are forwarded, and our hop mark.
+    """Returns the header fields for the upstream: those of the client that are forwarded, and our hop field.
 
     `host` and `content-length` are left out, because the engine derives them from the URL and the body that
-    are really sent. The control headers (`x-compaction*`) are left out, too, except the hop marks of other
-    installations. These stay, so that a loop through several installations is noticed.
+    are really sent. The control headers (`x-compaction*`) are left out, too, except the hop fields
+    (`x-compaction-hop`) of other installations. These stay, so that a loop through several installations is
+    noticed.
 
     Args:
         headers: The client's header fields.
         api_key: The proxy's own key for the upstream, which replaces the client's; empty to keep the
             client's.
-        hop_mark: The mark of this installation, 16 hex digits.
+        hop_mark: The id of this installation in its hop field, 16 hex digits.
         key_field: The header field that carries our key; empty for the field in which the client shows its
             own.
     """

@@ -1,4 +1,4 @@
-"""Detects answers that refuse a request as too long, before any byte of them is relayed to the client."""
+"""Detects responses that refuse a request as too long, before any byte of them is relayed to the client."""
 
 import time
 from itertools import dropwhile
@@ -20,11 +20,11 @@ _STREAM: Final = "text/event-stream"
 
 
 async def detect_overflow(answer: UpstreamResponse, wire: Wire) -> Overflow | None:
-    """Returns what an answer says about the request's length, or None if it does not refuse it as too long.
+    """Returns the overflow that a response reports, or None if it does not refuse the request as too long.
 
     Some servers send status 200 and refuse the request only inside the stream. So the beginning of a stream
     is read before anything is relayed to the client. The stream is held back while it contains no part of the
-    model's answer (`Wire.may_hold_back_stream`), but for at most `HOLD_S` seconds and `HOLD_BYTES` bytes. The
+    model's reply (`Wire.may_hold_back_stream`), but for at most `HOLD_S` seconds and `HOLD_BYTES` bytes. The
     bytes that were read can still be relayed.
     """
     status = answer.response.status
@@ -38,10 +38,10 @@ async def detect_overflow(answer: UpstreamResponse, wire: Wire) -> Overflow | No
 
 
 async def _peek_beginning(answer: UpstreamResponse, wire: Wire) -> bytes:
-    """Returns the first bytes of an answer.
+    """Returns the first bytes of a response.
 
-    If the answer is an uncompressed stream, its leading events are left out as long as they contain no part
-    of the model's answer.
+    If the response is an uncompressed stream, its leading events are left out as long as they contain no part
+    of the model's reply.
     """
     beginning = await answer.peek(1)
     is_plain = answer.get_field(b"content-encoding").strip().lower() in IDENTITY

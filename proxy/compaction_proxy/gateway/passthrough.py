@@ -1,7 +1,7 @@
-"""Endpoints that relay request and answer unchanged, for token counts and requests without a conversation.
+"""Endpoints that relay request and response unchanged, for token counts and requests without a conversation.
 
 A provider's count of tokens is exact and costs nothing, so the proxy also uses it to calibrate its own
-estimates. It does so after the client has its answer.
+estimates. It does so after the client has its response.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ REPLAYABLE_BYTES = 262_144
 COUNT_TOKENS_ENDING: Final = b"/v1/messages/count_tokens"
 # A request to count tokens is relayed unread if its body has more bytes, or if it does not declare its size.
 MAX_COUNTED_BYTES: Final = 4 * 1024 * 1024
-# The most bytes of an answer that are read. A count is a short JSON object, so a longer answer holds no
+# The most bytes of a response that are read. A count is a short JSON object, so a longer response holds no
 # count.
 _MAX_ANSWER_BYTES: Final = 65_536
 
@@ -69,7 +69,7 @@ class PassthroughEndpoint:
 
         Raises:
             OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
-            UpstreamError: If the upstream gave no answer.
+            UpstreamError: If the upstream gave no response.
             ClientDisconnect: If the client left, and the connection to the upstream was closed.
         """
         async with self.admission.admit_request() as hold:
@@ -124,7 +124,7 @@ class CountTokensEndpoint:
 
         Raises:
             OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
-            UpstreamError: If the upstream gave no answer.
+            UpstreamError: If the upstream gave no response.
             ClientDisconnect: If the client left, and the connection to the upstream was closed.
         """
         length = get_content_length(scope["headers"])
@@ -139,7 +139,7 @@ class CountTokensEndpoint:
                     await self._calibrate_estimate(scope, raw, provider_tokens, hold)
 
     async def _relay_request(self, scope: Scope, send: Send, raw: bytes) -> int | None:
-        """Relays the request and its answer. Returns the provider's count, or None if the answer has none."""
+        """Relays the request and its response. Returns the provider's count; None if there is none."""
         with while_connected(scope):
             opened = await send_request(self._upstream, build_request(self._upstream, scope, raw))
             async with aclosing(opened) as answer:

@@ -1,12 +1,13 @@
-"""Lets the model search removed messages in the middle of an answer: offers a tool and runs its calls.
+"""Lets the model search removed messages in the middle of a response: offers a tool and runs its calls.
 
-If an answer ends with tool calls, and all of them call this tool, the proxy runs the calls, sends their
-results to the upstream and asks it to go on. It joins the upstream's answers into one answer for the client.
+If a response ends with tool calls, and all of them call this tool, the proxy runs the calls, sends their
+results to the upstream and asks it to continue. It joins the upstream's responses into one response for the
+client.
 
-The client gets the status and the headers of the upstream's first answer. If a later answer fails and the
-client has received nothing yet, it gets the failure as its answer. If the client has already received the
+The client gets the status and the headers of the upstream's first response. If a later response fails and the
+client has received nothing yet, it gets the failure as its response. If the client has already received the
 beginning of a stream, the proxy sends the failure as an event and then cuts the stream. So an incomplete
-answer never looks complete.
+response never looks complete.
 """
 
 import asyncio
@@ -39,27 +40,27 @@ from compaction_proxy.wires.json.values import encode_ascii_json
 from compaction_proxy.wires.search_tool import AnswerJoiner, SearchTool, StreamJoiner, add_tool, is_prefill
 from compaction_proxy.wires.wire import Wire
 
-# The time limit for all searches of one answer together, in seconds. The client receives nothing meanwhile.
+# The time limit for all searches of one response together, in seconds. The client receives nothing meanwhile.
 SEARCH_S: Final = 5.0
-# The most calls of one answer that are run. Each further call gets the result `TOO_MANY`.
+# The most calls of one response that are run. Each further call gets the result `TOO_MANY`.
 MAX_CALLS: Final = 8
 
 NOT_NOW: Final = "What was removed cannot be searched right now. Go on without it."
 TOO_MANY: Final = f"Not run: {MAX_CALLS} searches at once are the most."
 NO_ROOM: Final = "What was found has no room in the context window. Go on without it."
 
-# An answer that is no stream is searched for calls only if it has at most this many bytes, both before and
-# after decompression. A longer answer is relayed without a search.
+# A response that is no stream is searched for calls only if it has at most this many bytes, both before and
+# after decompression. A longer response is relayed without a search.
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 # An upstream may compress a stream although the proxy asked for an uncompressed one. These are the most bytes
 # to which such a stream is decompressed, and the number of compressed bytes decompressed in one step.
 MAX_INFLATED_BYTES: Final = 256 * 1024 * 1024
 INFLATE_STEP_BYTES: Final = 4_096
-# Once an upstream has marked an answer as done, the proxy waits this many seconds for the end of the body. A
+# Once an upstream has marked a response as done, the proxy waits this many seconds for the end of the body. A
 # connection can be used again only if the body was read to its end.
 LINGER_S: Final = 1.0
 
-# The request header field that says which compressions of the answer are allowed.
+# The request header field that says which compressions of the response are allowed.
 _ACCEPT_ENCODING: Final = b"accept-encoding"
 
 # Status codes of errors that the search tool cannot cause, and words by which an error about tools is
@@ -87,7 +88,7 @@ class ToolOffer(NamedTuple):
         raw_with_tool: The request body with the tool.
         raw_without_tool: The request body without the tool.
         has_tools: Whether the client's request itself carries tools.
-        max_hops: How often the answer may be continued after calls of the tool.
+        max_hops: How often the response may be continued after calls of the tool.
         recall_tool: Runs the calls of the tool.
         context: The tenant and the conversation for which the tool searches.
         wire: The wire of the request.
@@ -110,7 +111,7 @@ class ToolOffer(NamedTuple):
 
 
 def apply_tool_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest:
-    """Returns a request to the upstream that offers the tool and asks for an uncompressed answer.
+    """Returns a request to the upstream that offers the tool and asks for an uncompressed response.
 
     If `request` has the body without the tool, that body is replaced. Any other body is the body of a
     continuation. It stays unchanged, because `RecallLoop` has already decided whether it has the tool.
@@ -155,7 +156,7 @@ async def build_tool_offer(
 
 
 async def is_tool_refusal(answer: UpstreamResponse) -> bool:
-    """Returns whether an answer is an error about tools, which the search tool may have caused.
+    """Returns whether a response is an error about tools, which the search tool may have caused.
 
     For example, the model may support no tools, or the request may have reached the maximum number of tools.
     """
@@ -170,19 +171,19 @@ async def is_tool_refusal(answer: UpstreamResponse) -> bool:
 
 
 class RecallLoop:
-    """Relays the answer to one request, and continues it after calls of the search tool.
+    """Relays the response to one request, and continues it after calls of the search tool.
 
     Args:
         tool_offer: The request with the offered tool.
         send_body: Sends the body of a continuation to the upstream.
-        content_type: The content type of the upstream's first answer.
+        content_type: The content type of the upstream's first response.
 
     Attributes:
-        hop_count: How often the answer has been continued.
+        hop_count: How often the response has been continued.
         status: The status code that the client got.
-        client_tap: Watches the joined answer that the client gets.
-        first_tap: Watches only the upstream's first answer. Its token count belongs to the request whose size
-            the proxy estimated. The requests for continuations are longer.
+        client_tap: Watches the joined response that the client gets.
+        first_tap: Watches only the upstream's first response. Its token count belongs to the request whose
+            size the proxy estimated. The requests for continuations are longer.
     """
 
     def __init__(self, tool_offer: ToolOffer, send_body: SendBody, content_type: str) -> None:
@@ -196,13 +197,13 @@ class RecallLoop:
         self.first_tap = tool_offer.wire.open_tap(content_type, "")
 
     async def relay_answer(self, answer: UpstreamResponse, send: Send, extra_headers: ExtraHeaders) -> bool:
-        """Relays an answer with status 200. If it calls the search tool, relays its continuations as well.
+        """Relays a response with status 200. If it calls the search tool, relays its continuations as well.
 
-        Returns whether the client got the complete answer. Closes every answer of the upstream. An answer
-        whose compression the proxy does not support is relayed unchanged and is not continued.
+        Returns whether the client got the complete response. Closes every response of the upstream. A
+        response whose compression the proxy does not support is relayed unchanged and is not continued.
 
         Args:
-            answer: The upstream's first answer.
+            answer: The upstream's first response.
             send: The client's ASGI send channel.
             extra_headers: The proxy's own header fields, appended to the upstream's.
         """
@@ -247,17 +248,17 @@ class RecallLoop:
         return True
 
     async def _send_data(self, send: Send, data: bytes) -> None:
-        """Sends data to the client, and feeds it to the tap of the client's answer. Ignores empty data."""
+        """Sends data to the client, and feeds it to the tap of the client's response. Ignores empty data."""
         if data:
             await send({"type": "http.response.body", "body": data, "more_body": True})
             with suppress_and_log(RELAY_TAP_FAILED):
                 self.client_tap.feed(data)
 
     async def _forward_stream(self, joiner: StreamJoiner, answer: UpstreamResponse, send: Send) -> None:
-        """Forwards one answer of the upstream, without the calls of the search tool.
+        """Forwards one response of the upstream, without the calls of the search tool.
 
         Raises:
-            httpx.TransportError: If the answer was cut or cannot be decompressed.
+            httpx.TransportError: If the response was cut or cannot be decompressed.
         """
         inflater = Inflater(answer.get_field(b"content-encoding"), MAX_INFLATED_BYTES)
         while chunk := await answer.read():
@@ -266,7 +267,7 @@ class RecallLoop:
                     with suppress_and_log(RELAY_TAP_FAILED):
                         self.first_tap.feed(data)
                 await self._send_data(send, joiner.feed(data))
-            if joiner.is_done and joiner.calls:  # the rest of this answer is not needed
+            if joiner.is_done and joiner.calls:  # the rest of this response is not needed
                 with suppress(TimeoutError, httpx.TransportError):
                     async with asyncio.timeout(LINGER_S):
                         while await answer.read():
@@ -296,7 +297,7 @@ class RecallLoop:
                 if answer.response.status != httpx.codes.OK:
                     break
                 body = await self._join_answer(joiner, answer)
-            if not body:  # an error, or an answer to relay unchanged
+            if not body:  # an error, or a response to relay unchanged
                 return await self._relay_unchanged(answer, send, extra_headers)
         except (OverloadedError, UpstreamError) as error:
             self.status = error.status
@@ -311,13 +312,13 @@ class RecallLoop:
         return True
 
     async def _join_answer(self, joiner: AnswerJoiner, answer: UpstreamResponse) -> bytes | None:
-        """Returns the body for the client, or None if the answer has to be continued.
+        """Returns the body for the client, or None if the response has to be continued.
 
         The result is empty if the upstream's bytes must be relayed unchanged. This is the case for a first
-        answer that has no calls of the tool or that cannot be searched for calls.
+        response that has no calls of the tool or that cannot be searched for calls.
 
         Raises:
-            UpstreamError: If a later answer was cut, is too large, or cannot be joined to the first one.
+            UpstreamError: If a later response was cut, is too large, or cannot be joined to the first one.
         """
         is_first = not self.hop_count
         body = await _peek_whole_body(answer, MAX_ANSWER_BYTES)
@@ -335,11 +336,11 @@ class RecallLoop:
         return joined
 
     def can_continue(self, further_hops: int = 0) -> bool:
-        """Returns whether the answer may be continued once more, after `further_hops` more continuations."""
+        """Returns whether the response may be continued again, after `further_hops` more continuations."""
         return self.hop_count + further_hops < self._offer.max_hops
 
     async def run_calls_and_continue(self, message: dict[str, Any], calls: Sequence[str]) -> UpstreamResponse:
-        """Runs calls of the tool, sends their results to the upstream, and returns its next answer.
+        """Runs calls of the tool, sends their results to the upstream, and returns its next response.
 
         If the upstream refuses the results as too long, they are replaced by `NO_ROOM` and sent again.
 
@@ -389,9 +390,9 @@ def _is_stream(answer: UpstreamResponse) -> bool:
 
 
 def _build_headers(first: HttpResponse, extra_headers: ExtraHeaders) -> Headers:
-    """Returns the header fields for the client: those of the first answer, and `extra_headers`.
+    """Returns the header fields for the client: those of the first response, and `extra_headers`.
 
-    The length and the encoding of the body are left out, because the joined answer has other bytes.
+    The length and the encoding of the body are left out, because the joined response has other bytes.
     """
     fields = to_client_headers(first.status, first.headers)
     return [*[each for each in fields if each[0] not in _FRAMING], *extra_headers]
@@ -417,9 +418,10 @@ async def _peek_whole_body(answer: UpstreamResponse, limit_bytes: int) -> bytes:
 
 
 async def _close_if_too_long(answer: UpstreamResponse) -> bool:
-    """Closes an answer that refuses the request as too long, by its status or by an error inside a stream.
+    """Closes a response that refuses the request as too long, by its status or by an error inside a stream.
 
-    Returns whether it closed the answer. Also closes the answer if the wait for its beginning is cancelled.
+    Returns whether it closed the response. Also closes the response if the wait for its beginning is
+    cancelled.
     """
     is_kept = False
     try:

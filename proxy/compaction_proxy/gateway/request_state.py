@@ -68,23 +68,23 @@ class RequestState:
         fit_request: The parsed request, or None if the body was not parsed.
         model: The requested model of a request that is not parsed; empty if it is unknown. Otherwise
             `fit_request` has the model.
-        status: The upstream's status code; 0 while there is no answer.
+        status: The upstream's status code; 0 while there is no response.
         received_at: The time when the request came, in seconds since the epoch.
         started: The time when the request came, in monotonic seconds.
-        waited_s: Seconds that the proxy waited for answers of the upstream to begin, retries included.
-        first_byte_s: The part of `waited_s` that belongs to the last call, whose answer is relayed. None
+        waited_s: Seconds that the proxy waited for responses of the upstream to begin, retries included.
+        first_byte_s: The part of `waited_s` that belongs to the last call, whose response is relayed. None
             before the first call.
-        overhead_s: Seconds from the arrival of the request until the relay of its answer begins, without
+        overhead_s: Seconds from the arrival of the request until the relay of its response begins, without
             `waited_s`.
-        usage: The token counts that the upstream reported; None before the answer has
-            ended, or if the upstream reported no counts.
+        usage: The token counts that the upstream reported; None before the response has ended, or if the
+            upstream reported no counts.
         trace: Records the spans of the request. None disables tracing.
         was_recovered: Whether the upstream refused the request as too long and then accepted a shorter one.
         tool_offer: The request with the search tool; None if the tool is not offered.
         item_request: The request for a compaction item, if the client makes one; else None.
-        recall_loop: Continues the answer after calls of the search tool; None if the answer is relayed
+        recall_loop: Continues the response after calls of the search tool; None if the response is relayed
             directly.
-        conversation_search: The task that looks for the conversation while the answer is relayed; None if
+        conversation_search: The task that looks for the conversation while the response is relayed; None if
             no search was started.
     """
 
@@ -129,7 +129,7 @@ class RequestState:
 
     @property
     def should_learn(self) -> bool:
-        """Whether the proxy needs the token counts in the answer, so that the answer must be watched."""
+        """Whether the proxy needs the token counts in the response, so that the response must be watched."""
         return (
             self.fit_request is not None
             or self.conversation is not None
@@ -167,7 +167,7 @@ class RequestState:
 
     def record_upstream_wait(self, seconds: float) -> None:
         """Records that the upstream answered, or failed to answer, after this many seconds."""
-        if self.recall_loop is None:  # otherwise the call continues an answer that has begun
+        if self.recall_loop is None:  # otherwise the call continues a response that has begun
             self.waited_s += seconds
             self.first_byte_s = seconds
 
@@ -196,7 +196,7 @@ class RequestState:
         return self.fit_result or FitResult(self.raw, 0, _EMPTY_REPORT)
 
     def release_bodies(self) -> None:
-        """Frees bodies that are not needed while the answer streams.
+        """Frees bodies that are not needed while the response streams.
 
         These are the encoded body, and the decoded one if the request was not parsed.
         """
@@ -208,7 +208,7 @@ class RequestState:
 
     @property
     def first_usage(self) -> TokenUsage | None:
-        """The token counts of the answer to the forwarded request, without continuations of that answer."""
+        """The token counts of the response to the forwarded request, without those of its continuations."""
         if self.recall_loop is not None and self.recall_loop.hop_count:
             return self.recall_loop.first_tap.result()
         return self.usage
@@ -244,11 +244,11 @@ class RequestState:
             self.trace.end_request(exchange, self.conversation)
 
     def _compute_upstream_s(self, first_s: float) -> float:
-        """Returns the seconds from the start of the relayed upstream call until now, when its answer ends."""
+        """Returns the seconds from the start of the relayed upstream call to now, when its response ends."""
         return time.perf_counter() - self.started - self.overhead_s - self.waited_s + first_s
 
     def build_exchange(self) -> Exchange:
-        """Returns the figures of the request and its answer."""
+        """Returns the figures of the request and its response."""
         usage = self.usage
         first_s = self.first_byte_s
         upstream_s = None if first_s is None else self._compute_upstream_s(first_s)
@@ -281,8 +281,8 @@ class RequestState:
     def _count_continuations_and_tokens(self) -> tuple[int | None, int | None, int | None]:
         """Returns the number of continuations, and how many prompt and cached tokens they took together.
 
-        All three are None if the answer was not continued. The tokens are None if the upstream did not report
-        them.
+        All three are None if the response was not continued. The tokens are None if the upstream did not
+        report them.
         """
         if self.recall_loop is None or not self.recall_loop.hop_count:
             return None, None, None

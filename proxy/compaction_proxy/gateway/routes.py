@@ -55,7 +55,7 @@ class RelayRoute(APIRoute):
 
 
 def _declare_no_parameters() -> None:
-    """Never runs. FastAPI derives the documented parameters from its signature: there are none."""
+    """Never runs. FastAPI reads the documented parameters from this signature, which has none."""
 
 
 def create_relay_routes(

@@ -1,11 +1,10 @@
 """Detects side calls: requests that clients send under the id of a conversation, but that are not part of it.
 
-A side call asks for a title or a topic, probes a quota, or the like. The proxy relays and counts it like any
+A side call asks for a title or a topic, checks a quota, or the like. The proxy relays and counts it like any
 request. But it does not treat the messages of a side call as the current state of the conversation, and it
 does not start a new conversation for them. A side call is recognised by features that no request of the
-conversation itself has, such as an answer that is limited to one token. If a side call has none of these
-features, it is taken for a request of the conversation. The only effect is one more line in the
-conversation's history.
+conversation itself has, such as a limit of one output token. If a side call has none of these features, it is
+taken for a request of the conversation. The only effect is one more line in the conversation's history.
 """
 
 from collections.abc import Mapping
@@ -24,8 +23,8 @@ from compaction_proxy.wires.prescan import decode_member, read_system_and_user_t
 # `auxiliary`. An `auxiliary` request is a side call.
 CLASS_HEADER: Final = b"x-claude-code-request-class"
 _AUXILIARY: Final = b"auxiliary"
-# The most bytes of a client's probe (`_is_probe`) and of a request for a title. A client's request for a
-# summary may be larger, because it carries the conversation in its text.
+# The most bytes of a client's test request (`_is_probe`) and of a request for a title. A client's request for
+# a summary may be larger, because it carries the conversation in its text.
 MAX_PROBE_BYTES: Final = 2_048
 MAX_TITLE_BYTES: Final = 16_384
 # The system prompt of a request for a summary lies in the first or in the last `EDGE_BYTES` bytes of the
@@ -36,7 +35,7 @@ _TOKENS: Final = b'tokens"'
 # Inside a JSON string, the quotes in this text and in the next ones would be escaped. So a match is never in
 # the middle of a string.
 _TOOLS: Final = b'"tools"'
-# Texts that occur only in requests in which the model has already said something.
+# Texts that occur only in requests that contain earlier replies or tool calls of the model.
 _HISTORY_MARKS: Final = (b'"assistant"', b'_call"', b'_output"')
 # Every request for a summary from a known client contains one of these texts.
 _SUMMARY_PHRASES: Final = (b"partial conversation", b"context summarization")
@@ -93,7 +92,7 @@ def classify_side_request(raw: bytes, request_class: bytes, *, has_tools: bool) 
 
 
 def _is_probe(raw: bytes) -> bool:
-    """Returns whether a request limits its answer to one token. Clients send such requests only as probes."""
+    """Returns whether a request asks for one output token. Clients send such requests only as tests."""
     outline = scan_outline(raw)
     if outline is None:
         return False
@@ -119,7 +118,7 @@ def _classify_by_history(raw: bytes) -> SideRequestKind:
 
 
 def has_history(raw: bytes) -> bool:
-    """Returns whether a body may contain earlier answers or tool calls of the model."""
+    """Returns whether a body may contain earlier replies or tool calls of the model."""
     return _contains_any(raw, _HISTORY_MARKS)
 
 
@@ -134,7 +133,7 @@ def _contains_any(raw: bytes, phrases: tuple[bytes, ...]) -> bool:
 class SideRequestDetector:
     """Detects side calls. To do so, it remembers which conversations carry tools in their requests.
 
-    It knows conversations by their ids alone, because two tenants never have a conversation of the same id.
+    The id alone identifies a conversation here, because two tenants never have a conversation of the same id.
     """
 
     def __init__(self) -> None:

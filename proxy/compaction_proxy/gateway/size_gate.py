@@ -1,4 +1,4 @@
-"""The gate: requests that are certainly too small to be compacted are not even parsed."""
+"""The gate, which lets requests that are certainly too small for a compaction pass without parsing them."""
 
 import math
 import time
@@ -28,10 +28,11 @@ from compaction_proxy.wires.prescan import find_models, find_output_limits, may_
 MAX_BYTES = 131_072
 # A body that names more models than this is parsed, because the gate would have to check each model.
 MAX_MODELS = 8
-# Seconds for which the gate caches the safe size of a tenant, a model and an output limit, and the most sizes
-# that it caches. The time is short because a safe size depends on prices, calibrations and learned limits
-# that expire. A learned limit that changes clears the cache at once.
+# The safe size is the number of bytes up to which a body certainly passes. The gate caches the safe size of
+# each tenant, model and output limit for this many seconds. The time is short because a safe size depends on
+# prices, calibrations and learned limits that expire. A learned limit that changes clears the cache at once.
 CACHE_S = 1.0
+# The most safe sizes that the gate caches.
 MAX_CACHED = 4_096
 # The safe size, in bytes, with which no request passes the gate.
 _NO_SIZE = -1.0
@@ -46,7 +47,8 @@ class SizeGate:
     Args:
         config: Gives context windows and triggers by model.
         model_limits: Gives the context windows and calibrations that were learned from the upstream.
-        directives: Knows for which conversations somebody has requested a compaction, whatever their size.
+        directives: Knows for which conversations somebody has requested a compaction regardless of their
+            size.
         compacted: Knows which conversations have been compacted. Their requests do not pass.
         origin: The origin of the upstream.
         pricing: Gives the prices of models, on which triggers may depend. None if no prices are known.
@@ -104,8 +106,8 @@ class SizeGate:
     def can_pass(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
         """Returns whether a request may be forwarded without being parsed.
 
-        It may if its conversation needs no action (`_has_pending_action`), and if it is certainly too small
-        for a compaction and for the preparation of one, whichever of the models it means.
+        The result is True if its conversation needs no action (`_has_pending_action`), and if the request is
+        certainly too small for a compaction and for the preparation of one, for all of the models.
 
         Args:
             raw: The request body.
@@ -134,7 +136,7 @@ class SizeGate:
         self._safe_sizes.clear()
 
     def _has_pending_action(self, tenant: str, conversation: str | None, raw: bytes) -> bool:
-        """Returns whether a request must be parsed, whatever its size.
+        """Returns whether a request must be parsed regardless of its size.
 
         It must be parsed if its conversation has been compacted, or if somebody has requested a compaction of
         the conversation.

@@ -59,7 +59,7 @@ def build_summary_routes(
     model: str,
     request_wire: Wire = CHAT,
 ) -> tuple[SummaryRoute, ...]:
-    """Returns the routes on which to ask for a summary of this request, in the order in which to try them.
+    """Returns the routes on which to ask for a summary for this request, in the order in which to try them.
 
     The result is empty if no model is to be asked, or if there is no credential that may be sent to the
     provider of summaries.

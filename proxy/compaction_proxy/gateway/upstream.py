@@ -1,4 +1,4 @@
-"""Sends a request to the upstream, inspects the answer if needed, and relays the answer unchanged.
+"""Sends a request to the upstream, inspects the response if needed, and relays the response unchanged.
 
 The module calls the HTTP engine directly, without an `httpx.AsyncClient`, to save time on every request.
 """
@@ -54,8 +54,8 @@ class Upstream:
         base_url: The absolute base URL, to which the client's path is appended
             (`gateway.paths.join_upstream_url`).
         api_key: The proxy's own key, which replaces the client's credentials; empty to pass those on.
-        hop_mark: The mark of this installation, 16 hex digits. It is sent with each request. If a request
-            arrives with this mark, the upstream leads back to the proxy.
+        hop_mark: The id of this installation, 16 hex digits. It is sent with each request. If a request
+            arrives with this id, the upstream leads back to the proxy.
         engine: Sends the requests.
         connect_timeout_s: Seconds within which a connection must be established.
         read_timeout_s: Seconds that the upstream may be silent, before the first byte or later.
@@ -109,11 +109,11 @@ def build_request(
 
 
 class UpstreamResponse:
-    """An upstream's answer whose beginning can be inspected. The caller closes it or relays it.
+    """An upstream's response whose beginning can be inspected. The caller closes it or relays it.
 
     Args:
         response: The response of the engine.
-        upstream: The upstream that answered. If it cuts the answer, its monitor reports that. None reports
+        upstream: The upstream that answered. If it cuts the response, its monitor reports that. None reports
             nothing.
 
     Attributes:
@@ -132,7 +132,7 @@ class UpstreamResponse:
     async def peek(self, limit_bytes: int) -> bytes:
         """Returns the beginning of the body: at least `limit_bytes`, or the whole body if it is shorter.
 
-        Later calls of `read` still return these bytes. If the answer is cut, `read` raises the error, but
+        Later calls of `read` still return these bytes. If the response is cut, `read` raises the error, but
         this method does not.
         """
         size = sum(map(len, self._seen))
@@ -180,14 +180,14 @@ class UpstreamResponse:
 
     @property
     def is_cut(self) -> bool:
-        """Whether one of the peek methods has found that the answer was cut."""
+        """Whether one of the peek methods has found that the response was cut."""
         return self._cut is not None
 
     async def read(self) -> bytes:
-        """Returns the next chunk of the body, unchanged; empty at the end. Chunks seen before come first.
+        """Returns the next chunk of the body, unchanged; empty at the end. Peeked chunks come first.
 
         Raises:
-            httpx.TransportError: If the answer was cut.
+            httpx.TransportError: If the response was cut.
         """
         if self._seen:
             return self._seen.popleft()
@@ -208,7 +208,7 @@ class UpstreamResponse:
 
 
 async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResponse:
-    """Sends a request, and waits for status and headers of the answer. Reports a failure of the upstream.
+    """Sends a request, and waits for status and headers of the response. Reports a failure of the upstream.
 
     Raises:
         OverloadedError: If the system has no resources for another connection. Nothing was sent.
@@ -230,7 +230,7 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
 
 
 def _build_error(upstream: Upstream, error: httpx.TransportError) -> OverloadedError | UpstreamError:
-    """Reports to the monitor that no answer came, and builds the error for the client."""
+    """Reports to the monitor that no response came, and builds the error for the client."""
     cause = upstream.monitor.record_missing_answer(upstream.origin, error)
     if cause == OUT_OF_SOCKETS:
         return OverloadedError(RETRY_AFTER_S)
@@ -253,13 +253,13 @@ async def relay_response(
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     tap: Callable[[bytes], None] | None = None,
 ) -> bool:
-    """Relays an answer to the client as it arrives, and closes it.
+    """Relays a response to the client as it arrives, and closes it.
 
-    Returns whether the answer was complete. If the upstream cuts the answer, the response to the client is
-    left without its end, and the server closes the client's connection.
+    Returns whether the response was complete. If the upstream cuts the response, the response to the client
+    is left without its end, and the server closes the client's connection.
 
     Args:
-        answer: The answer that `send_request` returned.
+        answer: The response that `send_request` returned.
         send: The client's ASGI send channel.
         extra_headers: Our own header fields, appended to the upstream's.
         tap: Called with each chunk after the chunk was sent. A failure of the tap is only logged.
@@ -287,7 +287,8 @@ async def _relay_chunks(
     """Relays a body without its last chunk, and returns that chunk.
 
     The caller sends the last chunk together with the end of the response. The last chunk is recognised by
-    `length`, the declared length in bytes. If it is None, the whole body is relayed and the result is empty.
+    `length`, the declared length in bytes. If `length` is None, the whole body is relayed and the result is
+    empty.
     """
     while chunk := await answer.read():
         if length is not None:
@@ -337,7 +338,7 @@ def build_upstreams(
     Args:
         config: The configuration.
         engine: Sends the requests.
-        hop_mark: The mark of this installation (see `Upstream`).
+        hop_mark: The id of this installation (see `Upstream`).
         monitor: Reports failures of the upstreams.
     """
     upstreams: dict[str, Upstream] = {}

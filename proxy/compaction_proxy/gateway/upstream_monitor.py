@@ -23,7 +23,7 @@ FailureListener = Callable[[str, str], None]
 
 _log = structlog.get_logger()
 
-# Causes of errors that occurred before an answer came. The first row whose type matches the error decides.
+# Causes of errors that occurred before a response came. The first row whose type matches the error decides.
 _BEFORE_AN_ANSWER: tuple[tuple[type[httpx.TransportError], str], ...] = (
     (httpx.ConnectTimeout, causes.CONNECT_TIMEOUT),
     (httpx.TimeoutException, causes.ANSWER_TIMEOUT),
@@ -44,11 +44,11 @@ _CONNECT_ERRNOS = {
 
 
 def find_cause(error: httpx.TransportError, *, has_head: bool = False) -> str:
-    """Returns the cause of an error of the engine, in the words of `core.upstream_failure`.
+    """Returns the cause of an error of the engine, one of the causes in `core.upstream_failure`.
 
     Args:
         error: The error that the engine raised.
-        has_head: Whether status and headers of the answer had arrived before the error.
+        has_head: Whether status and headers of the response had arrived before the error.
     """
     if has_head:
         is_timeout = isinstance(error, httpx.TimeoutException)
@@ -78,17 +78,17 @@ class UpstreamMonitor:
     """Reports failures of all upstreams of a process.
 
     A target is the origin of an upstream. Each pair of target and cause is logged at most once a minute. A
-    target is failing if its last answer was missing or had status 5xx. When it gives another answer, one log
-    line reports the recovery. After a successful request, callers need to call the monitor only if
-    `failure_counts` is not empty.
+    target is failing if its last response was missing or had status 5xx. When a failing target responds with
+    another status, one log line reports the recovery. After a successful request, callers need to call the
+    monitor only if `failure_counts` is not empty.
 
     Args:
-        on_error: Receives every failure, and every other answer with an error status, for the metrics.
+        on_error: Receives every failure, and every other response with an error status, for the metrics.
         on_failure: Receives failures only (`core.upstream_failure.is_failure_status`), for the statistics.
         clock: Returns monotonic seconds.
 
     Attributes:
-        failure_counts: For each failing target, the number of its latest answers in a row that were missing
+        failure_counts: For each failing target, the number of its latest responses in a row that were missing
             or had status 5xx.
     """
 
@@ -106,7 +106,7 @@ class UpstreamMonitor:
         self.failure_counts: dict[str, int] = {}
 
     def record_missing_answer(self, target: str, error: httpx.TransportError) -> str:
-        """Reports that no answer came. Returns the cause.
+        """Reports that no response came. Returns the cause.
 
         If the cause lies in this machine (`LOCAL_CAUSES`), the target does not become a failing one.
         """
@@ -115,11 +115,11 @@ class UpstreamMonitor:
         return cause
 
     def record_invalid_status(self, target: str) -> None:
-        """Reports that an answer had an invalid status."""
+        """Reports that a response had an invalid status."""
         self._record_failure(target, causes.INVALID_ANSWER, is_failing=True)
 
     def record_cut(self, target: str, error: httpx.TransportError) -> None:
-        """Reports that an answer was cut after its head had arrived."""
+        """Reports that a response was cut after its head had arrived."""
         self._record_failure(target, find_cause(error, has_head=True))
 
     def record_status(self, target: str, status: int) -> None:

@@ -21,7 +21,8 @@ MIN_RATIO, MAX_RATIO = 0.3, 4.0  # a ratio outside this range has another cause 
 _SLOWEST = 0.05  # smallest weight of a new observation in the averages
 _TRUSTED_AFTER = 3  # after this many observations, the effect of an outlier is limited
 _FAR = 4.0  # an observation is an outlier if it is more than this many deviations from the mean
-# The smallest deviation in this comparison. Without it, any change after equal counts would be an outlier.
+# The test for outliers uses at least this deviation. Otherwise, after a series of equal counts, any other
+# count would be an outlier.
 _LEAST_DEVIATION = 0.01
 _WIDEST = 2.6  # log(MAX_RATIO / MIN_RATIO): no learned mean or deviation is larger
 _SIGMA = 1.25  # a standard deviation is this many mean absolute deviations (normal distribution)
@@ -36,8 +37,8 @@ _FAMILIES: tuple[tuple[str, float, float], ...] = (
     (r"gpt|^o\d|llama|kimi|glm", 1.0, 0.02),
 )
 # Ratio and deviation for a model that matches no pattern. Most such names are aliases of models of the
-# families above, and 1.07 is in the middle of their ratios. Before the first observation, one sigma is added.
-# This makes 1.2, the highest ratio apart from that of the newest Claude.
+# families above, and 1.07 is in the middle of their ratios. Before the first observation, predictions add one
+# sigma. The sum is 1.2, the highest ratio of any family apart from the newest Claude.
 _UNKNOWN = (1.07, 0.092)
 _CLAUDE_OLD = (1.15, 0.05)
 _CLAUDE_NEW = (1.45, 0.05)  # Claude 4.7 and later versions have a new vocabulary
@@ -58,7 +59,7 @@ class Calibration:
     Attributes:
         mean: Moving average of log(actual / estimate).
         deviation: Moving average of the absolute distance of log(actual / estimate) from the mean.
-        observations: Number of answers from which the calibration was learned.
+        observations: Number of responses from which the calibration was learned.
     """
 
     mean: float
@@ -82,11 +83,11 @@ class Calibration:
 
         Args:
             estimate: Our uncalibrated count of the forwarded request, in tokens.
-            actual: `usage.prompt_tokens` of the answer, cached tokens included.
+            actual: `usage.prompt_tokens` of the response, cached tokens included.
 
         Returns:
-            The new calibration. The same object if `actual` is below `MIN_USAGE_TOKENS`, or if the ratio is
-            not between `MIN_RATIO` and `MAX_RATIO`.
+            The new calibration. Returns this object unchanged if `actual` is below `MIN_USAGE_TOKENS`, or if
+            the ratio is not between `MIN_RATIO` and `MAX_RATIO`.
         """
         if estimate <= 0 or actual < MIN_USAGE_TOKENS or not MIN_RATIO <= actual / estimate <= MAX_RATIO:
             return self
@@ -126,8 +127,8 @@ class Calibration:
         """Restores the calibration that `to_dict` wrote.
 
         Raises:
-            KeyError: A number is missing.
-            ValueError: A number is outside the range that `to_dict` can write.
+            KeyError: If a number is missing.
+            ValueError: If a number is outside the range that `to_dict` can write.
         """
         record = cls(float(stored["mean"]), float(stored["deviation"]), int(stored["observations"]))
         possible = abs(record.mean) <= _WIDEST and 0 <= record.deviation <= _WIDEST

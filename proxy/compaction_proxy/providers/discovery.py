@@ -1,6 +1,6 @@
 """Asks an upstream for a model's context window over HTTP, within limits of time and bytes.
 
-An upstream that does not answer in a known format leaves the window unknown; that is no error.
+If an upstream does not respond in a known format, the window stays unknown, and no error is raised.
 """
 
 import asyncio
@@ -87,7 +87,11 @@ def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
 
 
 def _find_entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]]:
-    """Returns the parts of a response that describe the model: its entries in a list, or the response."""
+    """Returns the parts of a response that describe the model.
+
+    If the response contains a list of models, these are the entries of the list with the model's name.
+    Otherwise it is the whole response.
+    """
     listed = page.get("data") if "data" in page else page.get("models")
     if isinstance(listed, Mapping):
         return [listed]
@@ -95,7 +99,7 @@ def _find_entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]
         return [page]
     entries = [_as_mapping(entry) for entry in listed[:_MAX_MODELS]]
     named = [entry for entry in entries if model in _get_names(entry)]
-    # A server with a single model serves it under any name, as llama.cpp does.
+    # llama.cpp, whose entries have the member `meta`, serves its single model under any name.
     return named or (entries if len(entries) == 1 and "meta" in entries[0] else [])
 
 

@@ -41,7 +41,7 @@ from compaction_proxy.support.lru import BoundedDict
 REFUSED_SHARE = 0.9
 
 
-class LearnedLimits(NamedTuple):  # one is built per answer; a dataclass takes four times as long
+class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes four times as long
     """Limits that were learned for one model at one upstream.
 
     Fields that end in `_until` are times in seconds since the epoch.
@@ -154,15 +154,19 @@ class LearnedLimits(NamedTuple):  # one is built per answer; a dataclass takes f
         return known._replace(refused_estimate=0, refused_until=0.0)
 
     def get_base_window(self, model: str) -> int:
-        """Returns the discovered or else the shipped context window, in tokens.
+        """Returns the discovered context window, or else the shipped one, in tokens.
 
-        An accepted request that exceeds it raises it.
+        If the upstream has accepted a larger request, returns the size of that request.
         """
         return max(self.discovered_window or get_known_window(model), self.accepted_tokens)
 
 
 def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> LearnedLimits:
-    """Returns the record that joins what two replicas have learned and that has not expired at `now`."""
+    """Merges the limits that two replicas have learned.
+
+    Drops context windows from errors, and refused and accepted sizes, if they have expired at `now` (seconds
+    since the epoch).
+    """
     calibration = max(ours.calibration, theirs.calibration, key=lambda each: each.observations)
     newer = max(ours, theirs, key=lambda each: each.accepted_until)
     accepted, since = newer.accepted_tokens if newer.accepted_until > now else 0, newer.accepted_until
@@ -186,7 +190,7 @@ def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> Lear
 
 
 def _add_sizes(limits: LearnedLimits, parts: Sequence[LearnedLimits], now: float) -> LearnedLimits:
-    """Adds the refused and accepted sizes of the records `parts`, in the order of their expiry."""
+    """Adds the refused and accepted sizes of the records in `parts`, in the order of their expiry."""
     sizes = [(each.refused_until, False, each.refused_estimate) for each in parts]
     sizes += [(each.accepted_estimate_until, True, each.accepted_estimate) for each in parts]
     for until, is_accepted, estimate in sorted(sizes):
@@ -219,7 +223,7 @@ def from_fields(fields: Mapping[str, Any]) -> LearnedLimits:
     """Restores the record that `to_fields` wrote in this version or an earlier one.
 
     Raises:
-        KeyError, ValueError, TypeError, OverflowError: The fields are not such a record.
+        KeyError, ValueError, TypeError, OverflowError: If the fields are not such a record.
     """
     return LearnedLimits(
         Calibration.from_dict(fields["calibration"]),
@@ -248,7 +252,7 @@ LIMITS_TTL_S = 86_400.0
 MAX_MODELS = 4_096
 # A calibration is stored again when its mean (a logarithm) differs from the stored one by this much.
 SAVE_STEP = 0.02
-# Shortest time between two writes of a calibration, in seconds. At first, every answer changes it.
+# Shortest time between two writes of a calibration, in seconds. At first, every response changes it.
 SAVE_INTERVAL_S = 5.0
 # The drift is the logarithm of a factor: the upstream's count of the first request after a compaction,
 # divided by our prediction (`learn_post_compaction_factor`). `DRIFT_WEIGHT` is the weight of one compaction
@@ -257,15 +261,16 @@ DRIFT_WEIGHT = 0.5
 MAX_DRIFT = 0.15
 # Interval at which the stored record, to which other replicas write, is read again, in seconds.
 REFRESH_INTERVAL_S = 10.0
-# Number of conversations whose last answer is remembered, for `judge_answer`.
+# Number of conversations whose last response is remembered, for `judge_answer`.
 MAX_THREADS = 4_096
-# Lifetime of an inferred window and of a refused or accepted size, in seconds. After it, requests are no
-# longer made smaller, so that the next large one shows whether the limit still holds.
+# Lifetime of an inferred window and of a refused or accepted size, in seconds. After this time, requests are
+# no longer made smaller, so that the next large request shows whether the limit still holds.
 INFERRED_TTL_S = 3_600.0
-# Number of answers with low token counts that are remembered for each model, for `infer_window`.
+# Number of responses with low token counts that are remembered for each model, for `infer_window`.
 MAX_LOW_COUNTS = 8
 
-# Each fact that expires, the field with the time of its expiry, and its value from then on.
+# For each field that expires: its name, the name of the field with its time of expiry, and its value after
+# that time.
 _EXPIRING_FIELDS = (
     ("window", "window_until", None),
     ("discovered_window", "asked_until", None),
@@ -309,8 +314,8 @@ class _KnownModel:
         read_at: When the stored record was last read.
         stored_mean: The mean of the stored calibration; infinite if none is stored.
         saved_at: When a calibration was last stored.
-        largest_count: The largest token count of all answers.
-        low_answers: The newest answers with low token counts.
+        largest_count: The largest number of prompt tokens that a response has reported.
+        low_answers: The newest requests with low token counts.
     """
 
     limits: LearnedLimits
@@ -408,7 +413,7 @@ class ModelLimits:
     ) -> None:
         """Learns a context window that an error named or a silent truncation showed.
 
-        Of several such windows, the smallest is kept.
+        The smallest of several such windows is kept.
 
         Args:
             tenant: Tenant of the request.
@@ -420,7 +425,8 @@ class ModelLimits:
         known = await self.get(tenant, origin, model)
         smaller = min(window, known.window or window)
         known = known._replace(window=smaller, window_until=self._now() + ttl_s)
-        # If a larger request was accepted before, the upstream now accepts less.
+        # The upstream has accepted a larger request before. It now accepts less, so that size no longer
+        # counts.
         if known.accepted_tokens > smaller:
             known = known._replace(accepted_tokens=smaller, accepted_until=self._now() + LIMITS_TTL_S)
         await self._remember_and_save(model_limits_key(tenant, origin, model), model, known)
@@ -501,7 +507,7 @@ class ModelLimits:
     async def learn_token_count(
         self, tenant: str, origin: str, model: str, estimate: int, actual: int
     ) -> None:
-        """Updates the calibration with a request's estimate and the count that its answer's usage reports."""
+        """Updates the calibration with our estimate of a request and the upstream's token count."""
         key = model_limits_key(tenant, origin, model)
         await self._update_calibration(key, model, await self._get_by_key(key, model), estimate, actual)
 
@@ -528,7 +534,7 @@ class ModelLimits:
         find_mentioned_numbers: Callable[[], Container[int]],
         is_window_configured: bool = False,
     ) -> bool:
-        """Learns from the usage of an answer. Returns whether the upstream truncates requests silently.
+        """Learns from the usage in a response. Returns whether the upstream truncates requests silently.
 
         A single low count is not enough for the result True (see `silent_truncation.infer_window`).
 
@@ -536,9 +542,9 @@ class ModelLimits:
             tenant: Tenant of the request.
             origin: Origin of the upstream.
             model: Model that answered.
-            answer: Token counts of the request and its answer.
-            thread: Root or id of the conversation, to find its previous answer. None if there is neither, or
-                if the conversation's requests do not continue each other.
+            answer: Token counts of the request and its response.
+            thread: Root or id of the conversation, to find its previous response. None if there is neither,
+                or if the conversation's requests do not continue each other.
             find_mentioned_numbers: Returns the numbers in the request's text. A low count, or an inferred
                 window, that is among them is ignored. Called only if the count is low.
             is_window_configured: Whether the window is configured. If so, no window is learned here, because
@@ -572,9 +578,10 @@ class ModelLimits:
     def start_discovery(
         self, tenant: str, origin: str, model: str, discover_window: Callable[[], Awaitable[int | None]]
     ) -> None:
-        """Starts a background task that asks the upstream for its context window, once a day.
+        """Starts a background task that asks the upstream for its context window.
 
-        Does nothing for a model that this process has not looked up yet (`get`).
+        Does nothing if the upstream was asked within the last day, or if this process has not looked up the
+        model yet (`get`).
         """
         key = model_limits_key(tenant, origin, model)
         entry = self._known.get(key)
@@ -588,9 +595,9 @@ class ModelLimits:
     def _replace_last_answer(
         self, key: str, thread: str | bytes | None, answer: AnsweredRequest
     ) -> AnsweredRequest | None:
-        """Stores an answer as the last one of its conversation. Returns the previous one, or None.
+        """Stores an answered request as the last one of its conversation. Returns the previous one, or None.
 
-        If both report the same token count, the older answer stays stored. The next request is then compared
+        If both have the same token count, the older request stays stored. The next request is then compared
         with the first one that had this count, so that small steps of growth add up.
         """
         if thread is None:
@@ -626,12 +633,12 @@ class ModelLimits:
         await self._remember_and_save(key, model, discovered)
 
     def _refresh_in_background(self, key: str, model: str) -> None:
-        """Starts a background read of the stored record if the last read is old enough."""
+        """Starts a background read of the stored record, unless the last read is recent."""
         if key not in self._known or self._clock() - self._known[key].read_at >= REFRESH_INTERVAL_S:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key, model))
 
     async def _load_from_store(self, key: str, model: str) -> None:
-        """Merges the stored record into the one in memory. If the read fails, the latter stays unchanged."""
+        """Merges the stored record into the one in memory. If the read fails, changes nothing."""
         [fields] = await self._records.get_many([key], bypass_cache=True)
         limits = theirs = _parse_stored(fields, model)
         if key in self._known:  # looked up after the wait, in which the process may have learned more
@@ -680,7 +687,7 @@ def _build_unknown(model: str) -> LearnedLimits:
 
 
 def _parse_stored(fields: Fields | None, model: str) -> LearnedLimits:
-    """Restores a stored record. Returns the limits of an unknown model if there is none or it is damaged."""
+    """Restores a stored record. Returns the limits of an unknown model if it is missing or damaged."""
     with suppress(KeyError, ValueError, TypeError, OverflowError):
         if fields is not None:
             return from_fields(fields)

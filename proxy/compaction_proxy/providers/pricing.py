@@ -19,9 +19,10 @@ from compaction_proxy.core.model_names import normalize_model_name
 
 # Number of cached prices. Each belongs to a model, an origin and a period.
 MAX_CACHED_PRICES = 1_024
-# Of a longer name, only the last characters are looked up and cached, because clients choose the names.
+# Only the last characters of a longer name are looked up and cached, because clients choose the names.
 MAX_NAME_CHARACTERS = 200
-# Period within which a price stays the same, in seconds. Some prices of the table change daily at half past.
+# Period within which a price stays the same, in seconds. Some prices of the table change every day at a half
+# hour.
 PRICE_PERIOD_S = 1_800
 
 # Endings of host names that do not exist on the internet.
@@ -33,7 +34,7 @@ _COMPACT_DATE = re.compile(r"-(20[0-9]{6})(?=[-:]|$)")
 # A condition on a name in lower case: an operator and a text, such as `^gpt-4o-`, or a list of conditions
 # that must all hold.
 _NameRule: TypeAlias = str | list["_NameRule"]
-# `re` caches compiled patterns, within limits.
+# Maps operators to functions. Patterns need not be compiled here, because `re` caches compiled patterns.
 _OPERATORS: Mapping[str, Callable[[str, str], object]] = {
     "=": operator.eq,
     "^": str.startswith,
@@ -69,7 +70,7 @@ class _Provider(NamedTuple):
     Attributes:
         address_pattern: Pattern of the addresses of its API.
         maker_rules: Rules for the names of the models that it makes.
-        searched_ids: Ids of the providers among whose models a name is looked up, its own first.
+        searched_ids: Ids of the providers whose models are searched for a name, this provider's own id first.
         prices_by_name: Prices by model name.
         price_rules: Rules for further names, with the prices. The first match counts.
     """
@@ -85,7 +86,7 @@ class PriceTable(NamedTuple):
     """The shipped table of prices.
 
     Attributes:
-        source: Name and version of the library from which the prices are.
+        source: Name and version of the library that the prices come from.
         providers: The providers by id, in the order in which they are tried.
     """
 
@@ -95,7 +96,7 @@ class PriceTable(NamedTuple):
 
 @cache
 def load_price_table() -> PriceTable:
-    """Loads the shipped table, when a price is first looked up. `tools/refresh_prices.py` writes its file."""
+    """Loads the shipped table once per process. `tools/refresh_prices.py` writes the file of the table."""
     table = json.loads(files("compaction_proxy").joinpath("data", "prices.json").read_text("utf-8"))
     return PriceTable(
         table["source"],
@@ -116,7 +117,8 @@ def load_price_table() -> PriceTable:
 def find_shipped_price(model: str, origin: str, at: float) -> ModelPrice | None:
     """Returns the price of a model from the shipped table; None if the table has no price for it.
 
-    The result is cached, so the arguments must be bounded: see `PriceBook.get_price`.
+    The results are cached, so the caller must limit the number of different arguments, as
+    `PriceBook.get_price` does.
 
     Args:
         model: Model name as clients give it.
@@ -153,7 +155,10 @@ def _find_prices(model: str, origin: str) -> list[_DatedPrice]:
 
 
 def _search_models(provider: _Provider, name: str) -> list[_DatedPrice]:
-    """Returns the prices of the first model that a name matches, as it is or with hyphens in its date."""
+    """Returns the prices of the first model that matches a name.
+
+    Tries the name as it is, and then with hyphens in its date.
+    """
     providers = load_price_table().providers
     for spelling in dict.fromkeys((name, _COMPACT_DATE.sub(_add_hyphens, name))):
         for searched in map(providers.__getitem__, provider.searched_ids):

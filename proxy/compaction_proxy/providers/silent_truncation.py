@@ -1,9 +1,9 @@
 """Detects that an upstream silently read only a part of a request.
 
-Ollama, for example, removes the beginning of a request that is too long, and answers with status 200. Only
-the token count in the answer's usage shows this. If the counts stay the same while the requests grow, the
+Ollama, for example, removes the beginning of a request that is too long, and responds with status 200. Only
+the token count in the response's usage shows this. If the counts stay the same while the requests grow, the
 counts equal the context window. A single low count proves nothing: a text of one repeated letter has far
-fewer tokens than estimated, and an answer from a cache reports the count of another request.
+fewer tokens than estimated, and a response from a cache reports the count of another request.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ LOW_COUNT_SHARE = 0.6
 # If the estimate grows by more than this factor between two requests of a conversation, but the count stays
 # the same, the count is low or doubtful.
 GROWTH_FACTOR = 1.1
-# If the count has grown by at least this share of the growth of the estimate since the previous request, a
-# low count is believed: the upstream has read the whole request.
+# A low count is accepted as correct if it has grown since the previous request by at least this share of the
+# estimate's growth: the upstream has then read the whole request.
 COUNT_GROWTH_SHARE = 0.5
 # To infer a window, at least `MIN_LOW_COUNTS` requests of different sizes with low counts are needed. Their
 # counts may differ from the newest count by at most the factor `COUNT_SPREAD`. The largest request must
@@ -25,7 +25,7 @@ COUNT_GROWTH_SHARE = 0.5
 MIN_LOW_COUNTS = 3
 COUNT_SPREAD = 1.15
 SIZE_SPREAD = 1.3
-# Requests with fewer tokens count as read in full, because no model has so small a context window.
+# Requests with fewer tokens are assumed to be read in full, because no model has so small a context window.
 MIN_JUDGED_TOKENS = 2_000
 TRUSTED_AFTER = 3  # number of observations after which the calibration is trusted
 
@@ -53,15 +53,15 @@ class AnsweredRequest(NamedTuple):
 def judge_answer(
     answer: AnsweredRequest, previous: AnsweredRequest | None, calibration: Calibration
 ) -> Verdict:
-    """Judges by the token count of an answer whether the upstream read the whole request.
+    """Decides from the token count in a response whether the upstream read the whole request.
 
-    The caller must not learn anything from a `doubtful` answer. From `low` answers it may learn only the
+    From a `doubtful` request, the caller must not learn anything. From `low` requests it may learn only the
     window that `infer_window` returns.
 
     Args:
         answer: The answered request.
         previous: Previous request of the same conversation to the same model; None if unknown.
-        calibration: Calibration of the model before this answer.
+        calibration: Calibration of the model before this request.
     """
     size = calibration.predict_tokens(answer.estimate)
     if size < MIN_JUDGED_TOKENS or answer.prompt < MIN_USAGE_TOKENS:
@@ -83,9 +83,9 @@ def infer_window(low_answers: Sequence[AnsweredRequest], largest_count_tokens: i
     """Returns the context window to which the upstream truncates, in tokens; None if the counts show none.
 
     Args:
-        low_answers: Answers with low counts, the newest last.
-        largest_count_tokens: Largest count of all answers of the model so far, in tokens. The result is never
-            smaller.
+        low_answers: Answered requests with low counts, the newest last.
+        largest_count_tokens: Largest count of all requests to the model so far, in tokens. The result is
+            never smaller.
     """
     if not low_answers:
         return None

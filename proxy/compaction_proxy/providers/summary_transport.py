@@ -1,4 +1,4 @@
-"""Calls the summary model over HTTP, on any wire. The answer is small and never streamed."""
+"""Calls the summary model over HTTP, on any wire. The response is small and never streamed."""
 
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
@@ -11,10 +11,11 @@ from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.summary_call import SummaryCallFormat, find_refused_member
 
-# Largest answer that is read, in bytes. A summary has a few thousand tokens, so a longer answer is not one.
+# Largest response that is read, in bytes. A summary has a few thousand tokens, so a longer response is no
+# summary.
 MAX_ANSWER_BYTES = 1_048_576
 # Number of attempts for a summary. A provider may refuse several members of the request, or several values of
-# the reasoning effort, but name only one of them in each error. Each attempt leaves out one more.
+# the reasoning effort, but name only one of them in each error. Each attempt leaves out one more of them.
 MAX_ATTEMPTS = 6
 # Number of pairs of URL and model whose refused members are remembered. Clients can choose models and the
 # query parts of URLs, so the number must have a limit.
@@ -31,10 +32,10 @@ class HttpSummaryModel:
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """Requests one summary. Members that this provider has refused are left out of all later requests.
+        """Requests one summary. Leaves out members that this URL has refused for this model before.
 
         Raises:
-            SummaryError: The provider cannot be reached or gives no usable answer.
+            SummaryError: If the provider cannot be reached or gives no usable response.
         """
         key, call_format = (call.url, call.model), WIRES[call.wire].summary_call_format
         for _ in range(MAX_ATTEMPTS):
@@ -74,10 +75,10 @@ class HttpSummaryModel:
 
 
 async def _read_body(response: httpx.Response) -> bytes:
-    """Reads and decompresses the body.
+    """Reads and decompresses the body of a response.
 
     Raises:
-        SummaryError: The body is too large or cannot be decompressed. The reason is `garbage` for a
+        SummaryError: If the body is too large or cannot be decompressed. The reason is `garbage` for a
             successful response, and `http-` with the status for an error response.
     """
     encoding = response.headers.get("content-encoding", "")
@@ -95,8 +96,9 @@ def _parse_answer(body: bytes, asking: SummaryCallFormat) -> SummaryAnswer:
     """Parses the body of a response with a success status.
 
     Raises:
-        SummaryError: `overflow`: the body is an error about a request that is too long, which some providers
-            send with status 200. `garbage`: the body is not an answer.
+        SummaryError: With the reason `overflow` if the body is an error about a request that is too long,
+            which some providers send with status 200. With the reason `garbage` if the body is not a valid
+            response.
     """
     overflow = parse_overflow(httpx.codes.OK, body)
     if overflow is not None:

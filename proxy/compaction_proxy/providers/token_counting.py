@@ -1,11 +1,11 @@
 """Counts the tokens of a request without delaying other requests.
 
 Short texts are counted at once on the event loop. Longer texts are counted in a small pool of threads. Each
-request gets a thread only for a short turn at a time, so that several requests alternate. The event loop
-keeps running meanwhile, because a tokenizer releases the interpreter lock.
+request gets a thread only for a short time (a turn) and then waits for its next turn, so that several
+requests alternate. The event loop keeps running meanwhile, because a tokenizer releases the interpreter lock.
 
-A text longer than `SLICE_CHARACTERS` is cut into slices, which are counted separately. Of very long requests,
-only a sample of the slices is counted, and the other slices are estimated from it.
+A text longer than `SLICE_CHARACTERS` is cut into slices, which are counted separately. If a request is very
+long, only a sample of its slices is counted, and the other slices are estimated from it.
 """
 
 import asyncio
@@ -18,12 +18,13 @@ from compaction_proxy.core.message import Span
 from compaction_proxy.providers.types import TokenCounter
 
 SLICE_CHARACTERS = 64 * 1024
-# Number of characters of a request that are counted, which takes five seconds at worst. The tokens of the
-# rest are extrapolated.
+# Maximum number of characters of a request that are counted, which takes five seconds at worst. The tokens of
+# the rest are extrapolated.
 BUDGET_CHARACTERS = 8 * 1024 * 1024
 _SEEK_CHARACTERS = 1024  # a slice ends at a space if there is one in this many characters before its limit
-# The length of every slice except the last is a multiple of this number of characters. So `CharacterCounter`,
-# which counts ⌈characters / 4⌉ tokens, counts as many in all slices together as in the whole text.
+# The length of every slice except the last is a multiple of this number of characters. For this reason,
+# `CharacterCounter`, which counts ⌈characters / 4⌉ tokens, gives the same total for the slices as for the
+# whole text.
 _GRID = 4
 
 
@@ -54,9 +55,10 @@ def iter_slices(text: str, limit: int = SLICE_CHARACTERS) -> Iterator[Span]:
 def sample_slices(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iterator[int]:
     """Yields the indices of the slices to count. They have at most `budget` characters in total.
 
-    If not all slices fit the budget, the chance of a slice to be chosen is in proportion to its size, so that
-    neither short nor long slices bias the result. (Systematic sampling: there is a mark every `step`
-    characters, and the slices that contain a mark are chosen.) No slice may be larger than the budget.
+    If not all slices fit the budget, the probability that a slice is chosen is proportional to its size, so
+    that neither short nor long slices bias the result. (Systematic sampling: of each `step` characters, the
+    last one is selected, and the slices that contain a selected character are chosen.) No slice may be larger
+    than the budget.
 
     Args:
         sizes: Number of characters of each slice.
@@ -76,7 +78,7 @@ def sample_slices(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iter
 
 
 def extrapolate_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list[int]:
-    """Returns the tokens of every slice. Those that were not counted are estimated from the counted ones.
+    """Returns the tokens of every slice. Slices that were not counted are estimated from the counted slices.
 
     Args:
         sizes: Number of characters of each slice.
@@ -99,8 +101,8 @@ INLINE_BUDGET_S = 0.001  # time after which no further text is begun on the loop
 # If the texts of a request have more characters than this in total, none is counted on the loop. They would
 # not all be counted within `INLINE_BUDGET_S`, so the request would need a thread anyway.
 MAX_INLINE_CHARACTERS = 64 * 1024
-# Length of a turn, in seconds: a request gives its thread back when the step that is running at this time
-# ends. A step counts at most `SLICE_CHARACTERS`, and takes 40 ms at worst. After each turn, the request waits
+# Length of a turn, in seconds. After this time, a request finishes its current step and gives its thread
+# back. A step counts at most `SLICE_CHARACTERS`, and takes 40 ms at worst. After each turn, the request waits
 # for the event loop. With shorter turns, it would spend too large a part of its time on waiting.
 TURN_S = 0.01
 _KNOWN_MODELS = 256
@@ -152,7 +154,7 @@ class _CountingTask:
         self._left: Iterator[list[int]] | None = None
 
     def run_turn(self, budget_s: float) -> list[int] | None:
-        """Counts for about `budget_s` seconds, but at least one step.
+        """Counts at least one step, and further steps until `budget_s` seconds have passed.
 
         Returns the tokens of each text, or None if another turn is needed to count the rest.
         """
@@ -202,7 +204,7 @@ class TokenScheduler:
         """Runs work that uses the counter, such as loading a vocabulary, in one of the counting threads.
 
         A tokenizer keeps memory for each thread that uses it (toktok 16 MB), so other threads should not use
-        it.
+        tokenizers.
         """
         await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
@@ -214,7 +216,7 @@ class TokenScheduler:
         dropped, and no other step begins.
 
         Raises:
-            RuntimeError: The scheduler is closed.
+            RuntimeError: If the scheduler is closed.
         """
         counts = self._count_inline(pieces, model)
         if len(counts) < len(pieces):
@@ -229,7 +231,7 @@ class TokenScheduler:
         """Counts texts on the event loop, from the first on, until a limit is reached.
 
         Returns the counts of the first texts. The list is empty if the texts have more than
-        `MAX_INLINE_CHARACTERS` in total, or if the model's vocabulary may not be loaded yet.
+        `MAX_INLINE_CHARACTERS` in total, or if it is not certain that the model's vocabulary is loaded.
         """
         counts: list[int] = []
         if model not in self._known or sum(map(len, pieces)) > MAX_INLINE_CHARACTERS:

@@ -36,11 +36,11 @@ class CharacterCounter:
     """
 
     def count(self, text: str, model: str) -> int:  # noqa: ARG002 - the port's signature
-        """Counts the tokens of `text`; ignores the model."""
+        """Returns ⌈characters / 4⌉ and ignores the model."""
         return -(-len(text) // 4)
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        """Counts the tokens of every text."""
+        """Returns ⌈characters / 4⌉ for every text."""
         return [self.count(text, model) for text in texts]
 
 
@@ -132,7 +132,7 @@ def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
     OpenAI's special tokens count as plain text. The only special token is our separator.
 
     Raises:
-        Exception: The file is missing or damaged, or its digest is wrong.
+        Exception: If the file is missing or damaged, or its digest is wrong.
     """
     packed = (data / f"{vocabulary.name}.tiktoken.xz").read_bytes()
     content = lzma.decompress(packed)
@@ -160,7 +160,10 @@ def count_sliced(text: str, count: Callable[[str], int]) -> int:
 
 
 def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
-    """Returns the number of token ids in each of the `runs` parts into which the id `mark` divides `ids`."""
+    """Returns the number of token ids in each part of `ids`.
+
+    The id `mark` separates the parts. There are `runs` parts.
+    """
     lengths, start = [], 0
     for _ in range(runs - 1):
         stop = ids.index(mark, start)
@@ -214,7 +217,7 @@ class TiktokenCounter:
         encoding = self._get_encoding(find_vocabulary(model))
         counts = None
         if encoding is not None and len(texts) > 1 and sum(map(len, texts)) <= SLICE_CHARACTERS:
-            # The error is reported when the text that causes it is counted alone.
+            # An error is not reported here, but when the text that causes it is counted alone.
             with suppress_and_report(lambda _: None):
                 counts = _count_together(texts, encoding)
         return counts or [self.count(text, model) for text in texts]

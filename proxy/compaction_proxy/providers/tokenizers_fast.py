@@ -29,7 +29,7 @@ from compaction_proxy.support.fail_open import suppress_and_report
 
 GOLDEN_COUNTS_PATH = DATA_FOLDER / "golden_counts.json"
 PACKAGE = "toktok-rs"
-# Number of threads that toktok uses per call. One, because the caller itself runs calls in several threads.
+# Number of threads that toktok uses per call. More are not needed, because several threads call toktok.
 _THREADS = 1
 
 
@@ -51,7 +51,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GoldenText:
-    """A text and tiktoken's count of its o200k_base tokens."""
+    """A text and the number of its o200k_base tokens that tiktoken counts."""
 
     text: str
     tokens: int
@@ -72,7 +72,7 @@ def load_tokenizer() -> Tokenizer:
     """Loads toktok's tokenizer for o200k_base. Takes about 0.4 s and 50 MB, once per process.
 
     Raises:
-        Exception: The package is missing or broken, or is a version that does not work here.
+        Exception: If the package is missing or broken, or is a version that does not work here.
     """
     tokenizer: Tokenizer = import_module("toktok")._encoding(O200K.name)  # noqa: SLF001 - meant for this use
     return tokenizer
@@ -96,7 +96,7 @@ def check_counts(tokenizer: Tokenizer, golden_texts: Sequence[GoldenText]) -> No
     """Checks that toktok gives the known counts, for each text alone and for all texts in one call.
 
     Raises:
-        ValueError: A count differs, or `golden_texts` is empty.
+        ValueError: If a count differs, or `golden_texts` is empty.
     """
     together = _count_batch(tokenizer, [each.text for each in golden_texts])
     for number, (each, counted) in enumerate(zip(golden_texts, together, strict=True)):
@@ -156,7 +156,7 @@ class ToktokCounter:
         if tokenizer is None:
             return self._otherwise.count_each(texts, model)
         if max(map(len, texts), default=0) <= SLICE_CHARACTERS:
-            # The error is reported when the text that causes it is counted alone.
+            # An error is not reported here, but when the text that causes it is counted alone.
             with suppress_and_report(lambda _: None):
                 return _count_batch(tokenizer, texts)
         return [self.count(text, model) for text in texts]
@@ -176,7 +176,7 @@ class ToktokCounter:
     def _count_or_estimate(self, tokenizer: Tokenizer, text: str) -> int:
         """Counts with toktok. If toktok fails, estimates by the length of the text.
 
-        tiktoken is no alternative here, because its vocabulary may have to be loaded, which blocks the loop.
+        tiktoken is not used instead, because its vocabulary may have to be loaded, which blocks the loop.
         """
 
         def report_failure(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Protocols of what provides token counts, context windows, prices and summaries."""
+"""Protocols for the sources of token counts, context windows, prices and summaries."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -17,8 +17,8 @@ class TokenCounter(Protocol):
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
         """Counts the tokens of each text, with the same results as `count`.
 
-        It takes the interpreter lock less often than one call of `count` per text, so other threads delay it
-        less.
+        Acquires the interpreter lock less often than one call of `count` per text, and so waits less often
+        for other threads.
         """
         ...
 
@@ -32,7 +32,7 @@ class SummaryModel(Protocol):
         The caller enforces the deadline.
 
         Raises:
-            SummaryError: The model cannot be reached or gives no usable answer. The `reason` is one of
+            SummaryError: If the model cannot be reached or gives no usable response. The `reason` is one of
                 `http-NNN`, `overflow`, `unknown-model`, `unreachable`, `garbage`. With `http-NNN`, the error
                 may say after how many seconds to try again (`retry_after_s`).
         """

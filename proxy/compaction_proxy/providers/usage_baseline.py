@@ -39,7 +39,7 @@ class UsageBaseline:
         length: Number of these messages.
         key: Digest of the upstream's origin, the model and the checkpoint in force (`build_baseline_key`).
         estimate: Our uncalibrated count of the forwarded request, in tokens.
-        actual: `usage.prompt_tokens` of the answer, cached tokens included.
+        actual: `usage.prompt_tokens` of the response, cached tokens included.
     """
 
     prefix: bytes
@@ -67,7 +67,7 @@ def build_baseline(prefixes: Sequence[bytes], key: bytes, estimate: int, actual:
         prefixes: Prefix digests of the request, up to each of the client's messages that are not fixed.
         key: Key of the request (`build_baseline_key`).
         estimate: Our uncalibrated count of the forwarded request, in tokens.
-        actual: `usage.prompt_tokens` of the answer, cached tokens included.
+        actual: `usage.prompt_tokens` of the response, cached tokens included.
     """
     if not prefixes or estimate <= 0 or actual < MIN_USAGE_TOKENS:
         return None
@@ -87,7 +87,7 @@ def select_deepest_baseline(
 ) -> UsageBaseline | None:
     """Returns the anchor with the most messages that matches a request (`matches_request`), or None.
 
-    Of anchors with equally many messages, the last one is returned.
+    If several anchors have the most messages, the last of them is returned.
     """
     deepest: UsageBaseline | None = None
     for anchor in reversed(baselines):
@@ -114,8 +114,8 @@ def predict_tokens(baseline: UsageBaseline, estimate: int, calibration: Calibrat
 def predict_upper_bound(baseline: UsageBaseline, estimate: int, calibration: Calibration) -> int:
     """Predicts an upper bound of the provider's count of a request, in tokens, rounded up.
 
-    It is computed like `predict_tokens`, but the difference is multiplied by `DIFFERENCE_MARGIN` if tokens
-    were added, and divided by it if tokens were removed.
+    The bound is computed like `predict_tokens`, but the difference is multiplied by `DIFFERENCE_MARGIN` if
+    tokens were added, and divided by it if tokens were removed.
     """
     return _predict_with_margin(baseline, estimate, calibration, DIFFERENCE_MARGIN)
 
@@ -152,8 +152,9 @@ def _parse_baseline(fields: Any) -> UsageBaseline | None:  # noqa: ANN401 - any 
     return baseline if min(baseline.length, baseline.estimate, baseline.actual) > 0 else None
 
 
-# Number of roots whose anchors are kept in memory, and number of anchors that are kept for each root.
+# Number of roots whose anchors are kept in memory.
 MAX_ROOTS = 4_000
+# Number of anchors that are kept for each root.
 ANCHORS_PER_ROOT = 6
 # Lifetime of anchors, in seconds. They expire because a provider may change its way of counting.
 BASELINE_TTL_S = 86_400.0
@@ -170,7 +171,7 @@ def _merge_baselines(
 ) -> tuple[UsageBaseline, ...]:
     """Returns the newest `ANCHORS_PER_ROOT` of all anchors, the newest last.
 
-    Of anchors with the same prefix and key, only the newest is returned.
+    If several anchors have the same prefix and key, only the newest of them is returned.
     """
     merged: dict[tuple[bytes, bytes], UsageBaseline] = {}
     for anchor in (*older, *newer):

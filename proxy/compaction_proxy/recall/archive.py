@@ -44,7 +44,7 @@ class RemovedMessage:
 
 
 class ArchivePieceInfo(NamedTuple):
-    """The name and size of one piece of an archive. The content of the piece is a record of its own.
+    """The name and size of one piece of an archive. The content of the piece is a separate record.
 
     Attributes:
         name: Digest of the piece's content, 64 hex digits. It is part of the piece's store key.
@@ -97,7 +97,7 @@ class ArchivedRound:
 
 
 def parse_archived_round(fields: Fields) -> ArchivedRound | None:
-    """Returns the compaction of an archive record or of a line in a list of archives.
+    """Parses the compaction from an archive record, or from a line in a list of archives.
 
     Returns None if the fields are incomplete or invalid.
     """
@@ -174,10 +174,11 @@ MAX_MESSAGE_CHARACTERS = 256 * 1024
 # Maximum number of messages in one archive. If there are more, the newest are kept.
 MAX_MESSAGES = 10_000
 MAX_ROLE_CHARACTERS = 64
-# Maximum number of messages in one stretch. Longer stretches compress better. But a branch of a conversation
-# can only share whole stretches with it, so with longer stretches it would store more messages again.
+# Maximum number of messages in one stretch. Longer stretches compress better. But a conversation that
+# branches off another one can share only whole stretches with it. With longer stretches, it would have to
+# store more of the shared messages again.
 STRETCH_MESSAGES = 32
-# A text of at least this many characters becomes a piece of its own.
+# A text of at least this many characters becomes a separate piece.
 PIECE_CHARACTERS = 8 * 1024
 OMISSION_NOTE = "\n[… {} characters left out …]\n"
 
@@ -208,7 +209,11 @@ def format_message_text(message: Message) -> str:
 
 
 def shorten_text(text: str, limit: int) -> str:
-    """Returns the text, or `limit` characters from its beginning and end with a note between them."""
+    """Returns a text unchanged if it has at most `limit` characters.
+
+    Otherwise returns `limit` characters, half of them from the beginning and half from the end, with a note
+    between the halves. The note does not count towards the limit.
+    """
     if len(text) <= limit:
         return text
     head = limit - limit // 2
@@ -232,7 +237,10 @@ def compute_cut_size(sizes: Sequence[int], limit: int) -> int:
 
 
 def shorten_texts(texts: Sequence[str], limit: int) -> list[str]:
-    """Shortens the longest texts of a record until they have at most `limit` characters together."""
+    """Shortens the longest texts of a record until all texts together have at most `limit` characters.
+
+    No text keeps more than `MAX_MESSAGE_CHARACTERS`.
+    """
     size = compute_cut_size([min(len(text), MAX_MESSAGE_CHARACTERS) for text in texts], limit)
     return [shorten_text(text, min(size, MAX_MESSAGE_CHARACTERS)) for text in texts]
 
@@ -259,7 +267,7 @@ def build_archive(
     Args:
         tenant: The tenant that owns the conversation.
         root: The root under which the checkpoint is stored.
-        archived_round: The compaction.
+        archived_round: The compaction to which the archive belongs.
         messages: The messages that this compaction replaces and no earlier compaction has archived, in order.
         ttl_s: Seconds for which the archive is kept.
     """
@@ -325,8 +333,8 @@ def _build_stretch_row(message: RemovedMessage, texts: dict[ArchivePieceInfo, Fi
     return [message.id, message.index, message.role, text, message.turn]
 
 
-# Maximum number of pieces that one call reads from a store, and maximum bytes of text in them. The store must
-# return them before the deadline of the call.
+# Maximum number of pieces that one call reads from a store, and maximum bytes of text in them. Larger calls
+# might exceed the time limit of the store.
 RECORDS_AT_ONCE = 32
 BYTES_AT_ONCE = 1_000_000
 # Maximum number of archive records that one call reads. It is small because archive records that earlier
@@ -379,7 +387,7 @@ def _batch_pieces(pieces: Iterable[tuple[bytes, ArchivePieceInfo]]) -> Iterator[
 
 
 class ArchiveReader:
-    """Reads archives. No method raises if the store fails: what cannot be read counts as missing.
+    """Reads archives. If the store fails, no method raises: records that cannot be read count as missing.
 
     Args:
         records: The store of the archives.
@@ -394,7 +402,7 @@ class ArchiveReader:
         return [parse_archive_contents(fields) if fields else None for fields in found]
 
     async def read_messages(self, tenant: str, refs: Sequence[ArchiveRef]) -> list[RecalledMessage]:
-        """Returns the messages of these archives, in their order. Skips missing archives and pieces."""
+        """Returns the messages of archives, in the order of `refs`. Skips missing archives and pieces."""
         archives = await self._read_records(tenant, refs)
         present = [
             (place, fields, parse_archive_contents(fields))
@@ -423,9 +431,11 @@ class ArchiveReader:
     async def read_pieces(
         self, tenant: str, pieces: Iterable[tuple[bytes, ArchivePieceInfo]]
     ) -> dict[tuple[bytes, str], Fields]:
-        """Returns the contents of pieces, by root and name. Each piece is given with its root.
+        """Returns the fields of pieces, by root and name. Leaves out missing pieces.
 
-        Missing pieces are left out.
+        Args:
+            tenant: The tenant that owns the archives.
+            pieces: The pieces, each with the root of its archive.
         """
         found: dict[tuple[bytes, str], Fields] = {}
         for portion in _batch_pieces(pieces):

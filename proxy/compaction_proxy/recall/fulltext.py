@@ -69,7 +69,7 @@ class TextIndexBuilder(Protocol):
         This takes seconds for many megabytes. Call it in a thread.
 
         Raises:
-            SearchUnavailableError: This installation cannot search.
+            SearchUnavailableError: If this installation cannot search.
         """
         ...
 
@@ -77,9 +77,9 @@ class TextIndexBuilder(Protocol):
 # Maximum characters of a row. A longer text is cut after white space if possible, otherwise after a separator
 # (such as a hyphen), otherwise inside a word.
 ROW_CHARACTERS = 2_000
-# Maximum number of indexed terms that are read as candidates for the forms of a word or for a prefix, and
-# maximum number of letters by which a form of a word may be longer than the root of the word.
+# Maximum number of indexed terms that are read as candidates for the forms of a word or for a prefix.
 MAX_FORMS = 1_024
+# Maximum number of letters by which a form of a word may be longer than the root of the word.
 MAX_ENDING_CHARACTERS = 9
 # Bytes that SQLite needs for a database in memory in addition to its pages, measured over 2,000 databases.
 _DATABASE_BYTES = 64 * 1024
@@ -125,7 +125,7 @@ class SqliteTextIndexBuilder:
         """Builds an index of texts. Any thread may call it.
 
         Raises:
-            SearchUnavailableError: SQLite was built without FTS5.
+            SearchUnavailableError: If SQLite was built without FTS5.
         """
         if not is_fts5_available():
             raise SearchUnavailableError("no-full-text", FTS5_MISSING)
@@ -216,7 +216,8 @@ class SqliteTextIndex:
     def _score_words(self, parsed_query: ParsedQuery, scores: RowScorer) -> dict[str, tuple[str, float]]:
         """Adds the scores of the query's words and prefixes to `scores`.
 
-        Returns, for each indexed term that matches one of them, the root or prefix and its weight.
+        Returns a pair for each indexed term that matches a word or prefix of the query: the word's root or
+        the prefix, and its weight.
         """
         words_by_root = {self._ranking.find_root(word): word for word in reversed(parsed_query.words)}
         groups = [(of, self._find_word_forms(word, of)) for of, word in words_by_root.items()]
@@ -233,9 +234,9 @@ class SqliteTextIndex:
 
     def _find_word_forms(self, word: str, word_root: str) -> set[str]:
         """Returns the indexed terms that are forms of a word, and the word itself."""
-        # All regular forms of a word begin with its root. But the last letter of the root may differ if it is
-        # e (the stemmer may have added it), i (it may have been a y) or l (as in -ility). The search for
-        # candidates leaves out such a last letter.
+        # All regular forms of a word begin with its root, except perhaps for the last letter of the root.
+        # This letter may be an e that the stemmer has added, an i that was a y, or an l (as in -ility). The
+        # search for candidates therefore leaves out a last letter e, i or l.
         shared = word_root[:-1] if len(word_root) > 2 and word_root[-1] in "eil" else word_root
         longest = len(word_root) + MAX_ENDING_CHARACTERS
         candidates = [term for term in self._find_terms_by_prefix(shared) if len(term) <= longest]

@@ -84,7 +84,8 @@ class MessageIndex:
         task = asyncio.create_task(self._search_in_thread(query, padded_limit))
         self._search_tasks.add(task)
         task.add_done_callback(self._on_search_done)
-        # If the caller stops waiting, the thread goes on, and the next search uses the index that it builds.
+        # If the caller stops waiting, the thread continues, and the next search uses the index that it
+        # builds.
         hits = await asyncio.shield(task)
         return [(each, hit) for hit in hits if (each := self._messages[hit.document_index]) is not None][
             :limit
@@ -119,9 +120,9 @@ class MessageIndex:
 
 
 def _order_messages(messages: Iterable[RecalledMessage]) -> list[RecalledMessage | None]:
-    """Returns the messages by conversation and index, each once, with None between two conversations.
+    """Sorts messages by conversation and index, and puts None between two conversations.
 
-    If several archives contain a message, the first copy is used.
+    If several archives contain the same message, keeps the first copy.
     """
     first: dict[str, RecalledMessage] = {}
     for each in messages:
@@ -169,7 +170,10 @@ class SearchIndexCache:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def get_or_load(self, tenant: str, refs: Iterable[ArchiveRef]) -> MessageIndex:
-        """Returns the index of these archives. If several contain a message, uses the copy in the first."""
+        """Returns the index of these archives. Builds it if the cache has none or only an old one.
+
+        If several archives contain the same message, the index contains the copy of the first archive.
+        """
         key = (tenant, tuple(refs))
         index = self._indexes.get(key)
         if index is not None and index.created_at + MAX_AGE_S > self._clock():

@@ -28,8 +28,9 @@ class RankingParameters:
     """The parameters of the ranking.
 
     Attributes:
-        saturation: BM25's k1. The higher it is, the more further repetitions of a word count.
-        length_weight: BM25's b: how much a row's length reduces its word counts, from 0 (not at all) to 1.
+        saturation: BM25's k1. With a higher value, each repetition of a word adds more to the score.
+        length_weight: BM25's b: how much a row's length reduces its word counts, from 0 (not at all) to 1
+            (in proportion to the length).
         neighbour_weights: Factors for the word counts of the neighbouring rows at distance 1, 2 and so on.
         find_root: Returns the root of a word, which is the same for all forms of the word.
         stop_words: Words of a query that are ignored if the query has other words.
@@ -69,9 +70,13 @@ class RowScorer:
             self._sums[row] += max_score * count / (count + self._ranking.saturation)
 
     def add_code(self, rows: Sequence[int], term_count: int) -> None:
-        """Adds the score of a name of `term_count` terms to `rows`, the rows that contain the whole name.
+        """Adds the score of a code, a name that consists of several terms, such as an identifier.
 
-        Because of it, these rows rank before rows that contain only the single terms of the name.
+        The score is high enough that a row with the whole name ranks before a row with only its single terms.
+
+        Args:
+            rows: The rows that contain the whole name.
+            term_count: Number of terms of the name.
         """
         max_score = self.compute_word_weight(len(rows)) * (self._ranking.saturation + 1) * term_count
         self._max_score += max_score

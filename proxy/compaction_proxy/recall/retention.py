@@ -38,9 +38,9 @@ _MAX_LINES = 2 * MAX_TENANT_ARCHIVES
 # A store cannot delete a single record. To delete a record, it is overwritten with an empty record, which
 # expires after this many seconds.
 _TOMBSTONE_TTL_S = 1.0
-# Shortest time between two checks of a tenant's limit by one process, in seconds, and maximum number of
-# tenants for which the process keeps the time of the next check.
+# Shortest time between two checks of a tenant's limit by one process, in seconds.
 TENANT_CHECK_INTERVAL_S = 60.0
+# Maximum number of tenants for which a process keeps the time of the next check.
 _MAX_TENANTS = 1_000
 # Lifetime of the lease with which one process deletes archives of a tenant, in seconds. After that, another
 # process may begin.
@@ -90,7 +90,7 @@ def _get_line_key(line: Fields) -> tuple[object, object, object]:
 
 
 def _list_present_archives(lines: Iterable[Fields]) -> list[ListedArchive]:
-    """Returns the archives in the lines of a tenant's list that are not deleted, oldest first."""
+    """Returns the archives that a tenant's list contains and does not report as deleted, oldest first."""
     found: dict[tuple[object, object, object], ListedArchive] = {}
     for line in lines:
         deleted_kind = line.get("gone")
@@ -191,7 +191,7 @@ class ArchiveRetention:
         ]
 
     async def list_root_archives(self, tenant: str, root: bytes) -> list[ListedArchive]:
-        """Returns the archives under a root, oldest first. Some of them may be deleted."""
+        """Returns the archives in the list of a root, oldest first. The list may contain deleted archives."""
         lines = await self._records.read_tail(root_archives_key(tenant, root), MAX_ARCHIVES)
         return [held for line in lines if (held := _parse_line(line, root.hex())) is not None]
 

@@ -3,8 +3,8 @@
 The details are the removed messages, the prompts of the summary calls, and the visible messages: those that
 the conversation's model got in the request after the compaction. The removed messages are in the archive of
 the compaction. The prompts and the visible messages are in the detail record, which is committed with the
-compaction's checkpoint. The detail record has the same size limit as an archive. Neither of them contains
-fixed messages.
+compaction's checkpoint. The detail record has the same size limit as an archive record. Neither the archive
+nor the detail record contains fixed messages.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Searches messages that compactions have removed from one conversation or from all of a tenant.
+"""Searches messages that compactions have removed, in one conversation or in all conversations of a tenant.
 
 Conversations with the same beginning share the archives under their root. A search of one conversation must
 not return messages of the others. It therefore returns only messages that compactions of this conversation
@@ -18,9 +18,11 @@ from compaction_proxy.telemetry.event_history import EventHistory
 
 MAX_HITS = 100
 SNIPPET_CHARACTERS = 300
-# Only words (runs without white space) with more characters than this may be cut at the ends of a snippet.
+# A word (a run without white space) that is cut by an end of the snippet is left out if it has at most this
+# number of characters. A longer word stays, although it is cut.
 _WORD_CHARACTERS = 24
-# The text before the match is at most the length of the snippet divided by this number.
+# The text before the match takes the length of the snippet divided by this number, unless the match is close
+# to the beginning or the end of the text.
 _LEAD_SHARE = 3
 # Maximum bytes of text, and maximum number of archives, that one search of all conversations of a tenant
 # reads. It reads the newest archives.
@@ -99,7 +101,10 @@ def _build_hit(recalled: RecalledMessage, found: TextMatch, characters: int) -> 
 
 
 def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
-    """Returns the newest archives, newest first, up to `SEARCHED_ARCHIVES` and `SEARCHED_BYTES`."""
+    """Returns the newest archives, newest first, up to `SEARCHED_ARCHIVES` and `SEARCHED_BYTES`.
+
+    Returns the newest archive even if it alone exceeds the limit.
+    """
     remaining_bytes = SEARCHED_BYTES
     places: list[ArchiveRef] = []
     for each in sorted(archives, key=lambda each: each.ref.round.made_at, reverse=True)[:SEARCHED_ARCHIVES]:
@@ -111,7 +116,7 @@ def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
 
 
 class ArchiveSearch:
-    """Searches archives. No method raises because the store fails or because of the text of a query.
+    """Searches archives. No method raises an error if the store fails, or for any text of a query.
 
     Args:
         records: The store of the archives.
@@ -161,7 +166,7 @@ class ArchiveSearch:
             snippet_characters: Maximum characters of a snippet.
 
         Raises:
-            SearchUnavailableError: This installation cannot search.
+            SearchUnavailableError: If this installation cannot search.
         """
         most = max(0, min(limit, MAX_HITS))
         if not query.strip() or not most:
@@ -169,8 +174,9 @@ class ArchiveSearch:
         places = await self._find_archives(tenant, conversation, known_ids)
         index = await self._index_cache.get_or_load(tenant, places)
         is_allowed = _build_access_filter(conversation, known_ids)
-        # Messages of other conversations may rank before those that the caller may see. So if there are any,
-        # the search returns all matches, which are then filtered.
+        # Messages of other conversations may rank before messages that the caller may see. If the index
+        # contains other conversations, the search therefore returns all matches, and the filter below selects
+        # from them.
         search_limit = (
             len(index) if conversation and any(map(_build_foreign_filter(conversation), places)) else most
         )
@@ -198,7 +204,7 @@ class ArchiveSearch:
         return found if found is not None and _build_access_filter(conversation, known_ids)(found) else None
 
     async def list_removed_messages(self, tenant: str, conversation: str) -> list[RecalledMessage]:
-        """Returns all archived messages that this conversation's compactions have removed, by index."""
+        """Returns all archived messages that this conversation's compactions removed, ordered by index."""
         found: dict[str, RecalledMessage] = {}
         for each in await self._archive_reader.read_messages(
             tenant, await self._find_archives(tenant, conversation, _NO_KNOWN_IDS)

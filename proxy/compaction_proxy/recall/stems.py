@@ -1,7 +1,7 @@
 """Stems English words with Porter's stemmer (the library snowballstemmer) and a table of irregular forms.
 
 Two words count as forms of one word if their stems are equal. A stem need not be a word. The stemmer knows
-only English endings. A word with characters other than a to z, or with less than three letters, is its own
+only English endings. A word with characters other than a to z, or with fewer than three letters, is its own
 stem.
 """
 
@@ -47,7 +47,7 @@ def stem_word(word: str) -> str:
     """Returns the stem of a word, which must be in lower case."""
     if not _LETTERS.fullmatch(word):
         return word
-    # A stemmer keeps the word in its attributes, and several threads search, so each call has its own.
+    # A stemmer keeps the word in its attributes, and several threads search, so each call creates a stemmer.
     stem: str = resolve_name(_STEMMER)("porter").stemWord(word)
     return stem
 

@@ -1,10 +1,10 @@
 """Splits texts into the terms of an index, and parses queries.
 
-A term is a run of letters, digits and marks between two separators, in lower case and without accents. Terms
-are not stemmed, so that a search can also find an exact text. The search decides which terms are forms of one
-word (`recall.stems`). A name in camel case gives a term for the whole name and one for each of its pieces. A
-number with thousands separators gives a term without the separators. Text in a script without spaces between
-words gives a term for each pair of neighbouring characters.
+A term is a run of letters, digits and Unicode marks between two separators, in lower case and without
+accents. Terms are not stemmed, so that a search can also find an exact text. The search decides which terms
+are forms of one word (`recall.stems`). A name in camel case gives a term for the whole name and one for each
+of its pieces. A number with thousands separators gives a term without the separators. Text in a script
+without spaces between words gives a term for each pair of neighbouring characters.
 """
 
 import re
@@ -36,8 +36,8 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
 )
-# Marks that occur inside words but are not letters: accents, points of Hebrew and Arabic, vowels of Indian
-# scripts, and marks above and below the letters of the scripts in `_UNSPACED`.
+# Unicode marks that occur inside words but are not letters: accents, points of Hebrew and Arabic, vowels of
+# Indian scripts, and marks above and below the letters of the scripts in `_UNSPACED`.
 _MARKS = (
     "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0903\u093a-\u0963\u0981-\u0983\u09bc-\u0a03"
     "\u0a3c-\u0dff\u0e31-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ecd\u102b-\u103e\u17b6-\u17d3"
@@ -92,8 +92,8 @@ class ParsedQuery:
         words: Terms by which results are ranked, each once. Stop words are included only if the query has no
             other words and no prefixes.
         prefixes: Beginnings of terms, from words of the query that end with `*`.
-        codes: Chunks of the query that identify one thing, such as paths, ids, versions and amounts. Each is
-            a sequence of terms.
+        codes: Chunks (runs without white space) that identify one thing, such as paths, ids, versions and
+            amounts. Each is a sequence of terms.
         phrases: Texts that every result must contain. Case and the kind of white space do not matter.
     """
 
@@ -136,7 +136,8 @@ def fold_case(run: str) -> str:
 def _split_run(run: str) -> tuple[str, ...]:
     """Returns the terms of a run of letters and digits.
 
-    For a name in camel case, these are its pieces and the whole name. Otherwise it is the run as one term.
+    A name in camel case gives its pieces and the whole name. A number with thousands separators gives one
+    term without the separators. Any other run is one term.
     """
     if run[0].isdigit() and "," in run:
         return (run.replace(",", "")[:MAX_TERM_CHARACTERS],)
@@ -152,8 +153,8 @@ def _split_run(run: str) -> tuple[str, ...]:
 def _split_unspaced(run: str, start: int) -> Iterator[Term]:
     """Yields the terms of a run that contains characters of scripts without spaces.
 
-    In such a script, each character and the one after it give a term, and so does the last character alone.
-    The other parts of the run are split by `_split_run`. `start` is the offset of the run.
+    In such a script, each character gives a term together with the next character. The last character gives a
+    term of its own. The other parts of the run are split by `_split_run`. `start` is the offset of the run.
     """
     for match in _UNSPACED_RUN.finditer(run):
         part, at = match[0], start + match.start()

@@ -1,7 +1,7 @@
 """Answers calls of the search tool, with which a model or an agent searches removed messages.
 
-Every answer is text for a model. No method raises an error if the store fails or if the arguments of the call
-are wrong. In these cases the answer says what is wrong and what to do.
+Every result is text for a model. No method raises an error if the store fails or if the arguments of a call
+are wrong. In these cases the result says what is wrong and what to do.
 """
 
 import json
@@ -26,7 +26,7 @@ Scope = Literal["conversation", "tenant"]
 
 MAX_HITS: Final = 20
 MAX_QUERY_CHARACTERS: Final = 1_000
-# Maximum characters of all snippets in one answer together. About 2,000 tokens have this many characters.
+# Maximum characters of all snippets in one result together. About 2,000 tokens have this many characters.
 _MAX_SNIPPETS_CHARACTERS: Final = 5_000
 # Maximum characters of a call's arguments. Longer arguments count as unusable.
 _MAX_ARGUMENTS_CHARACTERS: Final = 64_000
@@ -42,7 +42,7 @@ SEARCH_UNAVAILABLE_TEXT: Final = "What was removed cannot be searched by this in
 
 
 class RecallContext(NamedTuple):
-    """The caller of the tool and what it may search.
+    """Identifies the caller of the tool, and says which messages the caller may search.
 
     Attributes:
         tenant: The tenant whose conversations the caller may search.
@@ -64,7 +64,7 @@ class RecallTool:
     Args:
         archive_search: Searches the archives.
         count: Returns the number of tokens of a text. It gets at most a few thousand characters.
-        is_store_reachable: Returns whether the store answers. It must return at once.
+        is_store_reachable: Returns whether the store is reachable. It must return without waiting.
         on_search: Called for each search with `RecallContext.source` and the outcome (`found` or `nothing`).
     """
 

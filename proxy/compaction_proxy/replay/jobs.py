@@ -70,7 +70,7 @@ def parse_job(raw: bytes) -> ReplayJob:
             have `model`, `strategies`, `trigger_tokens`, `target_tokens` and `window`.
 
     Raises:
-        RequestRefusedError: The body is invalid (400).
+        RequestRefusedError: With status 400 if the body is invalid.
     """
     try:
         values = {name: raw[place.start : place.stop] for name, place in find_members(raw).items()}
@@ -135,9 +135,10 @@ class ReplayJobRunner:
         """Returns the results as JSON values (`replay.runner.ReplayResult.to_fields`), one for each strategy.
 
         Raises:
-            RequestRefusedError: The conversation is invalid (400) or unknown (404), too little of it is
-                stored (409), the rehearsal takes too long (413), or too many others are running (429).
-            ReplayFailedError: The subprocess ended without an answer.
+            RequestRefusedError: With status 400 if the conversation is invalid, and 404 if it is unknown.
+                With status 409 if too little of it is stored. With status 413 if the rehearsal takes too
+                long. With status 429 if too many others are running.
+            ReplayFailedError: If the subprocess ended with an error or without a valid result.
         """
         if self._slots.locked():
             raise RequestRefusedError(429, BUSY_MESSAGE, "busy")
@@ -186,10 +187,10 @@ class ReplayJobRunner:
 
 
 def _parse_output(stdout: bytes, stderr: bytes) -> Mapping[str, Any]:
-    """Parses the answer of a process that ended without an error.
+    """Parses the output of a process that ended without an error.
 
     Raises:
-        ReplayFailedError: The output is not an answer.
+        ReplayFailedError: If the output is neither a list of results nor an error message.
     """
     try:
         output = json.loads(stdout)

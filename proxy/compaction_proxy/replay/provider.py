@@ -1,8 +1,9 @@
 """Simulates a provider that counts the tokens of prompts, keeps a prompt cache and writes summaries by rules.
 
-It counts tokens as OpenAI does: the texts of each message plus a fixed number of tokens for each message. Its
-cache holds the beginning of a prompt if an earlier prompt had the same model, tools and first messages. The
-cache serves whole blocks of 128 tokens, and nothing if the beginning has fewer than 1,024 tokens.
+The provider counts tokens as OpenAI does: the texts of each message plus a fixed number of tokens for each
+message. Its cache holds the beginning of a prompt if an earlier prompt had the same model, tools and first
+messages. The cache serves whole blocks of 128 tokens, and nothing if the beginning has fewer than 1,024
+tokens.
 
 Summaries are extracts of realistic size. The same input always gives the same text.
 """
@@ -26,7 +27,7 @@ from compaction_proxy.wires.json.values import encode_json
 
 JsonObject = dict[str, Any]
 
-FRAME_TOKENS = 3  # added for every message, and once more for the answer
+FRAME_TOKENS = 3  # added for every message, and once more for the reply
 PART_TOKENS = 85  # counted for a content part that is not text; OpenAI counts this for a small image
 CACHE_MINIMUM_TOKENS = 1024  # OpenAI caches the beginning of a prompt if it has at least this many tokens
 CACHE_BLOCK_TOKENS = 128  # the number of cached tokens is rounded down to a multiple of this
@@ -72,7 +73,7 @@ class SimulatedProvider:
         return self._counter.count(text, model) if text else 0
 
     def count_answer_tokens(self, raw: bytes, model: str) -> int:
-        """Counts the tokens of an answer; `raw` is its message as JSON, or empty if there is no answer."""
+        """Counts the tokens of a reply. `raw` is its message as JSON; empty if there is no reply."""
         return self._count_message(raw, model) - FRAME_TOKENS if raw else 0
 
     def count_prompt_tokens(self, prompt: ProviderPrompt) -> int:
@@ -190,7 +191,7 @@ class ExtractiveSummaryModel:
         """Writes a summary.
 
         Raises:
-            SummaryError: The reason is `garbage`: the call cannot be encoded as a request.
+            SummaryError: With the reason `garbage` if the call cannot be encoded as a request.
         """
         provider, calls = self.provider, self.calls
         try:
@@ -216,7 +217,7 @@ def write_summary(raw_messages: Sequence[bytes], max_tokens: int, count: Callabl
     call, the transcripts in the last message are summarised, or the message itself if it has none.
 
     A prompt may ask for a text for each of several runs of messages. Then each run gets its own extract below
-    a line with its number. If the prompt names sections, the extract stands in the first one.
+    a line with its number. If the prompt names sections, the extract is the content of the first section.
 
     Args:
         raw_messages: The messages of the call, as JSON.

@@ -1,4 +1,4 @@
-"""Parses recorded conversations, and finds the requests with which the client sent them."""
+"""Parses recorded conversations, and finds out which requests the client sent."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,14 +10,14 @@ from typing import Any
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.wires.json.values import encode_json
 
-# Limits in bytes for a file and for one request in a file. The proxy has the same limit for the requests of
-# its clients.
+# Limits in bytes for a file and for one request in a file. The limit for a request equals the default limit
+# for the requests of the proxy's clients.
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
 # Members of a request, besides model and messages, that are part of the prompt or limit the output, for which
 # room is reserved in the context window.
 SHAPING_MEMBERS = ("tools", "functions", "response_format", "max_tokens", "max_completion_tokens")
-# Roles of messages with which a request may end. An assistant message after such a message is the answer to a
+# Roles of messages with which a request may end. An assistant message after such a message is the reply to a
 # request.
 _ASKING = frozenset({"user", "tool", "function"})
 # Types of content blocks that only Anthropic's Messages wire has. A recording with such a block is refused,
@@ -46,7 +46,7 @@ class Recording:
     members: Mapping[str, bytes] = field(repr=False)
 
     def get_answer(self, length: int) -> bytes:
-        """Returns the answer to the request with `length` messages; empty if it was not recorded."""
+        """Returns the reply to the request with `length` messages; empty if the reply was not recorded."""
         return self.messages[length] if length < len(self.messages) else b""
 
     def build_body(self, length: int, model: str) -> bytes:
@@ -60,7 +60,7 @@ def parse_recording(value: object, name: str) -> Recording:
     """Parses a conversation from a JSON value: a request body, or a list of messages.
 
     Raises:
-        RequestRefusedError: The value is not a conversation of the Chat Completions wire.
+        RequestRefusedError: If the value is not a conversation of the Chat Completions wire.
     """
     body: Mapping[str, Any] = value if isinstance(value, dict) else {"messages": value}
     messages = body.get("messages")
@@ -88,8 +88,8 @@ def read_recordings(path: Path) -> Iterator[Recording]:
     The file holds a request body or an array of messages as JSON, or one of these in each line.
 
     Raises:
-        RequestRefusedError: The file cannot be read, is not a regular file or is too large, or one of its
-            lines is not a conversation.
+        RequestRefusedError: If the file cannot be read, is not a regular file or is too large, or if one of
+            its lines is not a conversation.
     """
     try:
         status = path.stat()

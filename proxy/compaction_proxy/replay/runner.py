@@ -1,7 +1,7 @@
 """Replays a conversation: gives each of its requests to the compactor, in the order in which they were sent.
 
 The compactor is the same as in the proxy, but no model is called. A simulated provider only counts tokens,
-and code writes the summaries by fixed rules. The proxy does some work in the background after an answer. A
+and code writes the summaries by fixed rules. The proxy does some work in the background after a response. A
 replay waits for this work before it replays the next request, so that the same recording always gives the
 same result. The result holds the sizes of the requests, and their costs in tokens and dollars.
 """
@@ -45,8 +45,8 @@ CACHED_SHARE = 0.1
 SUMMARY_SHARE = 0.1
 OUTPUT_SHARE = 5.0
 
-# Computes the cost of a call from the name of the model, its input tokens, those of them that the cache
-# served, and its output tokens.
+# Computes the cost of a call from the name of the model, the number of input tokens, the number of these
+# tokens that the cache served, and the number of output tokens.
 ComputeCost = Callable[[str, int, int, int], float]
 
 
@@ -75,8 +75,8 @@ class PlayedRequest:
 
     Attributes:
         point: Sizes of the request.
-        completion_tokens: Tokens of the recorded answer.
-        calls: Summary calls that were made for the request, or in the background after its answer.
+        completion_tokens: Tokens of the recorded reply.
+        calls: Summary calls that were made for the request, or in the background after its response.
         trigger: T at this request, in tokens; None if no compaction starts automatically.
         exceeds_window: Whether the request still exceeded the context window after the compactor had fitted
             it, and had to be shortened.
@@ -324,8 +324,8 @@ def _get_common_value(values: Iterable[Any]) -> Any:  # noqa: ANN401 - the type 
     return different.pop() if len(different) == 1 else None
 
 
-# Time limit for the background work after an answer, in seconds. The work normally ends soon, because it does
-# not wait for any network.
+# Time limit for the background work after a response, in seconds. The work normally ends soon, because it
+# does not wait for any network.
 BACKGROUND_TIMEOUT_S = 30.0
 
 # Called with the number of requests replayed so far, and the number of all requests to replay.
@@ -359,7 +359,7 @@ class ReplayComponents:
 
     Attributes:
         compactor: Makes requests fit. It uses `summary_model` for its summaries.
-        usage_feedback: Records the token counts of answers, from which later sizes are estimated.
+        usage_feedback: Records the token counts of responses, from which later sizes are estimated.
         summary_model: Writes summaries by rules, without a model.
         counter: Counts the tokens of texts for the simulated provider.
         config: The configuration.
@@ -401,7 +401,7 @@ async def replay_recording(
     provider = SimulatedProvider(components.counter)
     uncompacted_provider = SimulatedProvider(components.counter)
     calls = components.summary_model.start_conversation(provider)
-    # Replays share no stored data, because each has a tenant of its own.
+    # Each replay has a tenant of its own, so that replays do not share stored data.
     tenant = sha256(f"{recording.name} {strategy} {id(provider)}".encode()).hexdigest()
     reader = IncrementalReader(bytes(KEY_BYTES), CHAT)
     earlier_tasks = asyncio.all_tasks()

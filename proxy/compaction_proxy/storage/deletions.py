@@ -23,8 +23,8 @@ class DeletionFence:
 
     Attributes:
         get_start_mark: Returns the start mark of the current context, for a later `is_deleted_since`; None if
-            it has no start mark. It is the context variable's own `get`, because every request calls it and a
-            method would be slower.
+            the context has none. This attribute is the context variable's own `get`, because every request
+            calls it and a method would be slower.
     """
 
     get_start_mark = staticmethod(_start_mark.get)
@@ -34,7 +34,7 @@ class DeletionFence:
         self._count = 0
 
     def set_start_mark(self) -> None:
-        """Sets the start mark of the current context to now. Work without a start mark may write any key."""
+        """Marks the current context as begun now. Work without a start mark may write any key."""
         _start_mark.set(self._count)
 
     @contextmanager

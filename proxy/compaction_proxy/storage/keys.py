@@ -18,9 +18,9 @@ their form, replace `v1` by `v2`.
 | tenant, upstream origin and model | `model` |
 
 The root of a conversation is the prefix digest of its first four messages that are not fixed. A branch, edit
-or regeneration after these messages has the same root. It therefore shares the scope, whatever ids clients
-send, and the proxy finds a checkpoint by its prefix digest alone. The root covers four messages because many
-conversations begin with the same first message.
+or regeneration after these messages has the same root. It therefore shares the scope, even if clients send
+different ids or none, and the proxy finds a checkpoint by its prefix digest alone. The root covers four
+messages because many conversations begin with the same first message.
 """
 
 import hashlib

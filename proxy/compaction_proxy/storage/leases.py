@@ -1,9 +1,9 @@
 """Ensures that at most one process, among those of all replicas, creates a record at a time.
 
 The process that creates the record holds a lease on it. Other processes wait for the record. If the
-lease expires because its holder died or was stopped, one of them gets the lease. Each lease has a number, its
-fence, which the store checks before it writes. A former holder that continues too late therefore cannot write
-the record.
+lease expires because its holder died or was stopped, one of the waiting processes gets it. Each lease has a
+number, its fence, which the store checks before it writes. A former holder that continues too late therefore
+cannot write the record.
 """
 
 import asyncio

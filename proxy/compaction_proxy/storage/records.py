@@ -1,9 +1,9 @@
 """Reads and writes records in a store that may be slow, broken or unreachable.
 
-A store that fails is suspended. A suspended store gets only probes, and no other calls, until a probe
-succeeds (`storage.resilient`). Each process caches the records that it has recently read or written, and
-looks in its cache first. A record that could not be saved stays in the cache, and this process uses it from
-there.
+A store that fails is suspended. A suspended store gets no calls except probes, which test whether it answers,
+until a probe succeeds (`storage.resilient`). Each process caches the records that it has recently read or
+written, and looks in its cache first. A record that could not be saved stays in the cache, and this process
+uses it from there.
 
 When a store opens its file or connections for the first time, this may take longer than the deadline of a
 call, for example to recover a log or to migrate. `RecordStore.open` allows more time at start-up. If the
@@ -192,7 +192,7 @@ class RecordStore:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the store answered the last call or probe. A refusal to write also counts as an answer."""
+        """Whether the store answered the last call or probe. A refusal to write also counts as a response."""
         return self._resilient_store.is_reachable
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:

@@ -1,10 +1,10 @@
 """Calls a store behind a deadline and a circuit breaker.
 
 A store is suspended after three failures within a second, one timeout or one failed probe. A suspended store
-gets only probes, and no other calls, until a probe succeeds. If the store is dead or does not answer, only
-the calls in progress wait for it, for a fraction of a second. After that, a background task probes the store
-twice a second. Therefore no later request waits for an unreachable store, and requests use the store again
-within a second after it answers again.
+gets no calls except probes, which test whether it answers, until a probe succeeds. If the store is dead or
+does not answer, only the calls in progress wait for it, for a fraction of a second. After that, a background
+task probes the store twice a second. Therefore no later request waits for an unreachable store, and requests
+use the store again within a second after it answers again.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ class ReportThrottle(Generic[_Key]):
     def admit_report(self, key: _Key) -> int | None:
         """Decides whether to make a report of this key, and counts suppressed reports.
 
-        Returns None if the caller must suppress the report. Otherwise returns the number of reports of this
-        key that were suppressed since its last report that was made.
+        Returns None if the caller must suppress the report. Otherwise returns how many reports of this key
+        were suppressed since the previous report that was made.
         """
         quiet_until, suppressed = self._known.get(key, (0.0, 0))
         now = self._clock()
@@ -88,7 +88,7 @@ _T = TypeVar("_T")
 async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
     """Returns the result of `call` or raises its error. Cancels it after `limit_s` seconds.
 
-    It differs from `asyncio.timeout` in three ways. It returns an answer that arrived while the event loop
+    It differs from `asyncio.timeout` in three ways. It returns a result that arrived while the event loop
     was blocked, even if the loop sees it after the deadline. It does not wait for a call that does not end
     when it is cancelled. A call of several steps can make progress although the loop is often blocked,
     because the deadline lasts at least `DEADLINE_PARTS` iterations of the loop.
@@ -141,8 +141,8 @@ class ResilientStore:
 
     Attributes:
         is_in_use: Whether the store is in use; False while it is suspended.
-        is_reachable: Whether the store answered the last call or probe. A refusal to write also counts as an
-            answer.
+        is_reachable: Whether the store answered the last call or probe. A refusal to write also counts as a
+            response.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class ResilientStore:
             if error.reason not in _REFUSAL_REASONS | {RESTING_REASON}:
                 self._record_failure()
             raise
-        if self.is_in_use:  # if not, another call has failed meanwhile, perhaps after this answer
+        if self.is_in_use:  # if not, another call has failed meanwhile, perhaps after this response
             self._record_success()
         return answer
 

@@ -105,7 +105,7 @@ class Store(Protocol):
     async def delete_prefix(self, prefix: str) -> int:
         """Deletes all records and lists whose keys begin with `prefix`, and returns their number.
 
-        Also deletes, without counting them, the records that contain the tenants of these conversations
+        Also deletes, without counting them, the records that contain the tenants of deleted conversations
         (`storage.keys.derive_conversation_tenant_key`). Ends leases on keys with this prefix, so that
         work in progress cannot commit these keys again. The more keys there are, the longer a call may take.
         """

@@ -90,7 +90,7 @@ class ConversationRegistry:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def record_activity(self, tenant: str, conversation: str) -> None:
-        """Records that a conversation of this tenant is in use. Call it after each answer.
+        """Records that a conversation of this tenant is in use. Call it after each response.
 
         Writes at most once a minute for each conversation, or once a second while the store fails. Writes
         nothing for a conversation that was deleted after its request began.
@@ -154,7 +154,7 @@ class ConversationRegistry:
         """Adds a day's conversations to `found`, from the newest line back.
 
         A process adds at most one line for a conversation in `LIST_INTERVAL_S`, so the last request of a
-        conversation may be later than its line. The method therefore reads on after it has found `limit`
+        conversation may be later than its line. The method therefore continues after it has found `limit`
         conversations. It stops at the first line that is more than `LIST_INTERVAL_S` older than the line of
         the conversation found last.
         """

@@ -155,7 +155,7 @@ class LiveFeed:
         waiting.append(FeedItem(self._create_item_id(), kind, fields))
 
     def on_event(self, _tenant: str, event: Event) -> None:
-        """Publishes an event (an `event_bus.EventListener`). Ignores `MEASURED` events."""
+        """Publishes an event (an `event_history.EventListener`). Ignores `MEASURED` events."""
         if event.kind != MEASURED:
             self.publish(COMPACTION, _to_public_fields(event))
 

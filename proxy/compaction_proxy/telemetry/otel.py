@@ -183,7 +183,7 @@ class OtelTrace:
         return [*(field for field in headers if field[0].lower() not in _FIELDS), *ours]
 
     def end_request(self, exchange: Exchange, conversation: str | None) -> None:
-        """Ends all spans of the request. Call it after the answer, or when no answer will come."""
+        """Ends all spans of the request. Call it after the response, or when no response will come."""
         error = str(exchange.code or "no-answer") if exchange.has_failed or not exchange.code else ""
         _set_attributes(
             self._span,

@@ -103,8 +103,9 @@ class ExchangeCounters:
         summary_completion_tokens: Output tokens of summary calls.
         unpriced: Number of exchanges without a known price. Failed exchanges are not included.
         cost_usd: Cost of the exchanges whose price is known, in dollars. Summaries are not included.
-        gross_usd: Dollars that the same exchanges would have cost more without compaction.
-        cache_loss_usd: Dollars that the same exchanges cost more because compaction broke prompt caches.
+        gross_usd: Additional dollars that the same exchanges would have cost without compaction.
+        cache_loss_usd: Additional dollars that the same exchanges cost because compaction broke prompt
+            caches.
         summary_usd: Cost of summaries, in dollars.
         overhead: Number of exchanges per bucket of overhead (the time of an exchange without the wait for the
             upstream). There is one bucket for each upper bound in `OVERHEAD_BOUNDS_S`, which includes the

@@ -52,7 +52,7 @@ _get_latest = attrgetter(*_LATEST)
 
 
 class ExchangeEntry(NamedTuple):
-    """An exchange, its saving, and to whom it belongs.
+    """An exchange and its saving, with its tenant and conversation.
 
     Attributes:
         tenant: Tenant of the exchange.
@@ -109,12 +109,12 @@ class Totals:
         prompt_tokens: Input tokens, as the upstream counted them.
         completion_tokens: Output tokens, as the upstream counted them.
         cached_tokens: Input tokens that the upstream had cached.
-        recalls: Number of times that an answer continued after the model had searched removed messages.
+        recalls: Number of times that a response continued after the model had searched removed messages.
         rounds: Number of compactions.
         priced: Number of requests whose price is known.
         cost_usd: Cost of the requests whose price is known, in dollars. Summaries are not included.
-        gross_usd: Dollars that the same requests would have cost more without compaction.
-        cache_loss_usd: Dollars that the same requests cost more because compaction broke prompt caches.
+        gross_usd: Additional dollars that the same requests would have cost without compaction.
+        cache_loss_usd: Additional dollars that the same requests cost because compaction broke prompt caches.
         summary_usd: Cost of summaries, in dollars.
         tokens_before: Tokens of the latest request that the proxy counted, as the client sent it; None if no
             request was counted.
@@ -348,7 +348,8 @@ class UsageStore:
             for entry in sorted(waiting.entries, key=get_entry_time)
         ]
         if await self._records.overwrite(key, to_fields(totals), ttl_s=self._ttl_s) and lines:
-            # The totals are not saved if, for example, a newer version of the proxy has written the record.
+            # If the totals were not saved, no lines are written. This happens, for example, if a newer
+            # version of the proxy has written the record.
             await self._records.write(lines)
 
     def _forget_prefix(self, prefix: str) -> None:

@@ -176,7 +176,7 @@ def lower_output_limits(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
     """Returns the body with its output limits lowered to at most `max_tokens`.
 
     Thinking budgets count towards the output limit. They are lowered so that `MIN_OUTPUT_TOKENS` remain for
-    the answer, but not below `LEAST_THINKING_TOKENS`. If no token would remain for the answer, the body is
+    the reply, but not below `LEAST_THINKING_TOKENS`. If no token would remain for the reply, the body is
     returned unchanged.
     """
     limits, budgets = _find_limits(raw, wire)
@@ -237,7 +237,7 @@ def splice_messages(body: RequestBody, adapted: AdaptedMessages) -> bytes:
     """Returns the client's body with the messages and the other members that `adapted` contains."""
     raw, joined = body.raw, body.wire.join_messages(adapted.messages)
     if raw.startswith(b'"', body.messages_slice.start) and body.messages == (joined,) and not adapted.members:
-        return raw  # the body holds its only message as a string, and this message has not changed
+        return raw  # the body contains its only message as a string, and this message is unchanged
     replacements = {body.messages_slice: b"[" + joined + b"]"}
     if adapted.members:
         member_slices = find_members(raw)

@@ -287,7 +287,7 @@ def _match_wording(status: int, text: str) -> Overflow | None:
 
 
 def _has_answer(choice: object) -> bool:
-    """Returns whether an element of `choices` contains more of the model's answer than its role."""
+    """Returns whether an element of `choices` contains more of the model's reply than its role."""
     fields = as_object(choice)
     message = as_object(fields.get("delta") or fields.get("message"))
     return any(value for name, value in message.items() if name != "role")
@@ -296,7 +296,7 @@ def _has_answer(choice: object) -> bool:
 def _find_failure(payload: object) -> object:
     """Returns the payload of a response with status 200 if it reports an error; else None.
 
-    If the payload is a list, only its first element is read. A payload with a part of an answer is not an
+    If the payload is a list, only its first element is read. A payload with a part of a reply is not an
     error.
     """
     if isinstance(payload, list):
@@ -354,7 +354,7 @@ def parse_overflow(status: int, body: bytes, content_encoding: str = "") -> Over
     """Parses an error that says that a request is too large. Returns None for all other responses.
 
     Args:
-        status: The upstream's status. With 200, the body is an error only if it contains no answer.
+        status: The upstream's status. With 200, the body is an error only if it contains no reply.
         body: The whole body as sent. If it has more than 64 KiB, before or after decoding, returns None.
         content_encoding: The `content-encoding` of the body. Codings other than gzip and deflate are not
             supported; the result is then None.

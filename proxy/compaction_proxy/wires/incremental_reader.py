@@ -252,7 +252,7 @@ class IncrementalReader:
         return self._empty_hasher.copy().update(owner[0].encode() + b"\0")
 
     def _remember_result(self, owner: ConversationKey, result: ReadResult) -> RequestBody:
-        """Stores the beginning of a body. Of the beginnings that it extends, keeps only the longest."""
+        """Stores the beginning of a body. Keeps only the longest of the beginnings that it extends."""
         body, beginning = result
         if beginning is None:
             return body

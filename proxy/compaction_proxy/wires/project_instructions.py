@@ -39,7 +39,8 @@ class InstructionForm(NamedTuple):
         path_pattern: Matches the part of the text that distinguishes instructions of one kind, such as a file
             path. For the kind `ENVIRONMENT`, all matches together form the path. For other kinds, only the
             first match is used.
-        is_before_first_answer: Whether the client sends text of this form only before the first answer.
+        is_before_first_answer: Whether the client sends text of this form only before the first reply of the
+            model.
         client_reply: The assistant message that the client itself adds after the text; empty if it adds none.
     """
 
@@ -314,7 +315,7 @@ def split_off_instructions(
     Args:
         record: The message.
         client: The name of the client that sends the message.
-        is_before_first_answer: Whether no answer precedes the message.
+        is_before_first_answer: Whether no reply of the model precedes the message.
     """
     if record.role != "user" or record.answered_call_ids or not may_hold_form(record.raw, client):
         return []
@@ -409,10 +410,10 @@ def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tupl
 def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Returns the list with `instruction` cleared on messages whose text the user has probably pasted.
 
-    Here, a turn is the messages between two answers or tool results. If a turn contains instructions but no
-    other text of the user, the user has probably pasted its last message, so this message is not marked as
-    instructions any more. The mark is kept if the reply that the client itself adds follows the message
-    (`InstructionForm.client_reply`).
+    Here, a turn is the messages between two replies or tool results. If a turn contains instructions but no
+    other text of the user, the user has probably pasted the turn's last message. So the `instruction` of this
+    message is cleared. It is kept if the next message is the reply that the client itself adds after such
+    instructions (`InstructionForm.client_reply`).
     """
     unmarked = list(messages)
     start = 0

@@ -1,7 +1,7 @@
-"""Offers the search tool to the model, and joins the answers before and after calls of the tool.
+"""Offers the search tool to the model, and joins the responses before and after calls of the tool.
 
 With this tool, a model searches the messages that compactions have removed. The proxy answers the calls
-itself, and the client sees all answers of the model as one. Each wire has its own `SearchTool` and filters.
+itself, and the client sees all responses of the model as one. Each wire has its own `SearchTool` and filters.
 """
 
 import zlib
@@ -21,7 +21,7 @@ from compaction_proxy.wires.json.values import (
 )
 from compaction_proxy.wires.sse import EventSplitter
 
-# If an answer has more bytes than this, its events are not kept, and the proxy cannot continue the answer.
+# If a response has more bytes than this, its events are not kept, and the proxy cannot continue the response.
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 # Kept events are compressed whenever this many bytes have accumulated, which takes a third of a millisecond.
 BLOCK_BYTES: Final = 64 * 1024
@@ -96,10 +96,10 @@ class StreamFilter(Protocol):
         """Returns the bytes to send to the client for an event of the upstream."""
 
     def list_own_calls(self) -> Iterable[str]:
-        """Returns the arguments of each call of the search tool in the current answer."""
+        """Returns the arguments of each call of the search tool in the current response."""
 
     def end_answer(self) -> JsonObject:
-        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next answer."""
+        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next response."""
 
     def encode_error_event(self, body: bytes) -> bytes:
         """Returns the event that reports an error to the client, given the error's body on this wire."""
@@ -108,8 +108,8 @@ class StreamFilter(Protocol):
 class StreamJoiner:
     """Joins one or more upstream streams into one stream for the client. Hides calls of the search tool.
 
-    If an answer calls only the search tool, its end is not sent to the client. The client gets the upstream's
-    next answer as a continuation of this answer.
+    If a response calls only the search tool, its end is not sent to the client. The client gets the
+    upstream's next response as a continuation of this response.
 
     Args:
         open_filter: Creates a filter for the events of the wire. The filter reads the attributes of the
@@ -117,14 +117,14 @@ class StreamJoiner:
         tool_name: The name of the search tool.
 
     Attributes:
-        is_first_answer: Whether the current answer is the first one.
-        may_answer_calls: Whether the proxy may answer calls of the search tool in the current answer. If
+        is_first_answer: Whether the current response is the first one.
+        may_answer_calls: Whether the proxy may answer calls of the search tool in the current response. If
             False, these calls are only removed.
-        previous_usage: The usage of all earlier answers together.
-        usage: The part of the current answer's usage that has arrived.
-        buffered_events: Events of the current answer that are read again when the next answer starts.
-        is_continuing: Whether another answer of the upstream will continue the current answer.
-        is_done: Whether the upstream has signalled the end of the current answer.
+        previous_usage: The usage of all earlier responses together.
+        usage: The part of the current response's usage that has arrived.
+        buffered_events: Events of the current response that are read again when the next response starts.
+        is_continuing: Whether another response of the upstream will continue the current response.
+        is_done: Whether the upstream has signalled the end of the current response.
     """
 
     def __init__(self, open_filter: Callable[["StreamJoiner"], StreamFilter], tool_name: str) -> None:
@@ -140,7 +140,7 @@ class StreamJoiner:
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of bytes of the current answer that `start_next_answer` will read again."""
+        """The number of bytes of the current response that `start_next_answer` will read again."""
         return self.buffered_events.size_bytes
 
     @property
@@ -156,16 +156,16 @@ class StreamJoiner:
         return b"".join([self._filter.filter_event(event) for event in self._events.feed(chunk)])
 
     def flush_rest(self) -> bytes:
-        """Returns the last bytes for the client. Call it when the upstream's answer has ended normally."""
+        """Returns the last bytes for the client. Call it when the upstream's response has ended normally."""
         rest = self._events.flush_rest()
         return self._filter.filter_event(rest) if rest else b""
 
     def start_next_answer(self, *, may_answer_calls: bool) -> JsonObject:
-        """Prepares for the next answer. Returns the model's message for `SearchTool.build_turn`.
+        """Prepares for the next response. Returns the model's message for `SearchTool.build_turn`.
 
         Args:
-            may_answer_calls: Whether the proxy may answer calls of the search tool in the next answer, too.
-                If False, the next answer is the last one, and these calls are removed from it.
+            may_answer_calls: Whether the proxy may answer calls of the search tool in the next response, too.
+                If False, the next response is the last one, and these calls are removed from it.
         """
         message = self._filter.end_answer()
         self.previous_usage = add_usage(self.previous_usage, self.usage)
@@ -176,13 +176,13 @@ class StreamJoiner:
 
 
 class AnswerFilter(Protocol):
-    """Hides the calls of the search tool in answers of one wire that are not streams.
+    """Hides the calls of the search tool in responses of one wire that are not streams.
 
     Attributes:
-        call_marker: Bytes that every answer with a call contains.
-        envelope: Members that identify an answer, such as its id. A joined answer gets those of the first
-            answer.
-        calls: The arguments of each call of the search tool in the current answer.
+        call_marker: Bytes that every response with a call contains.
+        envelope: Members that identify a response, such as its id. A joined response gets those of the first
+            response.
+        calls: The arguments of each call of the search tool in the current response.
     """
 
     call_marker: bytes
@@ -190,27 +190,27 @@ class AnswerFilter(Protocol):
     calls: tuple[str, ...]
 
     def read_answer(self, payload: JsonObject) -> bool:
-        """Reads the next answer, and returns whether the payload is an answer of the model."""
+        """Reads the next response, and returns whether the payload is a response of the model."""
 
     def may_continue(self) -> bool:
-        """Returns whether the answer is complete and calls no tool of the client."""
+        """Returns whether the response is complete and calls no tool of the client."""
 
     def keep_answer(self) -> JsonObject:
-        """Stores the visible content of an answer that will be continued. Returns the model's message."""
+        """Stores the visible content of a response that will be continued. Returns the model's message."""
 
     def complete_answer(self) -> None:
-        """Removes the calls of the tool from the last answer, and adds the content of earlier answers."""
+        """Removes the calls of the tool from the last response, and adds the content of earlier responses."""
 
 
 class AnswerJoiner:
-    """Joins one or more upstream answers that are not streams, and hides the calls of the search tool.
+    """Joins one or more upstream responses that are not streams, and hides the calls of the search tool.
 
     Args:
         open_filter: Creates a filter of the wire, given the name of the search tool.
         tool_name: The name of the search tool.
 
     Attributes:
-        message: The message of the latest answer for which `join_answer` returned None. Pass it to
+        message: The message of the latest response for which `join_answer` returned None. Pass it to
             `SearchTool.build_turn`.
     """
 
@@ -229,13 +229,13 @@ class AnswerJoiner:
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
         """Returns the body for the client, or None if the proxy must first answer calls of the search tool.
 
-        If the first answer has no calls of the tool, `body` itself is returned. The result is empty if a
-        later answer is not JSON.
+        If the first response has no calls of the tool, `body` itself is returned. The result is empty if a
+        later response is not JSON.
 
         Args:
-            body: The upstream's answer.
-            may_answer_calls: Whether the proxy may answer calls of the search tool in this answer. If False,
-                this is the last answer, and these calls are removed from it.
+            body: The upstream's response.
+            may_answer_calls: Whether the proxy may answer calls of the search tool in this response. If
+                False, this is the last response, and these calls are removed from it.
         """
         if self._is_first_answer and self._filter.call_marker not in body:
             return body
@@ -244,7 +244,7 @@ class AnswerJoiner:
         if self._is_first_answer and not self.calls:
             return body
         if not is_answer:
-            return body if payload else b""  # a body without an answer may be an error for the client
+            return body if payload else b""  # a body without a response may be an error for the client
         if may_answer_calls and self.calls and self._filter.may_continue():
             self.message = self._filter.keep_answer()
             self._previous_usage = add_usage(self._previous_usage, as_object(payload.get("usage")))
@@ -268,18 +268,18 @@ def _decode_body(body: bytes) -> JsonObject:
 
 
 class ItemFormat(NamedTuple):
-    """Describes the answers of a wire on which an answer is a list of items, some of which are tool calls.
+    """Describes the responses of a wire on which a response is a list of items, some of which are tool calls.
 
     Attributes:
-        list_member: The member of an answer that contains its items.
+        list_member: The member of a response that contains its items.
         call_type: The type of the items that call the search tool. Calls of client tools may have the same
             type.
-        envelope: Members that identify an answer, such as its id.
+        envelope: Members that identify a response, such as its id.
         read_arguments: Returns the arguments of a call as JSON text.
         must_client_answer: Returns whether an item is a call that the client must answer.
-        is_complete: Returns whether an answer is complete, that is, not cut off.
-        build_message: Builds the message of an answer from its items.
-        adapt_end: Changes the last answer in place, for example its stop reason. The second argument says
+        is_complete: Returns whether a response is complete, that is, not cut off.
+        build_message: Builds the message of a response from its items.
+        adapt_end: Changes the last response in place, for example its stop reason. The second argument says
             whether all its calls were calls of the search tool.
     """
 
@@ -294,10 +294,10 @@ class ItemFormat(NamedTuple):
 
 
 class ItemAnswerFilter:
-    """Hides the calls of the search tool in answers that are lists of items; see `AnswerFilter`.
+    """Hides the calls of the search tool in responses that are lists of items; see `AnswerFilter`.
 
     Args:
-        item_format: The format of the answers.
+        item_format: The format of the responses.
         name: The name of the search tool.
     """
 
@@ -308,11 +308,11 @@ class ItemAnswerFilter:
         self.envelope = item_format.envelope
         self.calls: tuple[str, ...] = ()
         self._payload: JsonObject = {}
-        self._previous_items: list[JsonObject] = []  # items of earlier answers that the client gets
+        self._previous_items: list[JsonObject] = []  # items of earlier responses that the client gets
         self._items: list[JsonObject] = []
 
     def read_answer(self, payload: JsonObject) -> bool:
-        """Reads the next answer, and returns whether it has a list of items."""
+        """Reads the next response, and returns whether it has a list of items."""
         self._payload, value = payload, payload.get(self._format.list_member)
         self._items = [item for item in as_list(value) if isinstance(item, dict)]
         own_calls = [item for item in self._items if is_call(item, self._format.call_type, self._name)]
@@ -322,16 +322,16 @@ class ItemAnswerFilter:
         return isinstance(value, list)
 
     def may_continue(self) -> bool:
-        """Returns whether the answer is complete and calls no tool of the client."""
+        """Returns whether the response is complete and calls no tool of the client."""
         return not self._calls_client and self._format.is_complete(self._payload)
 
     def keep_answer(self) -> JsonObject:
-        """Stores the visible items of an answer that will be continued. Returns the model's message."""
+        """Stores the visible items of a response that will be continued. Returns the model's message."""
         self._previous_items += self._shown
         return self._format.build_message(self._items)
 
     def complete_answer(self) -> None:
-        """Removes the calls of the tool from the last answer, and adds the items of earlier answers."""
+        """Removes the calls of the tool from the last response, and adds the items of earlier responses."""
         if self._format.adapt_end:
             self._format.adapt_end(self._payload, bool(self.calls) and not self._calls_client)
         self._payload[self._format.list_member] = [*self._previous_items, *self._shown]
@@ -380,7 +380,7 @@ class SearchTool:
             joiner returned, and the results of the calls in it, in order. The arguments are this message and
             the texts of the results.
         open_stream_joiner: Creates a joiner for streams, given the tool's name.
-        open_answer_joiner: Creates a joiner for answers that are not streams, given the tool's name.
+        open_answer_joiner: Creates a joiner for responses that are not streams, given the tool's name.
         requires_same_tools: Returns whether a provider accepts the elements that `build_turn` has built only
             if the next request defines the same tools as the previous request.
     """
@@ -453,10 +453,10 @@ def _set_member(raw: bytes, place: Slice | None, name: str, value: bytes) -> byt
 
 
 def is_prefill(last: bytes) -> bool:
-    """Returns whether a request's last message is the beginning of an answer, which the model must continue.
+    """Returns whether a request's last message is the beginning of a reply, which the model must continue.
 
     The proxy must not add a message after it, because providers would then refuse the request or start the
-    answer from the beginning.
+    reply from the beginning.
 
     Args:
         last: The bytes of the message.

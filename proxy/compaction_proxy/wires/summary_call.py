@@ -46,14 +46,14 @@ class SummaryCallFormat:
 
     Attributes:
         path: The path to append to a provider's base URL, such as `/chat/completions`.
-        get_thinking_allowance: Returns how many tokens a model may use for thinking, in addition to the limit
-            of its answer. The arguments are the model's name, and the conversation that the call continues or
+        get_thinking_allowance: Returns how many tokens a model may use for thinking, in addition to its
+            output limit. The arguments are the model's name, and the conversation that the call continues or
             None.
         build_own_members: Builds the members of a call's body that some providers refuse. The second argument
             names the members that this provider has already refused. They are omitted.
         build_request: Builds the body of a call from the call and the result of `build_own_members`.
         parse_answer: Parses the body of a successful response. Raises `SummaryError` with the reason
-            `garbage` if the body is not an answer.
+            `garbage` if the body does not have the form of a response.
         headers: Headers that a call needs in addition to the credential. A header that the client's request
             has is not added.
     """
@@ -72,7 +72,7 @@ def is_reasoning_model(model: str) -> bool:
 
 
 def get_thinking_allowance(model: str, conversation: ContinuedConversation | None = None) -> int:
-    """Returns how many tokens a model may use for thinking, in addition to the limit of its answer.
+    """Returns how many tokens a model may use for thinking, in addition to its output limit.
 
     Args:
         model: The summary model.

@@ -32,7 +32,7 @@ class TokenUsage(NamedTuple):
         completion_tokens: Tokens of the output; 0 if the response does not report them.
         cached_tokens: Tokens of the input that came from the provider's cache; 0 if the response does not
             report them.
-        finish_reason: Why the answer ended, in the provider's words. Empty if it was not found.
+        finish_reason: Why the response ended, in the provider's words. Empty if it was not found.
     """
 
     prompt_tokens: int
@@ -42,15 +42,15 @@ class TokenUsage(NamedTuple):
 
 
 class UsageFormat(NamedTuple):
-    """Describes where the answers of one wire report their usage.
+    """Describes where the responses of one wire report their usage.
 
     Attributes:
         parse_counts: Parses a `usage` object. Returns None if its numbers are not plausible.
-        find_finish_reason: Returns the reason why an answer ended; empty if the answer has none.
+        find_finish_reason: Returns the reason why a response ended; empty if the response has none.
         event_pattern: Matches the events of a stream that must be parsed.
-        event_member: The member of an event that has the form of an answer. If it is empty, the event itself
+        event_member: The member of an event that has the form of a response. If it is empty, the event itself
             has this form.
-        find_other_usage: Finds the usage in an answer that has no member `usage`.
+        find_other_usage: Finds the usage in a response that has no member `usage`.
         parse_stream: Parses the first bytes of a stream and its last lines. If it is None, the last usage and
             the last finish reason in the stream are used.
         head_bytes: Number of bytes at the beginning of a stream that `parse_stream` needs.
@@ -65,19 +65,19 @@ class UsageFormat(NamedTuple):
     head_bytes: int = 0
 
     def find_usage(self, answer: JsonObject) -> TokenUsage | None:
-        """Returns the usage in an answer, without a finish reason; None if there is no plausible usage."""
+        """Returns the usage in a response, without a finish reason; None if there is no plausible usage."""
         usage = self.parse_counts(answer.get("usage"))
         return self.find_other_usage(answer) if usage is None and self.find_other_usage else usage
 
     def get_answer(self, event: JsonObject) -> JsonObject:
-        """Returns the part of an event that has the form of an answer."""
+        """Returns the part of an event that has the form of a response."""
         return as_object(event.get(self.event_member)) if self.event_member else event
 
     def parse_body(self, body: bytes, *, is_event: bool = False) -> TokenUsage | None:
-        """Returns the usage in a JSON answer, which may lack its first members.
+        """Returns the usage in a JSON response, which may lack its first members.
 
         Args:
-            body: The answer.
+            body: The response.
             is_event: Whether `body` is the data of an event.
         """
         payload = as_object(parse_json(body))
@@ -132,7 +132,7 @@ def _find_usage_in_tail(
 ) -> TokenUsage | None:
     """Finds the usage among the last members of a body that is too large to keep.
 
-    The text `"usage":` may also occur in the model's answer. To exclude this, the bytes from `"usage":` to
+    The text `"usage":` may also occur in the model's reply. To exclude this, the bytes from `"usage":` to
     the end of the body are put after the opening braces of the objects that contain the real `usage` member.
     It is the real member only if the result is valid JSON.
 
@@ -153,7 +153,7 @@ def _find_usage_in_head(
 ) -> TokenUsage | None:
     """Finds the usage among the first members of a body that is too large to keep.
 
-    The text `"usage":` may also occur in the model's answer. To exclude this, the bytes before it must
+    The text `"usage":` may also occur in the model's reply. To exclude this, the bytes before it must
     consist of complete members of one object.
     """
     for match in list(_USAGE.finditer(head))[:_MAX_CANDIDATES]:
@@ -170,8 +170,8 @@ def _find_usage_in_head(
 class UsageTap:
     """Reads the usage in one response body while the body is forwarded.
 
-    Of a stream, it keeps only the first bytes that the parser needs (`head_bytes`) and the last 64 KiB. Of
-    any other body, it keeps the first and the last 64 KiB.
+    It keeps the first bytes of a stream that the parser needs (`head_bytes`), and the last 64 KiB. It keeps
+    the first and the last 64 KiB of any other body.
 
     Args:
         usage_format: The format of the wire.

@@ -83,8 +83,8 @@ class Wire:
             stay unchanged; empty if it may change.
         group_into_pieces: Groups the elements into pieces.
         may_continue_piece: Returns whether the next element may belong to the same piece as this element.
-        parse_uncounted: Parses a piece, and estimates the tokens of its parts that are not text for a model.
-            Raises `UnreadableBodyError` if the bytes are not a valid piece.
+        parse_uncounted: Parses a piece, and estimates the tokens of its parts that are not text, for a given
+            model. Raises `UnreadableBodyError` if the bytes are not a valid piece.
         estimate_nontext_tokens: Estimates the tokens of a piece's parts that are not text, for a given model;
             0 if the bytes are not a valid piece.
         parse_message: Parses a piece, and computes the digest of the message. Raises `UnreadableBodyError` if
@@ -97,8 +97,8 @@ class Wire:
             the result would not be shorter.
         join_messages: Encodes messages as the bytes between the brackets of the array.
         summary_call_format: The format of the proxy's own summary calls.
-        usage_format: Describes where answers report their usage.
-        may_hold_back_stream: Returns whether the first bytes of a stream contain no part of the answer, so
+        usage_format: Describes where responses report their usage.
+        may_hold_back_stream: Returns whether the first bytes of a stream contain no part of the reply, so
             that an error may still follow. The proxy does not forward the bytes yet while the result is True.
             It calls the function again when more bytes have arrived.
         encode_error: Encodes an error of the proxy as a body in this format.
@@ -140,5 +140,5 @@ class Wire:
     search_tool: SearchTool | None = None
 
     def open_tap(self, content_type: str, content_encoding: str = "") -> UsageTap:
-        """Returns a new `UsageTap`, which reads the usage in one answer."""
+        """Returns a new `UsageTap`, which reads the usage in one response."""
         return UsageTap(self.usage_format, content_type, content_encoding)

@@ -9,9 +9,10 @@ import httpx
 from compaction_proxy.gateway.client.parser import ResponseParser
 from compaction_proxy.gateway.client.response import NativeResponse
 
-# The most bytes that one call writes, and the number of bytes after which an upload lets other tasks of the
-# event loop run. It has to, because TLS encryption blocks the loop for about a millisecond for each megabyte.
+# The most bytes that one call writes.
 SLICE_BYTES = 131_072
+# After this many bytes, an upload lets other tasks of the event loop run, because TLS encryption blocks the
+# loop for about a millisecond for each megabyte.
 YIELD_AFTER_BYTES = 524_288
 
 
@@ -117,7 +118,7 @@ TIMER_SLACK_S = 0.001
 
 
 class UnansweredError(Exception):
-    """A connection that had served other requests ended without an answer. The request may be sent again."""
+    """A connection that had served other requests ended without a response. The request may be sent again."""
 
 
 class ConnectionOwner(Protocol):
@@ -183,12 +184,12 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._silence_s: float | None = None
         self._parser = ResponseParser()
 
-    # Sending a request, and the end of its exchange.
+    # Methods that send a request and end its exchange.
 
     def send_request(
         self, head: bytes, body: bytes | AsyncIterator[bytes], length: int | None, silence_s: float | None
     ) -> NativeResponse:
-        """Sends a request and returns the response object that its answer will fill.
+        """Sends a request and returns the object for its response. Does not wait for the response.
 
         Args:
             head: The encoded head with the empty line after it.
@@ -224,19 +225,19 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._response.set_exception(error)
 
     def resume_reading(self) -> None:
-        """Reads from the socket again. Called when the reader of the answer has read the received data."""
+        """Reads from the socket again. Called when the reader of the response has read the received data."""
         if self._is_reading_paused:
             self._is_reading_paused = False
             self._last_activity_at = self._loop.time()
             self._transport.resume_reading()
 
     def abort_exchange(self) -> None:
-        """Closes the socket now, whatever is in progress."""
+        """Closes the socket now, even during an exchange."""
         self._response = None
         self.close()
 
     def close_with_error(self) -> None:
-        """Closes the socket now. A pending answer ends with a `ReadError`."""
+        """Closes the socket now. A pending response ends with a `ReadError`."""
         if self._response is not None:
             self._response.set_exception(httpx.ReadError("the engine was closed"))
         self.close()
@@ -267,7 +268,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if answer is not None:
             answer.feed_eof()
 
-    # Timeouts.
+    # Methods for timeouts.
 
     def _schedule_timeout_check(self, due: float) -> None:
         """Schedules `_check_timeout` for `due`. An earlier check stays, because it schedules the next one."""
@@ -323,11 +324,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Parses received data. Joins the parts of the body in it, and passes them on as one piece."""
+        """Parses received data. Joins all parts of the body in the data into one piece and passes it on."""
         answer = self._response
         if (
             answer is None
-        ):  # no request is pending, and this data must not become the answer to the next request
+        ):  # no request is pending, and this data must not become the response to the next request
             self.close()
             return
         self._has_received_data = True

@@ -44,13 +44,13 @@ class ConnectionPool:
         return None  # the others have been idle for longer
 
     def release(self, connection: UpstreamConnection) -> None:
-        """Adds a connection that may serve again to the idle ones."""
+        """Adds a connection to the idle connections. It must be able to serve another request."""
         self._idle.append(connection)
         if self._sweep is None:
             self._sweep = self._loop.call_later(self._idle_expiry_s, self._close_expired)
 
     def add(self, connection: UpstreamConnection) -> None:
-        """Adds a new connection, and closes it if the pool is closed."""
+        """Adds a new connection. Closes it if the pool is closed."""
         self._all.add(connection)
         if self._closed:
             connection.close()
@@ -72,7 +72,7 @@ class ConnectionPool:
             self._sweep = self._loop.call_at(due, self._close_expired)
 
     def close(self) -> None:
-        """Closes all connections, whatever is in progress on them."""
+        """Closes all connections, even during exchanges."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()

@@ -21,7 +21,7 @@ _OpenConnection = tuple[asyncio.Transport, _Protocol]
 
 
 class _TunnelProtocol(asyncio.Protocol):
-    """Collects the head of an HTTP proxy's answer to CONNECT."""
+    """Collects the head of an HTTP proxy's response to CONNECT."""
 
     def __init__(self) -> None:
         self.response_head: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

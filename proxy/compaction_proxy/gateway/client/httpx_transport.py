@@ -1,4 +1,4 @@
-"""Lets httpx use an engine, for the proxy's own calls: summaries, probes, discovery."""
+"""Lets httpx send requests through an engine, for the proxy's own calls: summaries, probes, discovery."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -37,7 +37,7 @@ class EngineTransport(httpx.AsyncBaseTransport):
         self._engine = engine
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Sends the request. The body of the response is not read yet.
+        """Sends the request. Returns before the body of the response is read.
 
         Raises:
             httpx.TransportError: Under the conditions that `types.HttpEngine.send` documents.

@@ -54,7 +54,7 @@ class ResponseParser:
         self.expect_response(is_bodiless=False)
 
     def expect_response(self, *, is_bodiless: bool) -> None:
-        """Resets the state for a new response. `is_bodiless` marks the response to a HEAD request."""
+        """Resets the state for a new response. `is_bodiless` is true for the response to a HEAD request."""
         self.has_head = self.is_complete = self.is_reusable = False
         self.status = 0
         self.reason = b""

@@ -1,4 +1,4 @@
-"""The proxies that the environment names: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY."""
+"""Finds the proxy for an origin in the variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY."""
 
 import ipaddress
 import urllib.request

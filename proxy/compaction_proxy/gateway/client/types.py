@@ -32,7 +32,7 @@ class HttpRequest(NamedTuple):  # one per request: a dataclass takes four times 
 
 
 class HttpResponse(Protocol):
-    """A response whose headers have arrived. Its body arrives while it is read."""
+    """A response whose headers have arrived. Its body may still be arriving while the caller reads."""
 
     @property
     def status(self) -> int:

@@ -1,4 +1,4 @@
-"""Serves `/mcp`, where agents search what was removed from their conversations (MCP, streamable HTTP).
+"""Serves `/mcp`, where agents search removed messages of their conversations (MCP, streamable HTTP).
 
 The client's credential identifies the tenant, as in a relayed request. An agent sees only what is stored for
 its tenant. The MCP library is an optional dependency and takes memory. So it is imported only when the first

@@ -78,7 +78,7 @@ async def serve(run_tool: ToolCaller, scope: Scope, receive: Receive, send: Send
         run_tool: Runs a tool, given its name and its arguments.
         scope: The request (ASGI).
         receive: The ASGI channel with the request's body.
-        send: The ASGI channel for the answer.
+        send: The ASGI channel for the response.
     """
     manager = StreamableHTTPSessionManager(build_mcp_server(run_tool), json_response=True, stateless=True)
     async with manager.run():

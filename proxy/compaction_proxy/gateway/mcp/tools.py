@@ -13,8 +13,8 @@ from compaction_proxy.core.search_tool import LINE_RANGE_HELP, TOOL_NAME, parse_
 from compaction_proxy.recall.tool import MAX_HITS, RecallContext, RecallTool
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
 
-# The most conversations of a tenant that a listing shows. To find them, it examines at most `MAX_INSPECTED`
-# of the latest conversations of all tenants.
+# The most conversations of a tenant that a listing shows. To find them, the listing examines at most
+# `MAX_INSPECTED` of the latest conversations of all tenants.
 MAX_LISTED: Final = 10
 MAX_INSPECTED: Final = 500
 MODEL_CHARACTERS: Final = 80
@@ -203,7 +203,7 @@ class McpToolRunner:
         recall_tool: Searches the archive.
         commands: Reads the state of conversations and controls them.
         registry: Finds the tenant of a conversation, and lists recent conversations.
-        is_store_reachable: Returns at once whether the store answers.
+        is_store_reachable: Returns whether the store is reachable. It must return without waiting.
         now: Returns seconds since the epoch.
     """
 

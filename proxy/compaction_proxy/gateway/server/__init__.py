@@ -1,6 +1,6 @@
 """Runs an ASGI application on a real socket.
 
-`run_server` serves until the server is asked to stop. A `GracefulServer` then completes the answers in
+`run_server` serves until the server is asked to stop. A `GracefulServer` then completes the responses in
 progress first. The demo and the tests use `serve_embedded`, which serves inside a running process.
 """
 

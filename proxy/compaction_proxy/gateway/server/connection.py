@@ -1,4 +1,4 @@
-"""Reads HTTP/1.1 requests from one connection of uvicorn's server and sends the answers in order."""
+"""Reads HTTP/1.1 requests from one connection of uvicorn's server and sends the responses in order."""
 
 import asyncio
 from collections import deque
@@ -21,7 +21,7 @@ MAX_UNREAD_BYTES = 65_536
 # If a request is answered before its body is complete, up to this many bytes of the rest are read and
 # dropped. If more come, the connection is closed.
 MAX_DROPPED_BYTES = 262_144
-# The most requests that may wait on one connection for earlier answers.
+# The most requests that may wait on one connection for earlier responses.
 MAX_WAITING_REQUESTS = 1_000
 
 # An application gets `ServerConnection.set_departure_callback` as `scope["extensions"][DEPARTURE][NOTICE]`.
@@ -40,7 +40,7 @@ class ServerConnection(asyncio.Protocol):
     Attributes:
         phase_started_at: The time, on the loop's clock, of the latest of three events: the connection was
             opened, the head of a further request began to arrive, or the wait before the close began.
-        last_activity_at: When data last came from the client or an answer was last completed, on the loop's
+        last_activity_at: When data last came from the client or a response was last completed, on the loop's
             clock.
         newest_cycle: The newest request whose head is complete; None before the first.
         waiting_cycles: Requests whose heads are complete and which wait until earlier ones are answered.
@@ -79,7 +79,7 @@ class ServerConnection(asyncio.Protocol):
         self._last_taken_at = 0.0
         self._default_headers: tuple[object, bytes, bool] = (None, b"", False)
 
-    # Callbacks of the event loop.
+    # Methods that the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Registers a new connection."""
@@ -129,7 +129,7 @@ class ServerConnection(asyncio.Protocol):
             self._writable.set()
             self._writable = None
 
-    # Callbacks of the parser.
+    # Methods that the parser calls.
 
     def on_head_started(self) -> None:
         """Records that the head of a request begins to arrive. Stops reading if too many requests wait."""
@@ -200,10 +200,10 @@ class ServerConnection(asyncio.Protocol):
             last.keep_alive = False
         self.pause_reading()
 
-    # Called by the requests (`cycle.ConnectionProtocol`).
+    # Methods that the requests call (`cycle.ConnectionProtocol`).
 
     def encode_default_headers(self) -> tuple[bytes, bool]:
-        """Returns the header lines that every answer has, and whether one of them is `connection: close`."""
+        """Returns the header lines of every response, and whether one of them is `connection: close`."""
         fields = self._state.default_headers  # a new list each second, made by uvicorn
         known, block, closes = self._default_headers
         if known is not fields:
@@ -230,7 +230,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def on_response_complete(self) -> None:
-        """Starts the next waiting request after an answer was sent completely."""
+        """Starts the next waiting request after a response was sent completely."""
         self._state.total_requests += 1
         self.last_activity_at = self.loop.time()
         if self.has_hung_up or self.transport.is_closing():
@@ -258,7 +258,7 @@ class ServerConnection(asyncio.Protocol):
         elif callback is not None and not self.waiting_cycles:
             self.resume_reading()  # while reading is paused, the client's departure goes unnoticed
 
-    # Called by the server.
+    # Methods that the server calls.
 
     def measure_stuck_s(self, now: float) -> float:
         """Returns for how many seconds the client has taken none of the data that waits for it.
@@ -272,7 +272,7 @@ class ServerConnection(asyncio.Protocol):
         return now - self._last_taken_at
 
     def shutdown(self) -> None:
-        """Ends the connection after the answer in progress, or at once if there is none."""
+        """Ends the connection after the response in progress, or at once if there is none."""
         if self.has_hung_up:
             self.transport.close()
         for cycle in (self._active_cycle, self.newest_cycle):
@@ -282,7 +282,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.close()
 
     def refuse_request(self, error: RequestRefusedError) -> None:
-        """Answers with an error and ends the connection. If an answer has begun, only ends the connection."""
+        """Sends an error and ends the connection. If a response has begun, only ends the connection."""
         if (
             self._active_cycle is None
             or self._active_cycle.response_complete
@@ -300,9 +300,9 @@ class ServerConnection(asyncio.Protocol):
             self.transport.close()
 
     def _linger_before_close(self) -> None:
-        """Sends nothing more, but leaves the connection open for a while for the client to read the answer.
+        """Sends nothing more, but leaves the connection open so that the client can read the response.
 
-        If the socket were closed while received bytes are unread, the client could lose the answer.
+        If the socket were closed while received bytes are unread, the client could lose the response.
         `timeouts.close_overdue_connections` closes the connection after `ClientDeadlines.linger_s` seconds.
         """
         self.has_hung_up = True

@@ -1,7 +1,7 @@
-"""One request and its answer, as an ASGI application sees them.
+"""One request and its response, as an ASGI application sees them.
 
-The head of an answer is held back until the application sends the first bytes of the body or waits for
-something else. So a small answer takes one write, and the client does not have to wait for the head.
+The head of a response is held back until the application sends the first bytes of the body or waits for
+something else. So a small response takes one write, and the client does not have to wait for the head.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ def encode_header_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def encode_refusal(error: RequestRefusedError, default_headers: bytes) -> bytes:
-    """Encodes a complete error answer that announces the end of the connection.
+    """Encodes a complete error response that announces the end of the connection.
 
-    `default_headers` are the header lines of every answer.
+    `default_headers` are the header lines of every response.
     """
     body = format_openai_error(error)
     fields = [*_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
@@ -65,7 +65,7 @@ class ConnectionProtocol(Protocol):
     is_writing_paused: bool
 
     def encode_default_headers(self) -> tuple[bytes, bool]:
-        """Returns the header lines that every answer has, and whether one of them is `connection: close`."""
+        """Returns the header lines of every response, and whether one of them is `connection: close`."""
         ...
 
     async def drain(self) -> None:
@@ -77,7 +77,7 @@ class ConnectionProtocol(Protocol):
         ...
 
     def on_response_complete(self) -> None:
-        """Called when the answer was sent completely."""
+        """Called when the response was sent completely."""
         ...
 
     def hang_up(self) -> None:
@@ -86,7 +86,7 @@ class ConnectionProtocol(Protocol):
 
 
 class RequestResponseCycle:
-    """Carries one request to the application and its answer back to the client.
+    """Carries one request to the application and its response back to the client.
 
     Args:
         connection: The connection on which the request came.
@@ -96,15 +96,15 @@ class RequestResponseCycle:
 
     Attributes:
         scope: The request (ASGI).
-        keep_alive: Whether the connection stays open after this answer.
+        keep_alive: Whether the connection stays open after this response.
         expects_continue: Whether the client still waits for `100 Continue`.
         more_body: Whether the request is still incomplete.
         body_bytes: Number of body bytes that have arrived.
         last_pace_check: When the speed of the body was last checked, on the loop's clock, and `body_bytes` at
             that time; None before the first check.
-        is_disconnected: Whether the client left before the answer was complete.
-        response_started: Whether the application has started the answer.
-        response_complete: Whether the answer was sent completely.
+        is_disconnected: Whether the client left before the response was complete.
+        response_started: Whether the application has started the response.
+        response_complete: Whether the response was sent completely.
     """
 
     __slots__ = (
@@ -151,10 +151,10 @@ class RequestResponseCycle:
         )
         self._chunked = self._bodiless = False
 
-    # Called by the connection.
+    # Methods that the connection calls.
 
     async def run(self, app: ASGIApp) -> None:
-        """Runs the application. If it ends without completing its answer, the answer is aborted."""
+        """Runs the application. If it ends without completing its response, the response is aborted."""
         try:
             with suppress_and_report(_log_crash):
                 await app(self.scope, self.receive, self.send)
@@ -185,7 +185,7 @@ class RequestResponseCycle:
         if self._news_event is not None:
             self._news_event.set()
 
-    # Called by the application.
+    # Methods that the application calls.
 
     async def receive(self) -> Message:
         """Waits for the next part of the request and returns it (ASGI)."""
@@ -214,7 +214,7 @@ class RequestResponseCycle:
             await self._news_event.wait()
 
     async def send(self, message: Message) -> None:
-        """Sends the next part of the answer (ASGI). After the client has left, the part is dropped.
+        """Sends the next part of the response (ASGI). After the client has left, the part is dropped.
 
         Raises:
             RuntimeError: If the message comes out of order, or the body differs from its content-length.
@@ -247,8 +247,8 @@ class RequestResponseCycle:
             self._chunked = self.scope["http_version"] == "1.1"
             head += _CHUNKED if self._chunked and b"transfer-encoding" not in framing else b""
         closes = closes or b"close" in framing.get(b"connection", b"").lower()
-        # A client that waits for `100 Continue` and gets an answer instead may send its body or not. So it is
-        # unknown where the next request would start, and the connection cannot be used again.
+        # A client that waits for `100 Continue` and gets a response instead may send its body or not. So it
+        # is unknown where the next request would start, and the connection cannot be used again.
         self.keep_alive = self.keep_alive and not closes and not self.expects_continue
         if not self.keep_alive and not closes:
             head += _CLOSE
@@ -290,7 +290,7 @@ class RequestResponseCycle:
         return chunk if more_body else chunk + _LAST_CHUNK
 
     def _abort_response(self) -> None:
-        """Ends an unfinished answer: sends an error if the answer has not begun. Closes the connection."""
+        """Ends an unfinished response: sends an error if it has not begun. Closes the connection."""
         if self.response_started:
             self._flush_head()
         else:

@@ -1,6 +1,6 @@
 """Parses requests with httptools as their bytes arrive, within size limits.
 
-If a client offers to switch to another protocol, the answer still uses HTTP/1.1, as RFC 9110 §7.8 allows.
+If a client offers to switch to another protocol, the response still uses HTTP/1.1, as RFC 9110 §7.8 allows.
 Java's clients offer h2c or TLS. httptools stops after such a head and does not parse the body, so a second
 parser parses the body.
 """
@@ -130,7 +130,7 @@ class RequestParser:
         return parser
 
     def feed_data(self, data: bytes) -> RequestRefusedError | None:
-        """Parses received bytes. Returns an error if it refuses them. Feed no more bytes after an error."""
+        """Parses received bytes. Returns an error if it refuses them; then it must not be called again."""
         self._framing_bytes += len(data)
         try:
             self._feed_parser(data)
@@ -177,7 +177,7 @@ class RequestParser:
         self._refusal = refusal
         raise _RejectedRequestError
 
-    # Callbacks of httptools.
+    # Methods that httptools calls.
 
     def on_message_begin(self) -> None:
         """Resets the state at the start of a request."""

@@ -78,7 +78,7 @@ def build_server(
         drain_timeouts: How long the server waits for requests while it stops.
         on_stopping: Called when the server begins to stop, with the number of requests in progress.
         force_on_second_signal: Whether a second signal stops the server at once.
-        deadlines: How long clients may take to send a request or to take an answer.
+        deadlines: How long clients may take to send a request or to take a response.
         ssl_context: The TLS settings. None serves plain HTTP.
     """
     return GracefulServer(

@@ -1,4 +1,4 @@
-"""A server that lets answers in progress end before it stops, within a time limit."""
+"""A server that lets responses in progress end before it stops, within a time limit."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ ARRIVAL_TIMEOUT_S = 0.5
 # Over TLS, asyncio waits up to 30 s for the client to confirm that the connection closes. This server waits
 # only this many seconds.
 CLOSE_TIMEOUT_S = 2.0
-# The work that requests still do after their answers may take this many seconds. Then it is cancelled.
+# The work that requests still do after their responses may take this many seconds. Then it is cancelled.
 TASKS_TIMEOUT_S = 1.0
 # The most seconds that the application's shutdown may take: normally, and after a forced stop.
 APPLICATION_CLOSE_TIMEOUT_S = 5.0
@@ -35,7 +35,7 @@ _CLOSE = (b"connection", b"close")
 
 @dataclass(frozen=True, slots=True)
 class DrainTimeouts:
-    """How long a server waits after it is asked to stop.
+    """How long a server waits after the request to stop.
 
     Attributes:
         accept_s: Seconds for which the server still accepts requests, but already announces that it is
@@ -54,7 +54,7 @@ class DrainReport:
     Attributes:
         finished: Number of requests that were answered completely.
         dropped: Number of closed connections without a complete request, idle ones included.
-        cut: Number of connections that were closed before their answers were complete.
+        cut: Number of connections that were closed before their responses were complete.
     """
 
     finished: int = 0
@@ -65,7 +65,7 @@ class DrainReport:
 def _should_await_response(connection: ServerConnection) -> bool:
     """Returns whether the connection has a request that the server should still answer before it stops.
 
-    That is a request that is complete or whose answer has begun. Its answer is not complete.
+    Such a request is complete or its response has begun, but its response is not complete.
     """
     cycle = connection.newest_cycle
     if cycle is None or cycle.response_complete:
@@ -80,20 +80,20 @@ def _abort_if_flushed(connection: ServerConnection) -> None:
 
 
 class GracefulServer(uvicorn.Server):
-    """Lets answers in progress end before it stops, within a time limit.
+    """Lets responses in progress end before it stops, within a time limit.
 
     When it is asked to stop, it first keeps accepting requests for a while (`DrainTimeouts.accept_s`). Each
-    new request finds `stopping` in the state of its scope, so that health checks can fail, and each answer
+    new request finds `stopping` in the state of its scope, so that health checks can fail, and each response
     says `connection: close`. Then the server stops listening, drops connections without a complete request,
-    waits for the answers in progress, and lets the application shut down. uvicorn alone would wait for an
-    incomplete request for ever, or end every answer with an error.
+    waits for the responses in progress, and lets the application shut down. uvicorn alone would wait for an
+    incomplete request for ever, or end every response with an error.
 
     Args:
         config: uvicorn's configuration.
         drain_timeouts: How long the server waits while it stops.
         on_stopping: Called when the server begins to stop, with the number of requests in progress.
         force_on_second_signal: Whether a second signal stops the server at once.
-        deadlines: How long clients may take to send a request or to take an answer.
+        deadlines: How long clients may take to send a request or to take a response.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class GracefulServer(uvicorn.Server):
         self.drain_report = DrainReport()
 
     def stop(self, *, now: bool = False) -> None:
-        """Begins to stop; with `now`, waits for no answers. May be called from any thread."""
+        """Begins to stop; with `now`, waits for no responses. May be called from any thread."""
         self.should_exit = True
         self.force_exit = self.force_exit or now
 
@@ -177,7 +177,7 @@ class GracefulServer(uvicorn.Server):
             ticks += 1
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stops listening, waits for answers in progress, cuts the rest, and shuts the application down."""
+        """Stops listening, waits for responses, closes all connections, and shuts the application down."""
         for server in self.servers:
             server.close()
         for bound in sockets or []:
@@ -194,7 +194,7 @@ class GracefulServer(uvicorn.Server):
         return [held for held in self.server_state.connections if isinstance(held, ServerConnection)]
 
     async def _drain_connections(self) -> None:
-        """Waits for answers in progress, and closes the connections that have none."""
+        """Waits for responses in progress, and closes the connections that have none."""
         clock = asyncio.get_running_loop().time
         started_at = clock()
         closing_since: dict[ServerConnection, float] = {}
@@ -211,7 +211,7 @@ class GracefulServer(uvicorn.Server):
             await asyncio.sleep(TICK_S)
 
     def _close_when_answered(self, connection: ServerConnection, *, is_late: bool) -> None:
-        """Ends a connection after its answer. Without a complete request, ends it if it is idle or late.
+        """Ends a connection after its response. Without a complete request, ends it if it is idle or late.
 
         Args:
             connection: A connection that is still open.
@@ -228,7 +228,7 @@ class GracefulServer(uvicorn.Server):
             connection.transport.close()
 
     async def _wait_for_tasks(self) -> None:
-        """Waits for the work that requests still do after their clients have left or have their answers."""
+        """Waits for the work that requests still do after their clients have left or have their responses."""
         for limit_s in (TASKS_TIMEOUT_S, TICK_S):
             tasks = set(self.server_state.tasks)
             if not tasks:

@@ -1,8 +1,8 @@
-"""Closes connections whose clients take too long to send a request or to take an answer.
+"""Closes connections whose clients take too long to send a request or to take a response.
 
 Such clients would hold connections for ever. The servers check all connections at least once a second, which
 is cheaper than a timer for each connection and exact enough. The time in which a client waits for the proxy,
-such as for a free request slot or an answer, is never counted.
+such as for a free request slot or a response, is never counted.
 
 The event loop notices a client's departure only while it reads from the socket. So this module polls the
 sockets on which reading is paused.
@@ -19,7 +19,7 @@ from compaction_proxy.gateway.server.cycle import RequestResponseCycle
 
 SWEEP_INTERVAL_S = 1.0
 # The minimum rate of a request body, averaged over `ClientDeadlines.body_s`. Apache demands the same rate.
-# Without it, a client that sends a byte now and then could occupy a request slot for as long as it likes.
+# Without it, a client that sends a byte now and then could occupy a request slot for ever.
 MIN_BODY_BYTES_PER_S = 500
 _BODY_TIMEOUT = RequestRefusedError(408, "The request body did not come in time.", "request_timeout")
 
@@ -33,9 +33,9 @@ class ClientDeadlines:
             head.
         body_s: How long an incomplete request body may pause, and the time over which its average rate must
             reach `MIN_BODY_BYTES_PER_S`.
-        idle_s: From an answer to the first byte of a further request.
-        send_s: How long a client may accept no data of an answer that is ready to be sent.
-        linger_s: From the end of the last answer until the client closes the connection.
+        idle_s: From a response to the first byte of a further request.
+        send_s: How long a client may accept no data of a response that is ready to be sent.
+        linger_s: From the end of the last response until the client closes the connection.
     """
 
     head_s: float = 15.0
@@ -88,7 +88,7 @@ def _close_if_overdue(connection: ServerConnection, deadlines: ClientDeadlines, 
 def _refuse_if_body_is_slow(
     connection: ServerConnection, cycle: RequestResponseCycle, deadlines: ClientDeadlines, now: float
 ) -> None:
-    """Answers 408 if the body comes too slowly. If the answer has already begun, only ends the connection."""
+    """Answers 408 if the body comes too slowly. If the response has begun, only ends the connection."""
     if not cycle.more_body:
         return
     if connection.is_reading_paused or cycle.expects_continue:

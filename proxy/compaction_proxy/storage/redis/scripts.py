@@ -76,7 +76,7 @@ return 1
 # KEYS: the lease, its counter (the last fence). ARGV: the ttl of the lease, a random token of the caller, the
 # ttl of the counter.
 # A fence is at least the server's time in microseconds, so fences rise even if the counter was lost. If the
-# connection breaks before the answer arrives, redis-py repeats the call. The token is the same, so the
+# connection breaks before the response arrives, redis-py repeats the call. The token is the same, so the
 # repeated call returns the same fence.
 ACQUIRE = _build_script(
     _LUA_FUNCTIONS

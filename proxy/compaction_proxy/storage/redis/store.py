@@ -43,7 +43,7 @@ _KEYS_PER_COMMAND = 500
 _SCANNED_PER_COMMAND = 1000
 _TOKEN_BYTES = 12
 # If redis-py reports a timeout only after this many seconds, this process was stopped meanwhile (for example
-# suspended) and could not read the answer.
+# suspended) and could not read the response.
 _PROCESS_STOPPED_S = ANSWER_TIMEOUT_S + 0.25
 
 _LEASE, _FENCE, _KEY_LIST = "#lease", "#fence", "#keys"
@@ -208,8 +208,8 @@ class RedisStore:
         tenant_key = derive_conversation_tenant_key(key.decode("utf-8", "replace").removeprefix(self._prefix))
         return self._add_prefix(tenant_key).encode() if tenant_key else b""
 
-    async def _send_command(self, *command: _Argument, **options: Any) -> Any:  # noqa: ANN401 - whatever the server answers
-        """Sends one command and returns its answer.
+    async def _send_command(self, *command: _Argument, **options: Any) -> Any:  # noqa: ANN401 - any value of the server
+        """Sends one command and returns its response.
 
         Raises:
             NoScriptError: If the server does not know the script any more.
@@ -230,7 +230,7 @@ class RedisStore:
                 await self._redis.drop_idle()
             raise store_error from error
 
-    async def _execute_command(self, *command: _Argument, **options: Any) -> Any:  # noqa: ANN401 - whatever the server answers
+    async def _execute_command(self, *command: _Argument, **options: Any) -> Any:  # noqa: ANN401 - any value of the server
         execute = self._redis.client.execute_command
         started_at = time.monotonic()
         try:
@@ -238,15 +238,15 @@ class RedisStore:
         except AttributeError:  # redis-py closed the cluster's connection before it sent the command
             return await execute(*command, **options)
         except RedisTimeoutError:
-            # If this process was stopped, redis-py's timeout went on, and redis-py dropped an answer that had
-            # already arrived. Therefore the command is sent again.
+            # If this process was stopped, redis-py's timeout kept running, and redis-py dropped a reply that
+            # had already arrived. Therefore the command is sent again.
             if time.monotonic() - started_at < _PROCESS_STOPPED_S:
                 raise
             return await execute(*command, **options)
 
     async def _run_script(
         self, script: LuaScript, keys: Sequence[str], arguments: Sequence[_Argument]
-    ) -> Any:  # noqa: ANN401 - whatever the script returns
+    ) -> Any:  # noqa: ANN401 - any value of the script
         try:
             return await self._send_command("EVALSHA", script.digest, len(keys), *keys, *arguments)
         except NoScriptError:
@@ -338,7 +338,7 @@ class RedisStore:
         return list(await self._send_command("MGET", *names))
 
     async def _run_pipeline(self, command: str, keys: Sequence[str | bytes]) -> list[Any]:
-        """Runs a command once for each key, all sent together. Returns the answers in order."""
+        """Runs a command once for each key, all sent together. Returns the responses in order."""
         if self._closed:
             raise StoreUnavailableError("store-closed")
         pipeline = self._redis.client.pipeline(transaction=False)

@@ -36,9 +36,9 @@ from compaction_proxy.wires.json.values import (
     encode_json,
 )
 
-# Messages with these roles make no tool calls, whatever fields they have.
+# A message with one of these roles makes no tool calls, even if it has a field for them.
 _ROLES_WITHOUT_CALLS = frozenset({"system", "developer", "user", "tool", "function"})
-# Types of content parts that contain a model's thinking. They are not part of the answer.
+# Types of content parts that contain a model's thinking. They are not part of the reply.
 _THINKING_KINDS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 # Fields of a message (OpenRouter, LiteLLM, Copilot, Gemini) or of a tool call (Gemini) with data that the
 # provider has signed or encrypted.

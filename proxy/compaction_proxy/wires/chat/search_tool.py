@@ -1,8 +1,8 @@
-"""Offers the search tool on the Chat Completions wire, and joins the answers before and after its calls.
+"""Offers the search tool on the Chat Completions wire, and joins the responses before and after its calls.
 
 In a stream, a call arrives in several pieces. Here, a piece is an element of `delta.tool_calls`. The client
-sees the texts of all answers as one answer. After a call, the proxy sends the next request, which ends with
-the model's assistant message, including its calls and its thinking, and with a result for each call.
+sees the texts of all responses as one response. After a call, the proxy sends the next request, which ends
+with the model's assistant message, including its calls and its thinking, and with a result for each call.
 """
 
 import json
@@ -35,7 +35,7 @@ from compaction_proxy.wires.sse import DONE_DATA, read_data, replace_data
 
 TOOL_CALLS: Final = "tool_calls"
 STOP: Final = "stop"
-# If an answer has one of these finish reasons, the proxy does not answer the calls in it, because their
+# If a response has one of these finish reasons, the proxy does not answer the calls in it, because their
 # arguments may be cut off.
 CUT_OFF_REASONS: Final = frozenset({"length", "content_filter"})
 
@@ -85,7 +85,7 @@ def get_function(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class ToolCallFilter:
-    """Hides the calls of the search tool in one answer from the client.
+    """Hides the calls of the search tool in one response from the client.
 
     Args:
         name: The name of the search tool.
@@ -107,7 +107,7 @@ class ToolCallFilter:
 
     @property
     def has_only_own_calls(self) -> bool:
-        """Whether the answer calls the search tool, and no call was sent to the client."""
+        """Whether the response calls the search tool, and no call was sent to the client."""
         return bool(self.own_calls) and not self.client_call_count
 
     def filter_pieces(self, pieces: list[Any]) -> list[Any]:
@@ -121,7 +121,7 @@ class ToolCallFilter:
     def release_unnamed(self) -> list[Any]:
         """Returns the calls that were held back because their name is incomplete, to be sent to the client.
 
-        Call it when the answer ends.
+        Call it when the response ends.
         """
         return [self._show_call(call) for call in self._calls if call.is_ours is None]
 
@@ -176,7 +176,7 @@ class ToolCallFilter:
         return None if is_incomplete and "custom" not in call.fields else False
 
     def _show_call(self, call: PartialToolCall) -> JsonObject:
-        """Marks a call as a call of a client tool, and returns what has arrived of it as one piece."""
+        """Marks a call as a call of a client tool. Returns its pieces that have arrived, joined into one."""
         call.is_ours = False
         call.client_index = self.client_call_count
         self.client_call_count += 1
@@ -221,11 +221,11 @@ PARAGRAPH_BREAK: Final = "\n\n"
 
 @dataclass(slots=True)
 class AnswerContent:
-    """The text and the thinking of one answer, without its calls.
+    """The text and the thinking of one response, without its calls.
 
     Attributes:
         texts: The pieces of the content and of the thinking that are plain text, by field name.
-        parts: The parts of the answer's content, if the provider sent the content as an array.
+        parts: The parts of the response's content, if the provider sent the content as an array.
         reasoning: Thinking in other forms, by field name.
     """
 
@@ -235,12 +235,12 @@ class AnswerContent:
 
     @property
     def text(self) -> str:
-        """The text of the answer that the provider sent as a string. The text in `parts` is not included."""
+        """The text that the provider sent as a string, joined. The text in `parts` is not included."""
         return "".join(self.texts.get("content", ()))
 
     @property
     def reasoning_index_count(self) -> int:
-        """The highest index in `reasoning_details` plus one; 0 if the answer has no such index."""
+        """The highest index in `reasoning_details` plus one; 0 if the response has no such index."""
         return 1 + max((_get_index(each) for each in self.reasoning.get(REASONING_DETAILS) or ()), default=-1)
 
     def add_delta(self, delta: Mapping[str, Any]) -> None:
@@ -325,8 +325,8 @@ def _get_index(piece: object) -> int:
 def shift_indices(pieces: object, offset: int) -> None:
     """Adds `offset` to the `index` of each piece of reasoning, in place.
 
-    The client joins pieces with the same index. So a later answer must not use the indices of earlier answers
-    that the client has received as part of the same answer.
+    The client joins pieces with the same index. It sees several responses as one. So the pieces of a later
+    response must not have the indices of pieces of earlier responses.
     """
     for piece in as_list(pieces):
         if _get_index(piece) >= 0:
@@ -344,7 +344,7 @@ def choose_text_separator(before: str, after: str) -> str:
     return "" if is_joined or not _SENTENCE_END.search(before) else PARAGRAPH_BREAK
 
 
-# Members of an event or an answer that identify the answer. The client sees those of the first answer.
+# Members of an event or a response that identify the response. The client sees those of the first response.
 ENVELOPE: Final = ("id", "created", "model", "system_fingerprint", "service_tier")
 # Matches events that must be parsed because they contain calls, a finish reason or usage. The end marker of
 # the stream (`[DONE]`) is tested separately. Without it, all alternatives begin with a quote, which makes the
@@ -355,16 +355,16 @@ _EVENT_PATTERN: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usa
 class ChatStreamFilter:
     """Hides calls of the search tool in streams on the Chat Completions wire; see `StreamFilter`.
 
-    In the first answer, events without calls, finish reason or usage are forwarded unparsed. Later answers
-    are changed so that they continue the first answer: they get its id, do not repeat the role, and report
-    the usage of all answers together.
+    In the first response, events without calls, finish reason or usage are forwarded unparsed. Later
+    responses are changed so that they continue the first response: they get its id, do not repeat the role,
+    and report the usage of all responses together.
     """
 
     def __init__(self, stream: StreamJoiner) -> None:
         self._stream = stream
         self._envelope: JsonObject = {}
         self._has_sent_role = False
-        self._previous_text = ""  # text of the previous answer, until the separator after it is chosen
+        self._previous_text = ""  # text of the previous response, until the separator after it is chosen
         self._reasoning_offset = 0  # added to the index of `reasoning_details`; see `shift_indices`
         self._reset_answer()
 
@@ -373,11 +373,11 @@ class ChatStreamFilter:
         self._has_finish_reason = False  # the provider has given a finish reason
 
     def list_own_calls(self) -> list[str]:
-        """Returns the arguments of each call of the search tool in the current answer."""
+        """Returns the arguments of each call of the search tool in the current response."""
         return [call.arguments for call in self._calls.own_calls]
 
     def end_answer(self) -> JsonObject:
-        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next answer."""
+        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next response."""
         content = AnswerContent()
         for event in self._stream.buffered_events:
             payload = decode_event(read_data(event))
@@ -422,10 +422,10 @@ class ChatStreamFilter:
         return self._filter_payload(event, payload)
 
     def _may_continue(self, reason: str) -> bool:
-        """Returns whether the proxy answers the calls of the search tool and continues the answer.
+        """Returns whether the proxy answers the calls of the search tool and continues the response.
 
-        It does not if the client must answer calls as well, or if the answer is too large to keep. It also
-        does not if `reason`, the finish reason, shows that the answer was cut off.
+        The result is False if the client must answer calls as well, or if the response is too large to keep.
+        It is also False if `reason`, the finish reason, shows that the response was cut off.
         """
         return (
             self._stream.may_answer_calls
@@ -460,8 +460,8 @@ class ChatStreamFilter:
     def _filter_choice(self, choice: JsonObject) -> bool:
         """Removes calls of the search tool from a choice, and returns whether the choice has changed.
 
-        The finish reason is removed if the answer will be continued. It becomes `stop` if the answer cannot
-        be continued, and all its calls were removed.
+        The finish reason is removed if the response will be continued. If it cannot be continued, and all its
+        calls were removed, the finish reason becomes `stop`.
         """
         delta = as_object(choice.get("delta"))
         pieces = as_list(delta.get(TOOL_CALLS))
@@ -481,14 +481,14 @@ class ChatStreamFilter:
             choice["finish_reason"] = None
             return True
         if reason == TOOL_CALLS and self._calls.has_only_own_calls:
-            choice["finish_reason"] = STOP  # the client has nothing left to call
+            choice["finish_reason"] = STOP  # no calls are left for the client
             return True
         return is_changed
 
     def _rewrite_as_continuation(
         self, payload: JsonObject, choice: JsonObject, usage_holders: list[JsonObject]
     ) -> None:
-        """Changes an event of a later answer so that it continues the first answer for the client."""
+        """Changes an event of a later response so that it continues the first response for the client."""
         payload.update(self._envelope)
         for holder in usage_holders:
             holder["usage"] = add_usage(self._stream.previous_usage, holder["usage"])
@@ -503,7 +503,7 @@ class ChatStreamFilter:
 
 
 def get_choice(payload: Mapping[str, Any]) -> JsonObject:
-    """Returns the first choice of an answer or an event; empty if there is none."""
+    """Returns the first choice of a response or an event; empty if there is none."""
     return as_object(next(iter(as_list(payload.get("choices"))), None))
 
 
@@ -514,7 +514,7 @@ def find_usage_holders(payload: JsonObject) -> list[JsonObject]:
 
 
 class ChatAnswerFilter:
-    """Hides calls of the search tool in answers on the Chat Completions wire; see `AnswerFilter`.
+    """Hides calls of the search tool in responses on the Chat Completions wire; see `AnswerFilter`.
 
     Args:
         name: The name of the search tool.
@@ -529,7 +529,7 @@ class ChatAnswerFilter:
         self._previous_logprobs: list[Any] = []
 
     def read_answer(self, payload: JsonObject) -> bool:
-        """Reads the next answer of the upstream, and returns whether it contains a message."""
+        """Reads the next response of the upstream, and returns whether it contains a message."""
         self._call_filter = ToolCallFilter(self._tool_name)
         self._choice = get_choice(payload)
         self._message = as_object(self._choice.get("message"))
@@ -540,11 +540,11 @@ class ChatAnswerFilter:
         return bool(self._message)
 
     def may_continue(self) -> bool:
-        """Returns whether the answer is complete and calls no tool of the client."""
+        """Returns whether the response is complete and calls no tool of the client."""
         return not self._shown and self._choice.get("finish_reason") not in CUT_OFF_REASONS
 
     def keep_answer(self) -> JsonObject:
-        """Stores the visible text of an answer that will be continued. Returns the model's message."""
+        """Stores the visible text of a response that will be continued. Returns the model's message."""
         content = AnswerContent()
         content.add_delta(self._message)
         self._previous_text += choose_text_separator(self._previous_text, content.text) + content.text
@@ -552,14 +552,14 @@ class ChatAnswerFilter:
         return content.build_message(self._call_filter.own_calls)
 
     def complete_answer(self) -> None:
-        """Removes the calls of the tool from the last answer, and adds the text of earlier answers."""
+        """Removes the calls of the tool from the last response, and adds the text of earlier responses."""
         choice, message, previous = self._choice, self._message, self._previous_text
         if self.calls:
             message[TOOL_CALLS] = self._shown
             if not self._shown:
                 del message[TOOL_CALLS]
                 if choice.get("finish_reason") == TOOL_CALLS:
-                    choice["finish_reason"] = STOP  # the client has nothing left to call
+                    choice["finish_reason"] = STOP  # no calls are left for the client
         content = message.get("content")
         if isinstance(content, list) and previous:
             message["content"] = [{"type": "text", "text": previous}, *content]
@@ -576,7 +576,7 @@ def _get_logprobs(choice: Mapping[str, Any]) -> list[Any]:
 
 
 # The proxy does not add its tool to a body with one of these members. The legacy form of tools cannot be
-# mixed with the current form, and audio answers cannot be joined.
+# mixed with the current form, and audio responses cannot be joined.
 _EXCLUDING_MEMBERS: Final = ("functions", "function_call", "audio")
 
 
@@ -585,9 +585,9 @@ def _allows_tool(read: MemberReader) -> bool:
 
     - The body has a tool choice but no tools. Providers refuse such a body, and the client should see this
       error. If the search tool were added, they would accept the body.
-    - The client asks for several answers (`n`). Each of them could call the tool, but one answer cannot be
-      continued without the others.
-    - The answer must be JSON. The text before a call and the text after it cannot be joined into JSON.
+    - The client asks for several responses (`n`). Each of them could call the tool, but one response cannot
+      be continued without the others.
+    - The response must be JSON. The text before a call and the text after it cannot be joined into JSON.
     - The body uses the legacy form of tools or asks for audio (`_EXCLUDING_MEMBERS`).
     """
     return (

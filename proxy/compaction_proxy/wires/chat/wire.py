@@ -29,7 +29,7 @@ from compaction_proxy.wires.wire import MemberNames, Wire
 
 # The reasoning efforts to try, in this order. No model accepts both `minimal` and `none`.
 REASONING_EFFORTS: Final = ("minimal", "none", "low")
-# Members of a client's request that affect only its answer, and the messages. A summary call that continues
+# Members of a client's request that affect only its response, and the messages. A summary call that continues
 # the client's conversation does not copy them.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stream_options", "n", "stop", "response_format", "max_tokens", "max_completion_tokens"}
@@ -155,7 +155,7 @@ def _join_messages(messages: Sequence[Message]) -> bytes:
 def _may_hold_back_stream(seen: bytes) -> bool:
     """Returns False as soon as any bytes have arrived.
 
-    On this wire, the first event of a stream is already an error or a part of the answer.
+    On this wire, the first event of a stream is already an error or a part of the reply.
     """
     return not seen
 

@@ -211,8 +211,7 @@ def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessag
 def drop_thoughts(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
     """Returns the list without thinking. If the request sets a thinking budget, also disables thinking.
 
-    If the list contains nothing but thinking, returns the same list, because no provider accepts an empty
-    list.
+    If the list contains only thinking, returns the same list, because no provider accepts an empty list.
     """
     remaining = tuple([each for each in map(_drop_message_thoughts, messages) if each is not None])
     if not remaining:
@@ -228,7 +227,8 @@ def _read_thinking(raw: bytes) -> Mapping[str, Any]:
 def _has_required_thinking(messages: Sequence[Message]) -> bool:
     """Returns whether the latest turn meets the rule that a turn with tool calls begins with thinking.
 
-    It does if its first assistant message has thinking or calls no tools, or if it has no assistant message.
+    The result is True if the turn's first assistant message has thinking or calls no tools. It is also True
+    if the turn has no assistant message.
     """
     user = find_latest_user_message(messages)
     turn = messages[0 if user is None else user + 1 :]

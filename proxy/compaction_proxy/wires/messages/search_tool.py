@@ -1,4 +1,4 @@
-"""Offers the search tool on the Messages wire, and joins the answers before and after its calls.
+"""Offers the search tool on the Messages wire, and joins the responses before and after its calls.
 
 Sources: Anthropic's documentation of tool use and of extended thinking with tools, 2026-11.
 """
@@ -34,8 +34,8 @@ from compaction_proxy.wires.search_tool import (
 )
 from compaction_proxy.wires.sse import DONE_DATA, read_data, replace_data
 
-# Stop reasons after which the proxy does not answer calls: the answer was cut off or refused, or the provider
-# itself will continue it (`pause_turn`).
+# Stop reasons after which the proxy does not answer calls: the response was cut off or refused, or the
+# provider itself will continue it (`pause_turn`).
 CUT_OFF_REASONS: Final = frozenset(
     {"max_tokens", "model_context_window_exceeded", "stop_sequence", "refusal", "pause_turn"}
 )
@@ -52,7 +52,7 @@ def encode_input(block: Mapping[str, Any]) -> str:
 
 
 def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
-    """Builds the assistant message of the next request from the blocks of the model's answer.
+    """Builds the assistant message of the next request from the blocks of the model's reply.
 
     Providers refuse blank text and call input that is not an object. So blank text is left out, and such
     input is replaced by an empty object. The result of the call tells the model what was wrong with the
@@ -90,12 +90,12 @@ def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
     return [message, {"role": "user", "content": results}]
 
 
-# Matches the events of the first answer that must be parsed. Text of the model in other events cannot match,
-# because quotes in JSON strings are escaped.
+# Matches the events of the first response that must be parsed. Text of the model in other events cannot
+# match, because quotes in JSON strings are escaped.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:message_start|content_block_start|message_delta|message_stop|error)"|\[DONE\]'
 )
-# The end of a joined answer always reports these token counts, because clients use the last value that they
+# The end of a joined response always reports these token counts, because clients use the last value that they
 # receive for each of them.
 _COUNTS: Final = (
     "input_tokens",
@@ -108,9 +108,9 @@ _COUNTS: Final = (
 class MessagesStreamFilter:
     """Hides calls of the search tool in streams on the Messages wire; see `StreamFilter`.
 
-    In the first answer, events before the first call of the search tool are forwarded unchanged. A block
+    In the first response, events before the first call of the search tool are forwarded unchanged. A block
     that calls the search tool is left out, and later blocks get lower indices, so that no index is missing.
-    The end of the joined answer reports the usage of all answers together.
+    The end of the joined response reports the usage of all responses together.
     """
 
     def __init__(self, stream: StreamJoiner) -> None:
@@ -124,11 +124,11 @@ class MessagesStreamFilter:
         self._client_call_count = 0
 
     def list_own_calls(self) -> Iterable[str]:
-        """Returns the arguments of each call of the search tool in the current answer."""
+        """Returns the arguments of each call of the search tool in the current response."""
         return self._own_calls.values()
 
     def end_answer(self) -> JsonObject:
-        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next answer."""
+        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next response."""
         message = build_message(
             _join_events(decode_event(read_data(event)) for event in self._stream.buffered_events)
         )
@@ -187,16 +187,16 @@ class MessagesStreamFilter:
         self._next_index += 1
 
     def _record_usage(self, usage: Any) -> None:
-        """Merges counts into the answer's usage. A zero does not replace an earlier count."""
+        """Merges counts into the response's usage. A zero does not replace an earlier count."""
         counts = as_object(usage)
         self._stream.usage |= {
             name: count for name, count in counts.items() if count or name not in self._stream.usage
         }
 
     def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the event to send in place of the `message_delta` that ends an answer.
+        """Returns the event to send in place of the `message_delta` that ends a response.
 
-        The result is empty if the answer will be continued.
+        The result is empty if the response will be continued.
         """
         self._record_usage(payload.get("usage"))
         delta = as_object(payload.get("delta"))
@@ -213,7 +213,7 @@ class MessagesStreamFilter:
             return b""
         changed = only_own_calls and reason == TOOL_USE_REASON
         if changed:
-            delta["stop_reason"] = END_TURN_REASON  # the client has nothing left to call
+            delta["stop_reason"] = END_TURN_REASON  # no calls are left for the client
         if not self._stream.is_first_answer:
             total = add_usage(self._stream.previous_usage, self._stream.usage)
             reported = {*_COUNTS, *as_object(payload.get("usage"))}
@@ -226,7 +226,7 @@ class MessagesStreamFilter:
 
 
 def _join_events(payloads: Iterable[JsonObject]) -> list[JsonObject]:
-    """Builds the blocks of an answer from its events, and returns them in order."""
+    """Builds the blocks of a response from its events, and returns them in order."""
     blocks: dict[Any, JsonObject] = {}
     pieces: dict[tuple[Any, str], list[str]] = {}
     for payload in payloads:
@@ -271,7 +271,7 @@ def _is_complete(answer: JsonObject) -> bool:
 
 def _adapt_end(answer: JsonObject, only_own_calls: bool) -> None:  # noqa: FBT001 - set by `ItemAnswerFilter`
     if only_own_calls and answer.get("stop_reason") == TOOL_USE_REASON:
-        answer["stop_reason"] = END_TURN_REASON  # the client has nothing left to call
+        answer["stop_reason"] = END_TURN_REASON  # no calls are left for the client
     answer["usage"] = as_object(answer.get("usage"))
 
 
@@ -283,9 +283,9 @@ _ITEM_FORMAT: Final = ItemFormat(
 def _allows_tool(read: MemberReader) -> bool:
     """Returns whether the search tool may be added to a request. Returns False in these cases.
 
-    - The client sets a `tool_choice` other than `auto`. With `any` or `tool`, each answer of the upstream
-      must call a tool, and with `none`, no answer may call one.
-    - The answer must have a format, such as JSON. The text before a call and the text after it cannot be
+    - The client sets a `tool_choice` other than `auto`. With `any` or `tool`, each response of the upstream
+      must call a tool, and with `none`, no response may call one.
+    - The response must have a format, such as JSON. The text before a call and the text after it cannot be
       joined into JSON.
     """
     choice, output = read("tool_choice"), read("output_config")

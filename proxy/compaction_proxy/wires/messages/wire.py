@@ -48,7 +48,7 @@ from compaction_proxy.wires.usage import (
 )
 from compaction_proxy.wires.wire import MemberNames, Wire
 
-# Types of events that come before the content of an answer.
+# Types of events that come before the content of a reply.
 _OPENING_EVENTS: Final = frozenset({"message_start", "ping"})
 # The header that Anthropic requires in every request.
 _VERSION_HEADER: Final = {"anthropic-version": "2023-06-01"}
@@ -74,7 +74,7 @@ _FIRST_SERVER_ERROR_STATUS: Final = 500
 DEFAULT_ALLOWANCE_TOKENS: Final = 2_000
 CLIENT_ALLOWANCE_TOKENS: Final = 8_000
 
-# Members of a client's request that affect only its answer, and the messages. A summary call that continues
+# Members of a client's request that affect only its response, and the messages. A summary call that continues
 # the client's conversation does not copy them.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stop_sequences", "max_tokens", "temperature", "top_p", "top_k", "tool_choice", "metadata"}
@@ -122,7 +122,7 @@ _USAGE_FORMAT: Final = UsageFormat(
 
 
 def get_thinking_allowance(model: str, conversation: ContinuedConversation | None = None) -> int:
-    """Returns how many tokens a model may use for thinking, in addition to the limit of its answer.
+    """Returns how many tokens a model may use for thinking, in addition to its output limit.
 
     Args:
         model: The summary model.
@@ -191,10 +191,10 @@ def _continue_conversation(
 
 
 def parse_answer(body: bytes) -> SummaryAnswer:
-    """Parses an answer of the Messages API.
+    """Parses a response of the Messages API.
 
     Raises:
-        SummaryError: With the reason `garbage` if the body is not an answer of the Messages API.
+        SummaryError: With the reason `garbage` if the body is not a response of the Messages API.
     """
     payload = as_object(parse_json(body))
     content = payload.get("content")
@@ -226,7 +226,7 @@ def _find_skip_reason(indicators: Mapping[str, bytes]) -> str:
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns whether the first bytes of a stream contain neither content of the answer nor an error."""
+    """Returns whether the first bytes of a stream contain neither content of the reply nor an error."""
     return not seen.lstrip().startswith((b"{", b"[")) and has_only_events(seen, _OPENING_EVENTS)
 
 
@@ -250,7 +250,7 @@ def _drop_refused_content(raw: bytes, refusal: bytes) -> bytes | None:
         body = parse_body(raw, MESSAGES)
         records = [PARSER.parse_message(each) for each in body.messages]
         adapted = drop_thoughts(raw, records)
-        if adapted.messages is records:  # the list holds nothing but thinking
+        if adapted.messages is records:  # the list contains only thinking
             return None
         changed = splice_messages(body, adapted)
     except UnreadableBodyError:

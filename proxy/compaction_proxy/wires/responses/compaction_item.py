@@ -1,7 +1,7 @@
 """Detects requests for a compaction item on the Responses wire, and expands items that the proxy has made.
 
 A client such as Codex asks for a compaction by ending its `input` with an item of type `compaction_trigger`,
-the trigger. The answer contains a `compaction` item, which the client then sends in place of the compacted
+the trigger. The response contains a `compaction` item, which the client then sends in place of the compacted
 input. If the proxy has made that item, its content is a token, which contains the items of the compacted
 input in encrypted form. This module finds tokens and replaces them by their items.
 `gateway.compaction_items` encrypts and decrypts them.
@@ -36,7 +36,7 @@ class TriggeredRequest(NamedTuple):
 
     Attributes:
         raw: The body without the trigger.
-        is_streamed: Whether the client wants the answer as a stream.
+        is_streamed: Whether the client wants the response as a stream.
     """
 
     raw: bytes
@@ -195,7 +195,7 @@ def build_item(item_id: str, token: str) -> dict[str, Any]:
 def build_response(
     response_id: str, model: str, created_at: int, item: Mapping[str, Any], usage: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Builds the answer to a request for a compaction item, as one object that is not a stream."""
+    """Builds the response to a request for a compaction item, as one object that is not a stream."""
     return {
         "id": response_id,
         "object": "response",

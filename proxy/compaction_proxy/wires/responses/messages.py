@@ -4,8 +4,8 @@ It also estimates the tokens of the content that is not text, such as images, re
 provider has made. A piece is the JSON of one `Message` (see `Wire`). It is one item, or several items that
 belong together.
 
-All items of one answer form one piece, so that reasoning is never separated from the calls that follow it. To
-group items, this module decodes only their type and role.
+All items of one response form one piece, so that reasoning is never separated from the calls that follow it.
+To group items, this module decodes only their type and role.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ OUTPUT_TYPES_BY_CALL: Final[Mapping[str, str]] = {
 }
 # Types of items that contain a compaction of the provider. Such an item replaces everything before it.
 COMPACTION_TYPES: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
-# The type of the last item of a request that asks for a compaction item instead of an answer.
+# The type of the last item of a request that asks for a compaction item instead of a reply.
 TRIGGER_TYPE: Final = "compaction_trigger"
 # Types of items with settings that apply to all items after them.
 SETTING_TYPES: Final = frozenset({"additional_tools", "configuration_update"})
@@ -214,7 +214,7 @@ def decode_items(piece: bytes) -> list[dict[str, Any]]:
     return value
 
 
-# The text that separates the texts of several messages of one answer.
+# The text that separates the texts of several messages of one response.
 _MESSAGE_SEPARATOR = "\n\n"
 # Members of an item that are not part of its content. Digests do not include them.
 _IDENTITY_MEMBERS = frozenset({"id", "status"})
@@ -255,7 +255,7 @@ def get_item_kind(item: Mapping[str, Any]) -> str:
 
 
 def _convert_run(raw: bytes, items: Sequence[JsonObject]) -> Message:
-    """Converts the items of one answer to one `Message`. Reasoning only sets `has_signed_reasoning`."""
+    """Converts the items of one response to one `Message`. Reasoning only sets `has_signed_reasoning`."""
     text, refusal, signed = "", "", False
     parts: list[ContentPart] = []
     calls: list[MessageToolCall] = []
@@ -373,8 +373,8 @@ def _build_part(part: Any, text_offset: int) -> ContentPart | None:
 def encode_message(record: Message) -> bytes:
     """Returns the JSON of a message that the proxy has written itself.
 
-    An assistant message gets the form that messages have in answers, because servers that translate requests
-    to Chat Completions accept no other form.
+    An assistant message gets the form that messages have in responses, because servers that translate
+    requests to Chat Completions accept no other form.
     """
     if record.answered_call_ids:
         kind, _, ending = record.name.partition(":")
@@ -478,7 +478,7 @@ def _estimate_text(parts: list[Any]) -> int:
 
 def _estimate_item(item: JsonObject, model: str) -> int:
     kind = get_item_kind(item)
-    if kind in OUTPUT_TYPES_BY_CALL or kind == "shell_call_output":  # these items hold only text
+    if kind in OUTPUT_TYPES_BY_CALL or kind == "shell_call_output":  # these items contain only text
         return 0
     if kind == "reasoning":
         return _estimate_reasoning(item)

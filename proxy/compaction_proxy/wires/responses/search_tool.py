@@ -1,4 +1,4 @@
-"""Offers the search tool on the Responses wire, and joins the answers before and after its calls.
+"""Offers the search tool on the Responses wire, and joins the responses before and after its calls.
 
 Sources: OpenAI's documentation of function calling and of encrypted reasoning (`store: false`), 2026-11.
 """
@@ -42,14 +42,14 @@ _SELF_CONTAINED_TYPES: Final = frozenset(
     | {"image_generation_call", "mcp_call", "mcp_list_tools", "compaction"}
 )
 # The proxy does not add the search tool to a request with one of these members. The provider either stores
-# the answer, or uses stored tools, which the tools in the request would replace.
+# the response, or uses stored tools, which the tools in the request would replace.
 _STATEFUL_MEMBERS: Final = ("previous_response_id", "conversation", "prompt")
-# Members that identify an answer. A joined answer has those of the first answer.
+# Members that identify a response. A joined response has those of the first response.
 _ENVELOPE: Final = ("id", "created_at", "model")
 
 
 def must_client_answer(item: Mapping[str, Any]) -> bool:
-    """Returns whether an item of an answer is a call that the client must answer, or has an unknown type."""
+    """Returns whether an item of a response is a call that the client must answer, or has an unknown type."""
     return item.get("type") not in _SELF_CONTAINED_TYPES
 
 
@@ -60,7 +60,7 @@ def read_arguments(item: Mapping[str, Any]) -> str:
 
 
 def build_message(items: Iterable[JsonObject]) -> JsonObject:
-    """Prepares the items of an answer for the next request. The result contains them as `output`.
+    """Prepares the items of a response for the next request. The result contains them as `output`.
 
     Reasoning with content stays unchanged. Reasoning without content is left out, because a provider that
     stores nothing cannot find it by its id. In this case, the ids of all other items are removed, because the
@@ -87,7 +87,7 @@ def _mend_call(item: JsonObject, number: int) -> JsonObject:
 
 
 def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
-    """Returns the items of the answer, followed by an item with the result of each call, in order."""
+    """Returns the items of the response, followed by an item with the result of each call, in order."""
     calls = [item for item in message["output"] if item.get("type") == CALL]
     results = [
         {"type": RESULT, "call_id": call["call_id"], "output": text}
@@ -100,8 +100,8 @@ _OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "resp
 _COMPLETED_EVENT: Final = "response.completed"
 _END_EVENTS: Final = frozenset({_COMPLETED_EVENT, "response.incomplete", "response.failed"})
 _ITEM_DONE_EVENT: Final = "response.output_item.done"
-# Matches the events of the first answer that must be parsed. Text of the model in other events cannot match,
-# because quotes in JSON strings are escaped.
+# Matches the events of the first response that must be parsed. Text of the model in other events cannot
+# match, because quotes in JSON strings are escaped.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:response\.(?:created|queued|in_progress|output_item\.(?:added|done)|completed|incomplete|failed)'
     rb'|error)"|\[DONE\]'
@@ -112,9 +112,9 @@ _SEQUENCE_MARKER: Final = b'"sequence_number"'
 class ResponsesStreamFilter:
     """Hides calls of the search tool in streams on the Responses wire; see `StreamFilter`.
 
-    In the first answer, events before the first call of the search tool are forwarded unchanged. An item that
-    calls the search tool is left out, and later items and events get lower numbers, so that no number is
-    missing. The last event of the joined answer lists the items of all answers.
+    In the first response, events before the first call of the search tool are forwarded unchanged. An item
+    that calls the search tool is left out, and later items and events get lower numbers, so that no number is
+    missing. The last event of the joined response lists the items of all responses.
     """
 
     def __init__(self, stream: StreamJoiner) -> None:
@@ -122,23 +122,23 @@ class ResponsesStreamFilter:
         self._next_index = 0  # output index of the next item that the client sees
         self._next_sequence_number = 0  # sequence number of the next event that the client sees
         self._envelope: JsonObject = {}
-        self._previous_items: list[JsonObject] = []  # items of earlier answers that the client has received
+        self._previous_items: list[JsonObject] = []  # items of earlier responses that the client has received
         self._reset_answer()
 
     def _reset_answer(self) -> None:
         self._own_call_keys: set[int | str] = set()
         # The output index that the client sees, by the upstream's key of the item (`_get_item_key`).
         self._client_indices: dict[int | str, int] = {}
-        self._answer_items: list[JsonObject] = []  # items of the current answer, if the next one continues it
+        self._answer_items: list[JsonObject] = []  # items of a response that the next one continues
 
     def list_own_calls(self) -> Iterable[str]:
-        """Returns the arguments of each call of the search tool in the current answer."""
+        """Returns the arguments of each call of the search tool in the current response."""
         return [
             read_arguments(item) for item in self._answer_items if is_call(item, CALL, self._stream.tool_name)
         ]
 
     def end_answer(self) -> JsonObject:
-        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next answer."""
+        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next response."""
         self._previous_items += self._drop_calls(self._answer_items)
         message = build_message(self._answer_items)
         self._reset_answer()
@@ -215,9 +215,9 @@ class ResponsesStreamFilter:
         return event if is_unchanged else replace_data(event, encode_ascii_json({**payload, **numbers}))
 
     def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the event to send in place of the last event of an answer.
+        """Returns the event to send in place of the last event of a response.
 
-        The result is empty if the answer will be continued.
+        The result is empty if the response will be continued.
         """
         response = as_object(payload.get("response"))
         output = response.get("output")
@@ -271,10 +271,10 @@ _ITEM_FORMAT: Final = ItemFormat(
 def _allows_tool(read: MemberReader) -> bool:
     """Returns whether the search tool may be added to a request. Returns False in these cases.
 
-    - The provider stores the answers, for example because `store` is not false. The client could then
-      continue a stored answer by its id, although that answer ends in a call of the proxy's tool.
+    - The provider stores the responses, for example because `store` is not false. The client could then
+      continue a stored response by its id, although that response ends in a call of the proxy's tool.
     - The client sets a `tool_choice` other than `auto`.
-    - The answer must be JSON. The text before a call and the text after it cannot be joined into JSON.
+    - The response must be JSON. The text before a call and the text after it cannot be joined into JSON.
     """
     choice = read("tool_choice")
     text_format = as_object(as_object(parse_json(read("text") or b"{}")).get("format"))

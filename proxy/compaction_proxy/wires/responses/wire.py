@@ -40,14 +40,14 @@ from compaction_proxy.wires.wire import MemberNames, Wire
 # The lowest reasoning effort that all models accept. Newer models refuse `minimal`, and older ones `none`.
 REASONING_EFFORT: Final = "low"
 
-# Members of a client's request that affect only its answer or its stored state, and the input. A summary call
-# that continues the client's conversation does not copy them.
+# Members of a client's request that affect only its response or its stored state, and the input. A summary
+# call that continues the client's conversation does not copy them.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stream_options", "max_output_tokens", "max_tool_calls", "text", "top_logprobs", "include"}
     | {"temperature", "top_p", "tool_choice", "metadata", "store", "background", "background_options"}
     | {"truncation", "input", "previous_response_id", "conversation", "context_management", "moderation"}
 )
-# Maps the reasons why an answer was cut off to the finish reasons that the proxy uses for all wires.
+# Maps the reasons why a response was cut off to the finish reasons that the proxy uses for all wires.
 _FINISH_REASONS: Final[Mapping[str, str]] = {
     "max_output_tokens": "length",
     "content_filter": "content_filter",
@@ -64,7 +64,7 @@ def _get_status(answer: JsonObject) -> str:
     return as_string(answer.get("status"))
 
 
-# A stream ends with an event that repeats the whole answer, including the request's tools and instructions.
+# A stream ends with an event that repeats the whole response, including the request's tools and instructions.
 _USAGE_FORMAT: Final = UsageFormat(
     _parse_counts, _get_status, re.compile(rb'"usage"\s*:\s*\{'), event_member="response"
 )
@@ -106,10 +106,10 @@ def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> byt
 
 
 def parse_answer(body: bytes) -> SummaryAnswer:
-    """Parses an answer of the Responses API.
+    """Parses a response of the Responses API.
 
     Raises:
-        SummaryError: With the reason `garbage` if the body is not an answer of the Responses API, or has the
+        SummaryError: With the reason `garbage` if the body is not a response of the Responses API, or has the
             status `failed`.
     """
     payload = as_object(parse_json(body))
@@ -137,12 +137,12 @@ def _get_finish_reason(payload: Mapping[str, object]) -> str:
     return "stop" if status == "completed" else status if isinstance(status, str) else ""
 
 
-# Types of events that come before any content of the answer.
+# Types of events that come before any content of the reply.
 _OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns whether the first bytes of a stream contain neither content of the answer nor an error."""
+    """Returns whether the first bytes of a stream contain neither content of the reply nor an error."""
     return has_only_events(seen, _OPENING_EVENTS)
 
 
