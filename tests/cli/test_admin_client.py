@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import Result
 
 import compaction_proxy
-from tests.helpers.scripted_admin import scripted_admin
+from compaction_proxy.cli.admin_client import create_admin_client, fetch_version
+from tests.helpers.scripted_admin import Scripted, scripted_admin
 
 ROOT = Path(compaction_proxy.__file__).parents[2]
 Run = Callable[..., Result]
@@ -90,3 +92,10 @@ def test_every_listing_tells_of_a_request(run: Run, tmp_path: Path) -> None:
         refused = run("sessions", "list", "--url", url, COMPACTION_PROXY__SERVER__ADMIN_KEY="wrong")
         assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
         assert "the admin key is refused" in refused.stderr
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[" * 60_000, b"[]", b'{"store": "ok"}', b"\xff"])
+def test_a_program_that_is_no_proxy_has_no_version(script: Scripted, body: bytes) -> None:
+    script.answers["GET", "/readyz"] = (200, body)
+
+    assert fetch_version(create_admin_client(script.url, None)) is None

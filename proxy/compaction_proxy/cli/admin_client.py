@@ -249,7 +249,7 @@ def fetch_version(client: AdminClient) -> str | None:
         with client.open_response("GET", "/readyz", timeout_s=HEALTH_TIMEOUT_S) as answer:
             fields = json.loads(answer.read(MAX_HEALTH_BYTES))
         return str(fields["version"]) if "store" in fields else None
-    except (AdminUnreachableError, LookupError, TypeError):
+    except (AdminUnreachableError, LookupError, RecursionError, TypeError):
         return None
 
 

@@ -146,8 +146,8 @@ def format_short_number(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            scaled = value / size
+        scaled = value / size
+        if round(abs(scaled), 3) >= 1:  # 999,960 is 1M, not 1000k
             digits = f"{scaled:.1f}".removesuffix(".0") if abs(scaled) < 99.95 else f"{scaled:.0f}"
             return digits.replace("-", MINUS) + sign
     return f"{value:.0f}".replace("-", MINUS)

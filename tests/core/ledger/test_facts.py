@@ -1,10 +1,17 @@
 """Exact values of each kind, and what tools show."""
 
+import json
 import time
 
 import pytest
 
-from compaction_proxy.core.ledger.facts import ERROR_CHARACTERS, ObservedFact, collect_facts, to_one_line
+from compaction_proxy.core.ledger.facts import (
+    ERROR_CHARACTERS,
+    ObservedFact,
+    collect_facts,
+    list_message_facts,
+    to_one_line,
+)
 from compaction_proxy.core.ledger.values import find_values
 from compaction_proxy.core.message import Message, MessageToolCall
 
@@ -190,3 +197,11 @@ def test_a_megabyte_of_anything_is_looked_at_in_no_time(part: str) -> None:
     collect_facts(messages, {0, 1})
 
     assert time.thread_time() - started < 5
+
+
+def test_a_truth_value_identifies_no_object() -> None:
+    result = json.dumps({"valid_key": True, "order_id": "A17", "status": "2024-05-01"})
+
+    facts = list_message_facts(Message("tool", result, answered_call_ids=("1",)))
+
+    assert "A17 status" in {each.name for each in facts}

@@ -37,6 +37,13 @@ def ends(messages: list[Message]) -> list[tuple[str, str]]:
     return [(each.kind, each.text) for each in read_frontier(messages).loose_ends]
 
 
+def test_a_write_without_a_result_is_no_outcome() -> None:
+    started = call("update_page", {"page": "api"}, None, "The docs follow.")
+    messages = [user(DOCS), *started, said("The docs are up to date."), user(THANKS)]
+
+    assert not any("done" in outcome for outcome in read_frontier(messages).outcomes.values())
+
+
 @pytest.mark.parametrize("later", [DOCS, "The tests pass.", THANKS, "好的,谢谢", "Gracias, eso es todo."])
 def test_a_request_is_answered_once_the_assistant_replied_and_the_user_went_on(later: str) -> None:
     assert state([user(BUG), said("The login works again."), user(later)], BUG) is StatementStatus.ANSWERED

@@ -305,7 +305,14 @@ def _iter_named_leaves(json_value: object) -> Iterator[tuple[str, str, str]]:
 def _find_own_id(value: Mapping[object, object]) -> str:
     """Returns the value of the first key that identifies a JSON object, or "" if no key does."""
     found = (each for key, each in value.items() if isinstance(key, str) and _ID_KEY.search(key))
-    return next((str(each) for each in found if isinstance(each, str | int) and str(each)), "")
+    return next(
+        (
+            str(each)
+            for each in found
+            if isinstance(each, str | int) and not isinstance(each, bool) and str(each)
+        ),
+        "",
+    )
 
 
 def _name_leaf(name: str, parent: str, own_id: str) -> str:

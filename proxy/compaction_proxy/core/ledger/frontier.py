@@ -368,7 +368,7 @@ class _FrontierReader:
                 self.loose_ends[key] = work.turn, ProgressNote("failed", text, at)
             elif action.has_result:
                 self.loose_ends.pop(key, None)
-            if action.is_write and not action.has_failed:
+            if action.is_write and action.has_result and not action.has_failed:
                 self.writes.append(action)
         promise = work.reply.promise if work.reply is not None else ""
         if promise or work.actions:
