@@ -1,9 +1,11 @@
 """What the composition root builds: only what is configured is loaded. What it says of a store."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 from structlog.testing import capture_logs
@@ -23,12 +25,12 @@ from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
 
 create_app(Config.model_validate({}))
-print(*({{"redis", "cryptography"}} & sys.modules.keys()))
+print(*({{"redis", "cryptography", "fastapi", "jinja2"}} & sys.modules.keys()))
 """
 
 
 def loaded(config: dict[str, dict[str, str]]) -> set[str]:
-    """Which of two large libraries a process has loaded that has built the proxy from `config`."""
+    """Which of some large libraries a process has loaded that has built the proxy from `config`."""
     run = [sys.executable, "-c", SCRIPT.format(config)]
     return set(subprocess.run(run, capture_output=True, text=True, check=True).stdout.split())
 
@@ -39,6 +41,24 @@ def test_a_library_that_the_configuration_does_not_name_is_not_loaded() -> None:
 
 def test_the_library_of_a_shared_store_is_loaded_with_it() -> None:
     assert "redis" in loaded({"store": {"url": "redis://127.0.0.1:1"}})
+
+
+async def test_health_and_metrics_are_answered_before_the_admin_site_is_created() -> None:
+    proxy = create_app(Config.model_validate({"store": {"url": "memory://"}}))
+    created: list[str] = []
+    create = proxy._admin_site._create
+
+    def create_and_record() -> Any:
+        created.append("site")
+        return create()
+
+    proxy._admin_site._create = create_and_record
+    async with serve_embedded(proxy) as url, httpx.AsyncClient(base_url=url) as client:
+        statuses = [(await client.get(path)).status_code for path in ("/livez", "/readyz", "/metrics")]
+        assert (statuses, created) == ([200, 200, 200], [])
+        refused = [client.post("/readyz"), client.get("/admin/v1/nothing"), client.get("/ui/nothing")]
+        answers = [answer.status_code for answer in await asyncio.gather(*refused)]
+    assert (answers, created) == ([405, 404, 404], ["site"])
 
 
 async def test_a_store_that_cannot_be_opened_is_down_and_one_line_says_so_whatever_is_asked(

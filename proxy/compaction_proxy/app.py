@@ -1,17 +1,16 @@
 """Builds the ASGI application from a configuration, and rebuilds its parts when the configuration changes."""
 
-from collections.abc import Awaitable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from compaction_proxy.admin.api.overview import create_conversation_loader
-from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
-from compaction_proxy.admin.app import create_admin_app, mount_pages
 from compaction_proxy.admin.auth import AccessPolicy, BodyBudgetMiddleware
-from compaction_proxy.admin.queries import ConversationQueries
+from compaction_proxy.admin.health import create_health_routes, serve_route
 from compaction_proxy.compaction.commands import ConversationCommands
 from compaction_proxy.compaction.round_job import check_prompt_files
 from compaction_proxy.config.config import Config
@@ -41,19 +40,49 @@ from compaction_proxy.gateway.passthrough import (
     PassthroughEndpoint,
 )
 from compaction_proxy.gateway.paths import COMPACT_PATH, MCP_PATH
-from compaction_proxy.gateway.routes import create_relay_routes
 from compaction_proxy.gateway.size_gate import build_gates
 from compaction_proxy.gateway.unread_conversations import UnreadConversationFinder
 from compaction_proxy.gateway.upstream import Upstream, build_upstreams
 from compaction_proxy.providers.discovery import HttpWindowDiscovery
-from compaction_proxy.recall.round_detail import RoundDetailReader
-from compaction_proxy.replay.jobs import ReplayJobRunner
 from compaction_proxy.runtime import Components, choose_body_budget
 from compaction_proxy.storage.store import Store
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.registry import WIRES
 
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from compaction_proxy.admin.api.routing import AdminApi
+
 HOP_BYTES = 8
+
+
+class AdminSite:
+    """The admin API and the admin pages (ASGI). They are created at the first request that needs them.
+
+    Their libraries take a quarter of a second and many megabytes to load, and most processes never need them.
+
+    Args:
+        create: Creates the FastAPI application, and the application with the pages around it. It is called in
+            a thread.
+    """
+
+    def __init__(self, create: Callable[[], "tuple[FastAPI, ASGIApp]"]) -> None:
+        self._create = create
+        self._apps: tuple[FastAPI, ASGIApp] | None = None
+        self._lock = asyncio.Lock()
+
+    def load(self) -> "tuple[FastAPI, ASGIApp]":
+        """Returns what `create` returns. Calls it only once."""
+        self._apps = self._apps or self._create()
+        return self._apps
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        if self._apps is None:
+            async with self._lock:
+                await asyncio.to_thread(self.load)
+        await self.load()[1](scope, receive, send)
 
 
 def _has_provider_key(config: Config) -> bool:
@@ -86,9 +115,6 @@ class Proxy:
         loaded_config: The configuration with the source of each value, which the admin API reports. None if
             the sources are unknown.
 
-    Attributes:
-        api: The FastAPI application. Its OpenAPI document describes the proxy's own paths and the endpoints
-            whose requests the proxy compacts.
     """
 
     def __init__(self, config: Config, components: Components, loaded_config: LoadedConfig | None) -> None:
@@ -108,6 +134,15 @@ class Proxy:
             # to stop.
             self._server_state = scope.get("state", {})
         return self._dispatcher(scope, receive, send)
+
+    @property
+    def api(self) -> "FastAPI":
+        """The FastAPI application.
+
+        Its OpenAPI document describes the proxy's own paths and the endpoints whose requests the proxy
+        compacts.
+        """
+        return self._admin_site.load()[0]
 
     def reload(self, loaded_config: LoadedConfig) -> None:
         """Applies another configuration to all later requests.
@@ -133,7 +168,7 @@ class Proxy:
         return self._parts.secret.current_key
 
     def _apply_config(self, config: Config, loaded_config: LoadedConfig | None) -> None:
-        """Builds the endpoints and the admin application for a configuration. Later requests use them."""
+        """Builds the endpoints for a configuration. Later requests use them."""
         parts, admission, base_path = self._parts, self._admission, config.server.base_path
         upstreams = build_upstreams(config, parts.engine, self._hop_mark, parts.upstream_monitor)
         relay = partial(
@@ -209,18 +244,22 @@ class Proxy:
             # Otherwise, such a page could read the conversations of clients that send no key.
             clients=_build_client_authenticator(config, refuses_foreign_pages=True),
         )
-        admin_api = self._build_admin_api(config, loaded_config, commands)
-        self.api = create_admin_app(
-            parts.get_readiness, base_path, admin_api, parts.render_metrics, parts.run_lifespan
+        self._access_policy = AccessPolicy(config.server.host, config.server.admin_key.get_secret_value())
+        self._admin_site = AdminSite(
+            partial(self._create_admin_site, config, loaded_config, commands, wires, compact)
         )
-        self.api.router.routes.extend(create_relay_routes(wires, compact, base_path))
-        admin = mount_pages(self.api, admin_api, base_path)
+        admin = BodyBudgetMiddleware(self._admin_site, admission.body_budget)
+        health_routes = create_health_routes(parts.get_readiness, base_path, parts.render_metrics)
         self._dispatcher = Dispatcher(
             wire_endpoints=wires,
             post_endpoints=posts,
             passthrough=relay(passthrough),
-            own_endpoints={base_path + COMPACT_PATH: compact, base_path + MCP_PATH: relay(mcp)},
-            admin=BodyBudgetMiddleware(admin, admission.body_budget),
+            own_endpoints={
+                base_path + COMPACT_PATH: compact,
+                base_path + MCP_PATH: relay(mcp),
+                **{route.path: serve_route(route, admin) for route in health_routes},
+            },
+            admin=admin,
             base_path=base_path,
             lifespan=Router(lifespan=parts.run_lifespan),
             deletion_fence=parts.records.deletion_fence,
@@ -281,13 +320,37 @@ class Proxy:
             )
         return endpoints
 
+    def _create_admin_site(
+        self,
+        config: Config,
+        loaded_config: LoadedConfig | None,
+        commands: ConversationCommands,
+        wires: Mapping[str, ASGIApp],
+        compact: ASGIApp,
+    ) -> "tuple[FastAPI, ASGIApp]":
+        """Creates the application of the admin API, and the application with the admin pages around it."""
+        from compaction_proxy.admin.app import create_admin_app, mount_pages  # see `AdminSite`
+        from compaction_proxy.gateway.routes import create_relay_routes
+
+        parts, base_path = self._parts, config.server.base_path
+        admin_api = self._build_admin_api(config, loaded_config, commands)
+        api = create_admin_app(
+            parts.get_readiness, base_path, admin_api, parts.render_metrics, parts.run_lifespan
+        )
+        api.router.routes.extend(create_relay_routes(wires, compact, base_path))
+        return api, mount_pages(api, admin_api, base_path)
+
     def _build_admin_api(
         self, config: Config, loaded_config: LoadedConfig | None, commands: ConversationCommands
-    ) -> AdminApi:
+    ) -> "AdminApi":
         """Builds the object through which the admin API and the admin pages reach the rest of the proxy."""
-        parts = self._parts
-        policy = AccessPolicy(config.server.host, config.server.admin_key.get_secret_value())
-        self._access_policy = policy
+        from compaction_proxy.admin.api.overview import create_conversation_loader  # see `AdminSite`
+        from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
+        from compaction_proxy.admin.queries import ConversationQueries
+        from compaction_proxy.recall.round_detail import RoundDetailReader
+        from compaction_proxy.replay.jobs import ReplayJobRunner
+
+        parts, policy = self._parts, self._access_policy
         settings = AdminSettings(config)
         if loaded_config is not None:
             settings = AdminSettings(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from compaction_proxy import __version__
-from compaction_proxy.admin.app import Readiness
+from compaction_proxy.admin.health import Readiness
 from compaction_proxy.compaction.auto_recall import AutoRecall
 from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations

@@ -114,9 +114,11 @@ def serve(
     workers: Annotated[int | None, typer.Option(help="Processes that share the port.")] = None,
 ) -> None:
     """Run the proxy until SIGINT (Ctrl-C) or SIGTERM stops it."""
+    import gc
     import os
     from functools import partial
 
+    gc.disable()  # nothing of what start-up creates is garbage; `tune_interpreter` enables it again
     from compaction_proxy.cli.serve import announce_start, run_single_process
     from compaction_proxy.cli.workers import run_workers
     from compaction_proxy.config.loader import ConfigOverride, load_config
@@ -133,6 +135,7 @@ def serve(
     logs.configure_logging(loaded.config.observability.log_format)
     reread = partial(load_config, config, os.environ, options)
     if loaded.config.server.workers > 1:
+        gc.enable()
         run_workers(loaded, reread, lambda url: announce_start(loaded.config, url))
     else:
         run_single_process(loaded, reread)

@@ -176,6 +176,7 @@ def tune_interpreter() -> None:
     sys.setswitchinterval(THREAD_SWITCH_S)
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(*GC_THRESHOLDS)
     _raise_descriptor_limit()
 

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from compaction_proxy.admin.api.routing import AdminApi
-from compaction_proxy.admin.app import Readiness, create_admin_app
+from compaction_proxy.admin.app import create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
+from compaction_proxy.admin.health import Readiness
 from compaction_proxy.compaction.directives import MAX_PINS, Directives, build_pin_id
 from compaction_proxy.core.event import COMPACTED, Event
 from compaction_proxy.core.exchange import Exchange

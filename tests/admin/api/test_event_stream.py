@@ -13,8 +13,9 @@ import pytest
 
 from compaction_proxy.admin.api.overview import HEARTBEAT, STREAM_OPENING, stream_events
 from compaction_proxy.admin.api.routing import AdminApi
-from compaction_proxy.admin.app import Readiness, create_admin_app
+from compaction_proxy.admin.app import create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
+from compaction_proxy.admin.health import Readiness
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.loader import LoadedConfig

@@ -12,8 +12,9 @@ from pydantic import SecretStr
 
 from compaction_proxy.admin.api import schemas
 from compaction_proxy.admin.api.routing import AdminApi, AdminSettings
-from compaction_proxy.admin.app import Readiness, create_admin_app
+from compaction_proxy.admin.app import create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
+from compaction_proxy.admin.health import Readiness
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import ServerSection
 from compaction_proxy.core.cost.savings import Saving

@@ -9,8 +9,9 @@ import pytest
 
 from compaction_proxy.admin.api.overview import create_conversation_loader
 from compaction_proxy.admin.api.routing import AdminApi
-from compaction_proxy.admin.app import Readiness, create_admin_app
+from compaction_proxy.admin.app import create_admin_app
 from compaction_proxy.admin.auth import MAX_REPLAY_BYTES, AccessPolicy
+from compaction_proxy.admin.health import Readiness
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.config.config import Config

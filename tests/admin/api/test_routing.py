@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 
 from compaction_proxy.admin.api.routing import API_PATH, AdminApi
-from compaction_proxy.admin.app import Readiness, create_admin_app
+from compaction_proxy.admin.app import create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
+from compaction_proxy.admin.health import Readiness
 from compaction_proxy.core.event import COMPACTED, Event, to_fields
 from compaction_proxy.storage.memory import MemoryStore
 from tests.helpers.watched import Watched

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from fastapi.routing import APIRoute
+from starlette.routing import Route
 
 from compaction_proxy.admin.api.routing import AdminApi
-from compaction_proxy.admin.app import ALIVE_PATHS, READY_PATHS, Readiness, create_admin_app
+from compaction_proxy.admin.app import create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
+from compaction_proxy.admin.health import ALIVE_PATHS, READY_PATHS, Readiness
 from compaction_proxy.app import create_app
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
@@ -40,12 +41,12 @@ def application() -> Any:
     )
 
 
-def leaves(routes: Iterable[Any]) -> Iterator[APIRoute]:
+def leaves(routes: Iterable[Any]) -> Iterator[Route]:
     """Routes, those of included routers too; what is neither could have an entrance of its own."""
     for route in routes:
         included = getattr(route, "original_router", None)
         if included is None:
-            assert isinstance(route, APIRoute), route
+            assert isinstance(route, Route), route
             yield route
         else:
             yield from leaves(included.routes)
