@@ -73,7 +73,7 @@ class Provider:
     """Answers every request, and summarises as it is told.
 
     Attributes:
-        summary: What a summary call gets: a text, or the status of an error.
+        summary: What a summary call gets: a text, the status of an error, or what a function makes of the call.
         prompt_tokens: What `usage` says of a request of the conversation; 0: nothing.
         held: What probes wait for.
         probed: Set once a probe has come.
@@ -81,7 +81,7 @@ class Provider:
         keys: The credentials that came with them.
     """
 
-    summary: str | int = DIGEST
+    summary: str | int | Callable[[JsonObject], str] = DIGEST
     prompt_tokens: int = 0
     held: asyncio.Event | None = None
     probed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -116,11 +116,12 @@ class Provider:
         """The same text for each run, where several are asked for."""
         asked = body["messages"][-1]["content"]
         marks = [line for line in asked.splitlines() if line.startswith("=== RUN ")]
-        if isinstance(self.summary, int):
-            return self.summary
+        summary = self.summary(body) if callable(self.summary) else self.summary
+        if isinstance(summary, int):
+            return summary
         if not marks:
-            return put_as_asked(self.summary, *(str(each["content"]) for each in body["messages"]))
-        return "\n".join(f"{mark}\n{self.summary}" for mark in marks)
+            return put_as_asked(summary, *(str(each["content"]) for each in body["messages"]))
+        return "\n".join(f"{mark}\n{summary}" for mark in marks)
 
     @property
     def summaries(self) -> list[JsonObject]:

@@ -92,10 +92,12 @@ async def test_parts_of_the_last_request_that_are_no_text_stay_parts(placed: Pla
         assert place.provider.sent[1]["content"] == [{"type": "text", "text": STAND_IN["content"]}, image]
 
 
-async def test_the_prompt_is_appended_to_the_conversation_itself(placed: Placed) -> None:
-    async with placed("full", window=ROOM, **OWN) as place:
+@pytest.mark.parametrize("model", [MODEL, "gpt-4.1", "claude-sonnet-4-5"])
+async def test_the_prompt_is_appended_to_the_conversation_itself(model: str, placed: Placed) -> None:
+    models = {model: {"window": ROOM}}
+    async with placed("full", models=models, **OWN) as place:
         await place.force(
-            SESSION, tools=of_tools(2), tool_choice="auto", stream=False, stop=["x"], user="u-1"
+            SESSION, model=model, tools=of_tools(2), tool_choice="auto", stream=False, stop=["x"], user="u-1"
         )
         [call] = place.provider.summaries
 
@@ -103,7 +105,7 @@ async def test_the_prompt_is_appended_to_the_conversation_itself(placed: Placed)
         assert call["messages"][-1]["role"] == "user"
         del call["messages"]
         assert call == {
-            "model": MODEL,
+            "model": model,
             "tools": of_tools(2),
             "tool_choice": "none",
             "user": "u-1",

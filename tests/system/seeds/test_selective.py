@@ -78,8 +78,10 @@ async def test_the_debugging_example_becomes_three_messages(placed: Placed) -> N
         assert report(answer, "messages-before", "messages-after") == ["8", "3"]
 
 
-async def test_six_messages_stay_by_default(placed: Placed) -> None:
-    messages = [user("Build it"), *loop(6)]
+@pytest.mark.parametrize("count", [12, 13], ids=["even", "odd"])
+async def test_six_messages_stay_by_default(count: int, placed: Placed) -> None:
+    # Messages without calls: each is a unit, so that no edge of a unit makes six of five or seven.
+    messages = [user("Build it"), *(said(f"Step {k}:" + " done" * 90) for k in range(count))]
     async with placed("selective") as place:
         await place.force(messages)
         assert place.provider.sent == [messages[0], TAGGED, *messages[-6:]]

@@ -1,5 +1,8 @@
 """seeds/002 end to end: the strategy `split` through the whole proxy."""
 
+import re
+
+import pytest
 from structlog.testing import capture_logs
 
 from tests.system.seeds.stage import (
@@ -45,6 +48,20 @@ async def test_a_round_leaves_at_most_half_of_what_came_in(placed: Placed) -> No
         before, after = (int(str(each)) for each in report(answer, "tokens-before", "tokens-after"))
         assert report(answer, "status") == ["applied"]
         assert 0.4 * before < after <= 0.5 * before
+
+
+async def test_the_tail_is_what_the_largest_summary_leaves_of_half_the_trigger(placed: Placed) -> None:
+    messages = [system(), *numbered(200)]
+    room = 19_000 // 2 - 1_000  # 95 % of the window, and the most tokens of a summary
+    async with placed("split", window=20_000) as place:
+        await place.ask(messages)
+        tail = place.provider.sent[2:]
+        assert tail == messages[-len(tail) :]
+        sizes = []
+        for some in (tail, messages[-len(tail) - 1 :]):
+            answer = await place.ask(some, "size", headers={"x-compaction": "shadow"})
+            sizes.append(int(answer.headers["x-compaction-tokens-before"]))
+        assert sizes[0] <= room < sizes[1]
 
 
 async def test_the_summary_is_a_system_message_behind_the_clients_own(placed: Placed) -> None:
@@ -134,13 +151,26 @@ async def test_the_summary_model_gets_a_transcript_with_roles_and_no_tools(place
         assert "At most 1000 tokens" in data
 
 
-async def test_what_the_summary_says_reaches_the_model(placed: Placed) -> None:
+def quote_names(call: JsonObject) -> str:
+    """A summary by a model that knows no more than the call tells it: the sentences that name somebody."""
+    told = "\n".join(str(each["content"]) for each in call["messages"])
+    sentences = re.findall(r"[^\n.!]*\bname\b[^\n.!]*[.!]", told)
+    return "They talked for a while. The model noted: " + " ".join(dict.fromkeys(sentences))
+
+
+@pytest.mark.parametrize("name", ["Alice", "Zebedee"])
+async def test_what_a_removed_message_said_reaches_the_model_in_the_summary(
+    name: str, placed: Placed
+) -> None:
+    greeting = [user(f"My name is {name}."), said("Nice to meet you!")]
     async with placed("split") as place:
-        place.provider.summary = (
-            "The user introduced herself as Alice, and the assistant greeted her by name."
-        )
-        await place.force([user("My name is Alice."), said("Nice to meet you, Alice!"), *numbered(10)])
-        assert "Alice" in place.provider.sent[0]["content"]
+        place.provider.summary = quote_names
+        await place.force([*greeting, *numbered(10)])
+        assert place.provider.sent[1:] == numbered(10)[-5:]
+        assert f"My name is {name}." in place.provider.sent[0]["content"]
+        await place.force([*greeting, *numbered(30)])
+        assert any(f"My name is {name}." in each["content"] for each in place.provider.sent)
+        assert greeting[0] not in place.provider.sent
 
 
 async def test_a_conversation_of_200_messages_never_needs_them_all(placed: Placed) -> None:
