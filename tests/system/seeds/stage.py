@@ -73,7 +73,7 @@ class Provider:
     """Answers every request, and summarises as it is told.
 
     Attributes:
-        summary: What a summary call gets: a text, the status of an error, or what a function makes of the call.
+        summary: What a summary call gets: a text, the status of an error, or what a function makes of it.
         prompt_tokens: What `usage` says of a request of the conversation; 0: nothing.
         held: What probes wait for.
         probed: Set once a probe has come.
