@@ -87,7 +87,13 @@ def test_duplicates_keep_their_order() -> None:
 
 def test_content_length_goes_back_unless_no_body_may_follow() -> None:
     assert to_client_headers(200, [(b"content-length", b"5")]) == [(b"content-length", b"5")]
-    assert to_client_headers(304, [(b"content-length", b"5"), (b"etag", b"e")]) == [(b"etag", b"e")]
+    for status in (204, 304):
+        assert to_client_headers(status, [(b"content-length", b"5"), (b"etag", b"e")]) == [(b"etag", b"e")]
+
+
+def test_fields_of_an_upstream_that_look_like_ours_do_not_go_back() -> None:
+    fields = [(b"x-compaction-status", b"applied"), (b"x-compaction", b"1"), (b"not-x-compaction", b"2")]
+    assert to_client_headers(200, fields) == [(b"not-x-compaction", b"2")]
 
 
 def test_a_request_that_was_here_before_is_refused() -> None:

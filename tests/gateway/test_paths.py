@@ -113,7 +113,7 @@ def test_the_client_path_is_appended_byte_for_byte(
     assert join_upstream_url(base_url, raw_path, query) == expected
 
 
-@given(st.binary(max_size=40), st.binary(max_size=40))
+@given(st.binary(max_size=40).map(lambda path: path.replace(b"\\", b"/")), st.binary(max_size=40))
 def test_a_target_ends_in_the_clients_own_bytes(path: bytes, query: bytes) -> None:
     _, target = join_upstream_url("http://a.example/base", b"/" + path, query)
     assert target == b"/base/" + path + (b"?" + query if query else b"")
@@ -126,6 +126,12 @@ def test_a_target_ends_in_the_clients_own_bytes(path: bytes, query: bytes) -> No
 def test_no_path_leaves_the_base_of_the_upstream(raw_path: bytes) -> None:
     with pytest.raises(RequestRefusedError, match="leaves"):
         join_upstream_url("https://host/tenant/v1", raw_path, b"")
+
+
+@pytest.mark.parametrize("raw_path", [b"/v1/..\\admin", b"/v1/a\\b", b"/v1/a%5cb", b"/v1/a%5Cb"])
+def test_a_backslash_is_refused_because_some_servers_read_it_as_a_slash(raw_path: bytes) -> None:
+    with pytest.raises(RequestRefusedError, match="backslash"):
+        join_upstream_url("https://host/v1", raw_path, b"")
 
 
 @pytest.mark.parametrize("raw_path", [b"/v1/...", b"/v1/a..b/c", b"/v1/a/../b", b"/v1/..a", b"/v1/a/%2e%2e"])

@@ -33,6 +33,7 @@ HOP_BY_HOP = frozenset(
 )
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _NOT_FORWARDED_WITH_KEY = _NOT_FORWARDED | CREDENTIALS
+_BODILESS_STATUSES = frozenset({204, 304})
 _NOT_RETURNED = HOP_BY_HOP | {b"server", b"date"}
 # A header field that asks a reverse proxy in front of us to pass on each chunk of a stream at once.
 _UNBUFFERED = (b"x-accel-buffering", b"no")
@@ -85,6 +86,11 @@ def _add_connection_fields(
     return names.union(option.strip().lower() for value in values for option in value.split(b","))
 
 
+def _has_own_field(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Returns whether a name may begin with `x-compaction`. That is seldom so, and then saves a filter."""
+    return b"\n".join([field[0] for field in headers]).find(OWN_PREFIX) >= 0
+
+
 def _is_sendable(values: Iterable[bytes]) -> bool:
     """Returns whether no value holds a forbidden control character (`_UNSENDABLE`)."""
     joined = b"".join(values)
@@ -111,7 +117,7 @@ def to_upstream_headers(
     """
     dropped = _add_connection_fields(_NOT_FORWARDED_WITH_KEY if api_key else _NOT_FORWARDED, headers)
     forwarded = [field for field in headers if field[0] not in dropped]
-    if OWN_PREFIX in b"\n".join([field[0] for field in forwarded]):  # seldom true: saves the filter
+    if _has_own_field(forwarded):
         forwarded = [
             (name, value)
             for name, value in forwarded
@@ -141,14 +147,17 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
     """Returns the header fields for the client, made from those of the upstream. Duplicate fields are kept.
 
     - `server` and `date` are left out, because our own server writes them.
-    - `content-length` stays, because the body is relayed unchanged. With status 304 it is left out: it then
-      describes a body that is not sent, and our server would wait for that body.
+    - `content-length` stays, because the body is relayed unchanged. With status 204 and 304 it is left out,
+      because no body follows, and our server would wait for it.
+    - Fields whose names begin with `x-compaction` are left out. Only the proxy writes them.
     - If the upstream does not say whether an event stream may be buffered, a field is added that forbids it.
     """
     dropped = _add_connection_fields(_NOT_RETURNED, headers)
-    if status == 304:
+    if status in _BODILESS_STATUSES:
         dropped |= {b"content-length"}
     relayed = [field for field in headers if field[0] not in dropped]
+    if _has_own_field(relayed):
+        relayed = [field for field in relayed if not field[0].startswith(OWN_PREFIX)]
     if not _is_sendable([field[1] for field in relayed]):  # otherwise our server would refuse all fields
         relayed = [field for field in relayed if _is_sendable([field[1]])]
     kind = get_header(relayed, b"content-type")

@@ -9,6 +9,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from compaction_proxy.core.errors import RequestRefusedError
 
+_BACKSLASH = re.compile(rb"\\|%5c", re.IGNORECASE)
 _DOTS = re.compile(rb"(?:\.|%2e){2}", re.IGNORECASE)
 # The number of levels by which these segments change the depth of a path. Every other segment adds one.
 _DEPTHS = {"": 0, ".": 0, "..": -1}
@@ -95,8 +96,11 @@ def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str
         query: The query as the client wrote it, without `?`; empty for none.
 
     Raises:
-        RequestRefusedError: With status 400 if the path would lead out of the base URL.
+        RequestRefusedError: With status 400 if the path would lead out of the base URL, or contains a
+            backslash, which some servers read as a slash.
     """
+    if _BACKSLASH.search(raw_path) is not None:
+        raise RequestRefusedError(400, "The path contains a backslash.", "invalid_path")
     origin, prefix = _split_base_url(base_url)
     if prefix.endswith(b"/v1") and (raw_path == b"/v1" or raw_path.startswith(b"/v1/")):
         raw_path = raw_path[3:]
