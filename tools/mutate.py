@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,18 +130,21 @@ def list_stages(path: str) -> Iterator[list[str]]:
     mirrored = Path("tests") / inner.parent / f"test_{inner.stem}.py"
     if (ROOT / mirrored).exists():
         yield [str(mirrored), "-n", "0"]
+    else:
+        yield [str(mirrored.parent)]
     yield [str(Path("tests") / inner.parts[0])]
     yield ["tests", "--ignore=tests/system", "--ignore=tests/bench"]
     yield ["tests/system", "tests/bench"]
 
 
-def find_killer(mutant: Mutant, copy: Path, processes: str) -> str:
+def find_killer(mutant: Mutant, copy: Path, processes: str, stages: int) -> str:
     """Returns the stage whose tests notice the fault; empty if none does.
 
     Args:
         mutant: The fault.
         copy: A copy of the repository.
         processes: Number of processes of pytest.
+        stages: Number of stages that are tried.
     """
     file = copy / mutant.path
     original = file.read_text("utf-8")
@@ -148,7 +152,7 @@ def find_killer(mutant: Mutant, copy: Path, processes: str) -> str:
     environ = {**os.environ, "PYTHONPATH": str(copy / "proxy"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--dist", "loadfile"]
     try:
-        for stage in list_stages(mutant.path):
+        for stage in islice(list_stages(mutant.path), stages):
             run = [*command, "-n", processes, *stage]
             try:
                 done = subprocess.run(
@@ -156,7 +160,7 @@ def find_killer(mutant: Mutant, copy: Path, processes: str) -> str:
                 )
             except subprocess.TimeoutExpired:
                 return stage[0]
-            if done.returncode not in {0, 5}:  # 5: no test was selected
+            if done.returncode in {1, 2, 3}:  # a test failed, or the module cannot be imported
                 return stage[0]
         return ""
     finally:
@@ -172,6 +176,9 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=100)
     parser.add_argument("--packages", nargs="+", default=PACKAGES)
     parser.add_argument("--processes", default="3", help="of pytest")
+    parser.add_argument(
+        "--stages", type=int, default=4, help="2: only the tests of the module and the package"
+    )
     parser.add_argument("--resume", type=Path, metavar="FILE")
     options = parser.parse_args()
     drawn = draw_mutants(options.seed, options.number, options.packages)
@@ -188,7 +195,7 @@ def main() -> None:
         for mutant in drawn:
             name = mutant.describe()
             if name not in known:
-                known[name] = find_killer(mutant, copy, options.processes)
+                known[name] = find_killer(mutant, copy, options.processes, options.stages)
                 if options.resume:
                     with options.resume.open("a", encoding="utf-8") as stream:
                         stream.write(json.dumps({"mutant": asdict(mutant), "killer": known[name]}) + "\n")
