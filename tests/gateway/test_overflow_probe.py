@@ -1,4 +1,4 @@
-"""Refusals of a request's length are found before anything is relayed, in errors and in streams that began well."""
+"""Refusals of a request's length are found before anything is relayed, in errors and in streams."""
 
 import asyncio
 import gzip

@@ -86,18 +86,13 @@ async def test_what_the_operator_says_does_not_make_another_conversation(bench: 
 
 
 async def test_project_instructions_of_a_known_client_do_not_make_another_conversation(bench: Bench) -> None:
-    found = [
-        await bench.find(
-            [{"role": "user", "content": f"# AGENTS.md instructions for /repo\n\n{rule}"}, *talk],
-            client=client,
-        )
-        for client, rule, talk in (
-            ("codex", "<INSTRUCTIONS>\nUse tabs.\n</INSTRUCTIONS>", TALK[:1]),
-            ("codex", "<INSTRUCTIONS>\nUse spaces.\n</INSTRUCTIONS>", TALK),
-        )
-    ]
-    assert found[0] is not None
-    assert found[0] == found[1]
+    def instruct(rule: str) -> dict[str, str]:
+        start = "# AGENTS.md instructions for /repo\n\n<INSTRUCTIONS>\n"
+        return {"role": "user", "content": f"{start}{rule}\n</INSTRUCTIONS>"}
+
+    first = await bench.find([instruct("Use tabs."), *TALK[:1]], client="codex")
+    assert first is not None
+    assert await bench.find([instruct("Use spaces."), *TALK], client="codex") == first
 
 
 async def test_a_request_for_a_title_belongs_to_no_conversation_unless_it_has_tools(bench: Bench) -> None:
