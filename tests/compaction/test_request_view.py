@@ -128,6 +128,8 @@ async def test_a_compaction_makes_the_effective_list_shorter_and_has_an_id(made:
     view = await load(made, talk(93), conversation=None)
     plain = view.with_checkpoint(None)
     assert view.effective_tokens < plain.effective_tokens == plain.count_tokens(view.messages)
+    shown = sum(each.tokens for each in view.effective_messages)
+    assert view.effective_tokens == shown + view.overhead_tokens > shown
     assert (len(view.checkpoint_id) > 0, view.conversation_id is not None) == (True, True)
     assert view.baseline_key != plain.baseline_key
     basis = view.build_usage_basis()
