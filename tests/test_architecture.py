@@ -1,4 +1,4 @@
-"""The layers of the package, the owners of libraries, and what appears nowhere in its source.
+"""The layers of the package, the owners of libraries, what appears nowhere in it, and where its tests are.
 
 Every package and module is listed in `LAYERS`; each imports only what stands below it. A third-party library
 is known to the modules that own it.
@@ -8,7 +8,7 @@ import ast
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -57,6 +57,19 @@ OWNERS = {
     "yaml": {"config.yaml_file"},
 }
 
+TESTS = ROOT / "tests"
+# Modules that need no test at the mirrored path, each with the reason.
+UNTESTED = {
+    "core.summary.call": "records that do nothing: what is made of them is tested by wire",
+    "gateway.client.types": "a record and protocols: tests/gateway/client runs them on each engine",
+    "providers.types": "protocols",
+    "support.log_events": "constants: tests/docs/test_strategies.py compares them with the pages",
+}
+MAX_UNTESTED_SHARE = 0.05
+
+
+A_TEST = "async def test_it():\n    pass\n"
+
 
 def list_modules(package: Path) -> list[Path]:
     """Returns the paths of all modules of a package."""
@@ -104,6 +117,49 @@ def find_upward_imports(package: Path) -> list[str]:
             impure = layer == "core" and other == "support" and ".".join(below.split(".")[:2]) not in PURE
             if impure or LAYERS.index(other) < LAYERS.index(layer):
                 found.append(f"{name} imports {below}")
+    return found
+
+
+def has_code(path: Path) -> bool:
+    """Returns whether a module does more than to start the program or to hand on names of other modules."""
+    if path.stem == "__main__":
+        return False
+    if path.stem != "__init__":
+        return True
+    return not all(
+        isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in {"__all__", "__version__"})
+        for node in parse(path).body
+    )
+
+
+def holds_test(path: Path) -> bool:
+    """Returns whether a file is there and defines a test."""
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    return path.is_file() and any(
+        isinstance(node, functions) and node.name.startswith("test_") for node in ast.walk(parse(path))
+    )
+
+
+def find_untested(package: Path, tests: Path, untested: Collection[str]) -> list[str]:
+    """Returns the modules without a test file at the mirrored path, and the exceptions that are none.
+
+    The test of `core/budget.py` is `core/test_budget.py`; that of `core/__init__.py` is `test_core.py`.
+    """
+    found, known = [], set()
+    for path in filter(has_code, list_modules(package)):
+        name = name_of(path, package)
+        known.add(name)
+        folder, _, stem = name.rpartition(".")
+        test = Path(*folder.split("."), f"test_{stem}.py")
+        if holds_test(tests / test):
+            found += [f"{name} is an exception, but has a test"] if name in untested else []
+        elif name not in untested:
+            found.append(f"{name} has no test at {test.as_posix()}")
+    found += [f"{name} is an exception, but no module with code" for name in untested if name not in known]
+    if len(untested) > MAX_UNTESTED_SHARE * len(known):
+        found.append("too many modules are exceptions")
     return found
 
 
@@ -244,3 +300,46 @@ def test_our_own_classes_do_not_inherit_from_one_another(path: Path) -> None:
         if ast.unparse(base) in list_classes() and not ast.unparse(base).endswith("Error")
     }
     assert name_of(path) == "core.errors" or inherited == set()
+
+
+def test_every_module_has_its_test_at_the_mirrored_path() -> None:
+    assert find_untested(PACKAGE, TESTS, UNTESTED) == []
+    assert all(UNTESTED.values()), "an exception needs a reason"
+
+
+def test_a_module_without_its_test_and_an_exception_that_is_none_are_found(tmp_path: Path) -> None:
+    package, tests = tmp_path / "package", tmp_path / "tests"
+    for name in ("core.budget", "core.deep.plan", "top", "listed", "tested", "__main__"):
+        write(package, name, "x = 1\n")
+    for number in range(100):
+        write(package, f"many.m{number}", "x = 1\n")
+        write(tests, f"many.test_m{number}", A_TEST)
+    write(package, "__init__", '"""Says."""\n__version__ = "1"\n')
+    write(package, "core.__init__", "from core.budget import x\n__all__ = ['x']\n")
+    write(package, "core.deep.__init__", "def f():\n    pass\n")
+    write(tests, "core.deep.test_plan", A_TEST)
+    write(tests, "test_tested", A_TEST)
+    write(tests, "test_budget", A_TEST)  # not at its path
+    write(tests, "test_top", "import pytest\n")  # no test in it
+
+    assert find_untested(package, tests, ["listed", "tested", "gone", "core"]) == [
+        "core.budget has no test at core/test_budget.py",
+        "core.deep has no test at core/test_deep.py",
+        "tested is an exception, but has a test",
+        "top has no test at test_top.py",
+        "gone is an exception, but no module with code",
+        "core is an exception, but no module with code",
+    ]
+
+
+def test_more_exceptions_than_a_few_in_a_hundred_are_too_many(tmp_path: Path) -> None:
+    package, tests = tmp_path / "package", tmp_path / "tests"
+    names = [f"core.m{number:02}" for number in range(40)]
+    for name in names:
+        write(package, name, "x = 1\n")
+    for name in names[3:]:
+        write(tests, name.replace(".m", ".test_m"), A_TEST)
+
+    assert find_untested(package, tests, names[:3]) == ["too many modules are exceptions"]
+    write(tests, "core.test_m02", A_TEST)
+    assert find_untested(package, tests, names[:2]) == []

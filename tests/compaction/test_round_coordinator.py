@@ -1,104 +1,174 @@
-"""Two processes on one store, as two sets of parts on one memory store."""
+"""How long a request waits for a summary, and what it gets where none comes in time."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from compaction_proxy.core.errors import StoreUnavailableError
-from compaction_proxy.storage.keys import lease_key
-from compaction_proxy.storage.leases import wait_for_lease_or_record
-from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.records import RecordStore
-from compaction_proxy.storage.store import Lease
+from compaction_proxy.compaction.types import CompactionStatus, FitResult
+from compaction_proxy.core.event import COMPACTED
+from compaction_proxy.core.summary.call import SummaryAnswer
+from tests.helpers.compaction_bench import (
+    RECORD,
+    TRIGGER,
+    Bench,
+    Summaries,
+    bench,
+    forwarded,
+    prefix,
+    says,
+    talk,
+    user,
+)
 
 pytestmark = pytest.mark.virtual_time
 
-KEY = "v1:{t.r}:checkpoint:chained:00"
+DUE = 93
+BLOCK_S = 8.0
+SLOW_S = 20.0
+QUICK: dict[str, Any] = {"model": {"compaction": {"max_block_s": BLOCK_S}}}
+RULE = "Never touch the file prod.env."
 
 
-def ignored(_: StoreUnavailableError) -> None:
-    """Failures of a store that the test makes fail on purpose."""
+async def timed(made: Bench, turns: int, start: str = "Build it.", **over: Any) -> tuple[FitResult, float]:
+    clock = asyncio.get_running_loop().time
+    started_s = clock()
+    fit = await made.fit(talk(turns, start=f"{start} {RULE}"), **{**QUICK, **over})
+    return fit, clock() - started_s
 
 
-def make_store() -> MemoryStore:
-    """A store on the loop's clock."""
-    return MemoryStore(clock=asyncio.get_running_loop().time)
+async def test_a_request_waits_for_a_summary_that_comes_in_time() -> None:
+    async with bench(Summaries(takes_s=BLOCK_S / 2), ticking=True) as made:
+        fit, _ = await timed(made, DUE)
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, None)
+    assert "it works fine" in forwarded(fit)[2]["content"]
 
 
-async def save(records: RecordStore, text: str, lease: Lease | None) -> str | None:
-    fields = await records.save_if_absent(KEY, {"text": text}, ttl_s=60, lease=lease)
-    return None if fields is None else str(fields["text"])
+async def test_after_max_block_s_a_text_without_a_model_is_in_force() -> None:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
+        fit, seconds = await timed(made, DUE)
+        again, at_once = await timed(made, DUE)
+    assert seconds == pytest.approx(BLOCK_S)
+    assert (fit.report.status, fit.report.reason, fit.report.round) == (
+        CompactionStatus.APPLIED,
+        "deadline",
+        1,
+    )
+    assert (fit.report.tokens_after or 0) < TRIGGER / 2
+    assert RULE in fit.raw.decode()
+    assert RECORD not in forwarded(fit)[2]["content"]
+    assert (again.raw, at_once) == (fit.raw, 0)
 
 
-async def make(records: RecordStore, text: str, made: list[str], lease_s: float = 10) -> str | None:
-    async with wait_for_lease_or_record(records, KEY, lease_s) as current:
-        if current.record is not None:
-            return str(current.record["text"])
-        await asyncio.sleep(0.02)
-        made.append(text)
-        return await save(records, text, current.lease)
+async def test_a_client_in_a_hurry_waits_a_quarter_of_its_patience_at_most() -> None:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
+        fit, seconds = await timed(made, DUE, patience_s=8.0, model={})
+    assert seconds == pytest.approx(2.0)
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, "deadline")
 
 
-async def test_of_many_on_two_replicas_one_makes_the_record_and_all_use_it() -> None:
-    shared = make_store()
-    replicas = [RecordStore(shared, ignored), RecordStore(shared, ignored)]
-    made: list[str] = []
-    texts = await asyncio.gather(*(make(replicas[n % 2], str(n), made) for n in range(50)))
-    assert len(made) == 1
-    assert set(texts) == set(made)
+async def test_a_late_summary_changes_no_byte_until_the_next_round_and_then_takes_its_record_s_place() -> (
+    None
+):
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
+        fit, _ = await timed(made, DUE)
+        await made.settled()  # the late summary is there now
+        again, _ = await timed(made, DUE)
+        grown = [*talk(DUE, start=f"Build it. {RULE}"), says("This."), user("Go on.")]
+        later = await made.fit(grown, **QUICK)
+        assert (again.raw, len(made.summaries.calls)) == (fit.raw, 1)
+        assert (later.report.status, later.raw.startswith(prefix(fit))) == (CompactionStatus.REUSED, True)
+        made.summaries.takes_s = 0
+        made.summaries.answers = [SummaryAnswer(RECORD.replace("steps so far", "further steps"))]
+        await timed(made, 200)
+        await made.settled()
+        second, _ = await timed(made, 260)
+    kept = [str(each["content"]) for each in forwarded(second)]
+    assert second.report.round in {2, 3}
+    assert "the steps so far are done" in kept[2]
+    assert "Where it stopped" not in kept[2]
+    assert made.records.is_in_use
 
 
-async def test_who_finds_it_made_is_not_asked_to_make_it() -> None:
-    shared = make_store()
-    await save(RecordStore(shared, ignored), "there", None)
-    async with wait_for_lease_or_record(RecordStore(shared, ignored), KEY) as current:
-        assert (current.lease, current.record) == (None, {"text": "there"})
+async def test_work_ahead_of_need_builds_on_the_late_summary_too() -> None:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
+        fit, _ = await timed(made, DUE)
+        await made.settled()
+        made.summaries.takes_s = 0
+        turns = DUE
+        while not fit.should_prepare:
+            turns += 5
+            fit = await made.answered(talk(turns, start=f"Build it. {RULE}"), **QUICK)
+        await made.settled()
+        due, _ = await timed(made, turns + 20)
+    assert (due.report.status, due.report.round) == (CompactionStatus.APPLIED, 2)
+    assert "the steps so far are done" in str(forwarded(due)[2]["content"])
 
 
-async def test_a_holder_that_died_is_succeeded_when_its_lease_runs_out() -> None:
-    shared = make_store()
-    dead = await shared.acquire_lease(lease_key(KEY), 0.2)
-    assert dead is not None
-    made: list[str] = []
-    async with asyncio.timeout(30):
-        assert await make(RecordStore(shared, ignored), "successor", made) == "successor"
+async def test_a_model_known_to_be_slow_is_not_waited_for_the_second_time() -> None:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
+        await timed(made, DUE)
+        await made.settled()
+        patient = {"compaction": {"max_block_s": 0.95 * SLOW_S}}
+        fit, seconds = await timed(made, DUE, "Make it.", conversation="c_2", model=patient)
+        await made.settled()
+    assert seconds == 0
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, "deadline")
+    assert len(made.summaries.calls) == 2  # it is asked all the same: its text serves the next round
 
 
-async def test_a_holder_that_wakes_up_too_late_writes_nothing_and_uses_its_successors() -> None:
-    shared = make_store()
-    late, successor = RecordStore(shared, ignored), RecordStore(shared, ignored)
-    paused = await shared.acquire_lease(lease_key(KEY), 0.05)
-    await asyncio.sleep(0.06)
-    async with wait_for_lease_or_record(successor, KEY) as current:
-        assert await save(late, "stale", paused) is None
-        assert await late.get_many([KEY]) == [None]
-        assert await save(successor, "new", current.lease) == "new"
-    assert await save(late, "stale", paused) == "new"
+async def test_a_seed_strategy_waits_as_long_as_a_summary_may_take() -> None:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True, strategy="chained") as made:
+        fit, seconds = await timed(made, DUE, model={}, trigger_tokens=3_000)
+    assert seconds == pytest.approx(SLOW_S)
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, None)
 
 
-async def test_a_living_holder_keeps_its_lease_for_as_long_as_it_works() -> None:
-    shared = make_store()
-    async with wait_for_lease_or_record(RecordStore(shared, ignored), KEY, lease_s=0.06) as current:
-        await asyncio.sleep(0.2)
-        assert await shared.acquire_lease(lease_key(KEY), 1) is None
-        assert current.lease is not None
-    assert await shared.acquire_lease(lease_key(KEY), 1) is not None
+async def test_a_summary_that_hangs_ends_with_its_own_deadline_and_rests() -> None:
+    section = {"compaction": {"max_block_s": BLOCK_S}, "summary": {"timeout_s": 2 * BLOCK_S}}
+    async with bench(Summaries(hold=asyncio.Event()), ticking=True) as made:
+        fit, _ = await timed(made, DUE, model=section)
+        await made.settled()
+        later, seconds = await timed(made, 190, model=section)
+        events = await made.events()
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, "deadline")
+    assert (later.report.status, later.report.reason) == (CompactionStatus.APPLIED, "timeout")
+    assert seconds == 0
+    assert len(made.summaries.calls) == 1
+    assert [event.reason for event in events if event.kind != COMPACTED] == ["timeout"]
 
 
-async def test_without_a_store_everybody_may_make_it() -> None:
-    class Away(MemoryStore):
-        async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
-            raise StoreUnavailableError("store-down")
+async def test_a_client_that_leaves_lets_the_summary_be_finished_and_saved() -> None:
+    async with bench(Summaries(takes_s=SLOW_S), ticking=True) as made:
+        leaving = asyncio.create_task(made.fit(talk(DUE)))
+        await made.summaries.asked()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        await made.settled()
+        fit = await made.fit(talk(DUE))
+    assert (fit.report.status, fit.report.reason, len(made.summaries.calls)) == (
+        CompactionStatus.APPLIED,
+        None,
+        1,
+    )
 
-    async with wait_for_lease_or_record(RecordStore(Away(), ignored), KEY) as current:
-        assert (current.record, current.lease) == (None, None)
+
+async def test_a_client_that_leaves_ends_the_summary_where_the_configuration_says_so() -> None:
+    section = {"model": {"compaction": {"on_disconnect": "cancel"}}}
+    async with bench(Summaries(hold=asyncio.Event()), ticking=True) as made:
+        leaving = asyncio.create_task(made.fit(talk(DUE), **section))
+        await made.summaries.asked()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        await made.settled()
+        assert not made.rounds.is_busy
 
 
-async def test_a_lease_that_comes_once_nobody_waits_for_it_is_given_back() -> None:
-    shared = make_store()
-    waiting = asyncio.create_task(make(RecordStore(shared, ignored), "x", []))
-    while not shared._leases:  # noqa: ASYNC110 - a store sets no event
-        await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert shared._leases == {}
+@pytest.mark.parametrize("text", ["", "   \n", "I'm sorry, I can't help with that."])
+async def test_an_answer_that_says_nothing_costs_no_wait_and_no_request(text: str) -> None:
+    async with bench(Summaries([SummaryAnswer(text)]), ticking=True) as made:
+        fit, seconds = await timed(made, DUE)
+    assert fit.report.status is CompactionStatus.APPLIED
+    assert fit.report.reason is not None
+    assert seconds == 0
+    assert RULE in fit.raw.decode()

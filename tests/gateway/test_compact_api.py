@@ -3,15 +3,12 @@
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 from anyio.from_thread import start_blocking_portal
-from hypothesis import given
-from hypothesis import strategies as st
 
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.provider import (
@@ -21,11 +18,7 @@ from compaction_proxy.cli.demo.provider import (
     DemoProviderSettings,
     Fault,
 )
-from compaction_proxy.compaction.request_view import resolve_policy
-from compaction_proxy.compaction.stateless import find_window_for_limit
-from compaction_proxy.compaction.types import CompactionMode, FitRequest
-from compaction_proxy.config.config import Config, get_model_settings
-from compaction_proxy.core.budget import compute_budget
+from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.compact_api import parse_compact_request
@@ -251,33 +244,6 @@ async def test_a_page_spends_no_key_of_the_proxy() -> None:
         page = await client.post("/v1/compact", json=asked(), headers={"origin": "https://evil.example"})
         public = await client.post("/v1/compact", json=asked(), headers={"host": "evil.example"})
     assert (page.status_code, public.status_code, stack.provider.log) == (403, 403, ())
-
-
-@given(limit=st.integers(1, 300_000), strategy=st.sampled_from(sorted(STRATEGIES)))
-def test_a_narrowed_window_leaves_no_more_room_than_wanted(limit: int, strategy: str) -> None:
-    body = parse_compact_request(json.dumps(asked()).encode()).body
-    settings = get_model_settings(Config(), AGENT_MODEL)
-    ask = FitRequest(
-        body,
-        AGENT_MODEL,
-        "t",
-        None,
-        "o",
-        settings,
-        CompactionMode.FORCE,
-        None,
-        tuple,
-        None,
-        strategy=strategy,
-    )
-    reserves = resolve_policy(settings, strategy).reserves
-    window = find_window_for_limit(limit, ask)
-    assert (
-        compute_budget(window, reserves, None).compaction_limit
-        <= limit
-        < compute_budget(window + 1, reserves, None).compaction_limit
-    )
-    assert find_window_for_limit(limit, replace(ask, strategy=None)) >= limit
 
 
 def test_members_that_are_not_ours_are_let_pass() -> None:

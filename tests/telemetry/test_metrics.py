@@ -15,8 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families as metrics_o
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import COMPACTED, FAILED, FAILED_OPEN, MEASURED, Event
 from compaction_proxy.core.exchange import Exchange
-from compaction_proxy.storage.memory import MemoryStore
-from compaction_proxy.storage.timed import measure_store_calls
 from compaction_proxy.telemetry.metrics import (
     ACTIVE_S,
     COUNTERS,
@@ -158,21 +156,6 @@ async def test_a_refused_configuration_is_shown_and_the_last_good_one_stays_know
     text, _ = await metrics.render()
     assert b"config_last_reload_successful 0.0" in text
     assert b"config_last_reload_success_timestamp_seconds 1000.0" in text
-
-
-async def test_calls_of_the_store_are_timed_whether_they_succeed_or_not() -> None:
-    clock, told = Clock(), list[tuple[str, float]]()
-
-    class Failing(MemoryStore):
-        async def read_tail(self, key: str, limit: int) -> list[bytes]:
-            clock.s += 2
-            raise OSError("gone")
-
-    store = measure_store_calls(Failing(), lambda *each: told.append(each), clock=clock)
-    assert await store.read(["a"]) == [None]
-    with pytest.raises(OSError, match="gone"):
-        await store.read_tail("a", 1)
-    assert told == [("read", 0.0), ("tail", 2.0)]
 
 
 def test_the_first_models_have_series_of_their_own_and_refused_ones_never() -> None:

@@ -309,12 +309,3 @@ async def test_a_connection_that_does_not_stand_in_time_is_a_connect_timeout(eng
         await transport.aclose()
         for filler in fillers:
             filler.close()
-
-
-async def test_an_async_client_runs_on_it(wire: Any, engine: Any) -> None:
-    async with (
-        wire.running_upstream(answer_and_close) as upstream,
-        httpx.AsyncClient(transport=EngineTransport(engine())) as client,
-    ):
-        response = await client.post(f"http://127.0.0.1:{upstream.port}/a%2Fb?c=%20", json={"a": 1})
-    assert (response.text, upstream.seen[0].target) == ("ok", b"/a%2Fb?c=%20")

@@ -7,10 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from compaction_proxy.gateway.client.parser import ResponseParser
 from compaction_proxy.gateway.client.types import HttpResponse
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -365,15 +362,3 @@ async def test_of_random_bytes_nothing_but_a_transport_error_escapes(
         for _ in range(FUZZED):
             with contextlib.suppress(httpx.TransportError):
                 await read_into([], await sender.send(ask(upstream.port)))
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(name=st.sampled_from(sorted(WHOLE)), data=st.data())
-def test_however_an_answer_is_sliced_its_parts_are_the_same(name: str, data: st.DataObject) -> None:
-    whole, body, _ = WHOLE[name]
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)))))
-    parser = ResponseParser()
-    parser.expect_response(is_bodiless=False)
-    for start, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
-        assert parser.feed_data(memoryview(whole[start:stop]))
-    assert (parser.status, b"".join(parser.body), parser.is_complete) == (200, body, True)

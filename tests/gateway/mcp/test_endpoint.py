@@ -93,41 +93,6 @@ async def test_where_keys_are_named_one_is_needed_and_the_path_moves_with_the_ot
         assert refused == McpToolResult(told, is_error=True)
 
 
-def test_over_stdio_a_socket_where_nobody_listens_is_told_of(tmp_path: Path) -> None:
-    told = called(AdminClient("http://localhost", {}, str(tmp_path / "none")))
-    where = f"The proxy at unix:{tmp_path}/none"
-    assert told == McpToolResult(
-        f"{where} does not answer (FileNotFoundError). Is it running?", is_error=True
-    )
-
-
-@pytest.mark.parametrize(
-    ("answer", "wanted"),
-    [
-        (b"", "does not answer (RemoteDisconnected). Is it running?"),
-        (b"SSH-2.0\r\n\r\n", "does not answer (BadStatusLine). Is it running?"),
-        (
-            b"HTTP/1.0 200 OK\r\n\r\n[]",
-            "refused: what answers there is no compaction-proxy (status 200)",
-        ),
-        (
-            b'HTTP/1.0 500 Oh\r\n\r\n{"result": {"content": []}}',
-            "refused: what answers there is no compaction-proxy (status 500)",
-        ),
-    ],
-)
-async def test_over_stdio_another_program_on_the_port_is_told_of(answer: bytes, wanted: str) -> None:
-    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"{")
-        writer.write(answer)
-        writer.close()
-
-    async with await asyncio.start_server(other, "127.0.0.1", 0) as server:
-        url = "http://127.0.0.1:{1}".format(*server.sockets[0].getsockname())
-        told = await asyncio.to_thread(called, AdminClient(url, {}))
-    assert told == McpToolResult(f"The proxy at {url} {wanted}", is_error=True)
-
-
 def test_the_library_is_loaded_by_nobody_and_where_it_is_missing_both_ways_say_what_to_install() -> None:
     code = (
         "import asyncio, sys, httpx\n"

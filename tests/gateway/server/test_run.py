@@ -1,11 +1,10 @@
 import asyncio
-import socket
 from typing import Any
 
 import pytest
 
-from compaction_proxy.core.errors import ConfigError, ProxyError
-from compaction_proxy.gateway.server import PORT_IS_SPREAD, build_base_url, listen, serve_embedded
+from compaction_proxy.core.errors import ProxyError
+from compaction_proxy.gateway.server import serve_embedded
 
 
 async def lifespan(receive: Any, send: Any, log: list[str]) -> None:
@@ -64,29 +63,3 @@ async def test_an_error_in_the_block_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         async with serve_embedded(app):
             raise ZeroDivisionError
-
-
-def test_a_port_in_use_is_a_configuration_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError) as caught:
-        listen("127.0.0.1", taken.getsockname()[1])
-    assert str(caught.value).endswith("Address already in use")
-
-
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])
-def test_an_address_that_is_not_ours_is_a_configuration_error(host: str) -> None:
-    with pytest.raises(ConfigError, match=rf"server\.port: cannot listen on {host}:0: "):
-        listen(host, 0)
-
-
-@pytest.mark.parametrize(("host", "seen"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")])
-def test_the_url_is_one_that_works_on_this_machine(host: str, seen: str) -> None:
-    with listen(host, 0) as bound:
-        assert build_base_url(bound) == f"http://{seen}:{bound.getsockname()[1]}"
-
-
-@pytest.mark.parametrize("spread", [False, PORT_IS_SPREAD])
-def test_what_is_accepted_sends_without_waiting_for_acknowledgements(*, spread: bool) -> None:
-    with listen("127.0.0.1", 0, share_port=spread) as bound:
-        bound.listen()
-        with socket.create_connection(bound.getsockname()), bound.accept()[0] as accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

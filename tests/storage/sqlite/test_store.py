@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from compaction_proxy.core.errors import StoreUnavailableError
-from compaction_proxy.storage.sqlite.schema import APPLICATION_ID, MIGRATIONS, migrate, open_database
+from compaction_proxy.storage.sqlite.schema import MIGRATIONS, migrate
 from compaction_proxy.storage.sqlite.store import LEASE_LIMIT_S, SqliteStore
 from compaction_proxy.storage.store import ListEntry, Record
 
@@ -56,78 +56,10 @@ async def reason(store: SqliteStore) -> str:
     return caught.value.reason
 
 
-async def test_only_the_owner_may_read_what_the_store_makes(opened: Opener, tmp_path: Path) -> None:
-    path = tmp_path / "made" / "state.db"
-    await opened(path).write([Record("k", b"v", DAY_S)])
-
-    assert mode(path.parent) == 0o700
-    assert {file.name: mode(file) for file in files(path.parent)} == {
-        "state.db": 0o600,
-        "state.db-wal": 0o600,
-        "state.db-shm": 0o600,
-    }
-
-
 async def test_nothing_is_opened_before_the_first_call(opened: Opener, tmp_path: Path) -> None:
     opened()
 
     assert files(tmp_path) == []
-
-
-async def test_the_file_says_what_it_is(opened: Opener, tmp_path: Path) -> None:
-    await opened().read(["k"])
-
-    path = tmp_path / "state.db"
-    found = [pragma(path, name) for name in ("application_id", "user_version", "journal_mode")]
-    assert found == [APPLICATION_ID, len(MIGRATIONS), "wal"]
-
-
-async def test_a_newer_file_is_refused_and_left_alone(opened: Opener, tmp_path: Path) -> None:
-    store = opened()
-    await store.write([Record("k", b"v", DAY_S)])
-    await store.close()
-    pragma(tmp_path / "state.db", f"user_version = {len(MIGRATIONS) + 1}")
-    before = (tmp_path / "state.db").read_bytes()
-
-    assert await reason(opened()) == "store-newer"
-    assert (tmp_path / "state.db").read_bytes() == before
-
-
-async def test_another_programs_file_is_refused_and_left_alone(opened: Opener, tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    db = sqlite3.connect(path)
-    db.execute("CREATE TABLE theirs (x)")
-    db.close()
-    before = path.read_bytes()
-
-    assert await reason(opened()) == "store-foreign"
-    assert path.read_bytes() == before
-
-
-async def test_an_older_file_is_migrated_with_its_records(opened: Opener, tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    store = opened()
-    await store.write([Record("k", b"v", DAY_S)])
-    await store.close()
-    db = sqlite3.connect(path, isolation_level=None)
-
-    migrate(db, [*MIGRATIONS, ("ALTER TABLE items ADD COLUMN later TEXT NOT NULL DEFAULT 'new'",)])
-
-    assert db.execute("SELECT key, value, later FROM items").fetchall() == [("k", b"v", "new")]
-    db.close()
-    assert pragma(path, "user_version") == len(MIGRATIONS) + 1
-
-
-async def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
-    db = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
-    migrate(db, MIGRATIONS)
-
-    with pytest.raises(sqlite3.Error):
-        migrate(db, [*MIGRATIONS, ("CREATE TABLE half (x)", "no SQL")])
-
-    assert db.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
-    assert db.execute("SELECT name FROM sqlite_master WHERE name = 'half'").fetchall() == []
-    db.close()
 
 
 async def test_a_full_store_lets_the_oldest_leave(opened: Opener, tmp_path: Path) -> None:
@@ -169,16 +101,6 @@ async def test_what_has_expired_is_swept_from_the_file(opened: Opener, tmp_path:
     assert db.execute("SELECT key FROM items").fetchall() == [("new",)]
     assert db.execute("SELECT count(*) FROM lines").fetchall() == [(0,)]
     db.close()
-
-
-async def test_a_corrupt_file_is_refused_and_left_alone(opened: Opener, tmp_path: Path) -> None:
-    path = tmp_path / "state.db"
-    path.write_bytes(b"no database at all" * 1000)
-    before = path.read_bytes()
-
-    assert await reason(opened()) == "store-corrupt"
-    assert path.read_bytes() == before
-    assert files(tmp_path) == [path]
 
 
 async def test_pages_that_rot_are_an_outage_and_no_crash(opened: Opener, tmp_path: Path) -> None:
@@ -447,24 +369,3 @@ async def test_a_lease_is_never_lent_for_longer_than_the_limit(opened: Opener) -
 
     moment[0] += LEASE_LIMIT_S
     assert await store.renew_lease(lease, DAY_S) is False
-
-
-def test_whoever_opens_a_new_file_at_once_with_others_can_use_it(tmp_path: Path) -> None:
-    failures: list[StoreUnavailableError] = []
-
-    def open_with_others(path: Path, start: threading.Barrier) -> None:
-        start.wait()
-        try:
-            open_database(path).close()
-        except StoreUnavailableError as error:
-            failures.append(error)
-
-    for round_ in range(150):
-        start = threading.Barrier(6)
-        file = tmp_path / f"{round_}.db"
-        together = [threading.Thread(target=open_with_others, args=(file, start)) for _ in range(6)]
-        for thread in together:
-            thread.start()
-        for thread in together:
-            thread.join()
-    assert failures == []

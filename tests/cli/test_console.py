@@ -1,0 +1,215 @@
+"""How commands print and end: tables that fit, figures, and exit codes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from compaction_proxy.cli.console import (
+    BAD_CONFIG,
+    FAILED,
+    INTERRUPTED,
+    Column,
+    count_cells,
+    create_group,
+    escape_unprintable,
+    format_age,
+    format_count,
+    format_dollars,
+    format_percent,
+    format_table,
+    format_time,
+    get_text,
+    load_config_and_print_warnings,
+    parse_header,
+    print_json,
+    print_lines,
+    read_rows,
+    truncate_text,
+)
+from compaction_proxy.core.errors import ConfigError, ProxyError
+
+NO_FIGURE: list[Any] = [None, "7", [7], {}]
+
+
+def end_with(error: BaseException | None) -> Result:
+    """Runs a command that prints a line and ends like this."""
+    group = create_group("Help.")
+
+    @group.callback()
+    def main() -> None:
+        """Make a group of it."""
+
+    @group.command()
+    def command() -> None:
+        typer.echo("printed")
+        if error is not None:
+            raise error
+
+    return CliRunner().invoke(group, ["command"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (None, 0, ""),
+        (ConfigError("store.url: no"), BAD_CONFIG, "store.url: no\n"),
+        (ProxyError("not found"), FAILED, "not found\n"),
+        (KeyboardInterrupt(), INTERRUPTED, ""),
+    ],
+    ids=["done", "configuration", "failed", "interrupted"],
+)
+def test_a_command_ends_with_an_exit_code_and_its_error_on_stderr(
+    error: BaseException | None, code: int, message: str
+) -> None:
+    ended = end_with(error)
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (code, "printed\n", message)
+
+
+def test_a_fault_of_ours_is_no_exit_code() -> None:
+    assert isinstance(end_with(ZeroDivisionError()).exception, ZeroDivisionError)
+
+
+def test_warnings_of_the_configuration_go_to_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("session: {tenant: none}\nserver: {port: 4242}\n")
+    loaded = load_config_and_print_warnings(file)
+    assert loaded.config.server.port == 4242
+    assert loaded.warnings != ()
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == [f"warning: {each}" for each in loaded.warnings]
+
+
+def test_a_header_is_a_name_and_a_value_or_the_file_that_holds_them(tmp_path: Path) -> None:
+    assert parse_header(" X-Session-Id:  a:b ") == ("x-session-id", "a:b")
+    (tmp_path / "key").write_text("Authorization: Bearer k\n")
+    assert parse_header(str(tmp_path / "key")) == ("authorization", "Bearer k")
+    with pytest.raises(ProxyError, match="name: value"):
+        parse_header("no colon")
+
+
+@given(st.text(st.characters(codec=None)))
+def test_whatever_a_server_sends_is_printed_on_one_line_and_moves_no_cursor(text: str) -> None:
+    shown = escape_unprintable(text)
+    assert shown.isprintable()
+    assert shown == text or not text.isprintable()
+
+
+@given(st.text(), st.integers(1, 12))
+def test_a_text_is_cut_to_a_number_of_cells(text: str, cells: int) -> None:
+    text = escape_unprintable(text)
+    cut = truncate_text(text, cells)
+    assert cut == text or (count_cells(cut) <= cells and cut.endswith("\u2026") and text.startswith(cut[:-1]))
+    assert (cut == text) is (count_cells(text) <= cells)
+    assert truncate_text(text, None) == text
+
+
+@pytest.mark.parametrize(("text", "cells"), [("abc", 3), ("\u5b57\u5b57", 4), ("e\u0301", 1)])
+def test_wide_and_combining_characters_take_the_cells_of_a_terminal(text: str, cells: int) -> None:
+    assert count_cells(text) == cells
+
+
+def test_a_table_is_aligned_by_cells_and_cut_to_the_terminal() -> None:
+    columns = [Column("name"), Column("tokens", is_right_aligned=True), Column("end")]
+    rows = [["\u5b57", "1,000", ""], ["a\nb", "5", "x"]]
+    assert format_table(columns, rows, None) == [
+        "name  tokens  end",
+        "\u5b57     1,000",
+        "a\\nb       5  x",
+    ]
+    assert format_table(columns, rows, 8) == ["name  t\u2026", "\u5b57     \u2026", "a\\nb   \u2026"]
+
+
+def test_what_the_encoding_of_the_terminal_lacks_is_escaped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ascii:
+        encoding = "ascii"
+
+        def write(self, text: str) -> int:
+            written.append(text.encode("ascii"))
+            return len(text)
+
+        def flush(self) -> None:
+            pass
+
+    written: list[bytes] = []
+    monkeypatch.setattr("sys.stdout", Ascii())
+    print_lines(["\u5b57 x"])
+    assert b"".join(written) == b"\\u5b57 x\n"
+
+
+def test_json_is_printed_in_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": "\u5b57"})
+    printed = capsys.readouterr().out
+    assert (json.loads(printed), printed.isascii()) == ({"a": "\u5b57"}, True)
+
+
+@pytest.mark.parametrize(
+    ("formatter", "value", "expected"),
+    [
+        (format_count, 12345, "12,345"),
+        (format_count, True, "n/a"),
+        (format_dollars, 1234.5, "$1,234.50"),
+        (format_dollars, 0, "$0.00"),
+        (format_dollars, 0.0123, "$0.0123"),
+        (format_dollars, -2, "-$2.00"),
+        (format_dollars, False, "n/a"),
+        (format_time, 1e30, "n/a"),
+    ],
+)
+def test_a_figure_is_formatted(formatter: Callable[[object], str], value: object, expected: str) -> None:
+    assert formatter(value) == expected
+
+
+@pytest.mark.parametrize("value", NO_FIGURE)
+@pytest.mark.parametrize("formatter", [format_count, format_dollars, format_age, format_time])
+def test_a_value_of_another_type_is_not_available(formatter: Callable[[object], str], value: object) -> None:
+    assert formatter(value) == "n/a"
+
+
+@pytest.mark.parametrize(
+    ("part", "total", "expected"),
+    [(64, 100, "64 %"), (1, 3, "33 %"), (0, 5, "0 %"), (1, 0, "n/a"), (1, None, "n/a"), (None, 1, "n/a")],
+)
+def test_a_part_is_a_percentage_of_a_total_above_nothing(part: object, total: object, expected: str) -> None:
+    assert format_percent(part, total) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0, "0 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (3_599, "59 min"),
+        (7_200, "2 h"),
+        (90_000, "1 d"),
+        (-5, "0 s"),
+    ],
+)
+def test_an_age_is_told_in_its_largest_unit(seconds: float, expected: str) -> None:
+    assert format_age(1_000_000.0 - seconds, 1_000_000.0) == expected
+
+
+def test_a_field_is_its_text_or_a_dash() -> None:
+    row = {"a": 0, "b": "", "c": None, "d": "x"}
+    assert [get_text(row, name) for name in "abcde"] == ["0", "-", "-", "x", "-"]
+
+
+@pytest.mark.parametrize("answer", [None, [], {"rows": None}, {"rows": {}}, {"other": [{}]}])
+def test_an_answer_without_such_a_list_has_no_rows(answer: object) -> None:
+    assert read_rows(answer, "rows") == []
+
+
+def test_elements_that_are_no_objects_are_no_rows() -> None:
+    assert read_rows({"rows": [{"a": 1}, 7, None, {"b": 2}]}, "rows") == [{"a": 1}, {"b": 2}]
