@@ -137,8 +137,14 @@ def test_a_part_is_known_without_its_cache_mark_in_any_order(part: dict[str, Any
 
 @given(VALUES)
 def test_an_unknown_part_never_weighs_more_tokens_than_bytes(part: Any) -> None:
-    assert 0 < estimate_unknown_part(part) <= len(json.dumps(part))
+    shortest = json.dumps(part, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    assert 0 < estimate_unknown_part(part) <= len(shortest)
     assert estimate_unknown_part([part, "x" * UNKNOWN_PART_TOKENS]) == UNKNOWN_PART_TOKENS
+
+
+@pytest.mark.parametrize("raw", ['{"type":"x","t":"%s"}' % ("字" * 120), "[1e9,1E300,-2.5e-9]", '"\\ud800"'])
+def test_an_unknown_part_never_has_more_tokens_than_the_client_sent_bytes(raw: str) -> None:
+    assert estimate_unknown_part(json.loads(raw)) <= len(raw.encode())
 
 
 @pytest.mark.parametrize(

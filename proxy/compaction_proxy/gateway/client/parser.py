@@ -116,7 +116,9 @@ class ResponseParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Adds a field of the head or of trailers."""
-        self._fields.append((name.rstrip().lower(), value))  # `name :` must not be passed on (RFC 9112 §5.1)
+        self._fields.append(
+            (name.lower(), value)
+        )  # httptools refuses white space after a name (RFC 9112 §5.1)
         if len(self._fields) > MAX_FIELDS:
             raise _RejectedResponseError
 
