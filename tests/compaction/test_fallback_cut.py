@@ -77,6 +77,16 @@ async def test_a_message_that_is_too_long_keeps_its_head_and_tail_and_names_itse
     assert [shorter[0].text, shorter[2].text] == ["Look.", "Go on."]
 
 
+async def test_a_message_that_is_densest_where_it_is_kept_is_cut_again_until_it_fits() -> None:
+    dense = "8f3a " * 4_000  # more tokens than words of the same length
+    messages = [user("Look."), says(dense + "word " * 30_000 + dense), user("Go on.")]
+    async with bench(window=8_000) as made:
+        view, shorter = await cut(made, messages)
+    assert not view.is_too_large(shorter)
+    assert [shorter[0].text, shorter[2].text] == ["Look.", "Go on."]
+    assert (shorter[1].text.startswith("8f3a "), shorter[1].text.rstrip().endswith("8f3a")) == (True, True)
+
+
 async def test_a_single_message_of_the_user_that_does_not_fit_is_not_cut_away(narrow: Bench) -> None:
     view, shorter = await cut(narrow, [user("word " * 5_000)])
     assert [each.role for each in shorter] == ["user"]

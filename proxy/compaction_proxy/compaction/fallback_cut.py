@@ -45,7 +45,7 @@ async def cut_to_fit(
     messages: tuple[Message, ...], view: RequestView, reader: MessageReader
 ) -> tuple[Message, ...]:
     """Cuts the list to fit the context window of the view. The result may still be too large."""
-    room, max_room = _compute_room(view)
+    room, max_room = goal, max_goal = _compute_room(view)
     message_ids, dialect = _map_object_ids_to_handles(view), view.request.counting_options.wire
     messages = cut = await _mask_old_results(messages, view, message_ids, reader, room)
     if sum(each.tokens for each in messages) <= room and not view.is_too_large(messages):
@@ -68,11 +68,13 @@ async def cut_to_fit(
             for k, (each, allowed) in enumerate(zip(messages, plan.allowances, strict=True))
         ]
         cut = await fill_token_counts([each for each in shorter if each is not None], view, reader)
-        goal = room if plan.limit_tokens <= room - fixed else max_room
-        is_cut = sum(each.tokens for each in cut) <= goal and not view.is_too_large(cut)
-        if is_cut or not plan.fits:
+        most = goal if plan.limit_tokens <= room - fixed else max_goal
+        cut_tokens = sum(each.tokens for each in cut)
+        if (cut_tokens <= most and not view.is_too_large(cut)) or not plan.fits:
             break
-        room, max_room = int(room * CUT_MARGIN), int(max_room * CUT_MARGIN)
+        # Texts are cut by characters. What is left of one may have more tokens per character than the whole.
+        share = CUT_MARGIN * min(1, most / cut_tokens)
+        room, max_room = int(room * share), int(max_room * share)
     return cut
 
 
