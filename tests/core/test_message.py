@@ -42,6 +42,11 @@ def test_nothing_has_no_units_and_no_latest_user_message() -> None:
     assert find_latest_user_message([]) is None
 
 
+def test_the_latest_user_message_may_be_the_last_message_or_the_first() -> None:
+    assert find_latest_user_message([USER, SYSTEM, USER]) == 2
+    assert find_latest_user_message([USER, SYSTEM, SYSTEM]) == 0
+
+
 def test_a_user_message_that_answers_calls_is_not_the_latest_user_message() -> None:
     answering = Message("user", "result", answered_call_ids=("a",))
 

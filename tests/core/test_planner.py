@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.message import Message, MessageToolCall, Span
 from compaction_proxy.core.planner import (
@@ -213,3 +215,17 @@ def test_a_plan_names_what_is_summarised_and_what_goes() -> None:
 def test_a_list_without_messages_has_nothing_to_take() -> None:
     assert planned([]) is None
     assert planned([], None, FULL) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "fixed", "is_scarce"),
+    [(None, 900, False), (500, 0, False), (500, 480, True), (500, 600, True), (500, 300, False)],
+)
+def test_a_target_that_the_fixed_part_nearly_fills_is_scarce(
+    target: int | None, fixed: int, is_scarce: bool
+) -> None:
+    constraints = PlanConstraints(
+        trigger_tokens=1_000, target_tokens=target, request_tokens=1_200, fixed_tokens=fixed
+    )
+
+    assert constraints.is_target_scarce is is_scarce

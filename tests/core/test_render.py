@@ -165,6 +165,15 @@ def test_heading_task_summary_and_rounds_stand_in_this_order() -> None:
     )
 
 
+def test_the_first_round_and_the_second_say_what_came_before_them() -> None:
+    assert format_replacement_text(CHAINED.frame, 1, "### Current State") == (
+        "## Session Summary (Compaction Round 1)\n\n### Current State"
+    )
+    assert format_replacement_text(CHAINED.frame, 2, "### Current State").endswith(
+        "\n\nThis summary incorporates context from 1 previous compaction round."
+    )
+
+
 def test_the_request_stands_last_behind_an_empty_line() -> None:
     assert format_replacement_text(FULL.frame, 1, "Done: all.", request="Ship it") == (
         "Done: all.\n\nLast request from user was: Ship it"
