@@ -222,7 +222,7 @@ def test_a_list_without_messages_has_nothing_to_take() -> None:
     [(None, 900, False), (500, 0, False), (500, 480, True), (500, 600, True), (500, 300, False)],
 )
 def test_a_target_that_the_fixed_part_nearly_fills_is_scarce(
-    target: int | None, fixed: int, is_scarce: bool
+    target: int | None, fixed: int, *, is_scarce: bool
 ) -> None:
     constraints = PlanConstraints(
         trigger_tokens=1_000, target_tokens=target, request_tokens=1_200, fixed_tokens=fixed
