@@ -476,7 +476,7 @@ def test_shorter_messages_stay_valid_and_their_sizes_follow_their_shares(
         ({"type": "text", "text": "x"}, 0),
         ({"type": "refusal", "refusal": "x"}, 0),
         ("x", 0),
-        ({"type": "new"}, len('{"type": "new"}')),
+        ({"type": "new"}, len('{"type":"new"}')),
         ({"type": "new", "new": {"data": "A" * 5_000}}, UNKNOWN_PART_TOKENS),
         ({"type": "video_url", "video_url": {"url": "https://x/y.mp4"}}, UNKNOWN_PART_TOKENS),
     ],

@@ -288,7 +288,7 @@ def test_images_are_carried_by_a_message_of_the_user() -> None:
         ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, 1_000),
         ({**ANSWERED, "output": [{"type": "input_image", "file_id": "f", "detail": "low"}]}, 70),
         ({"role": "user", "content": [{"type": "new", "x": "y" * 10_000}]}, 1_000),
-        ({"role": "user", "content": [{"type": "new"}]}, 15),
+        ({"role": "user", "content": [{"type": "new"}]}, 14),
         ({"type": "mcp_call", "output": "x" * 4_000}, 1_008),
     ],
 )
