@@ -44,6 +44,13 @@ def test_the_head_is_read_with_names_in_lower_case_and_fields_in_order() -> None
     assert not parser.is_complete
 
 
+@pytest.mark.parametrize("name", ["connection", "content-length", "upgrade"])
+def test_white_space_after_a_name_is_no_part_of_it(name: str) -> None:
+    parser = ResponseParser()
+    feed(parser, f"HTTP/1.1 200 OK\r\n{name} : 0\r\n\r\n".encode())
+    assert parser.headers == [(name.encode(), b"0")]
+
+
 def test_trailers_are_no_fields_of_the_head() -> None:
     parser = expecting()
     assert feed(parser, CHUNKED, b"2\r\nok\r\n0\r\nx-sum: 1\r\n\r\n") == [True, True]

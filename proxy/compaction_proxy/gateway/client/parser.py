@@ -116,9 +116,8 @@ class ResponseParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Adds a field of the head or of trailers."""
-        self._fields.append(
-            (name.lower(), value)
-        )  # httptools refuses white space after a name (RFC 9112 §5.1)
+        # httptools accepts white space after some names. It must not be passed on (RFC 9112 §5.1).
+        self._fields.append((name.rstrip().lower(), value))
         if len(self._fields) > MAX_FIELDS:
             raise _RejectedResponseError
 
