@@ -61,3 +61,12 @@ async def test_a_chain_of_records_says_it_once_after_every_round() -> None:
 
 def test_the_sentence_is_short() -> None:
     assert COUNTER.count(SEARCH_HINT, "gpt-4o") <= 30
+
+
+@pytest.mark.parametrize("strategy", SUMMARISING)
+async def test_a_pin_stands_once_in_what_replaces_the_removed_messages(strategy: str) -> None:
+    pin = "The host is db7."
+    async with bench(strategy=strategy) as made:
+        fit = await made.fit(talk(100), pins=(pin,), conversation="c_1", **LOW)
+    assert fit.report.status is CompactionStatus.APPLIED
+    assert fit.raw.count(pin.encode()) == 1

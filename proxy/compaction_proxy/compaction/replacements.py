@@ -60,12 +60,19 @@ async def build_replacements(
     )
     uncounted = [each for messages in messages_by_span for each in messages if not each.tokens]
     counted = iter(await reader.add_token_counts(uncounted, job.view.request.counting_options))
+    has_runs = job.view.policy.removal_scope == "runs" and bool(texts)
+    # The summary that carries the pins is judged without them, because they would otherwise be lost with it.
+    carrying = _find_largest_group(job) if has_runs else -1
+    plain = [_build_summary_message(job, texts[carrying])] if has_runs else []
+    plain_counted = await reader.add_token_counts(plain, job.view.request.counting_options)
     replacements = []
     for (span, fill), messages in zip(pieces, messages_by_span, strict=True):
         counted_replacement = tuple(each if each.tokens else next(counted) for each in messages)
-        is_run = job.view.policy.removal_scope == "runs" and fill.kind == "text"
-        if not is_run or (texts[fill.reference_index] and _is_smaller(job, fill, counted_replacement)):
-            replacements.append(Replacement(span, counted_replacement, is_edited=_is_edit(job, span, fill)))
+        if has_runs and fill.kind == "text":
+            judged = plain_counted if fill.reference_index == carrying else counted_replacement
+            if not texts[fill.reference_index] or not _is_smaller(job, fill, judged):
+                continue
+        replacements.append(Replacement(span, counted_replacement, is_edited=_is_edit(job, span, fill)))
     return tuple(replacements)
 
 
@@ -97,25 +104,24 @@ def _build_messages(job: RoundJob, fill: PlannedReplacement, texts: Sequence[str
         yield _cap_message(job, fill.reference_index)
 
 
+def _find_largest_group(job: RoundJob) -> int:
+    """Returns the index of the group that has the most tokens. The plan has at least one group."""
+    sizes = [sum(job.view.unfixed_messages[index].tokens for index in each) for each in job.draft.plan.groups]
+    return sizes.index(max(sizes))
+
+
 def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
     """Returns the summary of a group of messages, with the pins and the search hint if they belong to it.
 
-    The pins are added to the summary of the first group, unless the ledger contains them. The search hint is
-    added to the summary of the largest group. A summary is not used if it is not shorter than its group, and
-    this is least likely for the largest group.
+    Both are added to the summary of the largest group. A summary is not used if it is not shorter than its
+    group, and this is least likely for the largest group. Pins that the ledger contains are not added.
     """
-    pins = merge_pins(job.view) if group == 0 and not job.draft.ledger else ()
+    if group != _find_largest_group(job):
+        return text
+    pins = () if job.draft.ledger else merge_pins(job.view)
     pin_lines = ["", PINNED, *(f"- {pin}" for pin in pins)] if pins else []
-    hint_lines = ["", SEARCH_HINT] if _should_add_search_hint(job, group) else []
+    hint_lines = ["", SEARCH_HINT] if job.is_searchable and not _has_search_hint(job) else []
     return "\n".join([text, *pin_lines, *hint_lines])
-
-
-def _should_add_search_hint(job: RoundJob, group: int) -> bool:
-    """Returns whether the summary of this group must say how to find the removed messages."""
-    if not job.is_searchable or _has_search_hint(job):
-        return False
-    sizes = [sum(job.view.unfixed_messages[index].tokens for index in each) for each in job.draft.plan.groups]
-    return group == sizes.index(max(sizes))
 
 
 def _has_search_hint(job: RoundJob) -> bool:

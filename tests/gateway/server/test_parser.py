@@ -96,6 +96,24 @@ async def test_trailers_are_no_fields_of_the_next_request() -> None:
     assert b"HTTP/1.1 100 Continue" not in lines
 
 
+async def test_trailers_are_no_fields_of_their_own_request() -> None:
+    seen: list[list[tuple[bytes, bytes]]] = []
+
+    async def read_and_list(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        seen.append(scope["headers"])
+        await echo(scope, _no_body, send)
+
+    chunked = b"POST /1 HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    await said(read_and_list, chunked + b"authorization: Bearer other\r\n\r\n", LAST)
+    assert seen[0] == [(b"host", b"a"), (b"transfer-encoding", b"chunked")]
+
+
+async def _no_body() -> dict[str, Any]:
+    return {"body": b"", "more_body": False}
+
+
 @pytest.mark.parametrize("hosts", [b"", b"host: a\r\nhost: b\r\n"])
 async def test_a_request_names_one_host(hosts: bytes) -> None:
     status, error = refusal(await said(echo, b"GET / HTTP/1.1\r\n" + hosts + b"\r\n"))
