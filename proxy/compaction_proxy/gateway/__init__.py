@@ -1,1 +1,1 @@
-"""The part of the proxy that receives HTTP requests (ASGI), relays them to the upstream and answers them."""
+"""The ASGI application that receives requests from clients, forwards them to the upstream and sends responses."""

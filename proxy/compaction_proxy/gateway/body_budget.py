@@ -22,7 +22,8 @@ from compaction_proxy.core.errors import OverloadedError
 # The number of bytes at the start of each body that the budget does not count, so that small requests do not
 # wait for large ones.
 SMALL_BYTES: Final = 65_536
-# The longest wait for room, and the time after which a refused client should retry, in seconds.
+# A body waits for room for at most `WAIT_S` seconds. Then its request is refused, and the response asks the
+# client to retry after `RETRY_AFTER_S` seconds.
 WAIT_S: Final = 5.0
 RETRY_AFTER_S: Final = 5
 # While room is reserved for the rest of a body, its progress is checked at this interval, in seconds. If
@@ -60,7 +61,7 @@ def compute_default_budget(memory_bytes: int | None, address_bytes: int | None, 
     """Returns the default budget of one process, in bytes of request bodies.
 
     If both `memory_bytes` and `address_bytes` are None, the function assumes that `PROCESS_BYTES` bytes of
-    memory are free for bodies.
+    memory are free for bodies and for the work on them. The result is never less than `MIN_DEFAULT_BYTES`.
 
     Args:
         memory_bytes: Memory that all workers together may use; None if it is unknown.
@@ -211,7 +212,8 @@ class BodyHold:
         """Waits for room for the rest of a body, and keeps it reserved while the body arrives fast enough.
 
         Args:
-            declared_bytes: Size of the body from the request's head; None if it is not declared.
+            declared_bytes: The size of the body that the request declares. If it is None, the method reserves
+                room for as many further bytes as have arrived, but for at least `UNKNOWN_BYTES`.
             limit_bytes: The largest size that the body may have.
 
         Raises:

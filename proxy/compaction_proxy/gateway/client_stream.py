@@ -140,7 +140,9 @@ class _DisconnectGuard:
 
 
 def while_connected(scope: Scope) -> AbstractContextManager[None]:
-    """Runs a block only as long as the client is connected. A disconnect cancels the block while it waits.
+    """Returns a context manager whose block runs only as long as the client is connected.
+
+    If the client disconnects, the block is cancelled where it waits.
 
     A server also reports a disconnect once the response is complete. So the block must end when the response
     ends. Work that continues after the response must be outside the block.

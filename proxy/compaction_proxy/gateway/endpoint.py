@@ -93,7 +93,7 @@ class RelayEndpoint:
         gate: Lets small requests pass unread.
         get_secret: Returns the secret key of the digests that identify tenants.
         admission: Limits the number of concurrent requests.
-        tracer: Records a span per request. None disables tracing.
+        tracer: Records an OpenTelemetry span for each request. None disables tracing.
         recall_tool: Searches removed messages for models. None offers the search tool to no model.
         item_responder: Answers requests for compaction items, and decodes our own items. None if the wire has
             no such items.
@@ -336,7 +336,11 @@ class RelayEndpoint:
             state.tool_offer = await build_tool_offer(self._recall_tool, state.fit_request, state.fit_result)
 
     async def _mark_conversation_compacted(self, state: RequestState, fit_result: FitResult) -> None:
-        """Makes every replica read all later requests of a compacted conversation, even small ones."""
+        """If a request was compacted, makes every replica read all later requests of its conversation.
+
+        Without this, small requests would pass the gate unread and go upstream uncompacted. Side requests
+        change nothing.
+        """
         if fit_result.is_compacted and state.side_kind is None:
             await self._gate.remember_compacted(
                 state.identity.tenant, state.identity.conversation, state.size_bytes

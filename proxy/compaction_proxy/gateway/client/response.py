@@ -61,7 +61,7 @@ class NativeResponse:
         """Waits until status and headers have arrived.
 
         Raises:
-            httpx.TransportError: If the exchange failed before the head was complete.
+            httpx.TransportError: If the exchange failed before all header fields had arrived.
         """
         if not self.has_head and self._error is None:
             await self._wait_for_more()
@@ -69,7 +69,7 @@ class NativeResponse:
             raise self._error
 
     async def read(self) -> bytes:
-        """Returns the body bytes that have come since the last call (`types.HttpResponse`)."""
+        """Waits for body bytes and returns all that came since the last call (see `types.HttpResponse.read`)."""
         if not self._body and not self._ended and self._error is None:
             await self._wait_for_more()
         body = self._body
