@@ -1,1 +1,1 @@
-"""The ASGI application that receives requests from clients, forwards them to the upstream and sends responses."""
+"""The ASGI application: it takes requests from clients, forwards them, and sends the responses."""

@@ -1,4 +1,4 @@
-"""Answers requests that ask only for a compaction: calls of two endpoints, and requests for a compaction item.
+"""Answers requests that ask only for a compaction: at two endpoints, or for a compaction item.
 
 The endpoints are `POST /v1/compact` and `POST …/responses/compact`.
 
@@ -80,8 +80,8 @@ _OPTION_NAMES = ("strategy", "trigger_tokens", "target_tokens")
 PATH_ENDING: Final = b"/responses/compact"
 # Statuses with which an upstream answers if it does not serve the path of a request.
 _MISSING_ENDPOINT_STATUSES: Final = frozenset({404, 405, 501})
-# The ending of error codes such as `model_not_found`. Such a code means that the upstream lacks something that
-# the request names, such as the model. So the upstream does serve the path.
+# The ending of error codes such as `model_not_found`. Such a code means that the upstream lacks something
+# that the request names, such as the model. So the upstream does serve the path.
 _NOT_FOUND_SUFFIX: Final = "_not_found"
 # The most bytes of a response that are held back from the client until it is clear whether the response holds
 # a compaction item.
@@ -583,7 +583,8 @@ class CompactionItemResponder:
     async def send_compaction_item(self, request: CompactionItemRequest, send: Send) -> bool:
         """Compacts the input and sends a response with a compaction item. Returns True.
 
-        If the compaction fails, sends no response and returns False."""
+        If the compaction fails, sends no response and returns False.
+        """
         try:
             result = await self._compactor.compact_input(CompactRequest(request.body), request.scope)
         except ProxyError:

@@ -161,7 +161,7 @@ class Identity:
     """The tenant and the conversation of a request.
 
     Attributes:
-        tenant: The digest of the credential.
+        tenant: The tenant, as a keyed digest (`derive_tenant`).
         conversation: The id of the conversation; None if neither a header nor the body names one.
         lane: The name of the agent within the session, as its client sends it; empty for the main agent.
     """

@@ -40,9 +40,10 @@ from compaction_proxy.wires.json.values import encode_ascii_json
 from compaction_proxy.wires.search_tool import AnswerJoiner, SearchTool, StreamJoiner, add_tool, is_prefill
 from compaction_proxy.wires.wire import Wire
 
-# The time limit for all searches of one response together, in seconds. The client receives nothing meanwhile.
+# The time limit, in seconds, for all searches that one upstream response calls for. The client receives
+# nothing meanwhile.
 SEARCH_S: Final = 5.0
-# The most calls of one response that are run. Each further call gets the result `TOO_MANY`.
+# The most calls in one upstream response that are run. Each further call gets the result `TOO_MANY`.
 MAX_CALLS: Final = 8
 
 NOT_NOW: Final = "What was removed cannot be searched right now. Go on without it."

@@ -210,7 +210,7 @@ def build_gates(
     compacted: CompactedConversations,
     pricing: PriceBook,
 ) -> Mapping[str, SizeGate]:
-    """Builds a gate for each wire, by the wire's name. Wires with the same provider share one."""
+    """Builds a gate for each wire, by the wire's name. Wires with the same provider share a gate."""
     origins = {wire: format_origin(config.upstream.get_provider(wire)[0]) for wire in WIRES}
     gates = {
         origin: SizeGate(config, model_limits, directives, compacted, origin, pricing=pricing)

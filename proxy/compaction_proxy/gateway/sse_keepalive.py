@@ -33,8 +33,8 @@ def can_take_comments(head: Message) -> bool:
 class KeepaliveChannel:
     """A client's ASGI send channel on which an event stream is never silent for longer than `silence_s`.
 
-    Use it as a context manager. No comment is sent before the head of the response, after its end, or once
-    the context is left.
+    Use it as a context manager. No comment is sent before the HTTP head of the response, after its end, or
+    once the context is left.
 
     Args:
         send: The client's ASGI send channel.

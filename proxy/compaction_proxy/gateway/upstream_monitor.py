@@ -15,7 +15,8 @@ from compaction_proxy.core.upstream_failure import format_status_cause, is_failu
 from compaction_proxy.storage.resilient import ReportThrottle
 from compaction_proxy.support.log_events import UPSTREAM_FAILED, UPSTREAM_RECOVERED
 
-# The most pairs of a target and a cause that are remembered in order to log each pair once a minute.
+# The most pairs of a target and a cause that are remembered in order to log each pair at most once a minute.
+# A pair that is forgotten may be logged again earlier.
 MAX_PAIRS = 500
 
 # Receives the target and the cause of a failure, on the event loop. It must not block.
@@ -119,7 +120,7 @@ class UpstreamMonitor:
         self._record_failure(target, causes.INVALID_ANSWER, is_failing=True)
 
     def record_cut(self, target: str, error: httpx.TransportError) -> None:
-        """Reports that a response was cut after its head had arrived."""
+        """Reports that a response was cut after its status and headers had arrived."""
         self._record_failure(target, find_cause(error, has_head=True))
 
     def record_status(self, target: str, status: int) -> None:

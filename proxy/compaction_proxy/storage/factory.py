@@ -101,8 +101,8 @@ def load_installation_secret(url: str, report: Callable[[StoreUnavailableError],
 async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
     """Returns the secret of all processes that share `store`.
 
-    If the store has a secret, returns that. Otherwise stores and returns `offered_secret`. Repeat the call
-    later with the same secret, because the store may lose it.
+    If the store has a secret, returns that. Otherwise stores and returns `offered_secret`. The store may
+    lose the secret. So call this function again later with the returned secret.
 
     Raises:
         StoreUnavailableError: If the store does not answer, or the value under `SECRET_KEY` is not a secret.

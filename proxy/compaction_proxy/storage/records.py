@@ -1,7 +1,7 @@
 """Reads and writes records in a store that may be slow, broken or unreachable.
 
-A store that fails is suspended. A suspended store gets no calls except probes, which test whether it answers,
-until a probe succeeds (`storage.resilient`). Each process caches the records that it has recently read or
+A store that fails repeatedly is suspended. A suspended store gets only test calls, here called probes, until
+one of them succeeds (`storage.resilient`). Each process caches the records that it has recently read or
 written, and looks in its cache first. A record that could not be saved stays in the cache, and this process
 uses it from there.
 
@@ -95,8 +95,8 @@ def to_entry(item: RecordItem | ListItem) -> Record | ListEntry:
 OPEN_LIMIT_S = 1.0
 DELETE_LIMIT_S = 60.0
 CACHE_BYTES = 16 * 1024 * 1024
-# Additional size of each cached record. A record counts as this many bytes, plus the length of its key, plus
-# twice its JSON size, because the decoded fields take more memory than the JSON.
+# Additional size of each cached record, in bytes. A record counts as this many bytes, plus the length of its
+# key, plus twice its JSON size, because the decoded fields take more memory than the JSON.
 ENTRY_BYTES = 600
 CACHE_TTL_S = 3600.0
 """How long a cached record is used without a new read; other processes may change it meanwhile."""
@@ -150,7 +150,7 @@ class RecordStore:
         report: Called with each failure.
         clock: Returns monotonic seconds.
         deadline_s: Maximum duration of one call of the store, in seconds.
-        probe_every_s: Seconds between two probes of a suspended store.
+        probe_every_s: Seconds between two probes (test calls) of a store that does not answer.
         cache_bytes: Maximum bytes of the cache (`ENTRY_BYTES`).
 
     Attributes:
@@ -209,6 +209,8 @@ class RecordStore:
     ) -> list[Fields | None]:
         """Returns the records under `keys`, in order; None for each that is absent, expired or unreadable.
 
+        If the store fails, also returns None for each record that is not in the cache.
+
         Uses cached records first, and reads the others from the store in one call.
 
         Args:
@@ -236,8 +238,9 @@ class RecordStore:
         """Commits a record and `other_items` together, unless a record is already stored under `key`.
 
         Returns the record that is valid from now on. If a record is stored already, that record stays valid
-        and nothing is written. Otherwise the new record is valid. If the store fails, this process uses the
-        new record: `get_many` returns it and the records in `other_items` from the cache. If the key was
+        and nothing is written. Otherwise the new record is valid. If the store fails, the result is the
+        record under `key` in the cache. If there is none, the new record and those in `other_items` are
+        cached, and `get_many` returns them from the cache. If the key was
         deleted after the caller's work began, the new record is returned, but neither stored nor cached.
         Returns None if `lease` is lost and nothing was written.
 

@@ -1,10 +1,10 @@
 """Calls a store behind a deadline and a circuit breaker.
 
-A store is suspended after three failures within a second, one timeout or one failed probe. A suspended store
-gets no calls except probes, which test whether it answers, until a probe succeeds. If the store is dead or
-does not answer, only the calls in progress wait for it, for a fraction of a second. After that, a background
-task probes the store twice a second. Therefore no later request waits for an unreachable store, and requests
-use the store again within a second after it answers again.
+A probe of a store is a test call without keys. A store is suspended after three failures within a second, one
+timeout or one failed probe. A suspended store gets only probes, until one of them succeeds. If the store is
+dead or does not answer, only the calls in progress wait for it, for a fraction of a second. After that, a
+background task probes the store twice a second. Therefore no later request waits for an unreachable store,
+and requests use the store again within a second after it answers again.
 """
 
 import asyncio
@@ -134,10 +134,10 @@ class ResilientStore:
     depends on how busy this process is and not on the store.
 
     Args:
-        store: The store that is probed.
+        store: The store to which the calls of `run_call` go. Probes read from it without keys.
         clock: Returns monotonic seconds.
         deadline_s: Maximum duration of one call of the store, in seconds.
-        probe_every_s: Seconds between two probes of a suspended store.
+        probe_every_s: Seconds between two probes while the store does not answer.
 
     Attributes:
         is_in_use: Whether the store is in use; False while it is suspended.

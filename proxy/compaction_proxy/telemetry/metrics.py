@@ -316,7 +316,7 @@ class Metrics:
         self._increment_counter("store_errors_total", 1, self._reasons.to_label_value(reason))
 
     def count_upstream_error(self, target: str, cause: str) -> None:
-        """Counts an upstream response that is incomplete or has an error status.
+        """Counts a request whose upstream response is missing, is incomplete or has an error status.
 
         The proxy's own code chooses `cause`, so the number of its values is small.
         """
@@ -450,7 +450,7 @@ class Metrics:
 
 
 def _observe_all(child: Histogram, amounts: Sequence[float]) -> None:
-    """Adds many amounts to a histogram at once, in a tenth of the time that the library needs to add each."""
+    """Adds all amounts to a histogram. This takes a tenth of the time of one `observe` call per amount."""
     ordered = sorted(amounts)
     counted = 0
     bounds: list[float] = child._upper_bounds  # noqa: SLF001 - a test compares the result with `observe`

@@ -405,7 +405,10 @@ class Statistics:
                     yield hour, counted[hour]
 
     async def _load_hours_of_day(self, hours: Sequence[int]) -> dict[int, HourCounters]:
-        """Returns the sums of all processes for these hours of one day, from the cache or the store."""
+        """Returns the sums of all processes for these hours of one day.
+
+        They come from the cache, or from the store and the counters in memory that are not written yet.
+        """
         now = self._now()
         known = {hour: held[1] for hour in hours if (held := self._cached_hours.get(hour)) and held[0] > now}
         asked = [hour for hour in hours if hour not in known]

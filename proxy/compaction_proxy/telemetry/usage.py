@@ -213,7 +213,7 @@ class _PendingUsage:
 
 
 def get_entry_time(entry: ExchangeEntry) -> float:
-    """Returns the time at which an exchange began."""
+    """Returns the time at which an exchange began, in seconds since the epoch."""
     return entry.exchange.at
 
 
@@ -287,7 +287,7 @@ class UsageStore:
             await asyncio.sleep(LAST_TRY_INTERVAL_S)
 
     async def list_exchanges(self, tenant: str, conversation: str, limit: int) -> list[ExchangeEntry]:
-        """Returns the newest stored exchanges of a conversation, oldest first."""
+        """Returns at most `limit` of the newest stored exchanges of a conversation, oldest first."""
         lines = await self._records.read_tail(exchanges_key(tenant, conversation), limit)
         return [
             ExchangeEntry(tenant, conversation, exchange, _parse_saving(line.get("saving")))
@@ -298,7 +298,7 @@ class UsageStore:
     async def read_totals(self, conversations: Sequence[tuple[str, str]]) -> list[Totals]:
         """Returns the stored totals of conversations, each given as tenant and id, in the same order.
 
-        The totals of a conversation without stored totals are zero.
+        The totals of a conversation are zero if none are stored or the store fails.
         """
         keys = [conversation_key(tenant, conversation) for tenant, conversation in conversations]
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []

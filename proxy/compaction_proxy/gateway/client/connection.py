@@ -118,7 +118,7 @@ TIMER_SLACK_S = 0.001
 
 
 class UnansweredError(Exception):
-    """A reused connection ended before any byte of the response arrived. The request may be sent again."""
+    """A reused connection ended before any byte of the response came. The request may be sent again."""
 
 
 class ConnectionOwner(Protocol):
@@ -143,8 +143,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     Args:
         owner: Is notified when the connection is established, when an exchange is over, and when the
             connection is closed.
-        buffer: The memory in which the event loop stores received data. The connection parses the data at once, before anything
-            else runs. So all connections of a thread may share one buffer.
+        buffer: The memory in which the event loop stores received data. The connection parses the data at
+            once, before anything else runs. So all connections of a thread may share one buffer.
 
     Attributes:
         idle_since: The time at which the last exchange ended, in seconds of the event loop's clock.

@@ -1,8 +1,8 @@
 """The proxy's own HTTP/1.1 client, which adds little time and memory to a request.
 
 It decodes nothing, follows no redirects and stores no cookies. For a small request on an idle connection,
-the client writes once, waits for one future and creates no task or lock. No request waits for a pooled connection: if none is
-idle, a new one is opened.
+the client writes once, waits for one future and creates no task or lock. No request waits for a pooled
+connection: if none is idle, a new one is opened.
 """
 
 import asyncio

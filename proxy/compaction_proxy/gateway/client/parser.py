@@ -2,8 +2,9 @@
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-# Limits of a response, beyond which it is refused: consecutive bytes without body data (status line and header
-# fields, chunk extensions, trailers); bytes of the name and value of one header field; number of header fields.
+# Limits of a response, beyond which it is refused: consecutive bytes without body data (status line and
+# header fields, chunk extensions, trailers); bytes of the name and value of one header field; number of
+# header fields.
 MAX_FRAMING_BYTES = 262_144
 MAX_LINE_BYTES = 65_536
 MAX_FIELDS = 1_000
@@ -21,7 +22,8 @@ class ResponseParser:
     It drops interim responses (1xx) and trailers.
 
     Attributes:
-        has_head: Whether the status line and all header fields have arrived. The next three attributes are set together with it.
+        has_head: Whether the status line and all header fields have arrived. The next three attributes are
+            set together with it.
         status: The status code as received.
         reason: The reason phrase.
         headers: The header fields in order, with their names in lower case.
@@ -80,7 +82,7 @@ class ResponseParser:
         if not self.body:
             return self._framing_bytes <= MAX_FRAMING_BYTES
         self._framing_bytes = 0
-        if self.is_complete and self._bodiless:  # no body may follow the head
+        if self.is_complete and self._bodiless:  # no body may follow the HTTP head
             self.body.clear()
             return False
         return True
@@ -98,7 +100,7 @@ class ResponseParser:
         return parser
 
     def is_delimited_by_close(self) -> bool:
-        """Returns whether the body ends when the connection closes, because the header fields declare no end."""
+        """Returns whether the body ends when the connection closes, because no header field limits it."""
         framing = dict(self.headers)
         coding = framing.get(b"transfer-encoding")
         if coding is not None:

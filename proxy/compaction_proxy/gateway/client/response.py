@@ -24,8 +24,8 @@ class ResponseSource(Protocol):
 class NativeResponse:
     """Implements `types.HttpResponse`. It exists from the moment its request is sent.
 
-    At most one task may wait for the head or for more of the body. If that task is cancelled while it waits,
-    the exchange ends.
+    At most one task may wait for the HTTP head or for more of the body. If that task is cancelled while it
+    waits, the exchange ends.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class NativeResponse:
             raise self._error
 
     async def read(self) -> bytes:
-        """Waits for body bytes and returns all that came since the last call (see `types.HttpResponse.read`)."""
+        """Waits for body bytes and returns all that came since the last call (`types.HttpResponse.read`)."""
         if not self._body and not self._ended and self._error is None:
             await self._wait_for_more()
         body = self._body

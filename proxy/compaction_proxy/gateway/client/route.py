@@ -1,4 +1,4 @@
-"""Finds the route to an origin, directly or through a proxy, and encodes request lines and header fields for it."""
+"""Finds the route to an origin, directly or through a proxy, and encodes the HTTP heads of requests."""
 
 import base64
 from dataclasses import dataclass, field
@@ -39,8 +39,8 @@ class OriginRoute:
         proxy_credential: Value of `proxy-authorization`; empty if the proxy needs none.
         target_prefix: The text before the target in the request line: `http://host` if a proxy forwards the
             request; else empty.
-        extra_header_lines: Header lines to add to each request: the proxy's credential if a proxy forwards the
-            request; else empty.
+        extra_header_lines: Header lines that are added to each request: the proxy's credential if a proxy
+            forwards the request; else empty.
     """
 
     origin: Hop

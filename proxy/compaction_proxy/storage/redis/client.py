@@ -89,7 +89,7 @@ _WORD = re.compile(rf"(?:^|-)({'|'.join(_REASONS_BY_WORD)})\b")
 
 @dataclass(frozen=True, slots=True)
 class RedisConnections:
-    """Connections to one server, or to several that act as one.
+    """Connections to one Redis server, or to several servers that act as one store.
 
     Attributes:
         client: redis-py's client, which runs commands.

@@ -122,7 +122,7 @@ class RedisStore:
             await self._register_scope(items, _WRITTEN)
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
-        """Returns the newest `limit` lines of a list, oldest first."""
+        """Returns the newest `limit` lines of a list, oldest first; none if `key` has no list."""
         if limit <= 0:
             return []
         try:
