@@ -338,8 +338,8 @@ class RelayEndpoint:
     async def _mark_conversation_compacted(self, state: RequestState, fit_result: FitResult) -> None:
         """If a request was compacted, makes every replica read all later requests of its conversation.
 
-        Without this, small requests would pass the gate unread and go upstream uncompacted. Side requests
-        change nothing.
+        Without this, small requests would pass the gate unread and go upstream uncompacted. A side
+        call changes nothing.
         """
         if fit_result.is_compacted and state.side_kind is None:
             await self._gate.remember_compacted(

@@ -1,4 +1,5 @@
-"""Identifies the tenant and the conversation of a request. Every store key contains these two ids.
+"""Identifies the tenant and the conversation of a request. Most store keys are derived from one of these two
+ids.
 
 An id only serves to find stored data. The data is applied only to messages whose digests match. So with a
 wrong id, or with an id that two conversations share, at worst no compaction is found. No id reveals the

@@ -86,7 +86,8 @@ class SizeGate:
             tenant: The tenant that owns the conversation.
             conversation: The id of the conversation; None if it has none.
             size_bytes: Size of the request that was compacted. If it exceeds `MAX_BYTES`, other processes are
-                not notified, because requests of this size never pass a gate.
+                not notified, because requests of this size never pass a gate, and later ones are usually
+                larger.
         """
         await self._compacted.add(tenant, conversation, should_publish=size_bytes <= MAX_BYTES)
 

@@ -155,8 +155,8 @@ class ConversationRegistry:
 
         A process adds at most one line for a conversation in `LIST_INTERVAL_S`, so the last request of a
         conversation may be later than its line. The method therefore continues after it has found `limit`
-        conversations. It stops at the first line that is more than `LIST_INTERVAL_S` older than the line of
-        the conversation found last.
+        conversations. It stops at the first line that is more than `LIST_INTERVAL_S` seconds older than the
+        line at which `found` reached `limit` conversations.
         """
         wanted = 2 * limit
         while True:

@@ -63,10 +63,10 @@ def create_span_processor(endpoint: str) -> BatchSpanProcessor:
 
 
 class OtelTracer:
-    """Traces requests, and the decisions about them, with OpenTelemetry. No method blocks the event loop or
-    raises.
+    """Traces requests, and the decisions about them, with OpenTelemetry.
 
-    Without a tracer, the trace headers of clients are forwarded unchanged.
+    No method blocks the event loop or raises. Without a tracer, the trace headers of clients are forwarded
+    unchanged.
 
     Args:
         upstream: Base URL of the upstream.

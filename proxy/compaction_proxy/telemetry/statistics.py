@@ -407,7 +407,7 @@ class Statistics:
     async def _load_hours_of_day(self, hours: Sequence[int]) -> dict[int, HourCounters]:
         """Returns the sums of all processes for these hours of one day.
 
-        They come from the cache, or from the store and the counters in memory that are not written yet.
+        They come from the cache, or else from the store and from the counters in this process's memory.
         """
         now = self._now()
         known = {hour: held[1] for hour in hours if (held := self._cached_hours.get(hour)) and held[0] > now}

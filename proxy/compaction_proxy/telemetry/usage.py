@@ -298,7 +298,7 @@ class UsageStore:
     async def read_totals(self, conversations: Sequence[tuple[str, str]]) -> list[Totals]:
         """Returns the stored totals of conversations, each given as tenant and id, in the same order.
 
-        The totals of a conversation are zero if none are stored or the store fails.
+        The totals of a conversation are zero if none are stored or they cannot be read.
         """
         keys = [conversation_key(tenant, conversation) for tenant, conversation in conversations]
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []

@@ -100,7 +100,7 @@ class ResponseParser:
         return parser
 
     def is_delimited_by_close(self) -> bool:
-        """Returns whether the body ends when the connection closes, because no header field limits it."""
+        """Returns whether only the end of the connection ends the body (no length, no chunks declared)."""
         framing = dict(self.headers)
         coding = framing.get(b"transfer-encoding")
         if coding is not None:

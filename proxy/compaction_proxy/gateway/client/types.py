@@ -79,8 +79,8 @@ class HttpEngine(Protocol):
             httpx.TransportError: If the exchange fails. The class is `ConnectError`, `ConnectTimeout`,
                 `ReadTimeout`, `ReadError`, `WriteError`, `ProxyError`, `UnsupportedProtocol`,
                 `RemoteProtocolError`, or `LocalProtocolError` (a header field, the target or the method
-                contains CR, LF or NUL). If a
-                streamed body raises an error, the exchange ends with this error or a `WriteError`.
+                contains CR, LF or NUL). If a streamed body raises an error, the exchange ends with this error
+                or a `WriteError`.
         """
         ...
 
