@@ -422,10 +422,10 @@ async def _is_endpoint_missing(answer: UpstreamResponse) -> bool:
 
 
 async def _peek_decompressed(answer: UpstreamResponse, limit_bytes: int) -> bytes:
-    """Returns the beginning of a response's body, decompressed.
+    """Returns the first `limit_bytes` bytes or more of a response's body, decompressed.
 
-    The result is empty if the body cannot be decompressed, or if the decompressed body has more than
-    `limit_bytes` bytes.
+    Returns empty bytes if they cannot be decompressed, or if they have more than `limit_bytes` bytes after
+    decompression.
     """
     encoding = answer.get_field(b"content-encoding")
     return Inflater(encoding, limit_bytes).feed(await answer.peek(limit_bytes))

@@ -1,5 +1,4 @@
-"""Identifies the tenant and the conversation of a request. Most store keys are derived from one of these two
-ids.
+"""Identifies the tenant and the conversation of a request. Most store keys are derived from these ids.
 
 An id only serves to find stored data. The data is applied only to messages whose digests match. So with a
 wrong id, or with an id that two conversations share, at worst no compaction is found. No id reveals the

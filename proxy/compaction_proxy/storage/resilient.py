@@ -86,12 +86,12 @@ _T = TypeVar("_T")
 
 
 async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
-    """Returns the result of `call` or raises its error. Cancels it after `limit_s` seconds.
+    """Returns the result of `call` or raises its error. Cancels `call` after `limit_s` seconds.
 
-    It differs from `asyncio.timeout` in three ways. It returns a result that arrived while the event loop
-    was blocked, even if the loop sees it after the deadline. It does not wait for a call that does not end
-    when it is cancelled. A call of several steps can make progress although the loop is often blocked,
-    because the deadline lasts at least `DEADLINE_PARTS` iterations of the loop.
+    The function differs from `asyncio.timeout` in three ways. It returns a result that arrived while the
+    event loop was blocked, even if the loop sees the result after the deadline. It does not wait for a call
+    that goes on after its cancellation. A call of several steps can make progress although the loop is often
+    blocked, because the deadline lasts at least `DEADLINE_PARTS` iterations of the loop.
 
     Raises:
         TimeoutError: If the call did not end before the deadline.

@@ -129,7 +129,7 @@ class ConversationRegistry:
         if not isinstance(tenant, str):
             return None
         key = conversation_key(tenant, conversation)
-        if key not in self._due_at:  # with an entry, a deletion evicts the record that was just cached
+        if key not in self._due_at:  # a deletion evicts cached tenants only for keys in `_due_at`
             self._set_due(key, 0.0, 0.0)
         return tenant
 

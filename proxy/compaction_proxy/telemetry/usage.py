@@ -204,7 +204,7 @@ class _PendingUsage:
     Attributes:
         lines_key: Store key of the conversation's list of exchanges.
         totals: Sums of all exchanges that are not written yet.
-        entries: Newest exchanges.
+        entries: The newest `MAX_LINES` of these exchanges.
     """
 
     lines_key: str
