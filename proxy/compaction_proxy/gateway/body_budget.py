@@ -189,7 +189,7 @@ class BodyHold:
         self.size_bytes = self.counted_bytes = 0
 
     def add_bytes(self, count_bytes: int) -> bool:
-        """Counts bytes that have arrived. Returns False if the caller must wait for room before reading on."""
+        """Counts bytes that have arrived. Returns False if the caller must wait for room to read more."""
         self.size_bytes += count_bytes
         if self.size_bytes <= self.counted_bytes:
             return True

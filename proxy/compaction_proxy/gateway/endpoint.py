@@ -472,8 +472,8 @@ class RelayEndpoint:
     ) -> UpstreamResponse | None:
         """Shortens a request that was refused as too long, and sends it again.
 
-        If the shorter request is refused as well, tries even shorter ones. Returns None if the upstream
-        accepts none of them, or after `MAX_REFITS` refusals.
+        If the shorter request is refused as well, tries even shorter ones. Returns None if the
+        request cannot be made shorter, if a call fails for another reason, or after `MAX_REFITS` refusals.
 
         Args:
             state: The state of the request. It gets the accepted result of the fit.

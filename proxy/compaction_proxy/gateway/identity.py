@@ -38,7 +38,7 @@ _MAX_CACHED_BYTES: Final = 1_024
 
 
 def _compute_hmac(secret: bytes, *fields: bytes) -> str:
-    """Returns the HMAC-SHA-256 of length-prefixed fields as 64 hex digits."""
+    """Returns the HMAC-SHA-256 of a version byte and length-prefixed fields, as 64 hex digits."""
     prefixed = (len(field).to_bytes(8, "big") + field for field in fields)
     return hmac.digest(secret, _VERSION + b"".join(prefixed), "sha256").hex()
 

@@ -107,8 +107,9 @@ class SizeGate:
     def can_pass(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
         """Returns whether a request may be forwarded without being parsed.
 
-        The result is True if its conversation needs no action (`_has_pending_action`), and if the request is
-        certainly too small for a compaction and for the preparation of one, for all of the models.
+        A request may pass if its conversation needs no action (`_has_pending_action`), it contains no media,
+        it names 1 to `MAX_MODELS` models, and it is certainly too small for a compaction, and for the
+        preparation of a compaction, with each of these models.
 
         Args:
             raw: The request body.

@@ -143,7 +143,10 @@ class UpstreamMonitor:
             self._logged.discard(target)
 
     def _record_failure(self, target: str, cause: str, *, is_failing: bool = False) -> None:
-        """Counts a failure, and logs it if it is due. `is_failing` says that the target becomes failing."""
+        """Counts a failure, and logs it unless the same pair was logged within the last minute.
+
+        `is_failing` says whether the target becomes a failing one.
+        """
         if is_failing:
             self.failure_counts[target] = self.failure_counts.get(target, 0) + 1
         self._on_error(target, cause)

@@ -167,7 +167,7 @@ class Totals:
         self._update_latest(exchange, exchange.at)
 
     def add_totals(self, other: "Totals") -> None:
-        """Adds all figures of `other`."""
+        """Adds the figures of `other` that are summed, and takes over its other figures if they are newer."""
         for name in SUMMED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._update_latest(other, other.last_at)

@@ -271,7 +271,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     # Methods for timeouts.
 
     def _schedule_timeout_check(self, due: float) -> None:
-        """Schedules `_check_timeout` for `due`. An earlier check stays, because it schedules the next one."""
+        """Schedules `_check_timeout` for the time `due` on the event loop's clock, in seconds.
+
+        If an earlier check is scheduled, only that one stays, because it schedules the next check.
+        """
         if self._timer is not None:
             if self._timer.when() <= due + TIMER_SLACK_S:
                 return

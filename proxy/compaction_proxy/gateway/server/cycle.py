@@ -189,7 +189,10 @@ class RequestResponseCycle:
     # Methods that the application calls.
 
     async def receive(self) -> Message:
-        """Waits for the next part of the request and returns it (ASGI)."""
+        """Waits for the next part of the request and returns it (ASGI).
+
+        Returns `http.disconnect` if the client has left or the response is complete.
+        """
         if self.expects_continue and not self.is_disconnected:
             self.expects_continue = False
             self._connection.transport.write(_CONTINUE)

@@ -35,7 +35,7 @@ _CLOSE = (b"connection", b"close")
 
 @dataclass(frozen=True, slots=True)
 class DrainTimeouts:
-    """How long a server waits after the request to stop.
+    """How long a server waits after it is asked to stop.
 
     Attributes:
         accept_s: Seconds for which the server still accepts requests, but already announces that it is

@@ -204,7 +204,10 @@ class RedisStore:
         return self._prefix + key
 
     def _derive_tenant_key(self, key: bytes) -> bytes:
-        """Returns `keys.derive_conversation_tenant_key` for a server's key, empty bytes if that is None."""
+        """Returns the key of the conversation's tenant for a key on the server; empty bytes if it has none.
+
+        See `keys.derive_conversation_tenant_key`.
+        """
         tenant_key = derive_conversation_tenant_key(key.decode("utf-8", "replace").removeprefix(self._prefix))
         return self._add_prefix(tenant_key).encode() if tenant_key else b""
 
