@@ -4,10 +4,11 @@
 
 Bytes count as they arrive, so a client that declares a large body and sends nothing uses none of the budget.
 When the budget is used up, a request whose body is incomplete stops reading and waits until there is room for
-the whole rest of its body. That room is then reserved, so a request whose body arrives fast enough waits only
-once. A slow request loses the reserved room. A request that waits longer than `WAIT_S` seconds is refused.
-The request that has waited longest is refused first, and its bytes make room for the next one. So if several
-half-read bodies block each other, the deadlock ends after `WAIT_S` seconds.
+the whole rest of its body, or for a part of it if the length is not declared (`UNKNOWN_BYTES`). That room is
+then reserved, so a request whose body arrives fast enough waits only once. A slow request loses the reserved
+room. A request that waits longer than `WAIT_S` seconds is refused. The request that has waited longest is
+refused first, and its bytes make room for the next one. So if several half-read bodies block each other, the
+deadlock ends after `WAIT_S` seconds.
 
 The first `SMALL_BYTES` of each body are outside the budget. The limit on concurrent requests
 (`ConcurrencyLimiter`) also limits the sum of these bytes.

@@ -164,10 +164,11 @@ class SizeGate:
         return size
 
     def _compute_safe_bytes(self, tenant: str, model: str, output_tokens: int | None) -> float:
-        """Returns the size in bytes up to which the proxy does nothing to a request for this model.
+        """Returns a size in bytes. The proxy changes no request for this model whose body is at most this
+        long.
 
-        The size is infinite if the proxy never compacts such requests. It is at most one byte smaller than
-        the largest size at which nothing is done. `output_tokens` is the number of output tokens that the
+        The size is infinite if the proxy never compacts such requests, and `_NO_SIZE` if each of them must be
+        parsed. `output_tokens` is the number of output tokens that the
         request asks for; None if it names none.
         """
         settings = get_model_settings(self._config, model)

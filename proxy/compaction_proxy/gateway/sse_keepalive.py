@@ -70,7 +70,10 @@ class KeepaliveChannel:
             self._comments = asyncio.create_task(self._send_comments())
 
     async def _send_comments(self) -> None:
-        """Sends a comment whenever the stream has been silent for long enough, until it is cancelled."""
+        """Sends a comment whenever the stream is silent for `silence_s` seconds between two events.
+
+        Ends only when the task is cancelled.
+        """
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._heard_at + self._silence_s - clock())

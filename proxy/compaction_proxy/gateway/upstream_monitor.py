@@ -72,7 +72,7 @@ def _find_connect_cause(error: BaseException) -> str:
 
 
 def _ignore_failure(_target: str, _cause: str) -> None:
-    """Ignores the failure."""
+    """Does nothing with a failure. This is the listener of a monitor that has no other one."""
 
 
 class UpstreamMonitor:

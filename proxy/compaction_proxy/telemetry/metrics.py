@@ -396,7 +396,7 @@ class Metrics:
         return () if before is None else (float(before[1] == form),)
 
     def _count_group(self, model: str, code: int, exchanges: Sequence[Exchange]) -> None:
-        """Counts the times, the usage and the sizes of exchanges with equal labels."""
+        """Counts the durations, the token usage and the sizes of exchanges with equal labels."""
         self._observe_amounts("compaction_overhead_seconds", [each.overhead_s for each in exchanges])
         first = [each.first_byte_s for each in exchanges if each.first_byte_s is not None]
         self._observe_amounts("upstream_time_to_first_chunk_seconds", first, model)

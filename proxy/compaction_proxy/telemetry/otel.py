@@ -41,8 +41,8 @@ def get_provider_name(host: str) -> str:
 SERVICE = "compaction-proxy"
 # Time limit for sending the last OpenTelemetry spans when the process ends, in seconds.
 CLOSE_S = 1.5
-# Maximum number of requests whose span contexts are kept, so that the span of a compaction can link to the
-# span of its request.
+# Maximum number of requests whose OpenTelemetry span contexts are kept, so that the trace span of a
+# compaction can link to that of its request. If there are more, the oldest context is dropped.
 MAX_REQUESTS = 10_000
 _FIELDS = (b"traceparent", b"tracestate")
 _NS = 1_000_000_000

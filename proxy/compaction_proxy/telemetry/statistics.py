@@ -55,7 +55,8 @@ MAX_WRITERS = 1_000
 # Seconds after the end of an hour during which late exchanges are still added to it. After that, a process
 # drops the hour from its memory once it is written.
 SETTLE_S = 900.0
-# Lifetime of the cached sums of an hour, in seconds. Only hours that ended some time ago are cached.
+# Lifetime of the cached sums of an hour, in seconds. Only hours that ended more than twice `SETTLE_S` ago are
+# cached.
 CACHE_TTL_S = 3_600.0
 # Longest period that is read, up to now, in seconds.
 MAX_READ_S = 400.0 * DAY_S

@@ -256,7 +256,7 @@ class UsageStore:
         return True
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Adds a compaction or a summary's cost to the totals of its conversation.
+        """Adds a compaction, the cost of a summary, or both to the totals of the conversation.
 
         This is an `EventListener`.
         """

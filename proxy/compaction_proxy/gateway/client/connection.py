@@ -9,7 +9,7 @@ import httpx
 from compaction_proxy.gateway.client.parser import ResponseParser
 from compaction_proxy.gateway.client.response import NativeResponse
 
-# The most bytes that one call writes.
+# The most bytes of a body that are passed to the transport in one call.
 SLICE_BYTES = 131_072
 # After this many bytes, an upload lets other tasks of the event loop run, because TLS encryption blocks the
 # loop for about a millisecond for each megabyte.

@@ -53,7 +53,7 @@ async def open_connection(
         route: The origin and the proxy on the way to it.
         tls: The TLS settings with the trusted certificates.
         protocol_factory: Creates the connection's protocol.
-        timeout_s: Seconds for the whole process. None sets no limit.
+        timeout_s: Seconds for all steps together. None sets no limit.
 
     Raises:
         httpx.ConnectError: If the server cannot be reached, or its certificate is wrong.
