@@ -211,7 +211,7 @@ class RelayEndpoint:
     async def _relay_while_connected(self, state: RequestState, send: Send) -> bool:
         """Relays the request while the client is connected, and then records its figures.
 
-        Returns whether something can be learned from the response.
+        Returns whether the token usage of the response can be learned.
         """
         try:
             with while_connected(state.scope):
@@ -227,7 +227,8 @@ class RelayEndpoint:
     async def _relay_request(self, state: RequestState, send: Send) -> UsageTap | None:
         """Makes the request fit, forwards it, and streams the response to the client.
 
-        Returns the tap that watched the response, or None if nothing can be learned from it.
+        Returns the tap that can report the token usage of the response. Returns None if the response is not
+        complete, was not watched or is not the upstream's.
         """
         item_request = state.item_request
         if item_request is not None and await self._answer_item_request(item_request, send):
@@ -306,7 +307,8 @@ class RelayEndpoint:
     ) -> UsageTap | None:
         """Relays a response that may call the offered search tool.
 
-        Returns the tap that watched the response, or None if nothing can be learned from it.
+        Returns the tap that can report the token usage of the response, or None if the client did not get the
+        complete response.
         """
         send_body = partial(self._send_upstream, state)
         recall_loop = state.recall_loop = RecallLoop(tool_offer, send_body, answer.get_field(b"content-type"))

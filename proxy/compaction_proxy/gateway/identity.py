@@ -56,7 +56,10 @@ def format_origin(url: str) -> str:
 
 
 def _list_tenant_fields(tenant_mode: str) -> frozenset[bytes]:
-    """Returns the lower-case names of the header fields that identify the tenant (`session.tenant`)."""
+    """Returns the lower-case names of the header fields that identify the tenant (`session.tenant`).
+
+    For the mode `none`, the only name is empty, so no header field has it.
+    """
     kind, _, name = tenant_mode.partition(":")
     return CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
 

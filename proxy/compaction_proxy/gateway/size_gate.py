@@ -164,12 +164,11 @@ class SizeGate:
         return size
 
     def _compute_safe_bytes(self, tenant: str, model: str, output_tokens: int | None) -> float:
-        """Returns a size in bytes. The proxy changes no request for this model whose body is at most this
-        long.
+        """Returns the body size in bytes up to which a request for this model certainly passes the gate.
 
         The size is infinite if the proxy never compacts such requests, and `_NO_SIZE` if each of them must be
-        parsed. `output_tokens` is the number of output tokens that the
-        request asks for; None if it names none.
+        parsed. `output_tokens` is the number of output tokens that the request asks for; None if the request
+        names no number.
         """
         settings = get_model_settings(self._config, model)
         if settings.recall.tool == "always":  # each request is parsed, to offer the tool with it

@@ -240,8 +240,8 @@ class RecordStore:
         Returns the record that is valid from now on. If a record is stored already, that record stays valid
         and nothing is written. Otherwise the new record is valid. If the store fails, the result is the
         record under `key` in the cache. If there is none, the new record and those in `other_items` are
-        cached, and `get_many` returns them from the cache. If the key was
-        deleted after the caller's work began, the new record is returned, but neither stored nor cached.
+        cached, and `get_many` returns them from there. If the key was deleted after the caller's work began,
+        the new record is returned, but neither stored nor cached.
         Returns None if `lease` is lost and nothing was written.
 
         Raises:

@@ -48,7 +48,7 @@ class MetricSpec(NamedTuple):
     """Definition of a metric.
 
     Attributes:
-        help_text: Help text.
+        help_text: Text that explains the metric in the output.
         labels: Names of the labels.
         buckets: Upper bounds of a histogram's buckets.
         multiprocess_mode: How the values of a gauge from several workers are combined. The values of workers

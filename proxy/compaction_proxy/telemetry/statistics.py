@@ -169,7 +169,7 @@ class ExchangeCounters:
         self.summary_usd += event.cost_usd or 0.0
 
     def add_counters(self, other: "ExchangeCounters") -> None:
-        """Adds all counts of `other`."""
+        """Adds all counts and dollar amounts of `other`."""
         for name in COUNTS + DOLLARS:
             more = getattr(other, name)
             if more:

@@ -254,7 +254,11 @@ class SqliteStore:
             db.close()
 
     def _write_items(self, db: sqlite3.Connection, items: _Items, now: float) -> None:
-        """Makes room and writes the items, in a transaction. Deletes expired items from time to time."""
+        """Makes room and writes the items, in a transaction. Deletes expired items from time to time.
+
+        Raises:
+            StoreUnavailableError: If the items together have more than `max_bytes` bytes.
+        """
         needed = sum(len(item.key) + len(item.value) for item in items)
         if needed > self._max_bytes:
             raise StoreUnavailableError("store-too-large", "more than the store may hold")
