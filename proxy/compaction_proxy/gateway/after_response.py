@@ -40,7 +40,7 @@ _INCIDENT_KINDS = {CompactionStatus.FAILED_OPEN: FAILED_OPEN, CompactionStatus.O
 class IncidentReporter:
     """Publishes incidents of requests as events, and adds the events to the history of the conversation.
 
-    The same incident is reported at most once a minute.
+    An incident with the same tenant, conversation, kind and reason is reported at most once a minute.
 
     Args:
         event_bus: Publishes events.

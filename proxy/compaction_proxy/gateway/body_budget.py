@@ -202,7 +202,7 @@ class BodyHold:
         return self.budget.try_reserve(self, self.size_bytes + rest_bytes)
 
     async def wait_for_room(self, rest_bytes: int) -> None:
-        """Waits for room for `rest_bytes` further bytes, and reserves it.
+        """Waits until there is room for `rest_bytes` further bytes, and reserves the room.
 
         Raises:
             OverloadedError: If no room became free in time, or too many bodies wait already.
@@ -248,5 +248,5 @@ class BodyHold:
 
 
 def _count_limited_bytes(size_bytes: int) -> int:
-    """Returns how many bytes of a body of this size count toward `limit_bytes`."""
+    """Returns how many bytes of a body of `size_bytes` bytes count toward the budget's `limit_bytes`."""
     return max(size_bytes - SMALL_BYTES, 0)

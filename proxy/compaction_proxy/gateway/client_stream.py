@@ -1,6 +1,6 @@
 """Reads and decodes the client's request body, and notices when the client disconnects.
 
-All functions here report a disconnect by raising starlette's `ClientDisconnect`.
+The functions that notice a disconnect raise starlette's `ClientDisconnect`.
 """
 
 import asyncio

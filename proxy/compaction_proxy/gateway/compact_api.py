@@ -84,7 +84,8 @@ _MISSING_ENDPOINT_STATUSES: Final = frozenset({404, 405, 501})
 # that the request names, such as the model. So the upstream does serve the path.
 _NOT_FOUND_SUFFIX: Final = "_not_found"
 # The most bytes of a response that are held back from the client until it is clear whether the response holds
-# a compaction item.
+# a compaction item. An event stream without an item in so many bytes counts as one without an item. Any other
+# response with more bytes is relayed.
 HOLD_BYTES: Final = 16 * 1024 * 1024
 # Statuses with which upstreams refuse an item of an unknown type. The body of the refusal then names the
 # type.

@@ -195,7 +195,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             head: The encoded request line and header fields, with the empty line after them.
             body: The body, as in `types.HttpRequest`.
             length: The declared length (`body_length` of `types.HttpRequest`).
-            silence_s: The limit of silence (`silence_timeout_s` of `types.HttpRequest`).
+            silence_s: The longest silence of the upstream, in seconds (`silence_timeout_s` of
+                `types.HttpRequest`).
         """
         self._response = answer = NativeResponse(self._loop, self)
         self._parser.expect_response(is_bodiless=head.startswith(b"HEAD "))
@@ -273,7 +274,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _schedule_timeout_check(self, due: float) -> None:
         """Schedules `_check_timeout` for the time `due` on the event loop's clock, in seconds.
 
-        If an earlier check is scheduled, only that one stays, because it schedules the next check.
+        Does nothing if a check is already scheduled for an earlier time, because that check schedules the
+        next.
         """
         if self._timer is not None:
             if self._timer.when() <= due + TIMER_SLACK_S:

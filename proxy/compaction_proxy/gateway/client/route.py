@@ -101,8 +101,8 @@ def encode_request_head(request: HttpRequest, route: OriginRoute) -> bytes:
     """Returns the encoded request line and header fields of a request, with the empty line after them.
 
     Raises:
-        httpx.LocalProtocolError: If a field or the target contains a line break or a NUL, or the target or
-            the method contains a space.
+        httpx.LocalProtocolError: If a field, the target or the method contains a line break or a NUL, or the
+            target or the method contains a space.
     """
     body = request.body
     if isinstance(body, bytes):

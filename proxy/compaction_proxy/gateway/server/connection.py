@@ -216,7 +216,7 @@ class ServerConnection(asyncio.Protocol):
         return block, closes
 
     async def drain(self) -> None:
-        """Waits until the client takes data again."""
+        """Waits until the client takes data again. Returns at once if writing is not paused."""
         if self.is_writing_paused:
             self._writable = self._writable or asyncio.Event()
             await self._writable.wait()

@@ -70,7 +70,7 @@ class ConnectionProtocol(Protocol):
         ...
 
     async def drain(self) -> None:
-        """Waits until the client takes data again."""
+        """Waits until the client takes data again. Returns at once if writing is not paused."""
         ...
 
     def resume_reading(self) -> None:

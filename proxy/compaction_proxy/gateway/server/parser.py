@@ -130,7 +130,10 @@ class RequestParser:
         return parser
 
     def feed_data(self, data: bytes) -> RequestRefusedError | None:
-        """Parses received bytes. Returns an error if it refuses them; then it must not be called again."""
+        """Parses received bytes. Returns None, or an error if the bytes are refused.
+
+        After an error, this method must not be called again.
+        """
         self._framing_bytes += len(data)
         try:
             self._feed_parser(data)

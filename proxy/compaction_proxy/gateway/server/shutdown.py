@@ -119,7 +119,7 @@ class GracefulServer(uvicorn.Server):
         self.force_exit = self.force_exit or now
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of a signal handler
-        """Stops the server on a signal."""
+        """Stops the server on a signal. On a second signal, waits for no responses if that is configured."""
         self.stop(now=self._force_on_second_signal and self.should_exit)
 
     @contextlib.contextmanager
