@@ -31,14 +31,14 @@ def can_take_comments(head: Message) -> bool:
 
 
 class KeepaliveChannel:
-    """A client's ASGI send channel on which an event stream is never silent for longer than `silence_s`.
+    """A client's ASGI send channel that adds comments to an event stream while the stream is silent.
 
     Use it as a context manager. No comment is sent before the HTTP head of the response, after its end, or
     once the context is left.
 
     Args:
         send: The client's ASGI send channel.
-        silence_s: Seconds of silence after which a comment is sent.
+        silence_s: Seconds of silence after which a comment is sent, if the stream is between two events.
     """
 
     __slots__ = ("_comments", "_heard_at", "_lock", "_send", "_silence_s", "_tail")

@@ -289,8 +289,8 @@ async def _relay_chunks(
     """Relays a body without its last chunk, and returns that chunk.
 
     The caller sends the last chunk together with the end of the response. The last chunk is recognised by
-    `length`, the declared length in bytes. If `length` is None, the whole body is relayed and the result is
-    empty.
+    `length`, the declared length in bytes. If `length` is None, or the body has another
+    length, the whole body is relayed and the result is empty.
     """
     while chunk := await answer.read():
         if length is not None:

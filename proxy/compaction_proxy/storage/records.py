@@ -143,7 +143,8 @@ class RecordStore:
 
     No method raises if the store fails, except `listen`, `acquire_lease` and `renew_lease`. Each failure is
     passed to `report` once, except failures of `publish` and `listen`. While the store is suspended, every
-    call fails at once, and only `open`, `save_if_absent` and `delete_prefix` report these failures.
+    call of the store fails at once, and only `open`, `save_if_absent` and `delete_prefix` report these
+    failures.
 
     Args:
         store: The store that keeps the records.

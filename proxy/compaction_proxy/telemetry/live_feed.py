@@ -59,7 +59,7 @@ class FeedItem(NamedTuple):
     """One item of the live feed.
 
     Attributes:
-        id: Unique id that rises with time.
+        id: Unique id that rises with time. A `lost` item has the id of the item after it.
         kind: `compaction` (an event), `exchange`, or `lost` (the follower was too slow, and items were
             dropped).
         fields: For an event, its fields without texts and message ids. For an exchange, its fields and its

@@ -95,7 +95,7 @@ class OtelTracer:
         return OtelTrace(self._spans, span, self._about)
 
     def set_upstream(self, upstream: str) -> None:
-        """Uses the upstream with this base URL in the spans of later requests."""
+        """Describes the upstream with this base URL in the OpenTelemetry spans of later requests."""
         self._about = _build_upstream_attributes(upstream)
 
     def on_event(self, _tenant: str, event: Event) -> None:
@@ -159,8 +159,8 @@ class OtelTrace:
 
     Args:
         spans: OpenTelemetry tracer that creates spans.
-        span: Span of the request.
-        upstream_attributes: Attributes that the span of each upstream call gets.
+        span: OpenTelemetry span of the request.
+        upstream_attributes: Attributes that the OpenTelemetry span of each upstream call gets.
     """
 
     __slots__ = ("_about", "_question", "_span", "_spans")
@@ -228,7 +228,7 @@ class OtelTrace:
 
 
 def _build_upstream_attributes(base_url: str) -> SpanAttributes:
-    """Builds the attributes that the spans of all calls to one upstream share."""
+    """Builds the attributes that the OpenTelemetry spans of all calls to one upstream share."""
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     return {

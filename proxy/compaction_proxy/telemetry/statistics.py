@@ -297,7 +297,7 @@ class Statistics:
         self._flushing = asyncio.Lock()
 
     def add_entries(self, entries: Iterable[ExchangeEntry]) -> None:
-        """Counts exchanges, each in the hour in which it began."""
+        """Counts exchanges, each in the hour in which it began, or `SETTLE_S` seconds ago if that is later."""
         now = self._now()
         for entry in entries:
             exchange = entry.exchange
@@ -335,7 +335,7 @@ class Statistics:
         """Returns the sums of the hours that overlap `[since, until)`, one row per label, sorted by label.
 
         Args:
-            since: Seconds since the epoch. Times more than `ttl_s` ago have no data.
+            since: Seconds since the epoch. Times more than `ttl_s` or `MAX_READ_S` seconds ago have no data.
             until: Seconds since the epoch.
             by: What each row sums up: an hour, a day, a model, a client key, or everything (`total`).
         """

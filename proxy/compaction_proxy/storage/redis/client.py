@@ -1,4 +1,4 @@
-"""Connects to Redis in its three modes, and maps its errors to `StoreUnavailableError`.
+"""Connects to Redis (standalone, Sentinel or Cluster). Maps errors to `StoreUnavailableError`.
 
 redis-py's defaults (ten retries, five seconds each) would stall every request while a server is dead. Here a
 command is retried once, on a new connection, and the caller decides how long to wait. No command waits inside

@@ -241,8 +241,8 @@ class RedisStore:
         except AttributeError:  # redis-py closed the cluster's connection before it sent the command
             return await execute(*command, **options)
         except RedisTimeoutError:
-            # If this process was stopped, redis-py's timeout kept running, and redis-py dropped a reply that
-            # had already arrived. Therefore the command is sent again.
+            # If this process was stopped, redis-py's timeout kept running, and redis-py dropped a response
+            # that had already arrived. Therefore the command is sent again.
             if time.monotonic() - started_at < _PROCESS_STOPPED_S:
                 raise
             return await execute(*command, **options)
@@ -274,10 +274,11 @@ class RedisStore:
         return answer
 
     async def _register_scope(self, items: _Items, registry_suffix: str) -> None:
-        """Registers a write to the scope of `items`. Deletes the tenant's oldest scopes if it has too many.
+        """Registers a write to the scope of `items`. Deletes the tenant's oldest scopes if there are too
+        many.
 
-        Call it after the items are written. If the registration fails, the next write to the scope registers
-        it. `registry_suffix` (`_COMMITTED` or `_WRITTEN`) selects the set of scopes.
+        Call this method after the items are written. If the registration fails, the next write to the scope
+        registers the scope. `registry_suffix` (`_COMMITTED` or `_WRITTEN`) selects the set of scopes.
         """
         key = items[0].key
         if not _is_in_tenant_scope(key):
