@@ -297,7 +297,10 @@ class Statistics:
         self._flushing = asyncio.Lock()
 
     def add_entries(self, entries: Iterable[ExchangeEntry]) -> None:
-        """Counts exchanges, each in the hour in which it began, or `SETTLE_S` seconds ago if that is later."""
+        """Counts exchanges, each in the hour in which it began.
+
+        An exchange that began more than `SETTLE_S` seconds ago counts in the hour of `SETTLE_S` seconds ago.
+        """
         now = self._now()
         for entry in entries:
             exchange = entry.exchange

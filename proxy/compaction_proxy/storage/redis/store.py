@@ -274,8 +274,7 @@ class RedisStore:
         return answer
 
     async def _register_scope(self, items: _Items, registry_suffix: str) -> None:
-        """Registers a write to the scope of `items`. Deletes the tenant's oldest scopes if there are too
-        many.
+        """Registers a write to the scope of `items`. Deletes the tenant's oldest scopes beyond the maximum.
 
         Call this method after the items are written. If the registration fails, the next write to the scope
         registers the scope. `registry_suffix` (`_COMMITTED` or `_WRITTEN`) selects the set of scopes.
