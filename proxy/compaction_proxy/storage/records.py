@@ -1,13 +1,14 @@
 """Reads and writes records in a store that may be slow, broken or unreachable.
 
-A store that fails repeatedly is suspended. A suspended store gets only test calls, here called probes, until
-one of them succeeds (`storage.resilient`). Each process caches the records that it has recently read or
-written, and looks in its cache first. A record that could not be saved stays in the cache, and this process
-uses it from there.
+A store that does not answer in time, or that fails repeatedly, is suspended. A suspended store gets only test
+calls, until one of them succeeds (`storage.resilient`). Each process caches the records that it has recently
+read or written, and looks in its cache first. A record that could not be saved stays in the cache, and this
+process uses it from there.
 
 When a store opens its file or connections for the first time, this may take longer than the deadline of a
 call, for example to recover a log or to migrate. `RecordStore.open` allows more time at start-up. If the
-opening takes even longer, it continues in the background, and the store is used as soon as a probe succeeds.
+opening takes even longer, it continues in the background, and the store is used as soon as a test call
+succeeds.
 """
 
 import asyncio
@@ -151,7 +152,7 @@ class RecordStore:
         report: Called with each failure.
         clock: Returns monotonic seconds.
         deadline_s: Maximum duration of one call of the store, in seconds.
-        probe_every_s: Seconds between two probes (test calls) of a store that does not answer.
+        probe_every_s: Seconds between two test calls of a store that does not answer.
         cache_bytes: Maximum bytes of the cache (`ENTRY_BYTES`).
 
     Attributes:
@@ -193,7 +194,7 @@ class RecordStore:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the store answered the last call or probe. A refusal to write also counts as a response."""
+        """Whether the store answered the last call. A refusal to write also counts as a response."""
         return self._resilient_store.is_reachable
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:

@@ -1,9 +1,9 @@
 """Calls a store behind a deadline and a circuit breaker.
 
-A probe of a store is a test call without keys. A store is suspended after three failures within a second, one
-timeout or one failed probe. A suspended store gets only probes, until one of them succeeds. If the store is
-dead or does not answer, only the calls in progress wait for it, for a fraction of a second. After that, a
-background task probes the store twice a second. Therefore no later request waits for an unreachable store,
+A store is suspended after three failures within a second, one timeout or one failed test call (a read without
+keys). A suspended store gets only test calls, until one of them succeeds. If the store is dead or does
+not answer, only the calls in progress wait for it, for a fraction of a second. After that, a
+background task makes a test call twice a second. Therefore no later request waits for an unreachable store,
 and requests use the store again within a second after it answers again.
 """
 
@@ -134,15 +134,15 @@ class ResilientStore:
     depends on how busy this process is and not on the store.
 
     Args:
-        store: The store to which the calls of `run_call` go. Probes read from it without keys.
+        store: The store to which the calls of `run_call` go. Test calls are reads without keys.
         clock: Returns monotonic seconds.
         deadline_s: Maximum duration of one call of the store, in seconds.
-        probe_every_s: Seconds between two probes while the store does not answer.
+        probe_every_s: Seconds between two test calls while the store does not answer.
 
     Attributes:
         is_in_use: Whether the store is in use; False while it is suspended.
-        is_reachable: Whether the store answered the last call or probe. A refusal to write also counts as a
-            response.
+        is_reachable: Whether the store answered the last call, test calls included. A refusal to write also
+            counts as a response.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class ResilientStore:
         return answer
 
     async def close(self) -> None:
-        """Stops probing."""
+        """Stops the background task that makes test calls."""
         if self._probe is not None:
             self._probe.cancel()
             await asyncio.wait((self._probe,))
@@ -234,7 +234,7 @@ class ResilientStore:
             self._probe = asyncio.create_task(self._probe_until_reachable())
 
     async def _probe_until_reachable(self) -> None:
-        """Probes the store until it answers. Suspends the store after a failed probe."""
+        """Makes test calls until the store answers. Suspends the store after a failed test call."""
         while not self.is_reachable:
             await asyncio.sleep(self._probe_every_s)
             if self.is_reachable:  # a call has reached the store meanwhile
