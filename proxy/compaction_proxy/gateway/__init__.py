@@ -1,1 +1,1 @@
-"""The part of the proxy that receives HTTP requests (ASGI), relays them to the upstream and answers them."""
+"""The ASGI application: it takes requests from clients, forwards them, and sends the responses."""

@@ -28,7 +28,7 @@ from compaction_proxy.wires.usage import TokenUsage
 from compaction_proxy.wires.wire import Wire
 
 # The proxy reads at most this many bytes of the response to a probe. A probe asks for only 16 tokens of
-# output.
+# output, so its response is normally shorter.
 MAX_PROBE_BYTES = 262_144
 # The reporter remembers at most this many incidents. It reports each of them at most once a minute.
 MAX_INCIDENTS = 2_000
@@ -40,7 +40,7 @@ _INCIDENT_KINDS = {CompactionStatus.FAILED_OPEN: FAILED_OPEN, CompactionStatus.O
 class IncidentReporter:
     """Publishes incidents of requests as events, and adds the events to the history of the conversation.
 
-    The same incident is reported at most once a minute.
+    An incident with the same tenant, conversation, kind and reason is reported at most once a minute.
 
     Args:
         event_bus: Publishes events.
@@ -191,7 +191,9 @@ class AfterResponseHandler:
         )
 
     async def _probe_usage(self, scope: Scope, wire: Wire, fit_result: FitResult) -> TokenUsage | None:
-        """Sends a probe and returns the usage that the upstream reports, or None if the probe fails.
+        """Sends a probe and returns the usage that the upstream reports.
+
+        Returns None if no probe can be made from the request, or if the probe fails.
 
         The client already has its response, so it does not wait for the probe. The definition of the strategy
         `full` (`seeds/000` in docs/strategies.md) requires such a recount after each compaction.

@@ -4,10 +4,11 @@
 
 Bytes count as they arrive, so a client that declares a large body and sends nothing uses none of the budget.
 When the budget is used up, a request whose body is incomplete stops reading and waits until there is room for
-the whole rest of its body. That room is then reserved, so a request whose body arrives fast enough waits only
-once. A slow request loses the reserved room. A request that waits longer than `WAIT_S` seconds is refused.
-The request that has waited longest is refused first, and its bytes make room for the next one. So if several
-half-read bodies block each other, the deadlock ends after `WAIT_S` seconds.
+the whole rest of its body, or for a part of it if the length is not declared (`UNKNOWN_BYTES`). That room is
+then reserved, so a request whose body arrives fast enough waits only once. A slow request loses the reserved
+room. A request that waits longer than `WAIT_S` seconds is refused. The request that has waited longest is
+refused first, and its bytes make room for the next one. So if several half-read bodies block each other, the
+deadlock ends after `WAIT_S` seconds.
 
 The first `SMALL_BYTES` of each body are outside the budget. The limit on concurrent requests
 (`ConcurrencyLimiter`) also limits the sum of these bytes.
@@ -22,7 +23,8 @@ from compaction_proxy.core.errors import OverloadedError
 # The number of bytes at the start of each body that the budget does not count, so that small requests do not
 # wait for large ones.
 SMALL_BYTES: Final = 65_536
-# The longest wait for room, and the time after which a refused client should retry, in seconds.
+# A body waits for room for at most `WAIT_S` seconds. Then its request is refused, and the response asks the
+# client to retry after `RETRY_AFTER_S` seconds.
 WAIT_S: Final = 5.0
 RETRY_AFTER_S: Final = 5
 # While room is reserved for the rest of a body, its progress is checked at this interval, in seconds. If
@@ -60,7 +62,7 @@ def compute_default_budget(memory_bytes: int | None, address_bytes: int | None, 
     """Returns the default budget of one process, in bytes of request bodies.
 
     If both `memory_bytes` and `address_bytes` are None, the function assumes that `PROCESS_BYTES` bytes of
-    memory are free for bodies.
+    memory are free for bodies and for the work on them. The result is never less than `MIN_DEFAULT_BYTES`.
 
     Args:
         memory_bytes: Memory that all workers together may use; None if it is unknown.
@@ -188,7 +190,7 @@ class BodyHold:
         self.size_bytes = self.counted_bytes = 0
 
     def add_bytes(self, count_bytes: int) -> bool:
-        """Counts bytes that have arrived. Returns False if the caller must wait for room before it reads."""
+        """Counts bytes that have arrived. Returns False if the caller must wait for room to read more."""
         self.size_bytes += count_bytes
         if self.size_bytes <= self.counted_bytes:
             return True
@@ -200,7 +202,7 @@ class BodyHold:
         return self.budget.try_reserve(self, self.size_bytes + rest_bytes)
 
     async def wait_for_room(self, rest_bytes: int) -> None:
-        """Waits for room for `rest_bytes` further bytes, and reserves it.
+        """Waits until there is room for `rest_bytes` further bytes, and reserves the room.
 
         Raises:
             OverloadedError: If no room became free in time, or too many bodies wait already.
@@ -211,7 +213,8 @@ class BodyHold:
         """Waits for room for the rest of a body, and keeps it reserved while the body arrives fast enough.
 
         Args:
-            declared_bytes: Size of the body from the request's head; None if it is not declared.
+            declared_bytes: The size of the body that the request declares. If it is None, the method reserves
+                room for as many further bytes as have arrived, but for at least `UNKNOWN_BYTES`.
             limit_bytes: The largest size that the body may have.
 
         Raises:
@@ -245,5 +248,5 @@ class BodyHold:
 
 
 def _count_limited_bytes(size_bytes: int) -> int:
-    """Returns how many bytes of a body of this size count toward `limit_bytes`."""
+    """Returns how many bytes of a body of `size_bytes` bytes count toward the budget's `limit_bytes`."""
     return max(size_bytes - SMALL_BYTES, 0)

@@ -37,7 +37,7 @@ class ClientAuthenticator:
     reveals nothing about the keys.
 
     Args:
-        keys: The accepted keys; a client must show one of them. If there are none, every client is admitted.
+        keys: The accepted keys; a client must show one of them. If there are none, no key is needed.
         has_provider_key: Whether the proxy has its own provider key. If so, and `keys` is empty, web pages of
             other machines are refused.
         loopback_only: Whether clients reach the proxy only over a loopback address. Otherwise any `Host` is

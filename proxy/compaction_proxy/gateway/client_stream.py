@@ -1,6 +1,6 @@
 """Reads and decodes the client's request body, and notices when the client disconnects.
 
-All functions here report a disconnect by raising starlette's `ClientDisconnect`.
+The functions that notice a disconnect raise starlette's `ClientDisconnect`.
 """
 
 import asyncio
@@ -140,7 +140,9 @@ class _DisconnectGuard:
 
 
 def while_connected(scope: Scope) -> AbstractContextManager[None]:
-    """Runs a block only as long as the client is connected. A disconnect cancels the block while it waits.
+    """Returns a context manager whose block runs only as long as the client is connected.
+
+    If the client disconnects, the block is cancelled where it waits.
 
     A server also reports a disconnect once the response is complete. So the block must end when the response
     ends. Work that continues after the response must be outside the block.

@@ -1,4 +1,4 @@
-"""Answers requests that ask only for a compaction: two endpoints, and requests for a compaction item.
+"""Answers requests that ask only for a compaction: at two endpoints, or for a compaction item.
 
 The endpoints are `POST /v1/compact` and `POST …/responses/compact`.
 
@@ -80,11 +80,12 @@ _OPTION_NAMES = ("strategy", "trigger_tokens", "target_tokens")
 PATH_ENDING: Final = b"/responses/compact"
 # Statuses with which an upstream answers if it does not serve the path of a request.
 _MISSING_ENDPOINT_STATUSES: Final = frozenset({404, 405, 501})
-# The ending of error codes such as `model_not_found`. With such a code, the upstream lacks something that the
-# request names, such as the model. So the upstream does serve the path.
+# The ending of error codes such as `model_not_found`. Such a code means that the upstream lacks something
+# that the request names, such as the model. So the upstream does serve the path.
 _NOT_FOUND_SUFFIX: Final = "_not_found"
 # The most bytes of a response that are held back from the client until it is clear whether the response holds
-# a compaction item.
+# a compaction item. An event stream without an item in so many bytes counts as one without an item. Any other
+# response with more bytes is relayed.
 HOLD_BYTES: Final = 16 * 1024 * 1024
 # Statuses with which upstreams refuse an item of an unknown type. The body of the refusal then names the
 # type.
@@ -422,10 +423,10 @@ async def _is_endpoint_missing(answer: UpstreamResponse) -> bool:
 
 
 async def _peek_decompressed(answer: UpstreamResponse, limit_bytes: int) -> bytes:
-    """Returns the beginning of a response's body, decompressed.
+    """Returns the first `limit_bytes` bytes or more of a response's body, decompressed.
 
-    The result is empty if the body cannot be decompressed, or if the decompressed body has more than
-    `limit_bytes` bytes.
+    Returns empty bytes if they cannot be decompressed, or if they have more than `limit_bytes` bytes after
+    decompression.
     """
     encoding = answer.get_field(b"content-encoding")
     return Inflater(encoding, limit_bytes).feed(await answer.peek(limit_bytes))
@@ -555,7 +556,8 @@ class CompactionItemResponder:
         """Returns whether the proxy has to answer, because the upstream did not compact the input.
 
         If the response shows that the upstream makes no compaction items, the proxy remembers that for the
-        model. To find out, it holds the response back until a compaction item appears or the response ends.
+        model. To find out, the proxy holds the response back until a compaction item appears, the response
+        ends, or `HOLD_BYTES` bytes have arrived.
 
         If the upstream refuses the request as too long, the response does not show what the upstream can do.
         Then the proxy also has to answer, but it remembers nothing, so it asks the upstream again next time.
@@ -580,7 +582,10 @@ class CompactionItemResponder:
         return lacks
 
     async def send_compaction_item(self, request: CompactionItemRequest, send: Send) -> bool:
-        """Answers with a compaction item. Returns False, and sends nothing, if compaction fails."""
+        """Compacts the input and sends a response with a compaction item. Returns True.
+
+        If the compaction fails, sends no response and returns False.
+        """
         try:
             result = await self._compactor.compact_input(CompactRequest(request.body), request.scope)
         except ProxyError:

@@ -33,9 +33,9 @@ _CIPHER = "compaction_proxy.gateway.compaction_cipher"
 _OPENINGS = tuple(
     {opening for each in STRATEGIES.values() if (opening := each.frame.opening.partition("{round}")[0])}
 )
-# Matches bullets and message ids. Both are removed from a replacement before it is compacted again. Otherwise
-# each compaction would add new bullets and ids to the old ones. The ids are of no use, because the messages
-# are not stored.
+# Matches bullets and handles (`m_…`). Both are removed from a replacement before it is compacted again.
+# Otherwise each compaction would add new bullets and handles to the old ones. The handles are of no use,
+# because the messages are not stored.
 _MARKS = re.compile(r"^(?:- )+| [\[(]m_[0-9a-f]+[\])]", re.MULTILINE)
 
 

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, suppress
 from compaction_proxy.core.errors import OverloadedError
 from compaction_proxy.gateway.body_budget import BodyBudget, BodyHold
 
-# The longest wait for a slot, and the time after which a refused client should retry, in seconds.
+# A request waits for a slot for at most `QUEUE_S` seconds. Then it is refused, and the response asks the
+# client to retry after `RETRY_AFTER_S` seconds.
 QUEUE_S = 0.1
 RETRY_AFTER_S = 1
 

@@ -166,9 +166,9 @@ def build_report_headers(report: CompactionReport, overhead_s: float | None = No
 
 
 def _compute_percent_left(report: CompactionReport) -> int | None:
-    """Returns how far the request is below the trigger T, in percent of T.
+    """Returns how far the forwarded request is below the trigger T, in percent of T, rounded down.
 
-    The result is 0 if T is reached, and None if T or the size of the request is unknown.
+    The result is 0 if T is reached, and None if T or the size of the forwarded request is unknown.
     """
     if not report.trigger or report.tokens_after is None:
         return None

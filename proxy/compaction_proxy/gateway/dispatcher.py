@@ -86,7 +86,7 @@ class Dispatcher:
         admin: The handler of all other paths of the proxy itself.
         base_path: The path with which all of the proxy's own paths begin; empty for the root.
         lifespan: Receives the server's lifespan events.
-        deletion_fence: Keeps a request from writing records again that were deleted after it began.
+        deletion_fence: Prevents a request from storing data again that was deleted after the request began.
     """
 
     wire_endpoints: Mapping[str, ASGIApp]

@@ -93,7 +93,7 @@ class RelayEndpoint:
         gate: Lets small requests pass unread.
         get_secret: Returns the secret key of the digests that identify tenants.
         admission: Limits the number of concurrent requests.
-        tracer: Records a span per request. None disables tracing.
+        tracer: Records an OpenTelemetry span for each request. None disables tracing.
         recall_tool: Searches removed messages for models. None offers the search tool to no model.
         item_responder: Answers requests for compaction items, and decodes our own items. None if the wire has
             no such items.
@@ -211,7 +211,7 @@ class RelayEndpoint:
     async def _relay_while_connected(self, state: RequestState, send: Send) -> bool:
         """Relays the request while the client is connected, and then records its figures.
 
-        Returns whether something can be learned from the response.
+        Returns whether the token usage of the response can be learned.
         """
         try:
             with while_connected(state.scope):
@@ -227,7 +227,8 @@ class RelayEndpoint:
     async def _relay_request(self, state: RequestState, send: Send) -> UsageTap | None:
         """Makes the request fit, forwards it, and streams the response to the client.
 
-        Returns the tap that watched the response, or None if nothing can be learned from it.
+        Returns the tap that can report the token usage of the response. Returns None if the response is not
+        complete, was not watched or is not the upstream's.
         """
         item_request = state.item_request
         if item_request is not None and await self._answer_item_request(item_request, send):
@@ -306,7 +307,8 @@ class RelayEndpoint:
     ) -> UsageTap | None:
         """Relays a response that may call the offered search tool.
 
-        Returns the tap that watched the response, or None if nothing can be learned from it.
+        Returns the tap that can report the token usage of the response, or None if the client did not get the
+        complete response.
         """
         send_body = partial(self._send_upstream, state)
         recall_loop = state.recall_loop = RecallLoop(tool_offer, send_body, answer.get_field(b"content-type"))
@@ -336,7 +338,11 @@ class RelayEndpoint:
             state.tool_offer = await build_tool_offer(self._recall_tool, state.fit_request, state.fit_result)
 
     async def _mark_conversation_compacted(self, state: RequestState, fit_result: FitResult) -> None:
-        """Makes every replica read all later requests of a compacted conversation, even small ones."""
+        """If a request was compacted, makes every replica read all later requests of its conversation.
+
+        Without this, small requests would pass the gate unread and go upstream uncompacted. A side
+        call changes nothing.
+        """
         if fit_result.is_compacted and state.side_kind is None:
             await self._gate.remember_compacted(
                 state.identity.tenant, state.identity.conversation, state.size_bytes
@@ -468,8 +474,8 @@ class RelayEndpoint:
     ) -> UpstreamResponse | None:
         """Shortens a request that was refused as too long, and sends it again.
 
-        If the shorter request is refused as well, tries even shorter ones. Returns None if the upstream
-        accepts none of them, or after `MAX_REFITS` refusals.
+        If the shorter request is refused as well, tries even shorter ones. Returns None if the
+        request cannot be made shorter, if a call fails for another reason, or after `MAX_REFITS` refusals.
 
         Args:
             state: The state of the request. It gets the accepted result of the fit.

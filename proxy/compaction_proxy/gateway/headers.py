@@ -87,7 +87,7 @@ def _add_connection_fields(
 
 
 def _has_own_field(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Returns whether a name may begin with `x-compaction`. That is seldom so, and then saves a filter."""
+    """Returns whether a field name contains `x-compaction`. If none does, callers need not filter."""
     return b"\n".join([field[0] for field in headers]).find(OWN_PREFIX) >= 0
 
 

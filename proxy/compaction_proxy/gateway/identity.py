@@ -1,4 +1,4 @@
-"""Identifies the tenant and the conversation of a request. Every store key contains these two ids.
+"""Identifies the tenant and the conversation of a request. Most store keys are derived from these ids.
 
 An id only serves to find stored data. The data is applied only to messages whose digests match. So with a
 wrong id, or with an id that two conversations share, at worst no compaction is found. No id reveals the
@@ -38,7 +38,7 @@ _MAX_CACHED_BYTES: Final = 1_024
 
 
 def _compute_hmac(secret: bytes, *fields: bytes) -> str:
-    """Returns the HMAC-SHA-256 of length-prefixed fields as 64 hex digits."""
+    """Returns the HMAC-SHA-256 of a version byte and length-prefixed fields, as 64 hex digits."""
     prefixed = (len(field).to_bytes(8, "big") + field for field in fields)
     return hmac.digest(secret, _VERSION + b"".join(prefixed), "sha256").hex()
 
@@ -56,7 +56,10 @@ def format_origin(url: str) -> str:
 
 
 def _list_tenant_fields(tenant_mode: str) -> frozenset[bytes]:
-    """Returns the lower-case names of the header fields that identify the tenant (`session.tenant`)."""
+    """Returns the lower-case names of the header fields that identify the tenant (`session.tenant`).
+
+    For the mode `none`, the only name is empty, so no header field has it.
+    """
     kind, _, name = tenant_mode.partition(":")
     return CREDENTIALS if kind == "credential" else frozenset({name.lower().encode()})
 
@@ -161,7 +164,7 @@ class Identity:
     """The tenant and the conversation of a request.
 
     Attributes:
-        tenant: The digest of the credential.
+        tenant: The tenant, as a keyed digest (`derive_tenant`).
         conversation: The id of the conversation; None if neither a header nor the body names one.
         lane: The name of the agent within the session, as its client sends it; empty for the main agent.
     """

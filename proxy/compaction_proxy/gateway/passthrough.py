@@ -139,7 +139,10 @@ class CountTokensEndpoint:
                     await self._calibrate_estimate(scope, raw, provider_tokens, hold)
 
     async def _relay_request(self, scope: Scope, send: Send, raw: bytes) -> int | None:
-        """Relays the request and its response. Returns the provider's count; None if there is none."""
+        """Relays the request and its response. Returns the provider's token count.
+
+        Returns None if the response has no count, is incomplete or has another status than 200.
+        """
         with while_connected(scope):
             opened = await send_request(self._upstream, build_request(self._upstream, scope, raw))
             async with aclosing(opened) as answer:

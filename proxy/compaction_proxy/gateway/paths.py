@@ -33,7 +33,7 @@ OWN_PATHS = frozenset(
     }
 )
 OWN_TREES = frozenset({"admin", "ui", "mcp"})
-# Number of paths for which results are cached. A path may have many kilobytes.
+# Number of paths for which results are cached. It is small, because a path may have many kilobytes.
 MAX_PATHS = 64
 
 

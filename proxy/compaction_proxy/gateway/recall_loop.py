@@ -40,9 +40,10 @@ from compaction_proxy.wires.json.values import encode_ascii_json
 from compaction_proxy.wires.search_tool import AnswerJoiner, SearchTool, StreamJoiner, add_tool, is_prefill
 from compaction_proxy.wires.wire import Wire
 
-# The time limit for all searches of one response together, in seconds. The client receives nothing meanwhile.
+# The time limit, in seconds, for all searches that one upstream response calls for. The client receives
+# nothing meanwhile.
 SEARCH_S: Final = 5.0
-# The most calls of one response that are run. Each further call gets the result `TOO_MANY`.
+# The most calls in one upstream response that are run. Each further call gets the result `TOO_MANY`.
 MAX_CALLS: Final = 8
 
 NOT_NOW: Final = "What was removed cannot be searched right now. Go on without it."
@@ -50,10 +51,11 @@ TOO_MANY: Final = f"Not run: {MAX_CALLS} searches at once are the most."
 NO_ROOM: Final = "What was found has no room in the context window. Go on without it."
 
 # A response that is no stream is searched for calls only if it has at most this many bytes, both before and
-# after decompression. A longer response is relayed without a search.
+# after decompression. A longer first response is relayed without a search. A longer continuation fails.
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 # An upstream may compress a stream although the proxy asked for an uncompressed one. These are the most bytes
-# to which such a stream is decompressed, and the number of compressed bytes decompressed in one step.
+# to which such a stream is decompressed, and the number of compressed bytes decompressed in one step. A
+# larger stream is cut.
 MAX_INFLATED_BYTES: Final = 256 * 1024 * 1024
 INFLATE_STEP_BYTES: Final = 4_096
 # Once an upstream has marked a response as done, the proxy waits this many seconds for the end of the body. A

@@ -166,7 +166,10 @@ class RequestState:
         return request._replace(headers=[each for each in request.headers if each[0] != IDEMPOTENCY_HEADER])
 
     def record_upstream_wait(self, seconds: float) -> None:
-        """Records that the upstream answered, or failed to answer, after this many seconds."""
+        """Records that a response of the upstream began, or failed to come, after this many seconds.
+
+        Calls that continue a response are not recorded.
+        """
         if self.recall_loop is None:  # otherwise the call continues a response that has begun
             self.waited_s += seconds
             self.first_byte_s = seconds

@@ -86,7 +86,8 @@ class SizeGate:
             tenant: The tenant that owns the conversation.
             conversation: The id of the conversation; None if it has none.
             size_bytes: Size of the request that was compacted. If it exceeds `MAX_BYTES`, other processes are
-                not notified, because requests of this size never pass a gate.
+                not notified, because requests of this size never pass a gate, and later ones are usually
+                larger.
         """
         await self._compacted.add(tenant, conversation, should_publish=size_bytes <= MAX_BYTES)
 
@@ -106,8 +107,9 @@ class SizeGate:
     def can_pass(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
         """Returns whether a request may be forwarded without being parsed.
 
-        The result is True if its conversation needs no action (`_has_pending_action`), and if the request is
-        certainly too small for a compaction and for the preparation of one, for all of the models.
+        A request may pass if its conversation needs no action (`_has_pending_action`), it contains no media,
+        it names 1 to `MAX_MODELS` models, and it is certainly too small for a compaction, and for the
+        preparation of a compaction, with each of these models.
 
         Args:
             raw: The request body.
@@ -162,11 +164,11 @@ class SizeGate:
         return size
 
     def _compute_safe_bytes(self, tenant: str, model: str, output_tokens: int | None) -> float:
-        """Returns the size in bytes up to which the proxy does nothing to a request for this model.
+        """Returns the body size in bytes up to which a request for this model certainly passes the gate.
 
-        The size is infinite if the proxy never compacts such requests. It is at most one byte smaller than
-        the largest size at which nothing is done. `output_tokens` is the number of output tokens that the
-        request asks for; None if it names none.
+        The size is infinite if the proxy never compacts such requests, and `_NO_SIZE` if each of them must be
+        parsed. `output_tokens` is the number of output tokens that the request asks for; None if the request
+        names no number.
         """
         settings = get_model_settings(self._config, model)
         if settings.recall.tool == "always":  # each request is parsed, to offer the tool with it
@@ -210,7 +212,7 @@ def build_gates(
     compacted: CompactedConversations,
     pricing: PriceBook,
 ) -> Mapping[str, SizeGate]:
-    """Builds a gate for each wire, by the wire's name. Wires with the same provider share one."""
+    """Builds a gate for each wire, by the wire's name. Wires with the same provider share a gate."""
     origins = {wire: format_origin(config.upstream.get_provider(wire)[0]) for wire in WIRES}
     gates = {
         origin: SizeGate(config, model_limits, directives, compacted, origin, pricing=pricing)

@@ -31,14 +31,14 @@ def can_take_comments(head: Message) -> bool:
 
 
 class KeepaliveChannel:
-    """A client's ASGI send channel on which an event stream is never silent for longer than `silence_s`.
+    """A client's ASGI send channel that adds comments to an event stream while the stream is silent.
 
-    Use it as a context manager. No comment is sent before the head of the response, after its end, or once
-    the context is left.
+    Use it as a context manager. No comment is sent before the HTTP head of the response, after its end, or
+    once the context is left.
 
     Args:
         send: The client's ASGI send channel.
-        silence_s: Seconds of silence after which a comment is sent.
+        silence_s: Seconds of silence after which a comment is sent, if the stream is between two events.
     """
 
     __slots__ = ("_comments", "_heard_at", "_lock", "_send", "_silence_s", "_tail")
@@ -70,7 +70,10 @@ class KeepaliveChannel:
             self._comments = asyncio.create_task(self._send_comments())
 
     async def _send_comments(self) -> None:
-        """Sends a comment whenever the stream has been silent for long enough, until it is cancelled."""
+        """Sends a comment whenever the stream is silent for `silence_s` seconds between two events.
+
+        Ends only when the task is cancelled.
+        """
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(self._heard_at + self._silence_s - clock())

@@ -132,7 +132,10 @@ def _choose_models(
 
 
 def _build_url(base_url: str | None, upstream: Upstream, scope: Scope, model: str, wire: Wire) -> str:
-    """Returns the URL for a summary call: at `base_url` if set, else where the client's request goes."""
+    """Returns the URL for a summary call: below `base_url` if that is set, else that of the request.
+
+    In the URL of a request to Azure, `model` replaces the model of the request.
+    """
     if base_url:
         return base_url.rstrip("/") + wire.summary_call_format.path
     path = replace_deployment(scope["raw_path"], model)

@@ -27,8 +27,8 @@ from compaction_proxy.wires.project_instructions import (
 )
 from compaction_proxy.wires.wire import Wire
 
-# Larger requests are not searched. Such a conversation soon grows too large for the gate, so that the proxy
-# parses its requests anyway.
+# The largest body, in bytes, for which a conversation is searched. A conversation with larger requests soon
+# grows too large for the gate, and then the proxy parses all its requests anyway.
 MAX_BYTES = 786_432
 # Bytes of request bodies that may be parsed per second in the long run, and bytes that may be parsed at once
 # after a pause. `REQUEST_BYTES` is added to the size of each request, for the fixed cost of parsing one.

@@ -130,7 +130,7 @@ class UpstreamResponse:
         self._coming: asyncio.Task[bytes] | None = None  # a read that `peek_with_timeout` has begun
 
     async def peek(self, limit_bytes: int) -> bytes:
-        """Returns the beginning of the body: at least `limit_bytes`, or the whole body if it is shorter.
+        """Returns the beginning of the body: at least `limit_bytes`, or all bytes if it is shorter or cut.
 
         Later calls of `read` still return these bytes. If the response is cut, `read` raises the error, but
         this method does not.
@@ -160,6 +160,8 @@ class UpstreamResponse:
 
     async def peek_with_timeout(self, limit_bytes: int, timeout_s: float) -> bytes:
         """Returns what `peek` returns, or only the bytes seen so far if nothing new comes within `timeout_s`.
+
+        `timeout_s` is in seconds and limits only the wait for the first new chunk.
 
         Later calls of `read` still return all bytes.
         """
@@ -287,8 +289,8 @@ async def _relay_chunks(
     """Relays a body without its last chunk, and returns that chunk.
 
     The caller sends the last chunk together with the end of the response. The last chunk is recognised by
-    `length`, the declared length in bytes. If `length` is None, the whole body is relayed and the result is
-    empty.
+    `length`, the declared length in bytes. If `length` is None, or the body has another
+    length, the whole body is relayed and the result is empty.
     """
     while chunk := await answer.read():
         if length is not None:
@@ -312,7 +314,7 @@ async def send_error(
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     encode_error: Callable[[ClientFacingError], bytes] = format_openai_error,
 ) -> None:
-    """Answers the client with an error of the proxy. `encode_error` encodes it in the format of the wire."""
+    """Sends an error of the proxy to the client. `encode_error` encodes the error for the wire."""
     body = encode_error(error)
     headers: Headers = [
         (b"content-type", b"application/json"),

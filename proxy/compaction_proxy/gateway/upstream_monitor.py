@@ -15,7 +15,8 @@ from compaction_proxy.core.upstream_failure import format_status_cause, is_failu
 from compaction_proxy.storage.resilient import ReportThrottle
 from compaction_proxy.support.log_events import UPSTREAM_FAILED, UPSTREAM_RECOVERED
 
-# The most pairs of a target and a cause that are remembered in order to log each pair once a minute.
+# The most pairs of a target and a cause that are remembered in order to log each pair at most once a minute.
+# A pair that is forgotten may be logged again earlier.
 MAX_PAIRS = 500
 
 # Receives the target and the cause of a failure, on the event loop. It must not block.
@@ -71,7 +72,7 @@ def _find_connect_cause(error: BaseException) -> str:
 
 
 def _ignore_failure(_target: str, _cause: str) -> None:
-    """Ignores the failure."""
+    """Does nothing with a failure. This is the listener of a monitor that has no other one."""
 
 
 class UpstreamMonitor:
@@ -119,7 +120,7 @@ class UpstreamMonitor:
         self._record_failure(target, causes.INVALID_ANSWER, is_failing=True)
 
     def record_cut(self, target: str, error: httpx.TransportError) -> None:
-        """Reports that a response was cut after its head had arrived."""
+        """Reports that a response was cut after its status and headers had arrived."""
         self._record_failure(target, find_cause(error, has_head=True))
 
     def record_status(self, target: str, status: int) -> None:
@@ -142,7 +143,10 @@ class UpstreamMonitor:
             self._logged.discard(target)
 
     def _record_failure(self, target: str, cause: str, *, is_failing: bool = False) -> None:
-        """Counts a failure, and logs it if it is due. `is_failing` says that the target becomes failing."""
+        """Counts a failure, and logs it unless the same pair was logged within the last minute.
+
+        `is_failing` says whether the target becomes a failing one.
+        """
         if is_failing:
             self.failure_counts[target] = self.failure_counts.get(target, 0) + 1
         self._on_error(target, cause)

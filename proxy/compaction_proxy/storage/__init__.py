@@ -1,1 +1,1 @@
-"""Stores records. Requests are served even if the store is slow, broken or unreachable."""
+"""Stores records (one value under a key) and lists. Requests are served even if the store fails."""

@@ -34,7 +34,7 @@ class DeletionFence:
         self._count = 0
 
     def set_start_mark(self) -> None:
-        """Marks the current context as begun now. Work without a start mark may write any key."""
+        """Sets the start mark of the current context to now. Work without a start mark may write any key."""
         _start_mark.set(self._count)
 
     @contextmanager

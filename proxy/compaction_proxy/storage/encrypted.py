@@ -2,8 +2,8 @@
 
 An encrypted value consists of the envelope's version byte, the form byte 2, four bytes that identify the
 encryption key, a nonce of twelve bytes, and the ciphertext. The store key is associated data, so a value that
-was moved to another store key does not decrypt. The first encryption key in the list encrypts. Every key in
-the list can decrypt. To rotate keys, put a new key first.
+was moved to another store key does not decrypt. New values are encrypted with the first of the configured
+encryption keys. Stored values are decrypted with any of these keys. To rotate keys, put a new key first.
 """
 
 import base64

@@ -1,6 +1,7 @@
 """Opens the store that `store.url` names, and loads the installation's secret.
 
-The secret is kept in a shared store, or in a file next to the file of an embedded store. It is the key of the
+The secret is kept in a shared store, or in a file next to the file of an embedded store. With a store in
+memory, each process uses a random secret. It is the key of the
 digests that identify tenants, so replicas that share a store must share it. In a shared store it does not
 expire, for three reasons. It contains no user data. With a new secret, no stored data could be found again.
 And the `volatile-…` eviction policies of Redis do not evict keys that do not expire.
@@ -101,8 +102,8 @@ def load_installation_secret(url: str, report: Callable[[StoreUnavailableError],
 async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
     """Returns the secret of all processes that share `store`.
 
-    If the store has a secret, returns that. Otherwise stores and returns `offered_secret`. Repeat the call
-    later with the same secret, because the store may lose it.
+    If the store has a secret, returns that. Otherwise stores and returns `offered_secret`. The store may
+    lose the secret. So call this function again later with the returned secret.
 
     Raises:
         StoreUnavailableError: If the store does not answer, or the value under `SECRET_KEY` is not a secret.

@@ -1,9 +1,9 @@
 """Builds all store keys, in the form `v1:{<scope>}:<kind>[:<rest>]`.
 
 The part in braces is the hash tag. Keys with the same hash tag are on the same node of a cluster, where they
-can be read in one round trip and committed together. A key contains hex digests and fixed words, never an id,
-a model's name, or text from a client. Every store and every version of the proxy uses these keys. To change
-their form, replace `v1` by `v2`.
+can be read in one round trip and committed together. A key contains hex digests and constant words, never an
+id, a model's name, or text from a client. Every store and every version of the proxy uses these keys. To
+change their form, replace `v1` by `v2`.
 
 | scope | kinds |
 | --- | --- |
@@ -71,7 +71,7 @@ def get_conversation_root(prefixes: Sequence[bytes]) -> bytes | None:
 def checkpoint_keys(tenant: str, root: bytes, strategy: str, checkpoint_ids: Iterable[bytes]) -> list[str]:
     """Returns the keys of a strategy's checkpoints with these ids (`checkpoint.build_checkpoint_id`).
 
-    `strategy` must be a fixed name, because it becomes part of the key.
+    `strategy` must be the name of a built-in strategy, because the key contains the name as it is.
     """
     start = f"{_build_key_start(tenant, root)}:checkpoint:{strategy}:"
     return [start + place.hex() for place in checkpoint_ids]

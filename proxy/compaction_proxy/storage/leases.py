@@ -43,7 +43,8 @@ async def wait_for_lease_or_record(
 ) -> AsyncIterator[LeaseOrRecord]:
     """Waits until the record under `key` exists, or until this process holds the lease to create it.
 
-    A lease is renewed while the block runs, and released after it.
+    A lease is renewed while the block runs, and released after it. If the store is unavailable, the wait ends
+    without a record or a lease.
     """
     async with AsyncExitStack() as stack:
         record = lease = None

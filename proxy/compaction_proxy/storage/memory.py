@@ -16,7 +16,10 @@ _SWEEP_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _StoredItem:
-    """A record (one value) or a list (its lines, oldest first). `expires` is in monotonic seconds."""
+    """A record (one value) or a list (its lines, oldest first).
+
+    `expires` is in monotonic seconds. `size` is the length of the key and of all values, in bytes.
+    """
 
     values: tuple[bytes, ...]
     is_list: bool

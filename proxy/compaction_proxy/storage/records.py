@@ -1,13 +1,14 @@
 """Reads and writes records in a store that may be slow, broken or unreachable.
 
-A store that fails is suspended. A suspended store gets no calls except probes, which test whether it answers,
-until a probe succeeds (`storage.resilient`). Each process caches the records that it has recently read or
-written, and looks in its cache first. A record that could not be saved stays in the cache, and this process
-uses it from there.
+A store that does not answer in time, or that fails repeatedly, is suspended. A suspended store gets only test
+calls, until one of them succeeds (`storage.resilient`). Each process caches the records that it has recently
+read or written, and looks in its cache first. A record that could not be saved stays in the cache, and this
+process uses it from there.
 
 When a store opens its file or connections for the first time, this may take longer than the deadline of a
 call, for example to recover a log or to migrate. `RecordStore.open` allows more time at start-up. If the
-opening takes even longer, it continues in the background, and the store is used as soon as a probe succeeds.
+opening takes even longer, it continues in the background, and the store is used as soon as a test call
+succeeds.
 """
 
 import asyncio
@@ -95,8 +96,8 @@ def to_entry(item: RecordItem | ListItem) -> Record | ListEntry:
 OPEN_LIMIT_S = 1.0
 DELETE_LIMIT_S = 60.0
 CACHE_BYTES = 16 * 1024 * 1024
-# Additional size of each cached record. A record counts as this many bytes, plus the length of its key, plus
-# twice its JSON size, because the decoded fields take more memory than the JSON.
+# Additional size of each cached record, in bytes. A record counts as this many bytes, plus the length of its
+# key, plus twice its JSON size, because the decoded fields take more memory than the JSON.
 ENTRY_BYTES = 600
 CACHE_TTL_S = 3600.0
 """How long a cached record is used without a new read; other processes may change it meanwhile."""
@@ -143,14 +144,15 @@ class RecordStore:
 
     No method raises if the store fails, except `listen`, `acquire_lease` and `renew_lease`. Each failure is
     passed to `report` once, except failures of `publish` and `listen`. While the store is suspended, every
-    call fails at once, and only `open`, `save_if_absent` and `delete_prefix` report these failures.
+    call of the store fails at once, and only `open`, `save_if_absent` and `delete_prefix` report these
+    failures.
 
     Args:
         store: The store that keeps the records.
         report: Called with each failure.
         clock: Returns monotonic seconds.
         deadline_s: Maximum duration of one call of the store, in seconds.
-        probe_every_s: Seconds between two probes of a suspended store.
+        probe_every_s: Seconds between two test calls of a store that does not answer.
         cache_bytes: Maximum bytes of the cache (`ENTRY_BYTES`).
 
     Attributes:
@@ -192,7 +194,7 @@ class RecordStore:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the store answered the last call or probe. A refusal to write also counts as a response."""
+        """Whether the store answered the last call. A refusal to write also counts as a response."""
         return self._resilient_store.is_reachable
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
@@ -208,6 +210,8 @@ class RecordStore:
         self, keys: Sequence[str], *, bypass_cache: bool = False, keep_in_cache: bool = True
     ) -> list[Fields | None]:
         """Returns the records under `keys`, in order; None for each that is absent, expired or unreadable.
+
+        If the store fails, also returns None for each record that is not in the cache.
 
         Uses cached records first, and reads the others from the store in one call.
 
@@ -236,9 +240,10 @@ class RecordStore:
         """Commits a record and `other_items` together, unless a record is already stored under `key`.
 
         Returns the record that is valid from now on. If a record is stored already, that record stays valid
-        and nothing is written. Otherwise the new record is valid. If the store fails, this process uses the
-        new record: `get_many` returns it and the records in `other_items` from the cache. If the key was
-        deleted after the caller's work began, the new record is returned, but neither stored nor cached.
+        and nothing is written. Otherwise the new record is valid. If the store fails, the result is the
+        record under `key` in the cache. If there is none, the new record and those in `other_items` are
+        cached, and `get_many` returns them from there. If the key was deleted after the caller's work began,
+        the new record is returned, but neither stored nor cached.
         Returns None if `lease` is lost and nothing was written.
 
         Raises:

@@ -1,10 +1,10 @@
 """Calls a store behind a deadline and a circuit breaker.
 
-A store is suspended after three failures within a second, one timeout or one failed probe. A suspended store
-gets no calls except probes, which test whether it answers, until a probe succeeds. If the store is dead or
-does not answer, only the calls in progress wait for it, for a fraction of a second. After that, a background
-task probes the store twice a second. Therefore no later request waits for an unreachable store, and requests
-use the store again within a second after it answers again.
+A store is suspended after three failures within a second, one timeout or one failed test call (a read without
+keys). A suspended store gets only test calls, until one of them succeeds. If the store is dead or does
+not answer, only the calls in progress wait for it, for a fraction of a second. After that, a
+background task makes a test call twice a second. Therefore no later request waits for an unreachable store,
+and requests use the store again within a second after it answers again.
 """
 
 import asyncio
@@ -86,12 +86,12 @@ _T = TypeVar("_T")
 
 
 async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
-    """Returns the result of `call` or raises its error. Cancels it after `limit_s` seconds.
+    """Returns the result of `call` or raises its error. Cancels `call` after `limit_s` seconds.
 
-    It differs from `asyncio.timeout` in three ways. It returns a result that arrived while the event loop
-    was blocked, even if the loop sees it after the deadline. It does not wait for a call that does not end
-    when it is cancelled. A call of several steps can make progress although the loop is often blocked,
-    because the deadline lasts at least `DEADLINE_PARTS` iterations of the loop.
+    The function differs from `asyncio.timeout` in three ways. It returns a result that arrived while the
+    event loop was blocked, even if the loop sees the result after the deadline. It does not wait for a call
+    that goes on after its cancellation. A call of several steps can make progress although the loop is often
+    blocked, because the deadline lasts at least `DEADLINE_PARTS` iterations of the loop.
 
     Raises:
         TimeoutError: If the call did not end before the deadline.
@@ -134,15 +134,15 @@ class ResilientStore:
     depends on how busy this process is and not on the store.
 
     Args:
-        store: The store that is probed.
+        store: The store to which the calls of `run_call` go. Test calls are reads without keys.
         clock: Returns monotonic seconds.
         deadline_s: Maximum duration of one call of the store, in seconds.
-        probe_every_s: Seconds between two probes of a suspended store.
+        probe_every_s: Seconds between two test calls while the store does not answer.
 
     Attributes:
         is_in_use: Whether the store is in use; False while it is suspended.
-        is_reachable: Whether the store answered the last call or probe. A refusal to write also counts as a
-            response.
+        is_reachable: Whether the store answered the last call, test calls included. A refusal to write also
+            counts as a response.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class ResilientStore:
         return answer
 
     async def close(self) -> None:
-        """Stops probing."""
+        """Stops the background task that makes test calls."""
         if self._probe is not None:
             self._probe.cancel()
             await asyncio.wait((self._probe,))
@@ -234,7 +234,7 @@ class ResilientStore:
             self._probe = asyncio.create_task(self._probe_until_reachable())
 
     async def _probe_until_reachable(self) -> None:
-        """Probes the store until it answers. Suspends the store after a failed probe."""
+        """Makes test calls until the store answers. Suspends the store after a failed test call."""
         while not self.is_reachable:
             await asyncio.sleep(self._probe_every_s)
             if self.is_reachable:  # a call has reached the store meanwhile

@@ -1,4 +1,4 @@
-"""The interface of the stores: records, lists and leases by key."""
+"""The interface of the stores. A store keeps records (one value each), lists and leases under keys."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass

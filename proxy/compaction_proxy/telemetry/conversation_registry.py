@@ -129,7 +129,7 @@ class ConversationRegistry:
         if not isinstance(tenant, str):
             return None
         key = conversation_key(tenant, conversation)
-        if key not in self._due_at:  # with an entry, a deletion evicts the record that was just cached
+        if key not in self._due_at:  # a deletion evicts cached tenants only for keys in `_due_at`
             self._set_due(key, 0.0, 0.0)
         return tenant
 
@@ -155,8 +155,8 @@ class ConversationRegistry:
 
         A process adds at most one line for a conversation in `LIST_INTERVAL_S`, so the last request of a
         conversation may be later than its line. The method therefore continues after it has found `limit`
-        conversations. It stops at the first line that is more than `LIST_INTERVAL_S` older than the line of
-        the conversation found last.
+        conversations. It stops at the first line that is more than `LIST_INTERVAL_S` seconds older than the
+        line at which `found` reached `limit` conversations.
         """
         wanted = 2 * limit
         while True:

@@ -114,7 +114,7 @@ def _sort_and_merge_outcomes(events: Iterable[Event]) -> list[Event]:
     """Returns the events, oldest first, and completes the events of compactions with later events.
 
     An `INSTALLED` event adds the outcome to its compaction, and a `MEASURED` event adds the upstream's token
-    count. The result contains no `MEASURED` events, and one `INSTALLED` event for each checkpoint.
+    count. The result contains no `MEASURED` events, and at most one `INSTALLED` event for each checkpoint.
     """
     ordered = sorted(events, key=lambda event: event.at)
     rounds = {index: event for index, event in enumerate(ordered) if event.kind == COMPACTED}
@@ -133,7 +133,7 @@ def _sort_and_merge_outcomes(events: Iterable[Event]) -> list[Event]:
 def _apply_outcome(round_event: Event, event: Event) -> Event:
     """Returns a compaction's event with the outcome or token count of a later event.
 
-    A compaction's event that has a token count already keeps it.
+    If `round_event` already has a token count, the result keeps that count.
     """
     if event.kind == INSTALLED:
         return replace(round_event, outcome=event.outcome)

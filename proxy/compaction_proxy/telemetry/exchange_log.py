@@ -107,9 +107,9 @@ class SavingsTracker:
 ExchangeListener = Callable[[Sequence[ExchangeEntry]], None]
 
 FLUSH_INTERVAL_S = 1.0
-# Length of the queue at which it is processed, without a wait for the periodic flush (`FLUSH_INTERVAL_S`).
-# Otherwise the queue would grow to megabytes on a busy server. A short queue is processed faster, because its
-# memory was used a moment ago.
+# When this many exchanges are queued, they are processed before the periodic flush (`FLUSH_INTERVAL_S`).
+# Otherwise the queue would grow to megabytes on a busy server. A short queue is also processed faster,
+# because its memory is still in the processor's cache.
 QUEUE_LENGTH = 64
 
 _log = structlog.get_logger()

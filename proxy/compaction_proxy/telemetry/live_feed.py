@@ -43,7 +43,7 @@ _LISTS = {COMPACTION: "events", EXCHANGE: "exchanges"}
 # A poll first reads this many lines. If more lines are new since the last poll, it reads the whole list.
 POLL_LINES = 64
 EXCHANGES_PER_S = 50
-# Maximum number of events that may wait to be written.
+# Maximum number of events that may wait to be written. If there are more, the oldest event is dropped.
 MAX_WAITING = 1_000
 # Maximum number of items that may wait for a follower to read them. If there are more, the oldest item is
 # dropped.
@@ -59,7 +59,7 @@ class FeedItem(NamedTuple):
     """One item of the live feed.
 
     Attributes:
-        id: Unique id that rises with time.
+        id: Unique id that rises with time. A `lost` item has the id of the item after it.
         kind: `compaction` (an event), `exchange`, or `lost` (the follower was too slow, and items were
             dropped).
         fields: For an event, its fields without texts and message ids. For an exchange, its fields and its
@@ -176,7 +176,7 @@ class LiveFeed:
                 waiting.extendleft(reversed(items[: (waiting.maxlen or 0) - len(waiting)]))
 
     async def list_recent_events(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
-        """Returns the newest events, newest first. With `failures`, returns only failures."""
+        """Returns at most `limit` events, the newest first. With `failures`, returns only failures."""
         items = await self._read_latest(COMPACTION, MAX_LINES[COMPACTION] if failures else limit)
         wanted = [item for item in items if not failures or item.fields.get("kind") in FAILURE_KINDS]
         return wanted[::-1][:limit]

@@ -78,7 +78,7 @@ def _mask_credentials(value: object, field_name: str = "") -> object:
 
 
 def scrub_event(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Masks credentials in a log event, by the names of fields and by patterns in text."""
+    """Replaces credentials in a log event, found by field names and by patterns in text, with `MASK`."""
     internal = ("_record", "_from_structlog")
     return {key: value if key in internal else _mask_credentials(value, key) for key, value in event.items()}
 

@@ -39,10 +39,10 @@ def get_provider_name(host: str) -> str:
 
 
 SERVICE = "compaction-proxy"
-# Time limit for sending the last spans when the process ends, in seconds.
+# Time limit for sending the last OpenTelemetry spans when the process ends, in seconds.
 CLOSE_S = 1.5
-# Maximum number of requests whose span contexts are kept, so that the span of a compaction can link to the
-# span of its request.
+# Maximum number of requests whose OpenTelemetry span contexts are kept, so that the trace span of a
+# compaction can link to that of its request. If there are more, the oldest context is dropped.
 MAX_REQUESTS = 10_000
 _FIELDS = (b"traceparent", b"tracestate")
 _NS = 1_000_000_000
@@ -53,7 +53,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def create_span_processor(endpoint: str) -> BatchSpanProcessor:
-    """Creates a processor that sends spans to a collector.
+    """Creates a processor that sends OpenTelemetry spans to a collector.
 
     `endpoint` is the base URL of the collector. If it is empty, the environment variables `OTEL_EXPORTER_…`
     configure the collector.
@@ -63,14 +63,15 @@ def create_span_processor(endpoint: str) -> BatchSpanProcessor:
 
 
 class OtelTracer:
-    """Traces requests, and the decisions about them, with OpenTelemetry. No method blocks or raises.
+    """Traces requests, and the decisions about them, with OpenTelemetry.
 
-    Without a tracer, the trace headers of clients are forwarded unchanged.
+    No method blocks the event loop or raises. Without a tracer, the trace headers of clients are forwarded
+    unchanged.
 
     Args:
         upstream: Base URL of the upstream.
         version: Version of the proxy.
-        processor: Receiver of ended spans.
+        processor: Receives OpenTelemetry spans when they end.
     """
 
     def __init__(self, upstream: str, version: str, processor: SpanProcessor) -> None:
@@ -84,7 +85,7 @@ class OtelTracer:
         self._requests: BoundedDict[str, SpanContext] = BoundedDict(MAX_REQUESTS)
 
     def start_request(self, headers: Sequence[tuple[bytes, bytes]], request_id: str) -> "OtelTrace":
-        """Starts the span of a client request, in the trace that its headers name, or in a new one."""
+        """Starts the trace span of a client request, in the trace that its headers name or in a new trace."""
         carrier = {
             name.decode("latin-1"): text.decode("latin-1") for name, text in headers if name in _FIELDS
         }
@@ -94,11 +95,14 @@ class OtelTracer:
         return OtelTrace(self._spans, span, self._about)
 
     def set_upstream(self, upstream: str) -> None:
-        """Uses the upstream with this base URL in the spans of later requests."""
+        """Describes the upstream with this base URL in the OpenTelemetry spans of later requests."""
         self._about = _build_upstream_attributes(upstream)
 
     def on_event(self, _tenant: str, event: Event) -> None:
-        """Records a span for a finished or failed compaction, linked to the span of its request."""
+        """Records a trace span for a finished or failed compaction, linked to the span of its request.
+
+        Ignores other events.
+        """
         if event.kind not in {COMPACTED, FAILED}:
             return
         context = self._requests.get(event.request)
@@ -132,7 +136,7 @@ class OtelTracer:
         span.end(int(event.at * _NS))
 
     async def close(self) -> None:
-        """Sends the remaining spans within `CLOSE_S`. Spans that take longer are lost.
+        """Sends the remaining OpenTelemetry spans within `CLOSE_S` seconds. Spans that take longer are lost.
 
         The exporter tries for 10 s and cannot be interrupted. It therefore runs in a daemon thread, because
         the process does not wait for such a thread when it ends. It would wait for a thread of the event
@@ -155,8 +159,8 @@ class OtelTrace:
 
     Args:
         spans: OpenTelemetry tracer that creates spans.
-        span: Span of the request.
-        upstream_attributes: Attributes that the span of each upstream call gets.
+        span: OpenTelemetry span of the request.
+        upstream_attributes: Attributes that the OpenTelemetry span of each upstream call gets.
     """
 
     __slots__ = ("_about", "_question", "_span", "_spans")
@@ -168,7 +172,7 @@ class OtelTrace:
         self._question: Span | None = None
 
     def start_upstream_call(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-        """Starts the span of an upstream call. Returns `headers` with the trace context of this span.
+        """Starts the trace span of an upstream call. Returns `headers` with the trace context of this span.
 
         Call it for each call of the upstream, also when a shortened request is sent again after a refusal.
         """
@@ -183,7 +187,7 @@ class OtelTrace:
         return [*(field for field in headers if field[0].lower() not in _FIELDS), *ours]
 
     def end_request(self, exchange: Exchange, conversation: str | None) -> None:
-        """Ends all spans of the request. Call it after the response, or when no response will come."""
+        """Ends all trace spans of the request. Call it after the response, or when no response will come."""
         error = str(exchange.code or "no-answer") if exchange.has_failed or not exchange.code else ""
         _set_attributes(
             self._span,
@@ -224,7 +228,7 @@ class OtelTrace:
 
 
 def _build_upstream_attributes(base_url: str) -> SpanAttributes:
-    """Builds the attributes that the spans of all calls to one upstream share."""
+    """Builds the attributes that the OpenTelemetry spans of all calls to one upstream share."""
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     return {

@@ -55,7 +55,8 @@ MAX_WRITERS = 1_000
 # Seconds after the end of an hour during which late exchanges are still added to it. After that, a process
 # drops the hour from its memory once it is written.
 SETTLE_S = 900.0
-# Lifetime of the cached sums of an hour, in seconds. Only hours that ended some time ago are cached.
+# Lifetime of the cached sums of an hour, in seconds. Only hours that ended more than twice `SETTLE_S` ago are
+# cached.
 CACHE_TTL_S = 3_600.0
 # Longest period that is read, up to now, in seconds.
 MAX_READ_S = 400.0 * DAY_S
@@ -168,7 +169,7 @@ class ExchangeCounters:
         self.summary_usd += event.cost_usd or 0.0
 
     def add_counters(self, other: "ExchangeCounters") -> None:
-        """Adds all counts of `other`."""
+        """Adds all counts and dollar amounts of `other`."""
         for name in COUNTS + DOLLARS:
             more = getattr(other, name)
             if more:
@@ -296,7 +297,10 @@ class Statistics:
         self._flushing = asyncio.Lock()
 
     def add_entries(self, entries: Iterable[ExchangeEntry]) -> None:
-        """Counts exchanges, each in the hour in which it began."""
+        """Counts exchanges, each in the hour in which it began.
+
+        An exchange that began more than `SETTLE_S` seconds ago counts in the hour of `SETTLE_S` seconds ago.
+        """
         now = self._now()
         for entry in entries:
             exchange = entry.exchange
@@ -334,7 +338,7 @@ class Statistics:
         """Returns the sums of the hours that overlap `[since, until)`, one row per label, sorted by label.
 
         Args:
-            since: Seconds since the epoch. Times more than `ttl_s` ago have no data.
+            since: Seconds since the epoch. Times more than `ttl_s` or `MAX_READ_S` seconds ago have no data.
             until: Seconds since the epoch.
             by: What each row sums up: an hour, a day, a model, a client key, or everything (`total`).
         """
@@ -405,7 +409,10 @@ class Statistics:
                     yield hour, counted[hour]
 
     async def _load_hours_of_day(self, hours: Sequence[int]) -> dict[int, HourCounters]:
-        """Returns the sums of all processes for these hours of one day, from the cache or the store."""
+        """Returns the sums of all processes for these hours of one day.
+
+        They come from the cache, or else from the store and from the counters in this process's memory.
+        """
         now = self._now()
         known = {hour: held[1] for hour in hours if (held := self._cached_hours.get(hour)) and held[0] > now}
         asked = [hour for hour in hours if hour not in known]

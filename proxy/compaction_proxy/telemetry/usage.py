@@ -167,7 +167,7 @@ class Totals:
         self._update_latest(exchange, exchange.at)
 
     def add_totals(self, other: "Totals") -> None:
-        """Adds all figures of `other`."""
+        """Adds the figures of `other` that are summed, and takes over its other figures if they are newer."""
         for name in SUMMED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._update_latest(other, other.last_at)
@@ -204,7 +204,7 @@ class _PendingUsage:
     Attributes:
         lines_key: Store key of the conversation's list of exchanges.
         totals: Sums of all exchanges that are not written yet.
-        entries: Newest exchanges.
+        entries: The newest `MAX_LINES` of these exchanges.
     """
 
     lines_key: str
@@ -213,7 +213,7 @@ class _PendingUsage:
 
 
 def get_entry_time(entry: ExchangeEntry) -> float:
-    """Returns the time at which an exchange began."""
+    """Returns the time at which an exchange began, in seconds since the epoch."""
     return entry.exchange.at
 
 
@@ -256,7 +256,7 @@ class UsageStore:
         return True
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Adds a compaction or a summary's cost to the totals of its conversation.
+        """Adds a compaction, the cost of a summary, or both to the totals of the conversation.
 
         This is an `EventListener`.
         """
@@ -287,7 +287,7 @@ class UsageStore:
             await asyncio.sleep(LAST_TRY_INTERVAL_S)
 
     async def list_exchanges(self, tenant: str, conversation: str, limit: int) -> list[ExchangeEntry]:
-        """Returns the newest stored exchanges of a conversation, oldest first."""
+        """Returns at most `limit` of the newest stored exchanges of a conversation, oldest first."""
         lines = await self._records.read_tail(exchanges_key(tenant, conversation), limit)
         return [
             ExchangeEntry(tenant, conversation, exchange, _parse_saving(line.get("saving")))
@@ -298,7 +298,7 @@ class UsageStore:
     async def read_totals(self, conversations: Sequence[tuple[str, str]]) -> list[Totals]:
         """Returns the stored totals of conversations, each given as tenant and id, in the same order.
 
-        The totals of a conversation without stored totals are zero.
+        The totals of a conversation are zero if none are stored or they cannot be read.
         """
         keys = [conversation_key(tenant, conversation) for tenant, conversation in conversations]
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []

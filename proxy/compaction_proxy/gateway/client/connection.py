@@ -9,7 +9,7 @@ import httpx
 from compaction_proxy.gateway.client.parser import ResponseParser
 from compaction_proxy.gateway.client.response import NativeResponse
 
-# The most bytes that one call writes.
+# The most bytes of a body that are passed to the transport in one call.
 SLICE_BYTES = 131_072
 # After this many bytes, an upload lets other tasks of the event loop run, because TLS encryption blocks the
 # loop for about a millisecond for each megabyte.
@@ -110,7 +110,7 @@ class BodyUploader:
                 await asyncio.sleep(0)
 
 
-# A body of up to this many bytes is sent together with its head in one write.
+# A body of up to this many bytes is sent in one write together with the request line and the header fields.
 MAX_JOINED_BYTES = 65_536
 # Tolerance of the timeout in seconds. A timer may fire this much too late, and a timeout may expire this much
 # too early. With this tolerance, timers are rescheduled less often.
@@ -118,7 +118,7 @@ TIMER_SLACK_S = 0.001
 
 
 class UnansweredError(Exception):
-    """A connection that had served other requests ended without a response. The request may be sent again."""
+    """A reused connection ended before any byte of the response came. The request may be sent again."""
 
 
 class ConnectionOwner(Protocol):
@@ -129,7 +129,7 @@ class ConnectionOwner(Protocol):
         ...
 
     def release(self, connection: "UpstreamConnection") -> None:
-        """Takes back a connection whose exchange is over and which can serve another."""
+        """Takes back a connection. Its exchange is over, and it can serve another one."""
         ...
 
     def remove(self, connection: "UpstreamConnection") -> None:
@@ -143,11 +143,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     Args:
         owner: Is notified when the connection is established, when an exchange is over, and when the
             connection is closed.
-        buffer: Where the loop stores received data. The connection parses the data at once, before anything
-            else runs. So all connections of a thread may share one buffer.
+        buffer: The memory in which the event loop stores received data. The connection parses the data at
+            once, before anything else runs. So all connections of a thread may share one buffer.
 
     Attributes:
-        idle_since: When the last exchange ended, on the loop's clock.
+        idle_since: The time at which the last exchange ended, in seconds of the event loop's clock.
     """
 
     __slots__ = (
@@ -192,10 +192,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         """Sends a request and returns the object for its response. Does not wait for the response.
 
         Args:
-            head: The encoded head with the empty line after it.
+            head: The encoded request line and header fields, with the empty line after them.
             body: The body, as in `types.HttpRequest`.
             length: The declared length (`body_length` of `types.HttpRequest`).
-            silence_s: The limit of silence (`silence_timeout_s` of `types.HttpRequest`).
+            silence_s: The longest silence of the upstream, in seconds (`silence_timeout_s` of
+                `types.HttpRequest`).
         """
         self._response = answer = NativeResponse(self._loop, self)
         self._parser.expect_response(is_bodiless=head.startswith(b"HEAD "))
@@ -271,7 +272,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     # Methods for timeouts.
 
     def _schedule_timeout_check(self, due: float) -> None:
-        """Schedules `_check_timeout` for `due`. An earlier check stays, because it schedules the next one."""
+        """Schedules `_check_timeout` for the time `due` on the event loop's clock, in seconds.
+
+        Does nothing if a check is already scheduled for an earlier time, because that check schedules the
+        next.
+        """
         if self._timer is not None:
             if self._timer.when() <= due + TIMER_SLACK_S:
                 return

@@ -1,8 +1,8 @@
 """The proxy's own HTTP/1.1 client, which adds little time and memory to a request.
 
-It decodes nothing, follows no redirects and stores no cookies. A small request takes one write and waits on
-one future. It creates no task, lock or timer. No request waits for a pooled connection: if none is
-idle, a new one is opened.
+It decodes nothing, follows no redirects and stores no cookies. For a small request on an idle connection,
+the client writes once, waits for one future and creates no task or lock. No request waits for a pooled
+connection: if none is idle, a new one is opened.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class ConnectionPool:
         return None  # the others have been idle for longer
 
     def release(self, connection: UpstreamConnection) -> None:
-        """Adds a connection to the idle connections. It must be able to serve another request."""
+        """Adds a connection to the idle connections. The connection must be able to serve another request."""
         self._idle.append(connection)
         if self._sweep is None:
             self._sweep = self._loop.call_later(self._idle_expiry_s, self._close_expired)

@@ -21,7 +21,7 @@ _OpenConnection = tuple[asyncio.Transport, _Protocol]
 
 
 class _TunnelProtocol(asyncio.Protocol):
-    """Collects the head of an HTTP proxy's response to CONNECT."""
+    """Collects the status line and the header fields of an HTTP proxy's response to CONNECT."""
 
     def __init__(self) -> None:
         self.response_head: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -53,7 +53,7 @@ async def open_connection(
         route: The origin and the proxy on the way to it.
         tls: The TLS settings with the trusted certificates.
         protocol_factory: Creates the connection's protocol.
-        timeout_s: Seconds for the whole process. None sets no limit.
+        timeout_s: Seconds for all steps together. None sets no limit.
 
     Raises:
         httpx.ConnectError: If the server cannot be reached, or its certificate is wrong.
@@ -90,7 +90,7 @@ async def _connect_hop(
 
 
 def _interleave_families(addresses: Sequence[tuple[int, str]]) -> list[str]:
-    """Returns the addresses in order, alternating between the two address families."""
+    """Returns the addresses without duplicates, alternating between the two families (IPv4 and IPv6)."""
     first = [address for family, address in addresses if family == addresses[0][0]]
     others = [address for family, address in addresses if family != addresses[0][0]]
     pairs = zip_longest(dict.fromkeys(first), dict.fromkeys(others))
@@ -100,7 +100,9 @@ def _interleave_families(addresses: Sequence[tuple[int, str]]) -> list[str]:
 async def _connect_first(
     attempts: Sequence[Callable[[], Coroutine[Any, Any, _OpenConnection[_Protocol]]]],
 ) -> _OpenConnection[_Protocol]:
-    """Returns the first connection that succeeds. Starts the next attempt if one fails or is slow (RFC 8305).
+    """Returns the connection that is established first.
+
+    Starts the next attempt when one fails, or after `NEXT_ADDRESS_DELAY_S` seconds (RFC 8305).
 
     Raises:
         OSError: If every attempt failed. This is the error of the last attempt.

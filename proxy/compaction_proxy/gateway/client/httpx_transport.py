@@ -1,4 +1,4 @@
-"""Lets httpx send requests through an engine, for the proxy's own calls: summaries, probes, discovery."""
+"""Lets httpx send the proxy's own calls (summaries, probes, discovery) through an `HttpEngine`."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any

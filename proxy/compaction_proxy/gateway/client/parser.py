@@ -2,8 +2,9 @@
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-# Limits of a response: consecutive bytes without body data (a head, chunk extensions, trailers), bytes of a
-# header line, and number of header fields.
+# Limits of a response, beyond which it is refused: consecutive bytes without body data (status line and
+# header fields, chunk extensions, trailers); bytes of the name and value of one header field; number of
+# header fields.
 MAX_FRAMING_BYTES = 262_144
 MAX_LINE_BYTES = 65_536
 MAX_FIELDS = 1_000
@@ -21,7 +22,8 @@ class ResponseParser:
     It drops interim responses (1xx) and trailers.
 
     Attributes:
-        has_head: Whether the head is complete. The next three attributes are set together with it.
+        has_head: Whether the status line and all header fields have arrived. The next three attributes are
+            set together with it.
         status: The status code as received.
         reason: The reason phrase.
         headers: The header fields in order, with their names in lower case.
@@ -80,7 +82,7 @@ class ResponseParser:
         if not self.body:
             return self._framing_bytes <= MAX_FRAMING_BYTES
         self._framing_bytes = 0
-        if self.is_complete and self._bodiless:  # no body may follow the head
+        if self.is_complete and self._bodiless:  # no body may follow the HTTP head
             self.body.clear()
             return False
         return True
@@ -98,7 +100,7 @@ class ResponseParser:
         return parser
 
     def is_delimited_by_close(self) -> bool:
-        """Returns whether the body ends when the connection closes, because the head declares no end."""
+        """Returns whether only the end of the connection ends the body (no length, no chunks declared)."""
         framing = dict(self.headers)
         coding = framing.get(b"transfer-encoding")
         if coding is not None:
@@ -115,14 +117,14 @@ class ResponseParser:
         self._phrase += phrase
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Adds a field of the head or of trailers."""
+        """Adds a header field or a trailer field."""
         # httptools accepts white space after some names. It must not be passed on (RFC 9112 §5.1).
         self._fields.append((name.rstrip().lower(), value))
         if len(self._fields) > MAX_FIELDS:
             raise _RejectedResponseError
 
     def on_headers_complete(self) -> None:
-        """Stores the complete head, unless it belongs to an interim response."""
+        """Stores the status and the header fields, unless they belong to an interim response (1xx)."""
         assert self._parser is not None  # noqa: S101 - the parser itself makes this call
         fields, self._fields = self._fields, []
         phrase, self._phrase = self._phrase, b""

@@ -13,9 +13,9 @@ class ProxySettings:
     """The proxies through which connections go; none by default.
 
     Attributes:
-        urls: Proxy URLs by the origin's scheme or `all`. The key `no` lists origins that are reached
-            directly, separated by commas: host names with all their subdomains, addresses, networks such as
-            `10.0.0.0/8`, or `*`; each with or without `:port`.
+        urls: Proxy URLs. Each key is the scheme of the origins, or `all`. The key `no` lists origins that are
+            reached directly, separated by commas: host names with all their subdomains, addresses, networks
+            such as `10.0.0.0/8`, or `*`; each with or without `:port`.
         is_loopback_proxied: Whether origins on this machine are reached through a proxy, too.
     """
 

@@ -24,8 +24,8 @@ class ResponseSource(Protocol):
 class NativeResponse:
     """Implements `types.HttpResponse`. It exists from the moment its request is sent.
 
-    At most one task may wait for the head or for more of the body. If that task is cancelled while it waits,
-    the exchange ends.
+    At most one task may wait for the HTTP head or for more of the body. If that task is cancelled while it
+    waits, the exchange ends.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class NativeResponse:
         """Waits until status and headers have arrived.
 
         Raises:
-            httpx.TransportError: If the exchange failed before the head was complete.
+            httpx.TransportError: If the exchange failed before all header fields had arrived.
         """
         if not self.has_head and self._error is None:
             await self._wait_for_more()
@@ -69,7 +69,7 @@ class NativeResponse:
             raise self._error
 
     async def read(self) -> bytes:
-        """Returns the body bytes that have come since the last call (`types.HttpResponse`)."""
+        """Waits for body bytes and returns all that came since the last call (`types.HttpResponse.read`)."""
         if not self._body and not self._ended and self._error is None:
             await self._wait_for_more()
         body = self._body

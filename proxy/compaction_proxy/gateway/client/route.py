@@ -1,4 +1,4 @@
-"""The route to an origin, directly or through a proxy, and the encoding of request heads for it."""
+"""Finds the route to an origin, directly or through a proxy, and encodes the HTTP heads of requests."""
 
 import base64
 from dataclasses import dataclass, field
@@ -39,8 +39,8 @@ class OriginRoute:
         proxy_credential: Value of `proxy-authorization`; empty if the proxy needs none.
         target_prefix: The text before the target in the request line: `http://host` if a proxy forwards the
             request; else empty.
-        extra_header_lines: Header lines to add to each head: the proxy's credential if a proxy forwards the
-            request; else empty.
+        extra_header_lines: Header lines that are added to each request: the proxy's credential if a proxy
+            forwards the request; else empty.
     """
 
     origin: Hop
@@ -69,8 +69,8 @@ def resolve_route(origin: str, proxies: ProxySettings) -> OriginRoute:
     """Returns the route to an origin.
 
     Raises:
-        httpx.UnsupportedProtocol: If the origin's scheme is neither http nor https.
-        httpx.ProxyError: If the environment names a proxy with another scheme.
+        httpx.UnsupportedProtocol: If `origin` is not a valid URL with the scheme http or https.
+        httpx.ProxyError: If the URL of the proxy is not valid or has another scheme.
     """
     try:
         url, target = _parse_url(origin)
@@ -98,11 +98,11 @@ def _build_basic_credential(url: httpx.URL) -> bytes:
 
 
 def encode_request_head(request: HttpRequest, route: OriginRoute) -> bytes:
-    """Encodes the head of a request, with the empty line after it.
+    """Returns the encoded request line and header fields of a request, with the empty line after them.
 
     Raises:
-        httpx.LocalProtocolError: If a field or the target contains a line break or a NUL, or the target or
-            the method contains a space.
+        httpx.LocalProtocolError: If a field, the target or the method contains a line break or a NUL, or the
+            target or the method contains a space.
     """
     body = request.body
     if isinstance(body, bytes):

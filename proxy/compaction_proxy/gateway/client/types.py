@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol
 
 
-class HttpRequest(NamedTuple):  # one per request: a dataclass takes four times as long
+class HttpRequest(NamedTuple):  # each request makes one; a dataclass would take four times as long
     """One request as it is sent.
 
     Attributes:
@@ -78,8 +78,9 @@ class HttpEngine(Protocol):
         Raises:
             httpx.TransportError: If the exchange fails. The class is `ConnectError`, `ConnectTimeout`,
                 `ReadTimeout`, `ReadError`, `WriteError`, `ProxyError`, `UnsupportedProtocol`,
-                `RemoteProtocolError`, or `LocalProtocolError` for a head that contains CR, LF or NUL. If a
-                streamed body raises an error, the exchange ends with this error or a `WriteError`.
+                `RemoteProtocolError`, or `LocalProtocolError` (a header field, the target or the method
+                contains CR, LF or NUL). If a streamed body raises an error, the exchange ends with this error
+                or a `WriteError`.
         """
         ...
 

@@ -27,7 +27,8 @@ from compaction_proxy.telemetry.logs import suppress_and_log
 
 # The module that answers requests with the MCP library.
 SERVER = "compaction_proxy.gateway.mcp.server"
-# The most bytes of a request body. Calls of the tools are much shorter.
+# The most bytes of a request body. A larger body is refused with status 413. Calls of the tools are much
+# shorter.
 MAX_BODY_BYTES = 1024 * 1024
 SOURCE = "mcp"
 CRASH_MESSAGE = "The proxy failed at this call."

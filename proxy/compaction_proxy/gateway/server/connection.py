@@ -21,7 +21,8 @@ MAX_UNREAD_BYTES = 65_536
 # If a request is answered before its body is complete, up to this many bytes of the rest are read and
 # dropped. If more come, the connection is closed.
 MAX_DROPPED_BYTES = 262_144
-# The most requests that may wait on one connection for earlier responses.
+# The most requests that may wait on one connection for earlier responses. If more come, the connection reads
+# nothing more, and ends after it has answered the waiting requests.
 MAX_WAITING_REQUESTS = 1_000
 
 # An application gets `ServerConnection.set_departure_callback` as `scope["extensions"][DEPARTURE][NOTICE]`.
@@ -39,12 +40,12 @@ class ServerConnection(asyncio.Protocol):
 
     Attributes:
         phase_started_at: The time, on the loop's clock, of the latest of three events: the connection was
-            opened, the head of a further request began to arrive, or the wait before the close began.
+            opened, the HTTP head of a further request began to arrive, or the wait before the close began.
         last_activity_at: When data last came from the client or a response was last completed, on the loop's
             clock.
-        newest_cycle: The newest request whose head is complete; None before the first.
-        waiting_cycles: Requests whose heads are complete and which wait until earlier ones are answered.
-        is_reading_head: Whether a head has begun to arrive and is not complete.
+        newest_cycle: The newest request whose HTTP head is complete; None before the first.
+        waiting_cycles: Requests whose HTTP heads are complete and which wait until earlier ones are answered.
+        is_reading_head: Whether an HTTP head has begun to arrive and is not complete.
         is_reading_paused: Whether reading from the socket is paused.
         is_writing_paused: Whether writing is paused because the client does not read fast enough.
         has_hung_up: Whether the connection waits for its close: it sends nothing more and drops all data that
@@ -132,7 +133,10 @@ class ServerConnection(asyncio.Protocol):
     # Methods that the parser calls.
 
     def on_head_started(self) -> None:
-        """Records that the head of a request begins to arrive. Stops reading if too many requests wait."""
+        """Records that the HTTP head of a request begins to arrive.
+
+        Stops reading if `MAX_WAITING_REQUESTS` requests wait.
+        """
         self.is_reading_head = True
         self._dropped_bytes = 0
         if len(self.waiting_cycles) >= MAX_WAITING_REQUESTS:
@@ -141,7 +145,7 @@ class ServerConnection(asyncio.Protocol):
             self.phase_started_at = self.last_activity_at
 
     def on_head_received(self, head: RequestHead) -> None:
-        """Starts the request whose head is complete, or queues it until earlier requests are answered."""
+        """Starts the request with this complete HTTP head, or queues it until earlier ones are answered."""
         self.is_reading_head = False
         if self._stopped_reading:
             return
@@ -212,7 +216,7 @@ class ServerConnection(asyncio.Protocol):
         return block, closes
 
     async def drain(self) -> None:
-        """Waits until the client takes data again."""
+        """Waits until the client takes data again. Returns at once if writing is not paused."""
         if self.is_writing_paused:
             self._writable = self._writable or asyncio.Event()
             await self._writable.wait()

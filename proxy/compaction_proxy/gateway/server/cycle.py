@@ -1,7 +1,7 @@
 """One request and its response, as an ASGI application sees them.
 
-The head of a response is held back until the application sends the first bytes of the body or waits for
-something else. So a small response takes one write, and the client does not have to wait for the head.
+The HTTP head of a response is held back until the application sends the first bytes of the body or waits for
+something else. So a small response takes one write, and the client does not have to wait for the HTTP head.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from compaction_proxy.core.errors import InternalError, RequestRefusedError, for
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import REQUEST_CRASHED
 
-# If the first part of the body has at most this many bytes, it is sent together with the head in one write.
+# If the first part of the body has at most this many bytes, it is sent together with the HTTP head in one
+# write.
 MAX_JOINED_BYTES = 65_536
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
@@ -69,7 +70,7 @@ class ConnectionProtocol(Protocol):
         ...
 
     async def drain(self) -> None:
-        """Waits until the client takes data again."""
+        """Waits until the client takes data again. Returns at once if writing is not paused."""
         ...
 
     def resume_reading(self) -> None:
@@ -145,7 +146,7 @@ class RequestResponseCycle:
         self._unread_bytes = 0
         self._is_end_received = False  # whether the application has received the end of the request
         self._news_event: asyncio.Event | None = None
-        self._held_head = b""  # the head, until it is sent
+        self._held_head = b""  # the HTTP head, until it is sent
         self._remaining_bytes: int | None = (
             0  # bytes of the body still to send; None without a content-length
         )
@@ -188,7 +189,10 @@ class RequestResponseCycle:
     # Methods that the application calls.
 
     async def receive(self) -> Message:
-        """Waits for the next part of the request and returns it (ASGI)."""
+        """Waits for the next part of the request and returns it (ASGI).
+
+        Returns `http.disconnect` if the client has left or the response is complete.
+        """
         if self.expects_continue and not self.is_disconnected:
             self.expects_continue = False
             self._connection.transport.write(_CONTINUE)
@@ -234,7 +238,7 @@ class RequestResponseCycle:
             raise RuntimeError(f"it is not the turn of {kind}")
 
     def _start_response(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Builds the head and holds it back."""
+        """Builds the HTTP head and holds it back."""
         framing = dict(headers)
         ours, closes = self._connection.encode_default_headers()
         head = _STATUS_LINES[status] + ours + encode_header_lines(headers)
@@ -257,7 +261,7 @@ class RequestResponseCycle:
         self._held_head = head + b"\r\n"
 
     def _flush_head(self) -> None:
-        """Sends the head if it is still held back, without waiting for the body."""
+        """Sends the HTTP head if it is still held back, without waiting for the body."""
         if self._held_head and not self._connection.transport.is_closing():
             self._connection.transport.write(self._held_head)
         self._held_head = b""

@@ -1,8 +1,8 @@
 """Parses requests with httptools as their bytes arrive, within size limits.
 
 If a client offers to switch to another protocol, the response still uses HTTP/1.1, as RFC 9110 §7.8 allows.
-Java's clients offer h2c or TLS. httptools stops after such a head and does not parse the body, so a second
-parser parses the body.
+Java's clients offer h2c or TLS. httptools stops after such an HTTP head and does not parse the body, so a
+second parser parses the body.
 """
 
 from functools import lru_cache
@@ -13,8 +13,8 @@ import httptools
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# Limits of a request: bytes of the head, number of header fields, and consecutive bytes without body data,
-# such as chunk extensions and trailers.
+# Limits of a request: bytes of the HTTP head, number of header fields, and consecutive bytes without body
+# data, such as chunk extensions and trailers. A request beyond a limit is refused with status 431.
 MAX_HEAD_BYTES = 65_536
 MAX_FIELDS = 256
 MAX_FRAMING_BYTES = 262_144
@@ -35,7 +35,7 @@ class _RejectedRequestError(Exception):
 
 
 class RequestHead(NamedTuple):
-    """The head of a request.
+    """The HTTP head of a request: its request line and its header fields.
 
     Attributes:
         method: The method as received.
@@ -66,7 +66,7 @@ class RequestReceiver(Protocol):
         ...
 
     def on_head_received(self, head: RequestHead) -> None:
-        """Called once the head is complete."""
+        """Called once the HTTP head is complete."""
         ...
 
     def on_body_received(self, piece: bytes) -> None:
@@ -130,7 +130,10 @@ class RequestParser:
         return parser
 
     def feed_data(self, data: bytes) -> RequestRefusedError | None:
-        """Parses received bytes. Returns an error if it refuses them; then it must not be called again."""
+        """Parses received bytes. Returns None, or an error if the bytes are refused.
+
+        After an error, this method must not be called again.
+        """
         self._framing_bytes += len(data)
         try:
             self._feed_parser(data)
@@ -158,7 +161,7 @@ class RequestParser:
                 return
 
     def _restart_after_upgrade(self) -> None:
-        """Starts a new parser for the body of a request whose head asks to change to another protocol."""
+        """Starts a new parser for the body of a request that asks to change to another protocol."""
         self._is_upgrading = False
         self._parser = self._create_parser()
         self._is_muted = True
@@ -197,7 +200,7 @@ class RequestParser:
             self._target += piece
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Adds a field of the head. Fields of trailers are dropped."""
+        """Adds a field of the HTTP head. Fields of trailers are dropped."""
         if not self._is_reading_head:
             return
         if len(self._fields) >= MAX_FIELDS:
@@ -219,7 +222,7 @@ class RequestParser:
             self._framing.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
-        """Checks the complete head and passes it on."""
+        """Checks the complete HTTP head and passes it on."""
         if self._is_muted:
             return
         fields, target, parser = self._fields, self._target, self._parser

@@ -37,7 +37,7 @@ class _EmbeddedServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures no signals."""
+        """Does nothing, because an embedded server installs no signal handlers."""
         yield
 
 

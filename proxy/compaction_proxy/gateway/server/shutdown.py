@@ -19,8 +19,8 @@ from compaction_proxy.gateway.server.timeouts import (
 )
 
 TICK_S = 0.1
-# While the server stops, it waits this many seconds for requests whose head or body is still arriving. Then
-# it closes their connections.
+# While the server stops, it waits this many seconds for requests whose HTTP head or body is still arriving.
+# Then it closes their connections.
 ARRIVAL_TIMEOUT_S = 0.5
 # Over TLS, asyncio waits up to 30 s for the client to confirm that the connection closes. This server waits
 # only this many seconds.
@@ -35,7 +35,7 @@ _CLOSE = (b"connection", b"close")
 
 @dataclass(frozen=True, slots=True)
 class DrainTimeouts:
-    """How long a server waits after the request to stop.
+    """How long a server waits after it is asked to stop.
 
     Attributes:
         accept_s: Seconds for which the server still accepts requests, but already announces that it is
@@ -119,7 +119,7 @@ class GracefulServer(uvicorn.Server):
         self.force_exit = self.force_exit or now
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of a signal handler
-        """Stops the server on a signal."""
+        """Stops the server on a signal. On a second signal, waits for no responses if that is configured."""
         self.stop(now=self._force_on_second_signal and self.should_exit)
 
     @contextlib.contextmanager

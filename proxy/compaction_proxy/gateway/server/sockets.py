@@ -46,7 +46,7 @@ def build_tls_context(certificate: str, key: str) -> ssl.SSLContext:
     """Builds the settings for serving TLS (1.2 and up).
 
     Args:
-        certificate: PEM file with the certificate and the chain to a known authority.
+        certificate: PEM file with the certificate and the certificates that link it to a known authority.
         key: PEM file with the private key, without a password.
 
     Raises:

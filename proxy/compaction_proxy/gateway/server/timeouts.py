@@ -30,7 +30,7 @@ class ClientDeadlines:
 
     Attributes:
         head_s: From the opening of the connection, or the first byte of a further request, to the end of the
-            head.
+            HTTP head.
         body_s: How long an incomplete request body may pause, and the time over which its average rate must
             reach `MIN_BODY_BYTES_PER_S`.
         idle_s: From a response to the first byte of a further request.
@@ -103,9 +103,10 @@ def _refuse_if_body_is_slow(
 
 
 def _update_and_check_pace(cycle: RequestResponseCycle, span_s: float, now: float) -> bool:
-    """Returns whether too little of the body came in a span of `span_s` seconds that has just ended.
+    """Returns whether too little of the body came in a period of `span_s` seconds that has just ended.
 
-    Starts the next span when the last one has ended.
+    Starts the next period when the last one has ended. "Too little" is less than `MIN_BODY_BYTES_PER_S` on
+    average.
     """
     started_at, bytes_then = cycle.last_pace_check or (now, cycle.body_bytes)
     if cycle.last_pace_check is None or now - started_at > span_s:

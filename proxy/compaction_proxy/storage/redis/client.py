@@ -1,4 +1,4 @@
-"""Connects to Redis in its three modes, and maps its errors to `StoreUnavailableError`.
+"""Connects to Redis (standalone, Sentinel or Cluster). Maps errors to `StoreUnavailableError`.
 
 redis-py's defaults (ten retries, five seconds each) would stall every request while a server is dead. Here a
 command is retried once, on a new connection, and the caller decides how long to wait. No command waits inside
@@ -89,7 +89,7 @@ _WORD = re.compile(rf"(?:^|-)({'|'.join(_REASONS_BY_WORD)})\b")
 
 @dataclass(frozen=True, slots=True)
 class RedisConnections:
-    """Connections to one server, or to several that act as one.
+    """Connections to one Redis server, or to several servers that act as one store.
 
     Attributes:
         client: redis-py's client, which runs commands.

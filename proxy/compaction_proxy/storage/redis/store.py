@@ -122,7 +122,7 @@ class RedisStore:
             await self._register_scope(items, _WRITTEN)
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
-        """Returns the newest `limit` lines of a list, oldest first."""
+        """Returns the newest `limit` lines of a list, oldest first; none if `key` has no list."""
         if limit <= 0:
             return []
         try:
@@ -204,7 +204,10 @@ class RedisStore:
         return self._prefix + key
 
     def _derive_tenant_key(self, key: bytes) -> bytes:
-        """Returns `keys.derive_conversation_tenant_key` for a server's key, empty bytes if that is None."""
+        """Returns the key of the conversation's tenant for a key on the server; empty bytes if it has none.
+
+        See `keys.derive_conversation_tenant_key`.
+        """
         tenant_key = derive_conversation_tenant_key(key.decode("utf-8", "replace").removeprefix(self._prefix))
         return self._add_prefix(tenant_key).encode() if tenant_key else b""
 
@@ -238,8 +241,8 @@ class RedisStore:
         except AttributeError:  # redis-py closed the cluster's connection before it sent the command
             return await execute(*command, **options)
         except RedisTimeoutError:
-            # If this process was stopped, redis-py's timeout kept running, and redis-py dropped a reply that
-            # had already arrived. Therefore the command is sent again.
+            # If this process was stopped, redis-py's timeout kept running, and redis-py dropped a response
+            # that had already arrived. Therefore the command is sent again.
             if time.monotonic() - started_at < _PROCESS_STOPPED_S:
                 raise
             return await execute(*command, **options)
@@ -271,10 +274,10 @@ class RedisStore:
         return answer
 
     async def _register_scope(self, items: _Items, registry_suffix: str) -> None:
-        """Registers a write to the scope of `items`. Deletes the tenant's oldest scopes if it has too many.
+        """Registers a write to the scope of `items`. Deletes the tenant's oldest scopes beyond the maximum.
 
-        Call it after the items are written. If the registration fails, the next write to the scope registers
-        it. `registry_suffix` (`_COMMITTED` or `_WRITTEN`) selects the set of scopes.
+        Call this method after the items are written. If the registration fails, the next write to the scope
+        registers the scope. `registry_suffix` (`_COMMITTED` or `_WRITTEN`) selects the set of scopes.
         """
         key = items[0].key
         if not _is_in_tenant_scope(key):

@@ -58,8 +58,8 @@ class RedisUrl:
     Attributes:
         kind: How the servers are run: alone, on a Unix socket, behind sentinels, or as a cluster.
         nodes: Host and port of the server, of the sentinels, or of nodes of the cluster.
-        socket: Path of a Unix socket.
-        service: Name of the service (group of servers) that the sentinels watch.
+        socket: Path of a Unix socket; empty for the other kinds.
+        service: Name of the service (group of servers) that the sentinels watch; empty without sentinels.
         database: Number of the database. A cluster has only database 0.
         username: ACL user for the servers. None uses the default user.
         password: Password of `username`. None sends no password.

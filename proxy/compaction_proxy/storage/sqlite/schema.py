@@ -65,7 +65,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
     Raises:
         StoreUnavailableError: If the file cannot be used, is damaged, belongs to another program, or has a
-            newer schema version. It is not changed.
+            newer schema version. The file is not changed.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

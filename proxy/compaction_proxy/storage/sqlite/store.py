@@ -162,7 +162,10 @@ class SqliteStore:
         return await self._run_on_thread(lambda db: [value for (value,) in db.execute(sql, row)][::-1])
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
-        """Returns a lease on `key` for at most `LEASE_LIMIT_S`, or None if another process holds one."""
+        """Returns a lease on `key`, or None if another process holds one.
+
+        The lease lasts `ttl_s` seconds, but at most `LEASE_LIMIT_S`.
+        """
         now = self._now()
         row = (key, now + min(ttl_s, LEASE_LIMIT_S))
 
@@ -174,7 +177,10 @@ class SqliteStore:
         return await self._run_transaction(insert_lease)
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Extends a lease to `ttl_s` seconds from now, at most `LEASE_LIMIT_S`. Returns False if lost."""
+        """Extends a lease to `ttl_s` or `LEASE_LIMIT_S` seconds from now, whichever is less.
+
+        Returns False if the lease is lost.
+        """
         sql = "UPDATE leases SET expires = ? WHERE key = ? AND fence = ? AND expires > ?"
         now = self._now()
         row = (now + min(ttl_s, LEASE_LIMIT_S), lease.key, lease.fence, now)
@@ -254,7 +260,11 @@ class SqliteStore:
             db.close()
 
     def _write_items(self, db: sqlite3.Connection, items: _Items, now: float) -> None:
-        """Makes room and writes the items, in a transaction. Deletes expired items from time to time."""
+        """Makes room and writes the items, in a transaction. Deletes expired items from time to time.
+
+        Raises:
+            StoreUnavailableError: If the items together have more than `max_bytes` bytes.
+        """
         needed = sum(len(item.key) + len(item.value) for item in items)
         if needed > self._max_bytes:
             raise StoreUnavailableError("store-too-large", "more than the store may hold")
