@@ -92,8 +92,7 @@ class RowScorer:
             self._sums[row] += max_score
 
     def compute_relative_scores(self) -> dict[int, float]:
-        """Returns the score of each matching row, divided by the highest possible score: above 0 and at most
-        1."""
+        """Returns the score of each matching row as a share of the highest possible score, at most 1."""
         return {row: score / self._max_score for row, score in self._sums.items() if score > 0}
 
     def _spread_to_neighbours(self, counts: Mapping[int, int]) -> dict[int, float]:

@@ -118,7 +118,7 @@ def _count_items_to_delete(sizes: Sequence[int], bound: int) -> int:
 
 
 def _compute_unshared_sizes(pieces: Sequence[ArchivePieceList]) -> list[int]:
-    """Returns the bytes of each archive in `pieces` without the pieces that a newer archive also has."""
+    """Returns the bytes of each archive, oldest first as in `pieces`, without pieces that a newer one has."""
     newer: set[ArchivePieceInfo] = set()
     sizes: list[int] = []
     for each in reversed(pieces):
@@ -197,8 +197,7 @@ class ArchiveRetention:
         return [held for line in lines if (held := _parse_line(line, root.hex())) is not None]
 
     async def enforce_bounds(self, tenant: str, root: bytes) -> None:
-        """Deletes the oldest archives of a root, and then of the tenant, until the others are within the
-        limits.
+        """Deletes the oldest archives of a root, and then of the tenant, that exceed the limits.
 
         Does nothing if another process is deleting archives of this tenant, or if the store fails. Checks the
         limit of a tenant at most once in `TENANT_CHECK_INTERVAL_S`.

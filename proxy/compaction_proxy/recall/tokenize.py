@@ -234,8 +234,7 @@ def _select_ranking_words(
 
 
 def _is_code(chunk: str, terms: tuple[str, ...]) -> bool:
-    """Returns whether `chunk` (a part of a query without white space) identifies one thing, such as a
-    path."""
+    """Returns whether a part of a query without white space identifies one thing, such as a path."""
     core = _TRIMMED_CHUNK.search(chunk)
     if not core or not terms or len(terms) > MAX_CODE_TERMS or STOP_WORDS.issuperset(terms):
         return False
