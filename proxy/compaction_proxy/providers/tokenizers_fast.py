@@ -135,8 +135,7 @@ class ToktokCounter:
         self.chosen = "tiktoken"
 
     def warm_up(self, model: str = "") -> None:
-        """Checks toktok and adopts it, and loads the vocabulary that the first count for `model` would
-        load."""
+        """Checks toktok, and loads the vocabulary that the first count for `model` would load."""
         with self._lock:
             if self._tokenizer is None:
                 self._adopt_toktok()
