@@ -38,8 +38,7 @@ Section = TypeVar("Section", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSettings:
-    """The settings for a model, with the overrides in the entry of `models` whose glob matches the model's
-    name.
+    """The settings for a model, with the overrides in the entry of `models` that matches the model's name.
 
     There is one object for each glob, so objects are compared by identity.
 

@@ -209,8 +209,7 @@ def _find_origin(place: KeyPath, sources: Sources) -> str:
 
 
 def _drop_empty_sections(values: Mapping[str, Any], section: type[BaseModel] = Config) -> dict[str, Any]:
-    """Returns the values without sections that are null, because YAML reads `server:` without keys as
-    null."""
+    """Returns the values without null sections, because YAML reads `server:` without keys as null."""
     filled: dict[str, Any] = {}
     for name, value in values.items():
         field = section.model_fields.get(name)

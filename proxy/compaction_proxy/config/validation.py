@@ -238,7 +238,7 @@ def find_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
 
 
 def find_warnings(config: Config) -> Iterator[str]:
-    """Yields one line for each setting that works but is probably not intended."""
+    """Yields a warning for each setting that is valid but probably not intended."""
     server, upstream_key = config.server, config.upstream.api_key.get_secret_value()
     is_open_to_others = server.unix_socket is None and not is_loopback(server.host)
     if is_open_to_others and not server.admin_key.get_secret_value():

@@ -267,8 +267,7 @@ class UsageBaselineStore:
         await self.flush()
 
     async def flush(self) -> None:
-        """Merges new anchors with the stored ones, which may be from other replicas, and stores the
-        result."""
+        """Merges new anchors with the stored anchors, and stores the result."""
         async with self._writing:
             for key in [key for key, known in self._known.items() if known.is_unwritten]:
                 if not self._records.is_in_use:

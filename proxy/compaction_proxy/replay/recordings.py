@@ -51,8 +51,7 @@ class Recording:
         return self.messages[length] if length < len(self.messages) else b""
 
     def build_body(self, length: int, model: str) -> bytes:
-        """Builds the body of the request with the first `length` messages, as a client would send it to
-        `model`."""
+        """Builds the request body with the first `length` messages, as a client would send it to `model`."""
         messages = b"[" + b",".join(self.messages[:length]) + b"]"
         members = {"model": encode_json(model), "messages": messages, **self.members}
         return b"{" + b",".join(b'"%b":%b' % (key.encode(), value) for key, value in members.items()) + b"}"
