@@ -52,8 +52,7 @@ class BodyLimitMiddleware:
     path: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request to the application, and counts the bytes of the body as the application reads
-        it."""
+        """Passes a request to the application, and counts the bytes of the body that it reads."""
         path = scope.get("path", "")
         if not path.startswith(self.path):
             await self.app(scope, receive, send)
@@ -193,7 +192,7 @@ def check_access(policy: AccessPolicy, scope: Scope, scheme: str = BEARER) -> Re
     Args:
         policy: Rules for access.
         scope: ASGI scope of the request.
-        scheme: `BEARER` accepts the key as a bearer token. `BASIC` accepts it also as a password.
+        scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts it as a password.
     """
     headers = Headers(scope=scope)
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
@@ -228,8 +227,7 @@ class AccessMiddleware:
     scheme: str = BEARER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request to the application, unless its path is protected and the request is not
-        allowed."""
+        """Passes a request to the application, or responds with an error if the request is not allowed."""
         guarded = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self.path}/")
         refused = check_access(self.policy, scope, self.scheme) if guarded else None
         if refused is None:

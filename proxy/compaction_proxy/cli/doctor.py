@@ -198,8 +198,7 @@ def check_open_files() -> Finding:
 
 
 def check_body_memory(server: ServerSection) -> Finding:
-    """Checks how many bytes of request bodies a process may hold, and whether the largest allowed body
-    fits."""
+    """Checks the maximum bytes of request bodies in a process, and whether the largest allowed body fits."""
     budget_bytes = choose_body_budget(server)
     what = f"{budget_bytes:,} bytes of request bodies at once in each process"
     if budget_bytes < server.max_body_bytes:
@@ -553,8 +552,7 @@ def _resolve_summary_model(settings: ModelSettings, base_url: str) -> str:
 
 
 def _check_window(config: Config, model: str, names: frozenset[str]) -> Finding:
-    """Checks whether the provider lists the model (`names`), and whether its context window is large
-    enough."""
+    """Checks whether the provider lists a model (`names`), and whether the context window is large enough."""
     if names and model not in names:
         fix = "name one that the provider has in summary.model"
         return Finding(WARNING, "summary model", f"{model}: not in the provider's list", fix)

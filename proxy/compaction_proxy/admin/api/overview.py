@@ -298,8 +298,7 @@ def _build_attachment(body: AsyncIterator[bytes], kind: str, name: str) -> Strea
 
 
 async def _stream_json(queries: ConversationQueries, since: float) -> AsyncIterator[bytes]:
-    """Yields the JSON document of an export in pieces: one for each conversation, then one for the
-    statistics."""
+    """Yields a JSON export in pieces: one for each conversation, then one for the statistics."""
     opening = b'{"conversations":['
     async for listed, exchanges, events in queries.iter_conversations():
         fields = schemas.to_conversation_row(listed)

@@ -415,8 +415,7 @@ class PageRoutes:
         return await self._render_playground(PlaygroundForm(conversation=name))
 
     async def run_replay(self, request: Request) -> Response:
-        """Runs the replay that the playground's form describes, and shows the form with the results or an
-        error.
+        """Runs the replay that the playground's form describes. Shows the results or an error with the form.
 
         Raises:
             RequestRefusedError: If the transcript is too large or the replay takes too long (413), or if the

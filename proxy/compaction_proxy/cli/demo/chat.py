@@ -62,8 +62,7 @@ class DemoUsage:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The fields that all chunks of a chat completion share: id, time in seconds since the epoch, model
-    name."""
+    """The fields that all chunks of a chat completion share. `created` is in seconds since the epoch."""
 
     id: str
     created: int

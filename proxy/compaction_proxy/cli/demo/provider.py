@@ -237,7 +237,7 @@ class DemoProviderSettings:
 
     Attributes:
         counter: Counts tokens.
-        window: Largest sum of prompt tokens and requested output tokens.
+        window: Maximum sum of prompt tokens and requested output tokens.
         models: Names of the offered models. A model with `summary` in its name writes summaries.
         faults: Maps the name of a model to the faults of its responses. The name `*` stands for all models
             without an entry. The request header `x-demo-fault` adds further faults.
@@ -455,7 +455,7 @@ async def serve_provider(host: str, port: int, window: int) -> None:
     Args:
         host: Address to listen on.
         port: TCP port. 0 takes a free port.
-        window: Largest sum of prompt tokens and requested output tokens.
+        window: Maximum sum of prompt tokens and requested output tokens.
 
     Raises:
         ConfigError: If the provider cannot listen on the address.
