@@ -127,8 +127,7 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
 def format_csv(rows: list[dict[str, Any]]) -> list[str]:
     """Formats rows as CSV, with a line of column titles first.
 
-    Lists are left out, such as the histogram of the overhead (the time that the proxy adds to requests). The
-    quantiles of the overhead are included.
+    Leaves out lists, such as the histogram of the overhead (the time that the proxy adds to requests).
     """
     from compaction_proxy.admin.api.overview import format_csv_line
 

@@ -59,7 +59,7 @@ ReadConfig = Callable[[], LoadedConfig]
 
 
 def _describe_trigger(config: Config) -> str:
-    """Describes when a conversation is compacted if no entry of the section `models` matches its model."""
+    """Returns a text that says when conversations are compacted, for a model without an entry in `models`."""
     policy = resolve_policy(get_model_settings(config, ""))
     spending = compute_budget(DEFAULT_WINDOW_TOKENS, policy.reserves, None)
     tokens = compute_min_trigger(policy.trigger, spending)

@@ -239,7 +239,7 @@ class _WorkerSupervisor:
             raise self.failure
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of a signal handler
-        """Records a signal. `run` later stops the workers or reloads the configuration."""
+        """Adds a signal to `signals`. `run` then stops the workers or reloads the configuration."""
         self.signals.append(number)
 
     def _start_or_kill(self, worker: WorkerSlot) -> None:

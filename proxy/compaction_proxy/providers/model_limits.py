@@ -583,7 +583,7 @@ class ModelLimits:
     def start_discovery(
         self, tenant: str, origin: str, model: str, discover_window: Callable[[], Awaitable[int | None]]
     ) -> None:
-        """Starts a background task that asks the upstream for its context window.
+        """Starts a background task that asks the upstream for the context window of a model.
 
         Does nothing if the upstream was asked within the last day, or if this process has not looked up the
         model yet (`get`).
@@ -600,10 +600,11 @@ class ModelLimits:
     def _replace_last_answer(
         self, key: str, thread: str | bytes | None, answer: AnsweredRequest
     ) -> AnsweredRequest | None:
-        """Stores a request as the last request of its conversation. Returns the stored one, or None.
+        """Stores a request as the last request of its conversation. Returns the last request so far, or None.
 
-        If both have the same token count, the older request stays stored. Later requests are then compared
-        with the first request that had this count, so that many small steps of growth are noticed.
+        If both requests have the same token count, the older request stays stored. If `thread` is None,
+        stores nothing. Later requests are then compared with the first request that had this count, so that
+        many small steps of growth are noticed.
         """
         if thread is None:
             return None
@@ -645,7 +646,7 @@ class ModelLimits:
     async def _load_from_store(self, key: str, model: str) -> None:
         """Merges the stored limits into those in memory.
 
-        If the read fails, the limits in memory stay as they are.
+        If the read fails, keeps the limits in memory, or begins with those of an unknown model.
         """
         [fields] = await self._records.get_many([key], bypass_cache=True)
         limits = theirs = _parse_stored(fields, model)

@@ -52,8 +52,8 @@ class _DatedPrice(NamedTuple):
     Attributes:
         tiers: Fields of the price tiers. Empty if the table has no price for text tokens.
         since: First day on which the price applies, as `YYYY-MM-DD`; empty if there is no first day.
-        start: Time of day from which it applies, in UTC.
-        stop: Time of day until which it applies, in UTC.
+        start: Time of day from which the price applies, in UTC.
+        stop: Time of day until which the price applies, in UTC.
     """
 
     tiers: list[tuple[int, float, float, float, float]]

@@ -138,7 +138,7 @@ def _group_steps(sizes: Sequence[int]) -> Iterator[list[int]]:
 
 
 class _CountingTask:
-    """Counts one request in a worker thread, one turn at a time.
+    """Counts the tokens of one request's texts in a worker thread, one turn at a time.
 
     Attributes:
         dropped: Whether the result is no longer needed. If True, a running turn ends after its current step.

@@ -25,8 +25,8 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 from compaction_proxy.support.lru import BoundedDict
 
-# An upper bound assumes that the difference in tokens between an anchor and a request is larger than
-# estimated by this factor, or smaller if tokens were removed.
+# Factor for upper bounds (`predict_upper_bound`): the estimated tokens that were added since the anchor are
+# multiplied by this factor, and the estimated tokens that were removed are divided by it.
 DIFFERENCE_MARGIN = 1.15
 _PLACE_BYTES = 16
 

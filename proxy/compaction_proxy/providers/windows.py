@@ -34,7 +34,7 @@ def normalize_name(model: str) -> str:
 
 
 def find_by_prefix(name: str, table: Mapping[str, int]) -> int | None:
-    """Returns the value of the longest key that equals `name`, or its part before a `-`, `:` or `@`.
+    """Returns the value of the longest key that equals `name` or a part of `name` before `-`, `:` or `@`.
 
     For example, the key `gpt-4` matches `gpt-4-0613`, but not `gpt-4.1` or `gpt-4o`. Returns None if no key
     matches.

@@ -135,7 +135,7 @@ class SqliteTextIndexBuilder:
 
 
 class SqliteTextIndex:
-    """A search index of texts. Any thread may search; searches run one at a time.
+    """A search index of texts. Any thread may search. Searches of one index run one at a time.
 
     Args:
         texts: The texts to index. Neighbours in the sequence are neighbours in the conversation.

@@ -111,8 +111,8 @@ class MessageIndex:
         run = asyncio.get_running_loop().run_in_executor
         async with self._build_lock:
             if self._index is None:
-                # A match counts in part for neighbouring texts. The empty text between two conversations is
-                # therefore a neighbour of both, so that they affect each other's scores less.
+                # A match counts in part for neighbouring texts. An empty text between two conversations
+                # therefore keeps their messages from being direct neighbours.
                 texts = [each.message.text if each else "" for each in self._messages]
                 self._index = await run(self._threads, self._index_builder.build, texts)
             index = self._index

@@ -167,7 +167,8 @@ class ArchiveRetention:
         self._bounds = bounds
         self._clock = clock
         self._now = now
-        # Time from which each tenant's limit may be checked again.
+        # Maps each tenant to the time from which the tenant's limit may be checked again, in monotonic
+        # seconds.
         self._check_due_at: BoundedDict[str, float] = BoundedDict(_MAX_TENANTS)
 
     async def add_archive(self, tenant: str, ref: ArchiveRef, archive: Archive) -> None:

@@ -60,7 +60,8 @@ class VisibleMessage:
         role: The message's role.
         text: The message as text, in the form of `RemovedMessage.text`.
         origin: `STAND_IN` or `KEPT`.
-        id: The message's id, `m_…`. Empty for a replacement, unless it is a shortened original message.
+        id: The message's id, `m_…`. Empty for a replacement, unless the replacement is a shortened original
+            message.
     """
 
     role: str
