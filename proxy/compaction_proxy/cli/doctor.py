@@ -152,7 +152,7 @@ def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_address(server: ServerSection) -> Finding:
-    """Checks whether a proxy already runs at the configured address, or else whether one can listen there."""
+    """Checks whether a proxy already runs at the configured address, or else whether the address is free."""
     where = f"unix:{server.unix_socket}" if server.unix_socket else f"{server.host}:{server.port}"
     version = fetch_version(create_local_client(server))
     if version is not None:

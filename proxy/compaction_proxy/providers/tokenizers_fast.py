@@ -1,9 +1,9 @@
 """Counts tokens with toktok (the extra `fast`), about fifteen times as fast as tiktoken.
 
-toktok is a young package, so its counts are checked. It is used only after it has given the same count as
-tiktoken for each text in `data/golden_counts.json` (written by `.ci/golden_counts.py`). It is used only for
-the vocabulary o200k_base: of 30,000 adversarial strings, it miscounted one with cl100k_base and none with
-o200k_base.
+toktok is a young package. The proxy therefore uses toktok only after toktok has given the same count as
+tiktoken for each text in `data/golden_counts.json` (written by `.ci/golden_counts.py`). The proxy uses toktok
+only for the vocabulary o200k_base: of 30,000 adversarial strings, toktok miscounted one with cl100k_base and
+none with o200k_base.
 """
 
 import json

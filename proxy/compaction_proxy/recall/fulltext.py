@@ -173,7 +173,7 @@ class SqliteTextIndex:
             return [] if self._closed or limit < 1 else self._search_locked(parsed_query, limit)
 
     def close(self) -> None:
-        """Frees the memory."""
+        """Frees the memory. Later searches find no documents."""
         with self._lock:
             self._closed = True
             self._texts = []

@@ -174,7 +174,8 @@ def format_milliseconds(seconds: float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Formats a duration, given in seconds, as milliseconds if it is below one second, else as seconds."""
+    """Formats a duration, given in seconds, as milliseconds below one second, else as seconds; `n/a` for
+    None."""
     return format_milliseconds(seconds) if seconds is None or seconds < 1 else f"{seconds:.1f} s"
 
 
