@@ -267,9 +267,8 @@ MAX_DRIFT = 0.15
 REFRESH_INTERVAL_S = 10.0
 # Maximum number of conversations whose last answered request stays in memory, for `judge_answer`.
 MAX_THREADS = 4_096
-# Lifetime of an inferred window and of a refused or accepted size, in seconds. After this time, requests are
-# no longer made smaller for their sake, so that the next large request shows whether the upstream still has
-# this limit.
+# Lifetime of an inferred window and of a refused or accepted size, in seconds. After this time, the limit no
+# longer makes requests smaller, so the next large request shows whether the upstream still has this limit.
 INFERRED_TTL_S = 3_600.0
 # Maximum number of requests with low token counts that stay in memory for each model, for `infer_window`.
 MAX_LOW_COUNTS = 8

@@ -187,7 +187,10 @@ def _add_hyphens(compact: re.Match[str]) -> str:
 
 @lru_cache(maxsize=256)
 def is_self_hosted(origin: str) -> bool:
-    """Returns whether an upstream has a private address, or a host name that is not on the internet."""
+    """Returns whether an upstream is on a private network.
+
+    Its host is then a private address, a name without a dot, or a name in `PRIVATE_DOMAINS`.
+    """
     host = urlsplit(origin).hostname or ""
     try:
         return ip_address(host).is_private

@@ -3,9 +3,9 @@
 The tenant's list has a line for each archive and for each deletion. After a compaction is committed, the
 oldest archives of its conversation are deleted until the others are within the limit for a conversation. Then
 the tenant's oldest archives, of any conversation, are deleted until the others are within the limit for a
-tenant. A piece is deleted with the last archive that contains it. The newest archive is never deleted. The
-size of an archive is the bytes of its text before compression. A piece that several archives share counts
-once.
+tenant. A piece is deleted with the last archive that contains it. Neither step deletes the newest archive in
+its list. The size of an archive is the bytes of its text before compression. A piece that several archives
+share counts once.
 
 Conversations with the same beginning share a root and its archives. Here they count as one conversation. The
 other records of a compaction, such as its checkpoint and its events, are not deleted.

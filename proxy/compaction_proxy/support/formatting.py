@@ -174,8 +174,10 @@ def format_milliseconds(seconds: float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Formats a duration, given in seconds, as milliseconds below one second, else as seconds; `n/a` for
-    None."""
+    """Formats a duration, given in seconds: in milliseconds below one second, else in seconds.
+
+    None becomes `n/a`.
+    """
     return format_milliseconds(seconds) if seconds is None or seconds < 1 else f"{seconds:.1f} s"
 
 
@@ -245,7 +247,11 @@ def describe_due_reasons(codes: str) -> str:
 
 
 def describe_upstream_cause(code: str) -> str:
-    """Returns a text for the cause of an upstream failure. `http-503` becomes `upstream answered 503`."""
+    """Returns a text for the code of an upstream failure's cause.
+
+    The code `http-503` becomes `upstream answered 503`. An unknown code is returned with spaces in place of
+    hyphens.
+    """
     family, _, status = code.partition("-")
     if family == "http":
         return f"upstream answered {status}"
