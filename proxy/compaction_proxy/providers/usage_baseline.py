@@ -101,9 +101,9 @@ def select_deepest_baseline(
 def predict_tokens(baseline: UsageBaseline, estimate: int, calibration: Calibration) -> int:
     """Predicts the provider's count of a request, in tokens, rounded up.
 
-    The result is the anchor's count plus the difference between `estimate` and the anchor's estimate. The
-    difference is converted to actual tokens by a factor: the geometric mean of the anchor's ratio and the
-    calibration's ratio of actual to estimated tokens.
+    The result is the anchor's count plus the difference between `estimate` and the anchor's estimate. This
+    difference is in estimated tokens. To convert it to actual tokens, the function multiplies it by the
+    geometric mean of two ratios of actual to estimated tokens: the anchor's and the calibration's.
 
     Args:
         baseline: Anchor that matches the request.

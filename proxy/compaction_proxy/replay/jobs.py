@@ -25,7 +25,8 @@ MAX_PARALLEL_JOBS = 2
 # Sections of the configuration that are not sent to the subprocess. A rehearsal does not need them, because
 # it keeps everything in memory.
 UNNEEDED_SECTIONS = {"server", "store", "observability"}
-# Time limit of a rehearsal, in seconds. Beyond it, the subprocess is killed, and the request gets status 413.
+# Time limit of a rehearsal, in seconds. After this time, the subprocess is killed, and the request gets
+# status 413.
 TIMEOUT_S = 30.0
 # Maximum value of the settings in tokens in a request for a rehearsal. A higher value is refused.
 MAX_TOKENS = 1_000_000_000

@@ -32,7 +32,7 @@ PART_TOKENS = 85  # counted for a content part that is not text; OpenAI counts t
 CACHE_MINIMUM_TOKENS = 1024  # OpenAI caches the beginning of a prompt if it has at least this many tokens
 CACHE_BLOCK_TOKENS = 128  # the number of cached tokens is rounded down to a multiple of this
 # Maximum number of messages whose sizes the provider remembers, and maximum number of beginnings of prompts
-# in its cache. Beyond it, the provider forgets the entry that was written longest ago.
+# in its cache. Beyond each limit, the provider forgets the entry that was written longest ago.
 MAX_REMEMBERED = 200_000
 
 

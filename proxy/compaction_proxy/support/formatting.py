@@ -58,7 +58,7 @@ _FAMILIES = {
     "http-": "the summary model answered with an error",
     "store-": "the store could not be read or written",
 }
-# Maps the code of each reason why a compaction was due to a text.
+# The text for the code of each reason why a compaction was due (`describe_due_reasons`).
 DUE_REASON_TEXTS = {
     "cost_optimal": "cheapest here",
     "force": "asked for",
