@@ -79,8 +79,8 @@ def _find_overriding_key(
 def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
     """Yields each key whose size leaves a compaction nothing to remove, and the reason.
 
-    Such a size is a target that is not below the trigger, or a tail that is not below the target (or below
-    the trigger, if the strategy has no target).
+    This is the case for a target that is not below the trigger, and for a tail that is not below the target.
+    If the strategy has no target, the tail must be below the trigger.
     """
     row = build_policy(settings)
     if not has_active_rule(row.trigger):

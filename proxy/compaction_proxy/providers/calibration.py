@@ -81,7 +81,7 @@ class Calibration:
         return math.exp(self.mean)
 
     def add_observation(self, estimate: int, actual: int) -> Self:
-        """Learns from one more answered request.
+        """Learns from the token count in one more response.
 
         Args:
             estimate: Our uncalibrated count of the forwarded request, in tokens.

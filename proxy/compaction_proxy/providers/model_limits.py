@@ -249,8 +249,8 @@ def _as_tokens(value: object) -> int | None:
 
 # Lifetime of learned limits, in seconds. They expire because providers change the model behind a name.
 LIMITS_TTL_S = 86_400.0
-# Maximum number of models (per tenant and origin) whose limits stay in memory. Beyond it, the limits that
-# were added first are dropped from memory.
+# Maximum number of models (per tenant and origin) whose limits stay in memory. If there are more, the limits
+# that were added first are dropped from memory.
 MAX_MODELS = 4_096
 # A calibration is stored again if its mean (a logarithm) differs from the stored mean by at least this much.
 SAVE_STEP = 0.02
@@ -471,7 +471,7 @@ class ModelLimits:
         await self._remember_and_save(key, model, known.with_refused_estimate(estimate, until))
 
     async def learn_accepted(self, tenant: str, origin: str, model: str, estimate: int) -> None:
-        """Learns that a request of this size, in uncalibrated tokens, was answered in full."""
+        """Learns that the upstream read a whole request of this size, in uncalibrated tokens."""
         key = model_limits_key(tenant, origin, model)
         known = await self._get_by_key(key, model)
         accepted = known.with_accepted_estimate(estimate, self._now() + INFERRED_TTL_S)
@@ -499,13 +499,13 @@ class ModelLimits:
         return self._peek_limits(model_limits_key(tenant, origin, model), model).adds_output
 
     async def learn_lacks_compaction(self, tenant: str, origin: str, model: str) -> None:
-        """Learns that the upstream does not answer a compaction trigger with a compaction item."""
+        """Learns that the upstream does not respond to a compaction trigger with a compaction item."""
         known = await self.get(tenant, origin, model)
         learned = known._replace(lacks_compaction_until=self._now() + LIMITS_TTL_S)
         await self._remember_and_save(model_limits_key(tenant, origin, model), model, learned)
 
     async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether the proxy assumes that the upstream does not answer a compaction trigger."""
+        """Returns whether the upstream is assumed not to respond to a compaction trigger with an item."""
         return (await self.get(tenant, origin, model)).lacks_compaction_until > self._now()
 
     async def learn_token_count(

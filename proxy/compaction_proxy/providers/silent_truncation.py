@@ -35,7 +35,7 @@ Verdict = Literal["whole", "doubtful", "low"]
 
 
 class AnsweredRequest(NamedTuple):
-    """Token counts of one answered request.
+    """The token counts of a request that got a response.
 
     Attributes:
         estimate: Our uncalibrated count of the forwarded request.
@@ -62,7 +62,7 @@ def judge_answer(
     the window that `infer_window` returns.
 
     Args:
-        answer: The answered request.
+        answer: Token counts of the request.
         previous: Previous request of the same conversation to the same model; None if unknown.
         calibration: Calibration of the model before this request.
     """

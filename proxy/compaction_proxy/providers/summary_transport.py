@@ -18,8 +18,8 @@ MAX_ANSWER_BYTES = 1_048_576
 # values of the reasoning effort, but each error may name only one of these. Each further attempt leaves out
 # the member or value that the last error named.
 MAX_ATTEMPTS = 6
-# Maximum number of pairs of URL and model whose refused members stay in memory. Beyond it, all pairs are
-# dropped. The number is limited because clients can choose models and the query parts of URLs.
+# Maximum number of pairs of URL and model whose refused members stay in memory. A further pair displaces all
+# others. The number is limited because clients can choose models and the query parts of URLs.
 MAX_MODELS = 256
 _REFUSALS = frozenset({httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY})
 

@@ -163,7 +163,7 @@ def count_sliced(text: str, count: Callable[[str], int]) -> int:
 def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
     """Returns the number of token ids in each part of `ids`.
 
-    The id `mark` separates the parts. There are `runs` parts.
+    The token id `mark` separates the parts. `runs` is the number of parts.
     """
     lengths, start = [], 0
     for _ in range(runs - 1):

@@ -62,7 +62,7 @@ def build_baseline_key(origin: str, model: str, checkpoint: bytes = b"") -> byte
 
 
 def build_baseline(prefixes: Sequence[bytes], key: bytes, estimate: int, actual: int) -> UsageBaseline | None:
-    """Builds an anchor from an answered request. Returns None if the token count is unusable.
+    """Builds an anchor from a request and its response. Returns None if the token count is unusable.
 
     Args:
         prefixes: Prefix digests up to each of the request's messages that are not fixed. Without such
@@ -154,8 +154,8 @@ def _parse_baseline(fields: Any) -> UsageBaseline | None:  # noqa: ANN401 - any 
     return baseline if min(baseline.length, baseline.estimate, baseline.actual) > 0 else None
 
 
-# Maximum number of roots whose anchors stay in memory. Beyond it, the root that was written longest ago is
-# dropped.
+# Maximum number of roots whose anchors stay in memory. If there are more, the root that was written longest
+# ago is dropped.
 MAX_ROOTS = 4_000
 # Maximum number of anchors that are kept for each root. The newest are kept.
 ANCHORS_PER_ROOT = 6

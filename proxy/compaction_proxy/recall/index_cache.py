@@ -18,7 +18,8 @@ from compaction_proxy.recall.archive import ArchiveReader, ArchiveRef, RecalledM
 from compaction_proxy.recall.fulltext import TextIndex, TextIndexBuilder, TextMatch
 from compaction_proxy.storage.records import RecordStore
 
-# Maximum bytes of all cached texts and indexes together. Beyond it, the least recently used are evicted.
+# Maximum bytes of all cached texts and indexes together. If there are more bytes, the least recently used
+# indexes are evicted.
 MAX_CACHE_BYTES = 64 * 1024 * 1024
 # Estimated memory for each character of a message, and additional memory for each message, in bytes. In most
 # texts a character takes one byte, in some up to four.

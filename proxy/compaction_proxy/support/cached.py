@@ -12,8 +12,8 @@ class cached_attribute(Generic[Instance, Value]):  # noqa: N801 - used as a deco
 
     The decorator works like `functools.cached_property`, but takes no lock. In Python 3.11, `cached_property`
     takes a lock, which costs more time than the computation of most cached values. Without a lock, two
-    threads may both compute the value. Use the decorator only if both get the same value. This class can be
-    removed when Python 3.11 is no longer supported.
+    threads may each compute the value. Use the decorator only if each computation gives the same value. This
+    class can be removed when Python 3.11 is no longer supported.
 
     Args:
         work: Computes the value.

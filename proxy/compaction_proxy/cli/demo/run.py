@@ -91,7 +91,7 @@ class DemoAgent:
         base_url: Base URL of the proxy or the provider, without `/v1`.
         script: The scripted user messages and tool results.
         history: All messages so far. The agent only appends to this list.
-        pause: Awaited after each response. It stands for the time in which a user reads the reply or a tool
+        pause: Awaited after each response. It simulates the time in which a user reads the reply or a tool
             runs.
     """
 
