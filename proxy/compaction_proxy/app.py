@@ -58,13 +58,13 @@ HOP_BYTES = 8
 
 
 class AdminSite:
-    """The admin API and the admin pages (ASGI). They are created at the first request that needs them.
+    """An ASGI application that creates the admin API and the admin pages at the first request for them.
 
     Their libraries take a quarter of a second and many megabytes to load, and most processes never need them.
 
     Args:
-        create: Creates the FastAPI application, and the application with the pages around it. It is called in
-            a thread.
+        create: Returns the FastAPI application of the admin API, and the application that adds the pages to
+            it. A request calls `create` in a thread, because it takes long.
     """
 
     def __init__(self, create: Callable[[], "tuple[FastAPI, ASGIApp]"]) -> None:
@@ -73,7 +73,7 @@ class AdminSite:
         self._lock = asyncio.Lock()
 
     def load(self) -> "tuple[FastAPI, ASGIApp]":
-        """Returns what `create` returns. Calls it only once."""
+        """Returns the two applications. Calls `create` only if they do not exist yet."""
         self._apps = self._apps or self._create()
         return self._apps
 
@@ -86,7 +86,7 @@ class AdminSite:
 
 
 def _has_provider_key(config: Config) -> bool:
-    """Returns whether a provider key is configured for an upstream or for a summary model."""
+    """Returns whether the configuration has a provider key for an upstream or for a summary model."""
     upstream = any(config.upstream.get_provider(wire)[1] for wire in WIRES)
     return upstream or any(row.settings.summary.api_key.get_secret_value() for row in config.settings_by_glob)
 
@@ -161,7 +161,7 @@ class Proxy:
         self._apply_config(config, loaded_config)
 
     def record_reload(self, *, succeeded: bool) -> None:
-        """Records in the metrics whether a reload of the configuration succeeded."""
+        """Counts a reload of the configuration in the metrics, as succeeded or failed."""
         self._parts.metrics.record_reload(succeeded=succeeded)
 
     def _get_secret(self) -> bytes:
@@ -272,7 +272,7 @@ class Proxy:
         input_compactor: InputCompactor,
         items: CompactionItemCodec,
     ) -> Mapping[str, RelayEndpoint]:
-        """Builds the endpoints for requests that carry a conversation, by the name of their wire.
+        """Builds the endpoints for requests that contain a conversation. The keys are the names of the wires.
 
         Only the endpoint for the Responses wire gets an `item_responder`, because only this wire has an input
         item with which a client asks for a compaction (`compaction_trigger`).
@@ -328,7 +328,7 @@ class Proxy:
         wires: Mapping[str, ASGIApp],
         compact: ASGIApp,
     ) -> "tuple[FastAPI, ASGIApp]":
-        """Creates the application of the admin API, and the application with the admin pages around it."""
+        """Creates the FastAPI application of the admin API, and the application that adds the pages to it."""
         from compaction_proxy.admin.app import create_admin_app, mount_pages  # see `AdminSite`
         from compaction_proxy.gateway.routes import create_relay_routes
 

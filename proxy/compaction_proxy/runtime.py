@@ -88,13 +88,13 @@ if TYPE_CHECKING:
 
 SECRET_DEADLINE_S = 1.0
 SECRET_RETRY_S = 1.0
-# Seconds between two checks of the shared secret. If the store loses its content, all replicas agree on one
-# secret again within about this time.
+# Seconds between two checks of the shared secret (`sync_periodically`). If the store loses its content, the
+# replicas use different secrets for about this time.
 SECRET_CHECK_S = 5.0
-# The largest number of earlier secrets that a process remembers. The process needs these secrets to open
-# compaction items that were sealed with them.
+# Maximum number of earlier secrets that a process keeps in memory. When there are more, the process drops the
+# oldest and can no longer open compaction items that were sealed with it.
 MAX_PREVIOUS_SECRETS = 16
-# Environment variables that can hold the address of the server to which traces are sent.
+# Environment variables that may name the server to which the proxy sends traces.
 COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 ReportStoreFailure = Callable[[StoreUnavailableError], None]
@@ -132,10 +132,10 @@ def open_configured_store(config: Config, store_url: str) -> Store:
 
 
 def choose_body_budget(server: ServerSection) -> int:
-    """Returns how many bytes of request bodies this process may hold at once.
+    """Returns the maximum bytes of request bodies that this process may hold in memory at the same time.
 
-    Returns `server.max_inflight_bytes` if it is configured. Otherwise, computes the number from the memory
-    that the process may use and from the number of workers.
+    The result is `server.max_inflight_bytes` if configured. Otherwise it is computed from the memory that the
+    process may use and from the number of workers.
     """
     if server.max_inflight_bytes is not None:
         return server.max_inflight_bytes
@@ -177,15 +177,16 @@ class TenantSecret:
     """The secret key of the digests that identify tenants.
 
     The key comes from the configuration, from a file of this installation or from the shared store. Replicas
-    that share a store must use the same key. Until the shared store can be reached, each replica uses a
-    random key of its own. As soon as the replica uses the shared key, it no longer finds the data that it
-    stored under its own key.
+    that share a store must use the same key. Until a replica can reach the shared store, it uses a random key
+    of its own. After the replica has adopted the shared key, it no longer finds the data that it stored under
+    its own key.
 
     Args:
         config: The configuration, which may contain the current key and earlier keys.
-        store_url: URL of the store. It decides whether the key comes from a file or from the shared store.
+        store_url: URL of the store. It decides whether a key that is not configured comes from a file or from
+            the shared store.
         store: The store.
-        report: Called with the error if a secret cannot be used.
+        report: Called with the error if the file or the store has no usable secret.
 
     Attributes:
         current_key: The key that is in use.
@@ -203,8 +204,8 @@ class TenantSecret:
     async def sync_with_store(self) -> bool:
         """Adopts the secret in the shared store, or stores `current_key` there if the store has no secret.
 
-        Returns False if the store could not be used, so that the caller should try again later. Returns True
-        on success, and also if the key does not come from a shared store.
+        Returns False if the store could not be used. The caller should then try again later. Returns True on
+        success, and also if the key does not come from a shared store.
         """
         if self._store is None:
             return True
@@ -223,23 +224,24 @@ class TenantSecret:
 
     @property
     def accepted_keys(self) -> tuple[bytes, ...]:
-        """The current key, followed by earlier keys. Earlier keys still open data that was sealed with them.
+        """The current key, followed by earlier keys, which open data that was sealed with them.
 
         An earlier key was configured as such, or was the current key of this process before.
         """
         return self.current_key, *self._previous
 
     async def sync_periodically(self) -> None:
-        """Calls `sync_with_store` repeatedly until it is cancelled, because the store may lose its content.
+        """Calls `sync_with_store` repeatedly, because the store may lose its content.
 
-        Waits `SECRET_CHECK_S` seconds after a success and `SECRET_RETRY_S` seconds after a failure. Returns
-        at once if the key does not come from a shared store.
+        Waits `SECRET_CHECK_S` seconds after a success and `SECRET_RETRY_S` seconds after a failure. Runs
+        until its task is cancelled, but returns immediately if the key does not come from a shared store.
         """
         while self._store is not None:  # noqa: ASYNC110 - the store offers no event to wait for
             await asyncio.sleep(SECRET_CHECK_S if await self.sync_with_store() else SECRET_RETRY_S)
 
 
-# Longest time, in seconds, for which a request for metrics waits until all recorded exchanges are counted.
+# Longest time, in seconds, for which a request for metrics waits for exchanges that are not yet counted.
+# After this time, the response leaves them out.
 FLUSH_LIMIT_S = 1.0
 
 
@@ -252,13 +254,13 @@ def _log_tokenizer_failure(line: str) -> None:
 
 
 class Components:
-    """The components of a process. They are built together, opened together and closed together.
+    """The components that live as long as the process. The lifespan opens and closes all of them.
 
     Args:
         config: The configuration. If it names no store URL, the store is in memory.
         store: A store to use in place of the configured one. None uses the configured store.
-        summary_model: Writes summaries in place of the configured summary models. Only rehearsals pass it.
-            None uses the configured models.
+        summary_model: Writes summaries in place of the configured summary models. Only rehearsals pass an
+            object. None uses the configured models.
         clock: Returns monotonic seconds. After a failed summary, the proxy makes no new summary for that
             conversation for a while. The clock measures this pause.
     """
@@ -360,7 +362,7 @@ class Components:
 
     @asynccontextmanager
     async def run_lifespan(self, _: object) -> AsyncIterator[None]:
-        """Opens the components when the block begins, and closes them when it ends.
+        """Opens the components when the `async with` block begins, and closes them when the block ends.
 
         `is_ready` becomes True when the tokenizer is loaded, even if the store cannot be reached.
         """
@@ -400,7 +402,7 @@ class Components:
     async def render_metrics(self, accept: str) -> tuple[bytes, str]:
         """Returns the metrics as text, and the media type of the text (see `Metrics.render`).
 
-        Before that, waits for at most `FLUSH_LIMIT_S` seconds until all recorded exchanges are counted.
+        First waits until all recorded exchanges are counted, but for at most `FLUSH_LIMIT_S` seconds.
         """
         await asyncio.wait((asyncio.create_task(self._flush_exchange_log()),), timeout=FLUSH_LIMIT_S)
         return await self.metrics.render(accept)

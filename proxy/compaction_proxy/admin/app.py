@@ -1,6 +1,6 @@
 """Creates the applications for the proxy's own paths: health checks, metrics, admin API and admin pages.
 
-A request for an unknown path gets an error in OpenAI's format.
+The applications report an unknown path as an error in OpenAI's format.
 """
 
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def mount_pages(app: ASGIApp, api: AdminApi, base_path: str = "") -> ASGIApp:
     """Creates an application that serves the admin pages and passes all other requests to `app`.
 
     Args:
-        app: Application for the other requests.
+        app: Application that gets the other requests.
         api: Commands, queries and settings of the admin API, which the pages use too.
         base_path: Prefix of all paths. It is empty, or starts with `/` and does not end with `/`.
     """

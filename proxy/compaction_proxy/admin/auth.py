@@ -24,14 +24,15 @@ from compaction_proxy.core.errors import RequestRefusedError, format_openai_erro
 from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.support.net import parse_authority
 
-# Largest body, in bytes, of a request to the admin API that is no replay request. Such a request needs the
-# most room for a pin of 2,000 characters. JSON encodes a character in at most 12 bytes.
+# Maximum bytes of the body of a request to the admin API, except replay requests. A larger body gets status
+# 413. The largest useful body contains a pin of 2,000 characters, each of which takes at most 12 bytes in
+# JSON.
 MAX_BODY_BYTES = 65_536
-# Largest body, in bytes, of any admin request. The largest is a form with a pasted transcript.
-# `BodyBudgetMiddleware` reserves at most this many bytes for a body.
+# Maximum bytes that `BodyBudgetMiddleware` reserves for the body of an admin request. The largest such body
+# is a form with a pasted transcript.
 MAX_FORM_BYTES = 24 * 1024 * 1024
-# Largest body of a replay request, in bytes. The body holds a whole conversation. The command
-# `compaction-proxy replay` accepts larger ones.
+# Maximum bytes of the body of a replay request, which contains a whole conversation. A larger body gets
+# status 413. The command `compaction-proxy replay` accepts larger conversations.
 MAX_REPLAY_BYTES = 8 * 1024 * 1024
 REPLAY_PATH = "/admin/v1/replay"
 
@@ -44,14 +45,14 @@ class BodyLimitMiddleware:
 
     Attributes:
         app: Wrapped application. It must turn an `HTTPException` into a response.
-        path: The middleware limits only requests whose path begins with this text.
+        path: The middleware limits only the bodies of requests whose path begins with this text.
     """
 
     app: ASGIApp
     path: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request to the application, and counts the bytes of the body while they are read."""
+        """Passes a request to the application, and counts the bytes of the body that it reads."""
         path = scope.get("path", "")
         if not path.startswith(self.path):
             await self.app(scope, receive, send)
@@ -75,8 +76,8 @@ class BodyBudgetMiddleware:
     """ASGI middleware that counts the bodies of requests against the memory budget of the process.
 
     Attributes:
-        app: Wrapped application. It must turn an `OverloadedError` into a response. This error is raised
-            where the application reads a body for which the budget has no room in time.
+        app: Wrapped application. It must turn an `OverloadedError` into a response. The application gets this
+            error when it reads a body for which the budget has no room in time.
         budget: Memory budget for bodies.
     """
 
@@ -112,8 +113,8 @@ BASIC = "Basic"
 _CHALLENGES = {BEARER: "Bearer", BASIC: 'Basic realm="compaction-proxy", charset="UTF-8"'}
 # Maps each URL scheme to its default port.
 _PORTS = {"http": 80, "https": 443}
-# Headers that other proxies add. If a request has one of them, the address of the peer is that of a proxy,
-# and the client itself may be on another machine.
+# Headers that other proxies add. If a request has one of these headers, it may have passed such a proxy, so
+# the client may be on another machine even if the connection comes from this machine.
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
@@ -144,7 +145,7 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 def _has_key(key: str, headers: Headers, scheme: str) -> bool:
-    """Returns whether a request has the key as a bearer token or, if `scheme` is `BASIC`, as a password."""
+    """Returns whether a request has `key` as a bearer token or, if `scheme` is `BASIC`, as a password."""
     named, _, credentials = headers.get("authorization", "").partition(" ")
     secret = credentials.strip().encode("latin-1")
     if scheme == BASIC and named.lower() == "basic":
@@ -167,8 +168,8 @@ def _check_local_request(
 ) -> RequestRefusedError | None:
     """Checks a request if no admin key is configured. Returns the error that refuses it, or None.
 
-    The request is allowed if the server listens on a loopback address, the request comes from this machine,
-    and its `Host` header names this machine.
+    The request is allowed if three conditions are true: the server listens on a loopback address, the request
+    comes directly from this machine, and its `Host` header names this machine.
     """
     if not is_loopback(policy.host):
         return _build_forbidden_error(
@@ -191,7 +192,7 @@ def check_access(policy: AccessPolicy, scope: Scope, scheme: str = BEARER) -> Re
     Args:
         policy: Rules for access.
         scope: ASGI scope of the request.
-        scheme: `BEARER` accepts the key as a bearer token. `BASIC` accepts it also as a password.
+        scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts it as a password.
     """
     headers = Headers(scope=scope)
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
@@ -216,8 +217,8 @@ class AccessMiddleware:
         app: Wrapped application.
         policy: Rules for access.
         path: Path to protect. All paths below it are protected, too.
-        scheme: `BEARER` accepts the key as a bearer token. `BASIC` accepts it also as a password. A response
-            with status 401 asks for this scheme.
+        scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts the key as a password. A
+            response with status 401 asks for this scheme.
     """
 
     app: ASGIApp
@@ -226,7 +227,7 @@ class AccessMiddleware:
     scheme: str = BEARER
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes an allowed request to the application, and responds to any other request with an error."""
+        """Passes a request to the application, or responds with an error if the request is not allowed."""
         guarded = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self.path}/")
         refused = check_access(self.policy, scope, self.scheme) if guarded else None
         if refused is None:

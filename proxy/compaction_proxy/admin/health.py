@@ -1,4 +1,4 @@
-"""Health checks and metrics: the endpoints of the proxy's own that work without the admin API."""
+"""Creates the endpoints for health checks and metrics, which work without the admin API."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -69,7 +69,7 @@ def create_health_routes(
 
 
 def serve_route(route: Route, other: ASGIApp) -> ASGIApp:
-    """Returns an application that answers the requests of a route, and passes on those with other methods."""
+    """Returns an application that handles GET and HEAD requests with `route` and passes others to `other`."""
 
     async def answer_request(scope: Scope, receive: Receive, send: Send) -> None:
         await (route.app if scope["method"] in METHODS else other)(scope, receive, send)

@@ -32,12 +32,12 @@ from compaction_proxy.telemetry.statistics import (
 )
 from compaction_proxy.telemetry.usage import ExchangeEntry, Totals, UsageStore
 
-# A query that searches, sorts or exports conversations reads at most this many of them: the most recently
-# used.
+# A query that searches, sorts or exports conversations reads at most this many, the most recently used. Older
+# conversations are left out.
 MAX_SCANNED = 1_000
 # `list_models` lists models that were used within this time, in seconds.
 RECENT_MODELS_S = 30 * 86_400.0
-# Number of recent conversations from which `list_models` takes the context windows of models.
+# Maximum number of recently used conversations from which `list_models` takes the context windows of models.
 MAX_WINDOW_SAMPLES = 200
 # Length of a checkpoint id, in bytes.
 _PLACE_BYTES = 64
@@ -60,8 +60,8 @@ class CompactionRecord(NamedTuple):
     Attributes:
         event: Event of the compaction.
         undone: Whether a user has undone the compaction. An undone compaction is not applied.
-        pays_back_after: Number of requests after which the compaction has saved its own cost. None if the
-            number is unknown or if the compaction never saves its cost.
+        pays_back_after: Estimated number of requests after which the compaction has saved as much as it has
+            cost. None if the number is unknown or if the compaction never saves its cost.
     """
 
     event: Event
@@ -138,7 +138,7 @@ class ConversationQueries:
     async def list_conversations(
         self, limit: int, *, text: str = "", sort: Sort = "last"
     ) -> list[ListedConversation]:
-        """Returns conversations with their totals, from the `MAX_SCANNED` most recently used ones.
+        """Returns conversations with their totals, from the `MAX_SCANNED` most recently used conversations.
 
         Args:
             limit: Largest number of conversations in the result.
@@ -155,7 +155,7 @@ class ConversationQueries:
         return sorted(matches, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
 
     async def list_exchanges(self, conversation: str, limit: int) -> list[ExchangeEntry]:
-        """Returns the newest exchanges of a conversation, at most `limit`, oldest first."""
+        """Returns the newest `limit` exchanges of a conversation, oldest first."""
         return await self.usage.list_exchanges(await self._find_tenant(conversation), conversation, limit)
 
     async def list_compactions(self, conversation: str) -> list[CompactionRecord]:
@@ -188,7 +188,7 @@ class ConversationQueries:
             since: Start of the period, in seconds since the epoch.
             until: End of the period, in seconds since the epoch. Hours that the period covers in part are
                 included.
-            by: What each row sums up: an hour, a day, a model, a client key, or all exchanges (`total`).
+            by: What each row covers: an hour, a day, a model, a client key, or all exchanges (`total`).
         """
         await self.check_store()
         rows = await self.statistics.list_rows(since, until, by)
@@ -198,12 +198,15 @@ class ConversationQueries:
         return StatisticsReport(tuple(rows), total)
 
     async def list_recent_items(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
-        """Returns the latest events of all conversations, newest first. `failures` selects only failures."""
+        """Returns the latest `limit` events of all conversations, newest first.
+
+        `failures` selects only failures.
+        """
         await self.check_store()
         return await self.feed.list_recent_events(limit, failures=failures)
 
     async def list_upstream_failures(self, since: float, until: float) -> tuple[list[UpstreamFailure], bool]:
-        """Returns the failures of upstreams in a period, and whether the store could be read completely.
+        """Returns the failures of upstreams in a period, and whether no read of the store failed.
 
         The latest failure comes first. If the store could not be read, the list may contain only failures
         that this process has counted.
@@ -297,14 +300,14 @@ class ConversationQueries:
 def build_model_row(
     config: Config, name: str, price: ModelPrice | None, last_window: int | None = None
 ) -> ModelRow:
-    """Builds the row of a model. Its prices are those of requests too small for a surcharge.
+    """Builds the row of a model. The row has the prices of requests that are too small for a surcharge.
 
     Args:
         config: The configuration.
         name: Name of the model.
         price: Prices of the model; None if they are unknown.
-        last_window: Context window, in tokens, that the proxy assumed for a recent request to the model; None
-            if there was no recent request.
+        last_window: Context window, in tokens, that the proxy used for the last request to the model; None if
+            unknown.
     """
     configured, shipped = get_model_settings(config, name).window, find_shipped_window(name)
     window, source = shipped or FALLBACK_WINDOW, "table" if shipped else "default"

@@ -30,7 +30,8 @@ MAX_HEALTH_BYTES = 4_096
 MAX_LINE_BYTES = 1024 * 1024
 MAX_SHOWN_CHARACTERS = 500
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
-# Maps each address that means all interfaces to the loopback address at which the proxy can be reached.
+# Maps each listening address that means "all interfaces" to a loopback address at which this machine reaches
+# the proxy.
 LOOPBACK_BY_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared only, not bound
 _KEY_VARIABLE = "COMPACTION_PROXY__SERVER__ADMIN_KEY"
 _ID_CHARACTERS = 26  # `c_` and 24 hex digits
@@ -42,7 +43,7 @@ class AdminRefusedError(ProxyError):
 
 
 class AdminUnreachableError(ProxyError):
-    """Reports that no proxy responds, that the connection broke or that the response is too large.
+    """Reports that no proxy responds, that the connection broke, or that the response is too large.
 
     `__cause__` is the exception of the connection, if there was one.
     """
@@ -54,8 +55,9 @@ class AdminClient:
 
     Attributes:
         url: Base URL of the proxy.
-        headers: Header fields of every request, such as the admin key.
-        unix_socket: Path of the Unix socket to connect to. None connects to the URL's host and port.
+        headers: Header fields that every request gets, such as the admin key.
+        unix_socket: Path of the Unix socket to which the client connects. None connects to the URL's host and
+            port.
     """
 
     url: str
@@ -99,7 +101,7 @@ class AdminClient:
         Args:
             path: Path below `/admin/v1`.
             headers: Header fields to add to those of the client. They replace fields of the same name.
-            silence_s: Seconds without data after which the stream counts as broken.
+            silence_s: Maximum seconds without data. After this time, the stream counts as broken.
 
         Raises:
             AdminRefusedError: If the response is an error.
@@ -112,11 +114,11 @@ class AdminClient:
                 yield line.decode("utf-8", "replace").rstrip("\r\n")
 
     def find_conversation_id(self, prefix: str) -> str:
-        """Returns the id of the only conversation whose id begins with a prefix.
+        """Returns the id of the conversation whose id begins with a prefix.
 
         The prefix may omit the leading `c_`. If the prefix is as long as a full id, the method returns the
-        prefix without a request to the proxy. Otherwise, the method searches the 1,000 conversations that
-        were used last.
+        prefix unchanged, without a request to the proxy. Otherwise, the method searches the 1,000
+        conversations that were used last.
 
         Raises:
             AdminRefusedError: If no conversation id begins with the prefix, if several do, or if the response
@@ -223,7 +225,7 @@ class AdminClient:
 
 
 def parse_error_message(data: bytes) -> str | None:
-    """Returns the message of an error response, cut to `MAX_SHOWN_CHARACTERS` characters.
+    """Returns the message of an error response, at most its first `MAX_SHOWN_CHARACTERS` characters.
 
     Returns None if the response does not have the proxy's error format.
     """
@@ -234,7 +236,7 @@ def parse_error_message(data: bytes) -> str | None:
 
 
 def check_ready(client: AdminClient) -> tuple[bool, str]:
-    """Returns whether a proxy is ready, and a line of text that reports this."""
+    """Returns whether a proxy is ready, and a line of text with the result."""
     try:
         with client.open_response("GET", "/readyz", timeout_s=HEALTH_TIMEOUT_S) as answer:
             is_ready = answer.status == HTTPStatus.OK
@@ -257,8 +259,8 @@ def create_admin_client(url: str | None, key_file: Path | None, config: Path | N
     """Creates a client of the admin API from command-line options.
 
     Without `url`, the address comes from the configuration. Without `key_file`, the key comes from the
-    environment or else from the configuration. Loading the configuration takes a third of a second, so it is
-    loaded only if it can supply the address or the key.
+    environment or else from the configuration. Loading the configuration takes a third of a second, so the
+    function loads it only if the address or the key may come from it.
 
     Raises:
         ConfigError: If the URL, the key file or the configuration is not valid.
@@ -295,7 +297,7 @@ def build_local_url(server: "ServerSection") -> str:
 
 
 def parse_base_url(url: str) -> str:
-    """Checks the base URL of a proxy. Returns it without a trailing slash and without `/v1`.
+    """Checks the base URL of a proxy. Returns the URL without a trailing slash and without `/v1`.
 
     Raises:
         ConfigError: If the text is not an HTTP base URL.

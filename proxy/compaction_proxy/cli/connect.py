@@ -2,9 +2,9 @@
 
 Each `edit_…` function takes the text of a client's configuration file and returns the new text, or the same
 text if nothing has to change. These functions write no files. In TOML and YAML, only the relevant lines
-change. The function then parses the new text and checks that the text has the intended values. If the file
-has an unusual layout, this check fails, and the function raises `ClientConfigError`, so that the file is not
-damaged. A JSON file is written anew as a whole.
+change. The function then parses the new text and checks that it has the intended values. If the check fails
+because of an unusual layout, the function raises `ClientConfigError`, so that the file is not damaged. The
+text of a JSON file is generated anew as a whole.
 """
 
 import copy
@@ -44,12 +44,13 @@ OUTPUT_SHARE = 0.25
 DEFAULT_WINDOW_TOKENS = 128_000
 DEFAULT_MODEL = "gpt-5.4"
 BACKUP_SUFFIX = ".before-compaction-proxy"
-# Largest file that `connect` edits, in bytes. A larger file cannot be the configuration of a client.
+# Maximum bytes of a file that `connect` edits. A larger file is refused, because no client's configuration is
+# so large.
 MAX_FILE_BYTES = 1_048_576
 PROVIDER_NAME = "compaction-proxy"
-# The context length, in tokens, that `connect` sets in Continue. Continue drops messages from a longer
-# conversation, in the end all but one. This value is so large that Continue never drops a message, and the
-# proxy compacts the conversation instead.
+# The context length, in tokens, that `connect` sets in Continue. If a conversation is longer than the context
+# length, Continue drops messages. With this large value, Continue drops no messages, and the proxy compacts
+# the conversation instead.
 CONTINUE_CONTEXT_TOKENS = 1_000_000
 _TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 _OUR_TABLE = re.compile(
@@ -78,9 +79,9 @@ class ClientConfigError(ProxyError):
 def edit_codex(text: str, url: str, model: str, get_window: GetWindow) -> str:
     """Adds the proxy to Codex's TOML as a model provider and selects this provider.
 
-    Keeps the configured model and an existing `model_context_window`. Adds `model_context_window` if it is
-    missing. Without this key, Codex would assume too large a context window for a model that it does not
-    know.
+    Keeps the configured model. Adds `model_context_window` if it is missing, because Codex would otherwise
+    assume too large a context window for a model that it does not know. Never changes an existing value of
+    this key.
 
     Raises:
         ClientConfigError: If the text is not valid TOML or has an unusual layout.
@@ -126,7 +127,7 @@ def _select_provider(text: str) -> str:
 
 
 def edit_aider(text: str, url: str, model: str, get_window: GetWindow) -> str:
-    """Sets the proxy as the base URL in aider's YAML and adds a history limit if there is none.
+    """Sets the proxy's base URL in aider's YAML, and adds a history limit if there is none.
 
     The history limit is the model's context window. With this limit, aider does not summarise the history
     itself. The configured model and an existing limit do not change.
@@ -148,11 +149,11 @@ def edit_aider(text: str, url: str, model: str, get_window: GetWindow) -> str:
 
 
 def edit_continue(text: str, url: str, model: str, get_window: GetWindow) -> str:
-    """Adds a model to Continue's YAML, as the first in the list. The model uses the proxy.
+    """Adds a model that uses the proxy to Continue's YAML, as the first in the list of models.
 
     Raises:
-        ClientConfigError: If the list already has a model with the proxy's name and another URL, or if the
-            text is not valid YAML or has an unusual layout.
+        ClientConfigError: If the list already has a model `compaction-proxy` with another URL, or if the text
+            is not valid YAML or has an unusual layout.
     """
     item: dict[str, Any] = {"name": PROVIDER_NAME, "provider": "openai", "model": model, "apiBase": url}
     item["defaultCompletionOptions"] = {
@@ -187,7 +188,7 @@ def edit_continue(text: str, url: str, model: str, get_window: GetWindow) -> str
 def edit_opencode(text: str, url: str, model: str, get_window: GetWindow) -> str:
     """Adds the proxy to OpenCode's JSON as a provider.
 
-    Also sets token limits for the model if it has none. Without limits, OpenCode asks for 32,000 output
+    Also adds the model with token limits if they are missing. Without limits, OpenCode asks for 32,000 output
     tokens.
 
     Raises:
@@ -214,7 +215,7 @@ def edit_opencode(text: str, url: str, model: str, get_window: GetWindow) -> str
 
 
 def _end_last_line(text: str) -> str:
-    """Adds a line ending after the last line of a text if there is none. An empty text stays empty."""
+    """Adds a line ending to the last line of a text if it has none. An empty text stays empty."""
     return text if not text or text.endswith("\n") else text + "\n"
 
 
@@ -251,7 +252,10 @@ def _parse_json(text: str) -> dict[str, Any]:
 
 
 def _parse_yaml(text: str) -> dict[str, Any]:
-    """Parses YAML text. Writes the text to a temporary file, because `yaml_file` can read only files."""
+    """Parses YAML text.
+
+    Writes the text to a temporary file first, because `yaml_file` can read only files.
+    """
     from compaction_proxy.config import yaml_file
 
     with tempfile.TemporaryDirectory() as folder:
@@ -274,7 +278,7 @@ class ClientGuide(NamedTuple):
         title: Name of the client as users know it.
         destination: Where the user puts the lines, such as the name of a file or `the environment`.
         lines: The settings for that place, with placeholders such as `<URL>`.
-        remark: Further advice, with placeholders. It may be empty.
+        remark: Further advice, with placeholders; empty if there is none.
         edit: Function that edits the text of the client's configuration file, whose path is `destination`. If
             the file does not exist, the function gets an empty text. None if `connect --apply` cannot edit a
             file of this client.
@@ -432,7 +436,7 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
 
 
 def _compute_output_limit(window_tokens: int) -> int:
-    """Returns the limit of output tokens to set in a client, given the model's context window in tokens."""
+    """Returns the limit of output tokens to set in a client (`OUTPUT_SHARE`, `MAX_OUTPUT_TOKENS`)."""
     return min(MAX_OUTPUT_TOKENS, int(window_tokens * OUTPUT_SHARE))
 
 
@@ -535,8 +539,8 @@ def _resolve_window(window: int | None, config: Path | None, url: str | None, mo
 def _edit_client_file(tool: str, url: str, model: str, file: Path | None, get_window: GetWindow) -> None:
     """Edits the configuration file of a client, and prints the difference.
 
-    Keeps a backup of the old file and replaces the file atomically. Ends the command with an error if the
-    file cannot be edited.
+    If the text changes, keeps a backup of the old file and replaces the file atomically. Ends the command
+    with an error if the file cannot be edited.
     """
     edit = CLIENTS[tool].edit
     if edit is None:
@@ -582,7 +586,7 @@ def _read_config_file(path: Path) -> bytes:
 
 
 def _edit_text(old_text: str, edit: Callable[[str], str]) -> str:
-    """Applies `edit` to a text. If the text has CRLF line endings, the result has them, too."""
+    """Applies `edit` to a text with LF line endings. If the text has CRLF, the result has CRLF as well."""
     if "\r\n" not in old_text:
         return edit(old_text)
     plain = old_text.replace("\r\n", "\n")
@@ -591,7 +595,7 @@ def _edit_text(old_text: str, edit: Callable[[str], str]) -> str:
 
 
 def _replace_file(path: Path, text: str) -> Path | None:
-    """Replaces a file atomically. Returns the path of the backup, or None if there was no file."""
+    """Replaces a file atomically. Returns the path of the old file's backup, or None if there was no file."""
     import shutil
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
 """Defines what all commands share: common options, output, and exit codes.
 
-A command that fails prints an error message on stderr and ends with an exit code other than 0. A command
-whose output pipe is closed by the reader ends without an error.
+A command that fails prints an error message on stderr and ends with an exit code other than 0. If the reader
+of a command's output closes the pipe, the command ends without an error.
 
-The output of commands is aligned, cut to the terminal's width and free of control characters. The functions
-that format a figure, such as `format_count`, take values from JSON. They return `n/a` if the value is unknown
-or has another type.
+The output of commands is aligned, cut to the terminal's width and free of control characters. Functions that
+format a figure, such as `format_count`, take a value from JSON. They return `n/a` if the value is not a
+number.
 """
 
 import json
@@ -60,7 +60,7 @@ class CommandGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's context and the command's result
         """Runs a command and turns its exceptions into exit codes.
 
-        The command counts as successful if the reader of its output closes the pipe early, as `head` does.
+        If the reader of the command's output closes the pipe early, as `head` does, the exit code is 0.
         """
         try:
             answer = super().invoke(ctx)
@@ -134,7 +134,7 @@ class Column(NamedTuple):
 
     Attributes:
         title: Heading of the column.
-        is_right_aligned: Whether the column is aligned to the right, as columns of numbers are.
+        is_right_aligned: Whether the texts in the column are aligned to the right, as numbers are.
     """
 
     title: str
@@ -144,8 +144,9 @@ class Column(NamedTuple):
 def escape_unprintable(text: object) -> str:
     """Returns a text as a single line, in which every unprintable character is escaped.
 
-    Unprintable characters are line endings, other control characters (which can control a terminal),
-    characters that change the writing direction, and unpaired surrogates. A server may send any of them.
+    Unprintable characters are, for example, line endings, other control characters (which can control a
+    terminal), characters that change the writing direction, and unpaired surrogates. A server may send any of
+    these.
     """
     line = str(text)
     if line.isprintable():
@@ -192,7 +193,7 @@ def format_table(
     Args:
         columns: The columns from left to right.
         rows: Rows with one text for each column.
-        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
+        max_cells: Maximum width of a line, in terminal cells. Longer lines are cut. None cuts no lines.
     """
     texts = [[each.title for each in columns], *([escape_unprintable(text) for text in row] for row in rows)]
     widths = [max(map(count_cells, column)) for column in zip(*texts, strict=True)]
@@ -208,7 +209,7 @@ def _format_row(columns: Sequence[Column], row: Sequence[str], widths: Sequence[
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Prints lines. Escapes the characters that the encoding of stdout cannot represent.
+    """Prints lines. Escapes characters that the encoding of stdout cannot represent.
 
     The lines must not contain control characters.
     """
@@ -230,7 +231,7 @@ def format_count(value: object) -> str:
 def format_dollars(value: object) -> str:
     """Formats an amount in dollars, such as `$1.23`.
 
-    An amount below one dollar gets four decimals. Zero gets two.
+    An amount below one dollar, without its sign, gets four decimals. Zero gets two decimals.
     """
     if not isinstance(value, int | float) or isinstance(value, bool):
         return UNKNOWN
@@ -239,14 +240,17 @@ def format_dollars(value: object) -> str:
 
 
 def format_percent(part: object, total: object) -> str:
-    """Formats a part as a percentage of a total, such as `64 %`. Returns `n/a` if the total is 0."""
+    """Formats a part as a percentage of a total, such as `64 %`.
+
+    Returns `n/a` if the total is not above 0.
+    """
     if not (isinstance(part, int | float) and isinstance(total, int | float)) or total <= 0:
         return UNKNOWN
     return f"{part / total:.0%}".replace("%", " %")
 
 
 def format_age(timestamp_s: object, now: float | None = None) -> str:
-    """Formats the time that has passed since a moment in its largest unit, such as `5 min`.
+    """Formats the time since a moment in whole days, hours, minutes or seconds, such as `5 min`.
 
     Args:
         timestamp_s: The moment, in seconds since the epoch.
@@ -282,7 +286,7 @@ def _is_number(value: object) -> bool:
 
 
 def read_rows(answer: object, name: str) -> list[dict[str, Any]]:
-    """Returns the objects in the list `name` of a JSON response, or an empty list if there is no such list.
+    """Returns the objects in the list `name` of a JSON response. Returns an empty list if there is no list.
 
     Skips elements of the list that are not objects.
     """

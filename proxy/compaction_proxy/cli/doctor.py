@@ -45,7 +45,7 @@ from compaction_proxy.storage.store import Record, Store
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 # `doctor` warns if a process may open fewer files than this. A request needs two open files, and by default
-# 1,000 requests may be in progress.
+# up to 1,000 requests are in progress.
 MIN_DESCRIPTORS = 4_096
 # A key counts as weak if it has fewer characters than the first number, or fewer different characters than
 # the second.
@@ -55,15 +55,15 @@ STRONG_KEY = "openssl rand -hex 32"
 # Maps each optional extra of the package to a module that the extra installs.
 _EXTRAS = {"crypto": "cryptography", "fast": "toktok", "mcp": "mcp", "otel": "opentelemetry.sdk"}
 STORE_DEADLINE_S = 5.0
-# The store counts as slow if a write and a read together take more seconds than this. A request waits at most
-# 0.25 s for the store and then continues without the store.
+# `doctor` warns if a write and a read of the store together take more seconds than this. A request waits at
+# most 0.25 s for the store and then continues without the store.
 SLOW_S = 0.1
 # `doctor` warns if fewer bytes than `LOW_SPACE_BYTES` are free on the disk, and reports an error below
 # `NO_SPACE_BYTES`. A store file takes up to 1 GiB, and its write-ahead log takes as much again.
 LOW_SPACE_BYTES = 2 * 1024**3
 NO_SPACE_BYTES = 64 * 1024**2
 PROBE_TTL_S = 10.0
-# Maps the reason of a store failure to its fix. Failures with other reasons get a default fix.
+# Maps the reason of a store failure to a fix. For other reasons, `_check_round_trip` suggests a general fix.
 _FIXES = {"store-corrupt": "move the file away, or restore it; another is made, and conversations go on"}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 UPSTREAM_DEADLINE_S = 10.0
@@ -72,14 +72,13 @@ UPSTREAM_DEADLINE_S = 10.0
 MAX_CLOCK_SKEW_S = 60.0
 SMALL_WINDOW_TOKENS = 16_384
 PROBE_TOKENS = 16
-# Largest part of a response body that is read, in bytes. The limit is high because a list of models may be
-# long.
+# Bytes of a response body after which reading stops. The number is high because a list of models may be long.
 MAX_BODY_BYTES = 4 * 1_048_576
 _UNAUTHORIZED = (401, 403)
 
 
 class Finding(NamedTuple):
-    """A result of a check.
+    """One result of a check.
 
     Attributes:
         level: `ok`, `note`, `warning` or `error`. An error keeps the proxy from working.
@@ -141,7 +140,7 @@ def format_findings(findings: Iterable[Finding]) -> list[str]:
 
 
 def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Runs all checks of this machine except those of the store."""
+    """Runs all checks of this machine and of the configuration except those of the store."""
     yield check_address(config.server)
     yield from check_admin_key(config.server)
     yield check_open_files()
@@ -153,7 +152,7 @@ def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_address(server: ServerSection) -> Finding:
-    """Checks whether the proxy can listen on the configured address, or whether it already runs there."""
+    """Checks whether a proxy already runs at the configured address, or else whether the address is free."""
     where = f"unix:{server.unix_socket}" if server.unix_socket else f"{server.host}:{server.port}"
     version = fetch_version(create_local_client(server))
     if version is not None:
@@ -199,7 +198,7 @@ def check_open_files() -> Finding:
 
 
 def check_body_memory(server: ServerSection) -> Finding:
-    """Checks how many bytes of request bodies a process may hold, and whether the largest body fits."""
+    """Checks the maximum bytes of request bodies in a process, and whether the largest allowed body fits."""
     budget_bytes = choose_body_budget(server)
     what = f"{budget_bytes:,} bytes of request bodies at once in each process"
     if budget_bytes < server.max_body_bytes:
@@ -212,8 +211,8 @@ def check_body_memory(server: ServerSection) -> Finding:
 def check_environment_proxies(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Checks whether upstream requests go through an HTTP proxy, and whether `OPENAI_BASE_URL` is set.
 
-    `OPENAI_BASE_URL` is meant for clients. If it is set, a finding says that the proxy never takes the
-    address of its upstream from this variable.
+    `OPENAI_BASE_URL` is meant for clients. If the variable has a URL other than the proxy's own, a finding
+    says that the proxy never takes the address of its upstream from it.
     """
     target = parse_origin(config.upstream.base_url)
     proxy_url = read_environment_proxies().get_proxy_url(target.scheme, target.host, target.port)
@@ -271,7 +270,7 @@ def check_tokenizer() -> Finding:
 
 
 def check_search() -> Finding:
-    """Checks whether the archive can be searched. A search needs SQLite's extension FTS5."""
+    """Checks whether SQLite has the extension FTS5, which the search in the archive needs."""
     if is_fts5_available():
         return Finding(OK, "search", "SQLite's FTS5 is there")
     return Finding(
@@ -304,7 +303,7 @@ async def check_store(config: Config) -> AsyncIterator[Finding]:
 
 
 def check_disk(path: Path) -> Iterator[Finding]:
-    """Checks a store file and the file of its secret: free space on the disk, permissions and size."""
+    """Checks the free space for a store file, and the permissions of the store file and its secret file."""
     folder = next(each for each in path.absolute().parents if each.exists())
     free = shutil.disk_usage(folder).free
     room = f"{free / 1024**3:.1f} GiB free in {folder}"
@@ -412,7 +411,7 @@ async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Findin
 async def _send_probe(
     transport: EngineTransport, url: str, headers: Mapping[str, str]
 ) -> tuple[httpx.Response, bytes]:
-    """Sends a GET request. Returns the response, and its body cut to about `MAX_BODY_BYTES` bytes.
+    """Sends a GET request. Returns the response and its body. Stops reading beyond `MAX_BODY_BYTES` bytes.
 
     Redirects are not followed, so that the key is never sent to another server.
 
@@ -512,7 +511,7 @@ async def _is_compaction_proxy(transport: EngineTransport, base_url: str) -> boo
 async def _check_summary_models(
     config: Config, transport: EngineTransport, names: frozenset[str], *, probe: bool
 ) -> AsyncIterator[Finding]:
-    """Checks each configured summary model once. `names` are the ids of models that the upstream lists."""
+    """Checks each summary model once. `names` are the ids of the models that the upstream lists."""
     checked: set[tuple[str, str]] = set()
     for row in config.settings_by_glob:
         base_url = row.settings.summary.base_url or config.upstream.base_url
@@ -553,7 +552,7 @@ def _resolve_summary_model(settings: ModelSettings, base_url: str) -> str:
 
 
 def _check_window(config: Config, model: str, names: frozenset[str]) -> Finding:
-    """Checks whether the provider lists the model, and whether the model's context window is large enough."""
+    """Checks whether the provider lists a model (`names`), and whether the context window is large enough."""
     if names and model not in names:
         fix = "name one that the provider has in summary.model"
         return Finding(WARNING, "summary model", f"{model}: not in the provider's list", fix)

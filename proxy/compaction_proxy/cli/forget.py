@@ -12,12 +12,14 @@ from compaction_proxy.telemetry.event_history import KEPT_ROOT_LINES
 
 
 async def forget_client(config: Config, credential: Headers, session: Headers | None) -> int:
-    """Deletes the stored data of a client or of one of its sessions. Returns how many values it deleted.
+    """Deletes the stored data of a client, or of one session of the client.
+
+    Returns the number of deleted values.
 
     Args:
         config: The configuration of the proxy that stored the data.
         credential: The header fields with the client's credential.
-        session: The header field with the id of the session. None deletes the data of all sessions.
+        session: The header field with the id of the session. None deletes all data of the client's tenant.
 
     Raises:
         ProxyError: If the store cannot be used, if the configuration key `session.headers` does not list the

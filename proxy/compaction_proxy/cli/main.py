@@ -33,7 +33,7 @@ from compaction_proxy.cli.watch import watch
 config_app = create_group("Look at the configuration.")
 DEFAULT_FILE = Path("config.yaml")
 
-# Content of the file that `config init` writes. It has the few keys that users often change.
+# Content of the file that `config init` writes, with the few keys that users often change.
 # docs/configuration.md describes every key.
 STARTER = """\
 # compaction-proxy: what is left out has its default; `compaction-proxy config show` prints everything.

@@ -67,9 +67,10 @@ def models(
 
 
 def _iter_model_names(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:
-    """Yields the names of models that are shown even if the running proxy has not seen them.
+    """Yields the names of models that the command shows even if the running proxy has not seen them.
 
-    These are `name`, the models in the configuration and, with `all_`, the models of the shipped table.
+    These are `name`, the models and summary models in the configuration and, with `all_`, the models of the
+    shipped table.
     """
     from compaction_proxy.providers.windows import WINDOWS
 

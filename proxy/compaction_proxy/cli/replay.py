@@ -1,4 +1,4 @@
-"""Defines the command `replay`, which plays recorded conversations through strategies without a provider."""
+"""Defines the command `replay`, which applies strategies to recorded conversations without a provider."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -81,7 +81,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
 async def _play_recordings(
     config: "Config", file: Path, names: Sequence[str], options: "ReplayOptions"
 ) -> "list[list[ReplayResult]]":
-    """Plays each conversation of a file with each strategy.
+    """Replays each conversation in a file with each strategy.
 
     Returns:
         A list for each conversation. Each list has one result for each strategy.
@@ -116,7 +116,7 @@ def _show_progress(conversation: str, strategy: str, done: int, total: int) -> N
 
 
 def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | None) -> Iterator[str]:
-    """Yields the lines of a table for each conversation and, for several conversations, of a table of sums.
+    """Yields the lines of one table per conversation and, for several conversations, of a table of sums.
 
     Args:
         results: A list for each conversation, with one result for each strategy.
@@ -190,7 +190,7 @@ def _format_strategy_row(result: "ReplayResult") -> tuple[str, ...]:
 
 
 def _format_amount(result: "ReplayResult", get_amount: "Callable[[ReplayBill], float]") -> str:
-    """Formats an amount in dollars or, if no price is known, in thousands of uncached input tokens."""
+    """Formats an amount in dollars or, if a price is unknown, in thousands of uncached input tokens."""
     return (
         format_dollars(get_amount(result.dollars))
         if result.dollars

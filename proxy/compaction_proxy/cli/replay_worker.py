@@ -33,17 +33,17 @@ from compaction_proxy.runtime import Components
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry import logs
 
-# Largest size of the store of a rehearsal, in bytes. The store must have room for one conversation with its
-# archive.
+# Maximum bytes of the store of a rehearsal. The store needs room for one conversation with its archive.
 STORE_BYTES = 128 * 1024 * 1024
-# Seconds by which the simulated clock advances at each reading. Real users take minutes between requests, but
-# a rehearsal plays requests without a pause.
+# Seconds by which the simulated clock advances each time it is read. Real users take minutes between
+# requests, but a rehearsal replays requests without a pause.
 CLOCK_STEP_S = 60.0
-# Niceness of the process in which a rehearsal runs. Rehearsals must not slow down the proxy, which relays
-# requests meanwhile.
+# Value that is added to the niceness of the process of a rehearsal, so that the rehearsal does not slow down
+# the proxy.
 NICENESS = 10
-# Used in place of the ASGI scope of a client's request, which a rehearsal does not have. In a running proxy,
-# the path and the headers of the request decide to which URL summary calls go, and with which credential.
+# Takes the place of the ASGI scope of a client's request, because a rehearsal has no such request. In a
+# running proxy, the path and the headers of the request determine the URL and the credential of summary
+# calls.
 _REQUEST_SCOPE: dict[str, Any] = {"raw_path": b"/v1/chat/completions", "query_string": b"", "headers": []}
 
 
@@ -61,7 +61,7 @@ def _get_summary_routes(
 
 @asynccontextmanager
 async def open_components(config: Config) -> AsyncIterator[ReplayComponents]:
-    """Builds the components of rehearsals with a configuration, and closes them when the block ends."""
+    """Yields the components of rehearsals with a configuration. Closes the components when the block ends."""
     config = _isolate_config(config)
     counter = TiktokenCounter(lambda _: None)
     writer = ExtractiveSummaryModel(SimulatedProvider(counter))
@@ -109,8 +109,8 @@ def run_job(job: bytes) -> dict[str, Any]:
             conversation.
 
     Returns:
-        A dict with one result for each strategy under the key `results`. If the job contains no conversation,
-        a dict with a message under the key `error`.
+        A dict with a list under the key `results`, one result for each strategy. If the job contains no valid
+        conversation, a dict with a message under the key `error`.
     """
     line, _, body = job.partition(b"\n")
     job_fields = json.loads(line)

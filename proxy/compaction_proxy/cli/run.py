@@ -19,8 +19,8 @@ from compaction_proxy.cli.admin_client import (
 )
 from compaction_proxy.cli.console import ConfigOption, UrlOption, load_config_and_print_warnings
 
-# Exit codes that shells use if a command is not found, is not executable, or was ended by a signal. The
-# number of the signal is added to `BY_SIGNAL`.
+# Exit codes that shells use if a command is not found, cannot be executed, or was ended by a signal. For a
+# signal, the exit code is `BY_SIGNAL` plus the number of the signal.
 NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
 # Environment variables from which clients read the base URL of an OpenAI-compatible provider.
 BASE_URL_VARIABLES = (
@@ -37,8 +37,8 @@ ROOT_URL_VARIABLES = (
     "OPENAI_HOST",  # goose
     "ANTHROPIC_BASE_URL",  # Claude Code, and Anthropic's libraries
 )
-# Programs that ignore both kinds of variables, because they read only their own configuration file. Maps each
-# program to a text that says what to do instead. As of 2026-11.
+# Maps each program that ignores these variables, because it reads only its own configuration file, to a text
+# that says what to do instead. As of 2026-11.
 REMEDIES_BY_PROGRAM = {
     "codex": "run `compaction-proxy connect codex --apply --url {root}`, "
     "or pass -c 'openai_base_url=\"{url}\"' to it",
@@ -46,7 +46,7 @@ REMEDIES_BY_PROGRAM = {
     "cline": "run `cline auth --provider openai --baseurl {url}` with a key and a model",
     "pi": "add a provider with the base URL {url} to ~/.pi/agent/models.json",
 }
-# Maps each program whose configuration file `connect` can edit to the name that `connect` has for it.
+# Maps the name of a program to the name of the client whose configuration file `connect` can edit.
 CONNECT_CLIENTS = {"codex": "codex", "cn": "continue"}
 # Commands that run the program of a package without an installation of the package.
 PACKAGE_RUNNERS = frozenset({"npx", "bunx", "pnpx"})
@@ -86,7 +86,7 @@ def run(
 
 
 def _warn_if_environment_ignored(command: Sequence[str], url: str) -> None:
-    """Warns on stderr if the command ignores the base URL in its environment. Says what to do instead.
+    """Warns on stderr if the command ignores the base URL in its environment, and says what to do instead.
 
     Prints nothing if the command line or the program's own configuration file already contains the proxy's
     URL.
@@ -186,10 +186,10 @@ def build_environment(
 
 
 def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Runs a command, forwards signals to it and returns its exit code as shells report it.
+    """Runs a command, forwards signals to the command, and returns its exit code as shells report it.
 
-    If stdin is a terminal, Ctrl-C is not forwarded, because the terminal also sends SIGINT to the command
-    itself.
+    Does not forward SIGINT if stdin is a terminal, because the terminal itself sends the SIGINT of Ctrl-C to
+    the command.
     """
     import subprocess
 

@@ -66,10 +66,10 @@ def savings(
 def format_overview(
     by: str, rows: list[dict[str, Any]], total: SavingsFields, max_cells: int | None
 ) -> Iterator[str]:
-    """Yields a table with a line for each row of the statistics and a line for the total.
+    """Yields the lines of a table with one line for each row of the statistics and one for the total.
 
-    If some requests have no known price, a last line says how many there are. The amounts do not include
-    these requests.
+    If some requests have no known price, a last line gives their number. The amounts do not include these
+    requests. With `by` = `total`, the only row is the total.
     """
     lines = [_format_figures(get_text(row, "of"), row) for row in rows]
     if by != "total" or not lines:
@@ -98,13 +98,13 @@ def _format_figures(label: str, row: SavingsFields) -> list[str]:
 
 
 def _count_saved_tokens(row: SavingsFields) -> int | None:
-    """Returns the number of tokens that compaction kept from being forwarded, or None if it is unknown."""
+    """Returns the tokens before compaction less the tokens after compaction, or None if one is unknown."""
     before, after = row.get("tokens_before"), row.get("tokens_after")
     return before - after if isinstance(before, int) and isinstance(after, int) else None
 
 
 def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
-    """Formats five lines that users can share. They contain no name of a model, key or conversation."""
+    """Formats five lines that users can share. The lines contain no name of a model, key or conversation."""
     sent, forwarded = format_count(total.get("tokens_before")), format_count(total.get("tokens_after"))
     less = format_percent(_count_saved_tokens(total), total.get("tokens_before"))
     cached = format_percent(total.get("cached_tokens"), total.get("prompt_tokens"))
@@ -127,8 +127,7 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
 def format_csv(rows: list[dict[str, Any]]) -> list[str]:
     """Formats rows as CSV, with a line of column titles first.
 
-    Quantiles describe the overhead, which is the time that the proxy adds to requests. The histogram of the
-    overhead is left out.
+    Leaves out lists, such as the histogram of the overhead (the time that the proxy adds to requests).
     """
     from compaction_proxy.admin.api.overview import format_csv_line
 
@@ -145,8 +144,7 @@ def format_csv(rows: list[dict[str, Any]]) -> list[str]:
 def _flatten_row(row: SavingsFields) -> Iterator[tuple[str, str | float | None]]:
     """Yields the names and values of a row's fields. Lists are left out.
 
-    A field in a nested object gets the name `NAME.KEY`. An example is the number of requests with a certain
-    status.
+    A field in a nested object gets the name `NAME.KEY`, such as `statuses.applied`.
     """
     for name, value in row.items():
         if value is None or isinstance(value, str | int | float):

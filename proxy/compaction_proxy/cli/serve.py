@@ -31,35 +31,35 @@ if TYPE_CHECKING:
     from compaction_proxy.app import Proxy  # for types only: the parent of workers does not need it
 
 DEFAULT_WINDOW_TOKENS = 128_000
-# Seconds for which a stopping proxy still accepts requests, until load balancers notice that it is stopping.
-# On loopback there are no load balancers, so the proxy does not wait.
+# Seconds for which a stopping proxy still accepts requests, unless configured. In this time, load balancers
+# notice that the proxy is stopping. On a loopback address there are no load balancers, so the time is 0.
 ACCEPT_GRACE_S = 5
-# Longest time, in seconds, from the end of the server to the exit of the process. The process exits then even
-# if a thread still waits for DNS or a disk.
+# Longest time, in seconds, from the end of the server to the exit of the process. After this time, the
+# process exits even if a thread still waits for DNS or a disk.
 EXIT_DELAY_S = 2.0
-# Longest time, in seconds, for which a busy thread keeps the interpreter lock while the event loop waits for
-# it.
+# Seconds after which a busy thread is asked to release the interpreter lock while the event loop waits for
+# the lock.
 THREAD_SWITCH_S = 0.001
-# Thresholds of the garbage collector. A full collection stops all requests, for 0.1 s if many objects are
-# cached. With these thresholds, a full collection is due only after 50 million allocations. Newer objects are
-# collected often, but each of these collections covers at most 22,000 objects and takes 5 ms.
+# Thresholds of the garbage collector (`gc.set_threshold`). A full collection stops all requests, for 0.1 s if
+# many objects are cached. With these thresholds, a full collection is due only after 50 million allocations.
+# Collections of newer objects are frequent, but each covers at most 22,000 objects and takes at most 5 ms.
 GC_THRESHOLDS = (2_000, 10, 2_500)
 # The proxy raises its limit of open files to at most this number. A request needs two open files (a
 # connection to the client and one to the upstream), and an idle client needs one.
 MAX_DESCRIPTORS = 65_536
-# Settings of glibc's memory allocator. Maps the environment variable of each setting to its number in
-# mallopt(3) and to the value that the proxy sets.
+# Settings of glibc's memory allocator. Maps the environment variable of each setting to two numbers: the
+# number of the setting in mallopt(3), and the value that the proxy sets.
 ALLOCATOR_SETTINGS = {
     "MALLOC_ARENA_MAX": (-8, 1),
     "MALLOC_MMAP_THRESHOLD_": (-3, 262_144),
     "MALLOC_TRIM_THRESHOLD_": (-1, 1_048_576),
 }
-# A function that reads the configuration again from its original source.
+# A function that reads the configuration again from its original sources.
 ReadConfig = Callable[[], LoadedConfig]
 
 
 def _describe_trigger(config: Config) -> str:
-    """Describes when a conversation is compacted if no entry of the section `models` matches its model."""
+    """Returns a text that says when conversations are compacted, for a model without an entry in `models`."""
     policy = resolve_policy(get_model_settings(config, ""))
     spending = compute_budget(DEFAULT_WINDOW_TOKENS, policy.reserves, None)
     tokens = compute_min_trigger(policy.trigger, spending)
@@ -70,7 +70,7 @@ def _describe_trigger(config: Config) -> str:
 
 
 def format_banner(config: Config, url: str) -> Iterator[str]:
-    """Yields the lines that the proxy prints at its start, which describe how the proxy is set up."""
+    """Yields the lines that the proxy prints when it starts. They show the main settings."""
     compaction = config.compaction
     yield f"compaction-proxy listens on {url}"
     yield f"  upstream  {config.upstream.base_url}"
@@ -148,8 +148,8 @@ def configure_allocator() -> None:
     """Configures glibc to use one memory arena, and to return the memory of large bodies to the system.
 
     By default, each thread has a memory arena of its own with 64 MB of address space, and the process keeps
-    the memory of large bodies. A setting whose environment variable is set by the user does not change. On
-    systems without glibc, the function has no effect.
+    the memory of large bodies. The function does not change a setting whose environment variable is set. On
+    systems without glibc, it has no effect.
     """
     settings = {name: value for name, value in ALLOCATOR_SETTINGS.items() if name not in os.environ}
     if not settings or sys.platform != "linux":
@@ -166,7 +166,7 @@ def configure_allocator() -> None:
 
 
 def tune_interpreter() -> None:
-    """Tunes the interpreter for a process that only serves requests from now on.
+    """Tunes the interpreter when start-up is complete and the process begins to serve requests.
 
     - Other threads release the interpreter lock sooner, so that the event loop can continue.
     - The garbage collector skips objects from start-up, because they live until the process exits.
@@ -206,7 +206,7 @@ def reread_config(read_config: ReadConfig, running: LoadedConfig) -> LoadedConfi
 
 
 def _refuse_pipe(running: LoadedConfig) -> None:
-    """Refuses to read a pipe, such as `--config <(…)`, again. A second read would block or return nothing.
+    """Refuses to read a pipe, such as `--config <(…)`, again: a second read would block or give no data.
 
     Raises:
         ConfigError: If the running configuration came from a pipe.
@@ -218,13 +218,13 @@ def _refuse_pipe(running: LoadedConfig) -> None:
 def _refuse_empty(loaded: LoadedConfig, running: LoadedConfig) -> None:
     """Refuses a missing or empty file if the running configuration came from a file with content.
 
-    The file may be missing or empty by mistake. Applying it would remove the client keys, the limits and the
-    upstream. At start-up, an empty file is accepted, because many users configure the proxy only through the
-    environment. A reload accepts such a file only if the running configuration also came from a missing or
-    empty file.
+    The file may be missing or empty by mistake. If the reload applied it, the client keys, the limits and the
+    upstream would be lost. At start-up, an empty file is accepted, because many users configure the proxy
+    only through the environment. A reload accepts such a file only if the running configuration also came
+    from a missing or empty file.
 
     Raises:
-        ConfigError: If the file is missing or empty.
+        ConfigError: If the file is now missing or empty.
     """
     has_content = loaded.path is not None and not loaded.is_empty
     if has_content or running.path is None or running.is_empty:
@@ -279,7 +279,7 @@ class ConfigReloader:
 
     def _schedule_reload(self, read_config: ReadConfig) -> None:
         # A read that is in progress may have begun before the file changed. Therefore, another read must
-        # follow.
+        # follow that read.
         self._is_reread_needed = True
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._read_and_apply(read_config))
@@ -337,7 +337,8 @@ def serve_proxy(
         app,
         timeouts,
         on_stopping,
-        # In a proxy without workers, a second signal stops the server at once.
+        # In a proxy without workers, a second signal stops the server immediately. The parent process of
+        # workers handles this itself.
         force_on_second_signal=worker_number is None,
         deadlines=serving.ClientDeadlines(
             head_s=server.head_timeout_s, body_s=server.body_timeout_s, send_s=server.send_timeout_s
@@ -350,8 +351,8 @@ def serve_proxy(
         report = running.drain_report
         counts = {"finished": report.finished, "dropped": report.dropped, "cut": report.cut}
         log.info(log_events.SERVING_STOPPED, **counts, **log_fields)
-        # A thread that hangs must not keep the process from exiting, so the process exits after a delay in
-        # any case.
+        # A thread that hangs would keep the process from exiting. The timer therefore ends the process after
+        # a delay.
         timer = threading.Timer(EXIT_DELAY_S, os._exit, (0,))
         timer.daemon = True
         timer.start()

@@ -1,6 +1,7 @@
-"""Defines the commands `sessions` and `search`, with which users see and control stored conversations.
+"""Defines the commands `sessions` and `search`, with which users view and control stored conversations.
 
-The commands call the admin API of a running proxy. A figure that the proxy does not know appears as `n/a`.
+The commands call the admin API of a running proxy. The output shows `n/a` for a figure that the proxy does
+not know.
 """
 
 import json
@@ -340,7 +341,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         "input tokens": format_count(totals.get("prompt_tokens")),
         "cached": format_percent(totals.get("cached_tokens"), totals.get("prompt_tokens")),
         "output tokens": format_count(totals.get("completion_tokens")),
-        # This line appears only if the model has searched the archive.
+        # The number of searches is shown only if the model has searched the archive.
         **({"searches by the model": format_count(totals["recalls"])} if totals.get("recalls") else {}),
         **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY_FIELDS},
         "asked of it": ", ".join(_describe_directives(record)) or "nothing",
@@ -390,13 +391,13 @@ def _get_mapping(row: JsonRow, name: str) -> JsonRow:
 
 
 def format_pins(pins: Iterable[JsonRow], max_cells: int | None) -> list[str]:
-    """Formats a line for each pin. Returns the line `no pins` if there are none."""
+    """Formats a table with a line for each pin. Returns the line `no pins` if there are no pins."""
     rows = [[get_text(each, "id"), get_text(each, "text")] for each in pins]
     return format_table(_PIN_COLUMNS, rows, max_cells) if rows else ["no pins"]
 
 
 def format_hits(hits: Iterable[JsonRow], max_cells: int | None, *, everywhere: bool = False) -> list[str]:
-    """Formats a line for each message that a search found.
+    """Formats a table with a line for each message that a search found, or the line `nothing found`.
 
     Args:
         hits: The messages, as the admin API returns them.

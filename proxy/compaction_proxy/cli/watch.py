@@ -33,8 +33,9 @@ class StreamMessage(NamedTuple):
     """One message of an event stream.
 
     Attributes:
-        id: Id of the message. A new stream can continue after the message with this id.
-        kind: `compaction`, `exchange`, or `lost` if messages were dropped because they came too fast.
+        id: Id of the message, with which a new stream can continue after this message; empty if it has none.
+        kind: `compaction`, `exchange`, or `lost` if the proxy left out events because the client was too
+            slow.
         data: The content, as undecoded JSON.
     """
 
@@ -67,18 +68,18 @@ def watch(
 
 
 def follow_events(client: AdminClient, report_retry: Callable[[str], None]) -> Iterator[StreamMessage]:
-    """Yields the messages of the proxy's event stream without end.
+    """Yields the messages of the proxy's event stream as they arrive. Never ends by itself.
 
-    If the stream breaks, connects again and continues after the last message that arrived.
+    If the stream breaks or ends, connects again and continues after the last message that arrived.
 
     Args:
         client: The client of the admin API.
-        report_retry: Called with the reason each time the connection is lost.
+        report_retry: Called with the reason each time the connection fails after it has worked once.
 
     Raises:
-        AdminRefusedError: If the proxy refuses the request. Another try would not help.
-        AdminUnreachableError: If the proxy has not responded to any request so far. Later failures only lead
-            to another try.
+        AdminRefusedError: If the proxy refuses the request, because another attempt would be refused as well.
+        AdminUnreachableError: If the proxy does not respond and has not responded before. After a response,
+            each failure leads to another attempt.
     """
     last_id, pause_s, has_connected = "", FIRST_PAUSE_S, False
     while True:
@@ -101,7 +102,7 @@ def follow_events(client: AdminClient, report_retry: Callable[[str], None]) -> I
 def _parse_messages(lines: Iterator[str]) -> Iterator[StreamMessage | None]:
     """Parses the lines of an event stream into messages.
 
-    Yields None for a heartbeat. A heartbeat is a line that only shows that the connection still works.
+    Yields None for a heartbeat, which is a comment line that shows that the connection still works.
     """
     fields: dict[str, str] = {}
     for line in lines:

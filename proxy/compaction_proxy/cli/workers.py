@@ -1,9 +1,9 @@
 """Runs proxies in child processes: the workers of `serve --workers N`, and the proxy of `run`.
 
 On Linux, the parent process opens a listening socket for each worker and keeps it open. The kernel then
-spreads connections evenly over the workers. With a single socket, one worker would get most connections of a
-burst. If a worker dies, the connections that wait at its socket go to the worker that replaces it. On other
-systems, all workers share one socket.
+spreads connections evenly over the workers. With a single socket, one worker would get most of the
+connections that arrive at the same time. If a worker dies, the connections that wait at its socket go to the
+worker that replaces it. On other systems, all workers share one socket.
 
 The parent and each worker communicate over a pipe. They do not use signals, because a terminal or a service
 manager may send the same signal to the parent and to its workers. If the parent dies, each worker notices the
@@ -44,17 +44,19 @@ from compaction_proxy.gateway import server as serving
 from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
-# Seconds until a dead worker is replaced. The pause doubles with each further death, up to `MAX_PAUSE_S`.
+# Seconds from the death of a worker to the start of its replacement. The pause doubles with each further
+# death, up to `MAX_PAUSE_S`.
 PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
-# Seconds that a worker must run to count as stable. When a stable worker dies, the pause is `PAUSE_S` again.
+# Seconds after which a running worker counts as stable. When a stable worker dies, the pause is `PAUSE_S`
+# again.
 STABLE_S = 60.0
 # Seconds after which the parent kills workers that still run. A normal stop allows `STOP_EXTRA_S` in addition
 # to the time that workers have for requests in progress. An immediate stop allows `STOP_NOW_S`.
 STOP_EXTRA_S = 10.0
 STOP_NOW_S = 3.0
-# Longest time, in seconds, until the parent handles a signal or starts a worker. A report from a worker wakes
-# the parent earlier.
+# Longest time, in seconds, for which the parent waits for reports from workers before it handles signals and
+# starts workers that are due.
 POLL_S = 0.1
 # Longest times, in seconds, for the start and the stop of the proxy of `run`. At the start, the proxy reads
 # the tokenizer's vocabulary and opens the store. A stop is quick, because no client sends requests any more.
@@ -73,7 +75,7 @@ Order = LoadedConfig | str | None
 
 HANGUP = getattr(signal, "SIGHUP", None)  # systems without it have no reload
 # The environment variable with the path of the folder in which workers share their metrics. With this folder,
-# any worker can report the metrics of all workers. The Prometheus library reads the variable, too.
+# each worker can report the metrics of all workers. The Prometheus library also reads the variable.
 METRICS_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 _spawn = get_context("spawn")
@@ -82,7 +84,8 @@ _spawn = get_context("spawn")
 def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, number: int) -> None:
     """Runs a worker. This is the main function of the worker's process.
 
-    The process exits with 1 if the proxy does not start.
+    If the proxy does not start, the process exits with 1. A refusal of the configuration is reported to the
+    parent.
 
     Args:
         loaded: The configuration and the sources of its values.
@@ -141,20 +144,22 @@ def _execute_orders(
 
 @dataclass(slots=True)
 class WorkerSlot:
-    """The place of one worker. When the worker's process dies, another process takes the same place.
+    """A worker and its current process.
+
+    When the process dies, the supervisor starts another one in the same slot.
 
     Attributes:
         number: Number of the worker, from 1.
-        listener: The worker's listening socket. None while it is closed, so that new connections go to other
-            workers.
+        listener: The worker's listening socket. None while the socket is closed, so that new connections go
+            to other workers.
         process: The worker's process. While no process runs, the last one that ran. Unset before the first
             start.
-        pipe: The parent's end of the pipe to that process. Unset before the first start.
+        pipe: The parent's end of the pipe to `process`. Unset before the first start.
         is_running: Whether the process runs.
         is_up: Whether the process accepts requests.
         started_at: When the process was started, in monotonic seconds.
-        death_count: How often the process has died since the last stable run (`STABLE_S`).
-        start_due_at: When the next process must be started, in monotonic seconds.
+        death_count: Number of deaths in a row of processes that were not stable (`STABLE_S`).
+        start_due_at: Earliest time to start the next process, in monotonic seconds.
     """
 
     number: int
@@ -190,10 +195,10 @@ class _WorkerSupervisor:
     Attributes:
         loaded: The configuration and the sources of its values.
         read_config: Reads the configuration again.
-        port: The port that the workers share. It has no meaning if they share a Unix socket.
+        port: The port that the workers share. Without meaning if the workers share a Unix socket.
         workers: A slot for each worker.
-        failure: The error that ends the run because a worker did not start. None if there was no such error.
-        has_started: Whether all workers have been up at the same time.
+        failure: The error that `run` raises because a worker did not start. None if there was no such error.
+        has_started: Whether all workers have accepted requests at the same time.
         kill_at: When workers that still run are killed, in monotonic seconds. None until a stop is requested.
         signals: The numbers of the signals that were received and not yet handled.
     """
@@ -211,10 +216,11 @@ class _WorkerSupervisor:
         """Runs until all workers have stopped.
 
         Args:
-            on_started: Called once, when all workers are up. Not called if a stop is requested before.
+            on_started: Called once, when all workers accept requests. Not called if a stop is requested
+                before.
 
         Raises:
-            ConfigError: If a worker refused the configuration at the start.
+            ConfigError: If a worker refused the configuration at its start.
             ProxyError: If a worker did not start.
         """
         while self.kill_at is None or any(worker.is_running for worker in self.workers):
@@ -233,7 +239,7 @@ class _WorkerSupervisor:
             raise self.failure
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of a signal handler
-        """Records a signal. `run` later stops the workers or reloads the configuration."""
+        """Adds a signal to `signals`. `run` then stops the workers or reloads the configuration."""
         self.signals.append(number)
 
     def _start_or_kill(self, worker: WorkerSlot) -> None:
@@ -254,14 +260,14 @@ class _WorkerSupervisor:
                 return
         worker.is_running, worker.is_up = True, False
         worker.started_at = time.monotonic()
-        # SIGINT is ignored while the process is created. The new process inherits this, so that Ctrl-C does
-        # not end it before it sets its own handler.
+        # SIGINT is ignored while the process is created. The new process inherits this setting, so that
+        # Ctrl-C does not end it before it sets a handler of its own.
         previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
         worker.process, worker.pipe = _start_process(run_worker, self.loaded, worker.listener, worker.number)
         signal.signal(signal.SIGINT, previous)
 
     def _reload_config(self) -> None:
-        """Reads the configuration again and sends it to the workers. Workers that start later use it, too."""
+        """Reads the configuration again and sends it to the workers, or None if it is not valid."""
         loaded = reread_config(self.read_config, self.loaded)
         self.loaded = loaded or self.loaded
         for worker in self.workers:
@@ -270,7 +276,7 @@ class _WorkerSupervisor:
     def _read_reports(self) -> None:
         """Reads the reports of the workers. Waits at most `POLL_S` seconds for a report.
 
-        The end of a pipe means that the worker's process ends.
+        If a pipe has reached its end, the worker's process has ended or is ending.
         """
         running = [worker for worker in self.workers if worker.is_running]
         ready = wait([worker.pipe for worker in running], POLL_S)
@@ -304,7 +310,9 @@ class _WorkerSupervisor:
             logs.get_logger(__name__).log(level, log_events.WORKER_ENDED, **fields, again_in_s=pause_s)
 
     def _schedule_restart(self, worker: WorkerSlot) -> float:
-        """Schedules the restart of a worker that died. The pause grows with each death in a row.
+        """Schedules the restart of a worker that died.
+
+        The pause doubles with each death in a row (`PAUSE_S`).
 
         Returns:
             The pause in seconds.
@@ -381,7 +389,7 @@ def run_workers(loaded: LoadedConfig, read_config: ReadConfig, on_started: Calla
 
 
 def _open_listeners(loaded: LoadedConfig) -> list[socket]:
-    """Opens listening sockets on one address: one for each worker, or a single one that all workers share."""
+    """Opens a listening socket for each worker, or a single socket that all workers share."""
     server = loaded.config.server
     first = open_listener(server)  # does not share the port, so it fails if another program uses it
     if not serving.can_spread_connections(first):
@@ -411,7 +419,7 @@ def _open_metrics_folder() -> Iterator[None]:
 
 @contextmanager
 def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterator[str]:
-    """Runs a proxy in a child process. Yields its URL when it accepts requests, and stops it after the block.
+    """Runs a proxy in a child process while the block runs. Yields the URL when the proxy accepts requests.
 
     Args:
         loaded: The configuration. Its settings for address, TLS and workers are replaced, because another
@@ -449,8 +457,8 @@ def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterato
 def _run_background_worker(loaded: LoadedConfig, listener: socket, parent: Connection, log_path: str) -> None:
     """Runs the proxy of `run_background_proxy`. This is the main function of the child process.
 
-    The child process starts a session of its own, so that signals from the terminal, such as Ctrl-C, do not
-    reach it. Its output is appended to the file `log_path`.
+    The child process starts a session of its own, so that it gets no signals from the terminal, such as
+    Ctrl-C. Its output is appended to the file `log_path`.
     """
     os.setsid()
     log_descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -38,9 +38,9 @@ Section = TypeVar("Section", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSettings:
-    """The settings for one model, with the overrides of its glob applied.
+    """The settings for a model, with the overrides in the entry of `models` that matches the model's name.
 
-    They are built once for each glob, so two objects are compared by identity.
+    There is one object for each glob, so objects are compared by identity.
 
     Attributes:
         window: Largest number of input tokens. None uses the number that is learned from the provider, else
@@ -51,7 +51,8 @@ class ModelSettings:
         summary: Which model writes summaries, and how.
         prices: Prices of the model; None uses the price table.
         recall: How the model reaches removed messages.
-        tools: Whether the model accepts tools; None decides by its name (`recall.offer.supports_tools`).
+        tools: Whether the model accepts tools. None decides by the request's own tools and the model's name
+            (`recall.offer.should_offer_tool`).
     """
 
     window: int | None
@@ -65,7 +66,7 @@ class ModelSettings:
 
 
 class GlobSettings(NamedTuple):
-    """The settings for the models that match a glob."""
+    """The settings for the models whose names match a glob."""
 
     glob: str
     pattern: re.Pattern[str]
@@ -99,7 +100,7 @@ class Config(BaseModel):
 
     @cached_property
     def settings_by_glob(self) -> tuple[GlobSettings, ...]:
-        """The settings for each glob, in the order in which globs are tried. One of the globs is `*`."""
+        """The settings for each glob of `models`, in the order in which the globs are tried, and for `*`."""
         sections = {**self.models, "*": self.models.get("*", ModelSection())}
         return tuple(
             GlobSettings(
@@ -121,7 +122,10 @@ class Config(BaseModel):
 
 
 def _merge_mappings(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` with the values of `overrides` in place of its own. Nested mappings are merged too."""
+    """Returns `base` with the values of `overrides` added or in place of its own.
+
+    Also merges nested mappings.
+    """
     merged = dict(base)
     for key, value in overrides.items():
         nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -130,7 +134,10 @@ def _merge_mappings(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
 
 
 def _overlay_section(base: Section, overrides: Section | None) -> Section:
-    """Returns `base` with the keys that `overrides` sets. Keys that neither section sets stay unset."""
+    """Returns `base` with the keys that `overrides` sets in place of its own.
+
+    Other keys stay as in `base`.
+    """
     if overrides is None:
         return base
     merged = _merge_mappings(base.model_dump(exclude_unset=True), overrides.model_dump(exclude_unset=True))
@@ -138,14 +145,14 @@ def _overlay_section(base: Section, overrides: Section | None) -> Section:
 
 
 def get_model_settings(config: Config, model: str) -> ModelSettings:
-    """Returns the settings for a model. They are built once per glob, so a call per request is cheap."""
+    """Returns the settings for a model. This is fast, because the settings are built once for each glob."""
     return next(row.settings for row in config.settings_by_glob if row.pattern.match(model))
 
 
 def build_policy(settings: ModelSettings, strategy_name: str | None = None) -> Policy:
     """Builds a strategy's policy: its built-in numbers and rules, with the changes from the configuration.
 
-    The strategy's own keys are applied first. A key for all strategies overrides them if it is set.
+    The strategy's own keys are applied first. A key for all strategies that is set overrides them.
 
     Args:
         settings: Settings for the model.
@@ -191,11 +198,11 @@ class ConfigKey:
     """One key of the configuration.
 
     Attributes:
-        path: Names from the outermost section down to the key.
+        path: Names of the sections from the outermost inwards, followed by the name of the key.
         value_type: Type of its value, without `| None`.
         default: Its default.
         description: Its meaning, with its unit.
-        is_supported: False if this version accepts only the default.
+        is_supported: Whether the key can be changed. False if this version accepts only the default.
         is_nullable: Whether it may be null.
     """
 
@@ -208,17 +215,17 @@ class ConfigKey:
 
 
 def format_key_path(path: KeyPath) -> str:
-    """Formats the path of a key as users read it, with dots."""
+    """Formats the path of a key with dots, such as `server.port`."""
     return ".".join(map(str, path))
 
 
 def get_section_type(value_type: object) -> type[BaseModel] | None:
-    """Returns the type if it is a section, else None."""
+    """Returns `value_type` if it is the type of a section, else None."""
     return value_type if isinstance(value_type, type) and issubclass(value_type, BaseModel) else None
 
 
 def get_key_type(path: KeyPath) -> object | None:
-    """Returns the type of the value at a path; None if there is no such path."""
+    """Returns the type of the value at a path, without `| None`; None if there is no such path."""
     kind: object | None = Config
     for step in path:
         section = get_section_type(kind)
@@ -232,7 +239,7 @@ def get_key_type(path: KeyPath) -> object | None:
 
 
 def iter_keys(section: type[BaseModel] = Config, parent_path: KeyPath = ()) -> Iterator[ConfigKey]:
-    """Yields every key in `section` and its nested sections, in order. Sections themselves are not keys.
+    """Yields every key in `section` and its nested sections, in order. Does not yield the sections.
 
     `parent_path` is the path of `section`. The path of each key begins with it.
     """
@@ -250,10 +257,10 @@ def iter_keys(section: type[BaseModel] = Config, parent_path: KeyPath = ()) -> I
 
 
 def suggest_key(path: KeyPath) -> str:
-    """Returns `, did you mean 'x'?` for a path that does not exist, or an empty text.
+    """Returns `, did you mean 'x'?` for a path that does not exist; empty if no key has a similar name.
 
-    The suggestion replaces the first wrong name in the path. If the wrong name is a key with an ending, such
-    as a unit (`trigger_tokens`), that key (`trigger`) is suggested rather than another one of similar name.
+    The suggestion replaces the first wrong name in the path. If the wrong name consists of the name of a key
+    and an ending (`trigger_tokens`), the suggestion is that key (`trigger`).
     """
     wrong = next((k for k in range(len(path)) if get_key_type(path[: k + 1]) is None), len(path) - 1)
     section, word = get_section_type(get_key_type(path[:wrong])), str(path[wrong])
@@ -266,7 +273,8 @@ def suggest_key(path: KeyPath) -> str:
 def to_plain_value(value: object) -> object:
     """Converts a value to types that YAML and JSON can represent.
 
-    Secrets are masked, but empty ones stay empty. A section keeps only the keys that are set in it.
+    Replaces secrets and passwords in texts by asterisks, except empty secrets. From a section, keeps only the
+    keys that are set.
     """
     if isinstance(value, SecretStr):
         return "********" if value.get_secret_value() else ""
@@ -281,8 +289,8 @@ def to_plain_value(value: object) -> object:
     return value
 
 
-# Keys and sections that are read only when a process starts, because they configure what is set up once, such
-# as sockets and the store. A change of them takes effect with the next start.
+# Keys and sections that are read only when a process starts, because they configure objects that are created
+# once, such as sockets and the store. A change takes effect with the next start.
 RESTART_KEYS = (
     "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",
     "server.secret", "server.previous_secrets", "server.workers", "server.accept_grace_s", "server.drain_s",
@@ -293,10 +301,10 @@ RESTART_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """What a new configuration changes.
+    """The difference between the current configuration and a new one.
 
     Attributes:
-        config: The configuration to run with: the new one, but with the old values of the keys in
+        config: The configuration to apply now: the new one, but with the old values of the keys in
             `waiting_for_restart`.
         changed: Dotted keys that take effect now.
         waiting_for_restart: Dotted keys that take effect with the next start.

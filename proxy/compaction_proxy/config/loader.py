@@ -1,4 +1,4 @@
-"""Loads the configuration from file, environment and options, and reports every problem, one per line.
+"""Loads the configuration from a file, the environment and options. Reports all problems, one per line.
 
 The environment variable `COMPACTION_PROXY__SECTION__KEY` sets the key `section.key`. For a secret,
 `COMPACTION_PROXY__SECTION__KEY_FILE` gives the name of a file that contains the value.
@@ -48,7 +48,7 @@ class LoadedConfig:
         config: The configuration. `store.url` is filled in and absolute.
         origins: Origin of each dotted key: `default`, `FILE:LINE`, `environment NAME`, or an option's name.
         path: The file that was read; None if there was none.
-        warnings: Settings that work but are probably not intended, one line each.
+        warnings: Warnings about settings that are valid but probably not intended, one line each.
         is_empty: Whether the file is empty or holds only comments. False if there was no file.
     """
 
@@ -74,7 +74,7 @@ class ConfigOverride:
     value: object
 
 
-# Maps the path of each value that is set to the place where it is set: `FILE:LINE:COLUMN`, or the name of a
+# Maps the path of each value that is set to its source: `FILE:LINE:COLUMN`, or the name of an environment
 # variable or an option.
 Sources = dict[KeyPath, str]
 
@@ -82,8 +82,8 @@ Sources = dict[KeyPath, str]
 def _decode_variable_text(text: str, key: ConfigKey | None) -> object:
     """Decodes the text of an environment variable.
 
-    The text of a section (`key` is None), a list or a mapping is JSON. Other texts are returned unchanged,
-    because pydantic converts them later.
+    For a section (`key` is None), a list or a mapping, the text must be JSON. For a key that may be null, an
+    empty text and `null` give None. Other texts are returned unchanged, because pydantic converts them later.
 
     Raises:
         ValueError: If the key needs JSON, and the text is not JSON.
@@ -105,12 +105,12 @@ def _decode_variable_text(text: str, key: ConfigKey | None) -> object:
 
 
 def _is_secret(value_type: object) -> bool:
-    """Returns whether a key holds a secret or a list of secrets."""
+    """Returns whether the type of a key is a secret or a list of secrets."""
     return value_type is SecretStr or any(unwrap_type(inner) is SecretStr for inner in get_args(value_type))
 
 
 def _read_secret(path: str) -> str:
-    """Reads a secret from its file, and removes one newline at the end.
+    """Reads a secret from a file, at most `MAX_SECRET_BYTES`. Removes one newline at the end.
 
     Raises:
         ValueError: If the file cannot be read, is not UTF-8, or is empty.
@@ -122,8 +122,8 @@ def _read_secret(path: str) -> str:
         raise ValueError(f"the file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError("the file is not UTF-8") from None
-    # A file that is not fully written yet looks empty, and so does a pipe that was already read. This is an
-    # error, because an empty key would give everybody access.
+    # A file that is not fully written yet looks empty, and so does a pipe that was already read. An empty
+    # file is an error, because an empty key would give everybody access.
     if not text:
         raise ValueError("the file is empty")
     return text
@@ -189,7 +189,7 @@ def _put_value(values: dict[str, Any], path: KeyPath, value: object) -> None:
 
 
 def _apply_override(override: ConfigOverride, values: dict[str, Any], sources: Sources) -> None:
-    """Sets the values of one override, and records it as their source."""
+    """Sets the values of one override in `values`, and enters the override in `sources` as their source."""
     for place, value in reversed(list(_iter_leaf_values(override.path, override.value))):
         _put_value(values, place, value)
         for nested in [path for path in sources if path[: len(place)] == place]:
@@ -209,7 +209,7 @@ def _find_origin(place: KeyPath, sources: Sources) -> str:
 
 
 def _drop_empty_sections(values: Mapping[str, Any], section: type[BaseModel] = Config) -> dict[str, Any]:
-    """Returns the values without empty sections, because YAML reads `server:` without keys as null."""
+    """Returns the values without null sections, because YAML reads `server:` without keys as null."""
     filled: dict[str, Any] = {}
     for name, value in values.items():
         field = section.model_fields.get(name)
@@ -248,7 +248,7 @@ def _validate_values(
     environ: Mapping[str, str],
     earlier_problems: list[str],
 ) -> Config:
-    """Validates the values and returns the configuration with `store.url` filled in.
+    """Validates the values, and returns the configuration with the resolved `store.url`.
 
     Raises:
         ConfigError: If the configuration has problems. The message lists the `earlier_problems`, which were
@@ -271,10 +271,10 @@ def _validate_values(
 def load_config(
     path: Path | None, environ: Mapping[str, str], options: Iterable[ConfigOverride] = ()
 ) -> LoadedConfig:
-    """Loads the configuration from a file, then the environment, then options; later values win.
+    """Loads the configuration from a file, the environment and options. Each overrides those before it.
 
-    Without a `path`, the file is the one that `COMPACTION_PROXY_CONFIG` names, else `./config.yaml` if it
-    exists, else none.
+    If `path` is None, the file is that in `COMPACTION_PROXY_CONFIG`, or else `./config.yaml` if it exists.
+    Without a file, only the environment and the options count.
 
     Raises:
         ConfigError: If the configuration cannot be used. The message has one line for each problem.

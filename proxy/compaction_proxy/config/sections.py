@@ -43,8 +43,8 @@ from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.core.strategies import DEFAULT_STRATEGY, STRATEGIES, StandInRole
 from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
-# The names of the wires. The first one always uses the provider of `upstream` itself; each of the others may
-# have a provider of its own.
+# The names of the wires. Requests of the wire `chat` always go to the provider in `upstream`. Each other wire
+# may have a provider of its own (`upstream.wires`).
 RESPONSES_WIRE, MESSAGES_WIRE = "responses", "messages"
 WIRES = ("chat", RESPONSES_WIRE, MESSAGES_WIRE)
 OPENAI_URL = "https://api.openai.com"
@@ -99,8 +99,8 @@ class UpstreamSection(BaseModel):
     def get_provider(self, wire: str) -> tuple[str, str]:
         """Returns the base URL and the key for a wire.
 
-        A key goes only to the origin for which it is configured. The key is empty if the client's own key is
-        to be sent.
+        Returns a key only for the origin for which it is configured. An empty key means that the proxy sends
+        the client's own key.
         """
         wire_section = getattr(self.wires, wire, None) or WireSection()
         key = self.api_key.get_secret_value()
@@ -138,8 +138,8 @@ class RecallSection(BaseModel):
     """How well a passage must match for `auto`, 0 to 1; the lower, the more is beside the point."""
 
 
-# The highest price, in dollars per million tokens: one dollar for each token. Far higher prices would make
-# sums infinite, and JSON has no infinity.
+# Maximum configurable price, in dollars per million tokens: one dollar for each token. Much higher prices
+# could make sums infinite, and JSON has no infinity.
 MAX_DOLLARS = 1_000_000
 Dollars = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, le=MAX_DOLLARS)]
 PRICE_SOURCE = "configuration"
@@ -181,7 +181,7 @@ class PricesSection(BaseModel):
     def _check_surcharge(
         cls, surcharge: SurchargeSection | None, info: ValidationInfo
     ) -> SurchargeSection | None:
-        """Checks that input costs more with the surcharge than without it."""
+        """Checks that the input price is higher with the surcharge than without it."""
         without = info.data.get("input")
         if surcharge is not None and without is not None and surcharge.input <= without:
             raise ValueError(f"its input costs {surcharge.input:g}, which is not above {without:g}")
@@ -240,7 +240,8 @@ SESSION_HEADERS = (
     "x-client-session-id", "x-interaction-id", "x-sm-conversation-id", "thread-id", "session-id",
     "session_id", "conversation_id", "x-litellm-trace-id", "x-portkey-trace-id", "baggage",
 )  # fmt: skip
-# The smallest value of `max_inflight_bytes`. The largest body of a call to the MCP tools must fit into it.
+# Minimum of `max_inflight_bytes`, in bytes. The largest allowed body of a call to the MCP tools has this
+# size.
 MIN_INFLIGHT_BYTES = 1_048_576
 
 

@@ -55,7 +55,8 @@ class PolicyField:
 
     Attributes:
         value_type: Type of the values that users set.
-        attribute_path: Dotted path of attributes that leads to the part; empty for the whole policy.
+        attribute_path: Dotted path of attributes from the policy to the part that the key sets; empty for the
+            whole policy.
         description: Description of the key, with its unit.
         to_setting: Converts the part to the value that users see.
         from_setting: Computes the new part from the value that users set and the current part.
@@ -69,7 +70,7 @@ class PolicyField:
 
 
 def _build_percent_field(value_type: Any, attribute_path: str, description: str) -> PolicyField:  # noqa: ANN401
-    """Builds the field for a share from 0 to 1, which users set in percent."""
+    """Builds the `PolicyField` for a share from 0 to 1, which users set in percent."""
     return PolicyField(
         value_type,
         attribute_path,
@@ -80,9 +81,10 @@ def _build_percent_field(value_type: Any, attribute_path: str, description: str)
 
 
 def _build_trigger_field(value_type: Any, name: str, description: str) -> PolicyField:  # noqa: ANN401
-    """Builds the field for one threshold of the trigger, such as `tokens`.
+    """Builds the `PolicyField` for one threshold of the trigger, such as `tokens`.
 
-    The value is stored as a `TriggerRule` without other thresholds, so that it alone starts a compaction.
+    The value becomes a `TriggerRule` without other thresholds, so that reaching this threshold is enough to
+    start a compaction.
     """
 
     def read_threshold(rows: Rows) -> object:
@@ -100,8 +102,7 @@ def _build_trigger_field(value_type: Any, name: str, description: str) -> Policy
 def _set_keep_messages(message_count: int, row: Policy) -> Policy:
     """Sets the number of newest messages to keep.
 
-    If the strategy's `least_messages` is one more than the number of messages that it keeps, it stays one
-    more.
+    If the strategy's `least_messages` is one more than its `keep.messages`, it remains one more.
     """
     tied = row.least_messages == row.keep.messages + 1
     least_messages = message_count + 1 if tied else row.least_messages
@@ -125,7 +126,10 @@ def _set_target_tokens(tokens: int | None, target: ScaledLimit | None) -> Scaled
 
 
 def _set_summary_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape | None:
-    """Sets the requested size of a summary. The allowed size grows in proportion, but never shrinks."""
+    """Sets the requested size of a summary, in tokens.
+
+    Raises the allowed size in proportion; never lowers it.
+    """
     if shape is None:
         return None
     allowed = max(shape.max_tokens, tokens * shape.max_tokens // shape.tokens)
@@ -133,7 +137,7 @@ def _set_summary_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape
 
 
 def _set_summary_max_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape | None:
-    """Sets the allowed size of a summary. If the requested size is larger, lowers it to the allowed size."""
+    """Sets the allowed size of a summary, in tokens. Lowers a requested size that is larger."""
     if shape is None:
         return None
     requested = min(shape.tokens, tokens)
@@ -333,7 +337,10 @@ POLICY_FIELDS: Mapping[str, PolicyField] = MappingProxyType(
 
 
 def get_policy_setting(row: Policy, name: str) -> Any:  # noqa: ANN401 - a field may be of any type
-    """Returns the value of a policy's field in the unit of the configuration. A whole number has no `.0`."""
+    """Returns the value of one field of a policy, in the unit of the configuration.
+
+    Whole numbers are `int`.
+    """
     field = POLICY_FIELDS[name]
     value = field.to_setting(attrgetter(field.attribute_path)(row) if field.attribute_path else row)
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -342,7 +349,8 @@ def get_policy_setting(row: Policy, name: str) -> Any:  # noqa: ANN401 - a field
 def replace_policy_field(row: Policy, name: str, value: object) -> Policy:
     """Returns the policy `row` with one field set.
 
-    A policy without the part that holds the field is returned unchanged. For example, `prune` has no summary.
+    If the policy lacks the part that contains the field, returns the policy unchanged. For example, `prune`
+    has no summary.
     """
     field = POLICY_FIELDS[name]
 
@@ -360,7 +368,7 @@ def replace_policy_field(row: Policy, name: str, value: object) -> Policy:
 
 
 def _build_section(policy: Policy, description: str, *names: str) -> Any:  # noqa: ANN401 - mypy knows no built models
-    """Builds the section of a strategy. The default of each key is the value in the policy."""
+    """Builds the section of a strategy with the keys `names`. Their defaults are the values in the policy."""
     fields: dict[str, Any] = {
         name: (
             POLICY_FIELDS[name].value_type,

@@ -16,12 +16,12 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class OnlyValue:
-    """Marks a key that a later version will need. In this version it accepts only one value."""
+    """Marks a key that is reserved for later versions. In this version, the key accepts only `value`."""
 
     value: object
 
     def check_value(self, value: object) -> object:
-        """Returns the value if it is the accepted one.
+        """Returns the value if it is the accepted value.
 
         Raises:
             ValueError: If the value is different.
@@ -49,7 +49,7 @@ def _parse_auto_or_false(value: object) -> object:
 
 
 def reject_boolean(value: object) -> object:
-    """Returns a value that is no boolean unchanged. YAML's `on` or `yes` would silently become the number 1.
+    """Returns a value unchanged if it is no boolean. Otherwise YAML's `on` would become the number 1.
 
     Raises:
         ValueError: If the value is a boolean.
@@ -65,7 +65,7 @@ def parse_duration(duration: str) -> float:
 
 
 class UrlOrigin(NamedTuple):
-    """The part of a URL that names the server. As text it reads like `https://api.openai.com:443`."""
+    """The origin of a URL. Its text (`str`) has the form `https://api.openai.com:443`."""
 
     scheme: str
     host: str
@@ -77,7 +77,7 @@ class UrlOrigin(NamedTuple):
 
 
 def parse_origin(url: str) -> UrlOrigin:
-    """Returns the origin of a URL, with the host in lower case. Does not check the URL."""
+    """Returns the origin of a URL, with the host in lower case. A missing part becomes empty or 0."""
     parts = urlsplit(url)
     return UrlOrigin(parts.scheme, parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0))
 
@@ -107,13 +107,13 @@ def _check_http_url(url: str) -> str:
 
 
 def check_store_url(url: str) -> str:
-    """Checks that a URL names a supported kind of store, and returns it unchanged.
+    """Checks that the URL of a store has a supported form, and returns the URL unchanged.
 
     The details of a Redis URL are checked later, when the store is opened.
 
     Raises:
-        ValueError: If there is no store of this kind. The message never shows the URL, because it may contain
-            a password.
+        ValueError: If the form is not supported. The message never contains the URL, because the URL may
+            contain a password.
     """
     if url == "memory://" or (url.startswith("sqlite:///") and len(url) > len("sqlite:///")):
         return url
@@ -123,13 +123,13 @@ def check_store_url(url: str) -> str:
 
 
 def mask_passwords(text: str) -> str:
-    """Returns the text with the passwords of the URLs in it masked."""
+    """Replaces the passwords of URLs in a text by asterisks, also after `password=`."""
     masked = re.sub(r"(?<=://)([^/@:]*:)[^/]*(?=@)", r"\1********", text)
     return re.sub(r"(password=)[^&]+", r"\1********", masked)
 
 
 def require_pattern(pattern: str, problem: str) -> AfterValidator:
-    """Builds a check that a whole text matches a pattern. `problem` is the message if it does not."""
+    """Builds a validator that raises `ValueError(problem)` if a pattern does not match the whole text."""
 
     def check_text(text: str) -> str:
         if not re.fullmatch(pattern, text):

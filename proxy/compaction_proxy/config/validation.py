@@ -1,4 +1,4 @@
-"""Checks whether configured values fit together, and resolves where the store is on this machine."""
+"""Checks whether configured values are consistent, and determines the URL of the store."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from compaction_proxy.core.strategies import STRATEGIES, Policy
 from compaction_proxy.core.trigger import compute_trigger_marks, has_active_rule
 
 # Context window, in tokens, that the checks of sizes assume if none is configured. With so large a window, a
-# trigger in percent is larger than any target or tail, so the checks do not report these as too large.
+# trigger in percent exceeds any target or tail in tokens, so the checks do not report these as too large.
 UNBOUNDED_WINDOW_TOKENS = 10**12
 UNREADABLE_FILE = "the file cannot be read"
 
@@ -30,7 +30,7 @@ def is_readable(path: str) -> bool:
 
 
 def is_key_set_explicitly(section: BaseModel | None, path: KeyPath) -> bool:
-    """Returns whether the key at a path inside a section is set explicitly, and not to null."""
+    """Returns whether the key at a path inside `section` is set explicitly to a value other than null."""
     for step in path:
         if section is None or step not in section.model_fields_set:
             return False
@@ -39,7 +39,7 @@ def is_key_set_explicitly(section: BaseModel | None, path: KeyPath) -> bool:
 
 
 def find_effective_key_path(config: Config, glob: str, path: KeyPath) -> KeyPath:
-    """Returns the path at which a key is set for a glob: in its entry of `models`, else for all models."""
+    """Returns the path of a key inside the entry of `models` for a glob if it is set there, else `path`."""
     return ("models", glob, *path) if is_key_set_explicitly(config.models.get(glob), path) else path
 
 
@@ -48,7 +48,7 @@ def _build_strategy_path(name: str, key: str) -> KeyPath:
 
 
 def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Yields the key of each prompt file that cannot be read, and what is wrong with it.
+    """Yields the key of each strategy's prompt file that cannot be read, and a description of the problem.
 
     All strategies are checked, because a request may ask for any of them.
     """
@@ -63,8 +63,8 @@ def _find_overriding_key(
 ) -> KeyPath | None:
     """Returns the key whose value replaces a built-in value of a strategy; None if there is none.
 
-    It is the key for all strategies (`shared_key_path`) if that is set, else the first of the strategy's own
-    keys (`own_key_names`) whose value differs from the built-in one.
+    If the key for all strategies (`shared_key_path`) is set, returns this key. Otherwise returns the first of
+    the strategy's own keys (`own_key_names`) whose value differs from the built-in value.
     """
     if is_key_set_explicitly(settings.compaction, shared_key_path[1:]):
         return shared_key_path
@@ -79,7 +79,8 @@ def _find_overriding_key(
 def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
     """Yields each key whose size leaves a compaction nothing to remove, and the reason.
 
-    Such a size is a target that is not below the trigger, or a tail that is not below the target.
+    This is the case for a target that is not below the trigger, and for a tail that is not below the target.
+    If the strategy has no target, the tail must be below the trigger.
     """
     row = build_policy(settings)
     if not has_active_rule(row.trigger):
@@ -104,7 +105,7 @@ def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]
 
 
 def _find_strategy_warnings(config: Config) -> Iterator[str]:
-    """Yields one line for each setting of a strategy that works but is probably not intended."""
+    """Yields a warning for each setting of a strategy that is valid but probably not intended."""
     for each in config.settings_by_glob:
         row = build_policy(each.settings)
         if row.summary and row.stand_in_role == "system":
@@ -146,7 +147,7 @@ INFLIGHT_BYTES_TOO_SMALL = (
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether an address to listen on is reachable from this machine only."""
+    """Returns whether an address to listen on can be reached only from this machine."""
     try:
         return host in LOOPBACK or ip_address(host).is_loopback
     except ValueError:
@@ -154,7 +155,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_own_address(config: Config, url: str) -> bool:
-    """Returns whether a URL leads back to the address on which the proxy listens."""
+    """Returns whether a URL has an address on which the proxy itself listens."""
     server = config.server
     if server.unix_socket is not None:
         return False
@@ -223,7 +224,7 @@ def _find_upstream_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
 
 
 def find_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
-    """Yields each key whose value cannot be used here or contradicts other values, and the reason."""
+    """Yields the path of each key whose value is unusable or contradicts other values, and the reason."""
     if config.server.workers > 1 and config.store.url == MEMORY:
         yield ("server", "workers"), "several workers need a store that they can share, not memory://"
     yield from _find_server_problems(config.server)
@@ -237,7 +238,7 @@ def find_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
 
 
 def find_warnings(config: Config) -> Iterator[str]:
-    """Yields one line for each setting that works but is probably not intended."""
+    """Yields a warning for each setting that is valid but probably not intended."""
     server, upstream_key = config.server, config.upstream.api_key.get_secret_value()
     is_open_to_others = server.unix_socket is None and not is_loopback(server.host)
     if is_open_to_others and not server.admin_key.get_secret_value():
@@ -259,7 +260,7 @@ def find_warnings(config: Config) -> Iterator[str]:
 
 
 def _find_data_home(environ: Mapping[str, str]) -> Path | None:
-    """Returns the user's data folder, or None if the proxy cannot write to one."""
+    """Returns the folder for the user's data. None if it is unknown or if the proxy cannot write to it."""
     configured, home = environ.get("XDG_DATA_HOME", ""), environ.get("HOME", "")
     if not configured.startswith("/") and not home:
         return None
@@ -271,12 +272,12 @@ def _find_data_home(environ: Mapping[str, str]) -> Path | None:
 def resolve_store_url(config: Config, environ: Mapping[str, str]) -> str:
     """Returns the URL of the store: the configured one, else `$REDIS_URL`, else a file or memory.
 
-    Memory is used if there is no data folder to write to. The path in a SQLite URL becomes absolute (four
-    slashes).
+    The file is in the user's data folder. If there is no such folder, the URL is `memory://`. The path in a
+    SQLite URL becomes absolute (four slashes).
 
     Raises:
-        ValueError: If the path needs a home folder but `HOME` is not set, or if `$REDIS_URL` is not a store
-            URL.
+        ValueError: If the path begins with `~/` but `HOME` is not set, or if `$REDIS_URL` is not the URL of a
+            store.
     """
     url = config.store.url
     if url is None and environ.get("REDIS_URL"):

@@ -1,4 +1,4 @@
-"""Reads a YAML file into plain values, and records the line and column of each."""
+"""Reads a YAML file into plain values, with the line and column of each key and list item."""
 
 import re
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class YamlDocument:
         values: The values as mappings, lists and scalars, with `${VAR}` expanded.
         positions: Line and column, counted from 1, of each key and list item.
         problems: Problems with single values: line, column and description.
-        is_empty: Whether the file holds no mapping at all, not even `{}`: nothing, or only comments.
+        is_empty: Whether the file contains no value: it is empty, or contains only comments or `null`.
     """
 
     values: dict[str, object]
@@ -44,7 +44,7 @@ class _UnsetVariableError(ValueError):
 def expand_variables(text: str, environ: Mapping[str, str]) -> str:
     """Replaces `${VAR}` and `${VAR:-default}` in a text. `$${` becomes `${`.
 
-    The default also replaces an empty value.
+    The default is used if the variable is not set or is empty.
     """
 
     def replace_variable(found: re.Match[str]) -> str:
@@ -66,7 +66,7 @@ def _get_position(mark: yaml.Mark) -> tuple[int, int]:
 class _NodeConverter:
     """Converts YAML nodes to values.
 
-    The depth and the number of values are limited, because aliases let a short file repeat a node many times.
+    Limits the depth and the number of values, because a short file can repeat a node many times with aliases.
     """
 
     loader: yaml.SafeLoader
@@ -95,8 +95,8 @@ class _NodeConverter:
     def _convert_mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, object]:
         values: dict[str, object] = {}
         for key, value in node.value:
-            # The name is the text in the file. YAML would turn keys such as `on` and `4` into a boolean and a
-            # number.
+            # The name of a key is its text in the file. YAML would convert keys such as `on` and `4` to a
+            # boolean and a number.
             name = key.value if isinstance(key, yaml.ScalarNode) else None
             if name is None or name in values:
                 problem = "a key is plain text" if name is None else f"{name}: stands here twice"
@@ -151,7 +151,7 @@ def _build_syntax_error(path: Path, text: str, error: yaml.YAMLError) -> ConfigE
 
 
 def read_yaml(path: Path, environ: Mapping[str, str]) -> YamlDocument:
-    """Reads the content of a YAML file. An empty file gives no values.
+    """Reads a YAML file. An empty file gives an empty mapping.
 
     Problems with single values, such as an unset `${VAR}`, are part of the result.
 

@@ -1,10 +1,11 @@
 """Calibrates token estimates with the `usage` that an upstream reports.
 
-An estimate alone can be wrong by up to half, because the upstream may use another vocabulary than ours, and
-may add templates and prompts that we do not see. `Calibration` learns the ratio of the upstream's count to
-our estimate, as a robust moving average of the ratio's logarithm. This lowers the median error from between 6
-and 15 % to between 1 and 4 % (simulated on 40 conversations with the vocabularies of five makers).
-`ModelLimits` keeps one calibration per tenant, upstream origin and model.
+Without calibration, an estimate can be wrong by up to half, because the upstream may use another vocabulary
+than the proxy, and may add templates and prompts that the proxy does not see. `Calibration` learns the ratio
+of the upstream's count to our estimate, as a moving average of the ratio's logarithm that limits the effect
+of outliers. This lowers the median error from between 6 and 15 % to between 1 and 4 % (simulated on 40
+conversations with the vocabularies of five makers). `ModelLimits` keeps one calibration per tenant, upstream
+origin and model.
 """
 
 import math
@@ -21,8 +22,8 @@ MIN_RATIO, MAX_RATIO = 0.3, 4.0  # a ratio outside this range has another cause 
 _SLOWEST = 0.05  # smallest weight of a new observation in the averages
 _TRUSTED_AFTER = 3  # after this many observations, the effect of an outlier is limited
 _FAR = 4.0  # an observation is an outlier if it is more than this many deviations from the mean
-# The test for outliers uses at least this deviation. Otherwise, after a series of equal counts, any other
-# count would be an outlier.
+# Smallest deviation that the test for outliers uses. Without this minimum, after a series of equal ratios,
+# any other ratio would be an outlier.
 _LEAST_DEVIATION = 0.01
 _WIDEST = 2.6  # log(MAX_RATIO / MIN_RATIO): no learned mean or deviation is larger
 _SIGMA = 1.25  # a standard deviation is this many mean absolute deviations (normal distribution)
@@ -37,8 +38,9 @@ _FAMILIES: tuple[tuple[str, float, float], ...] = (
     (r"gpt|^o\d|llama|kimi|glm", 1.0, 0.02),
 )
 # Ratio and deviation for a model that matches no pattern. Most such names are aliases of models of the
-# families above, and 1.07 is in the middle of their ratios. Before the first observation, predictions add one
-# sigma. The sum is 1.2, the highest ratio of any family apart from the newest Claude.
+# families above, and 1.07 is in the middle of their ratios. Before the first observation, predictions are one
+# sigma higher, which makes the ratio 1.2. This is the highest ratio of any family apart from the newest
+# Claude models.
 _UNKNOWN = (1.07, 0.092)
 _CLAUDE_OLD = (1.15, 0.05)
 _CLAUDE_NEW = (1.45, 0.05)  # Claude 4.7 and later versions have a new vocabulary
@@ -54,12 +56,12 @@ def _find_family(model: str) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The learned ratio of an upstream's token counts to our estimates. Immutable.
+    """The learned ratio of an upstream's token counts to our uncalibrated estimates. Immutable.
 
     Attributes:
         mean: Moving average of log(actual / estimate).
         deviation: Moving average of the absolute distance of log(actual / estimate) from the mean.
-        observations: Number of responses from which the calibration was learned.
+        observations: Number of responses from which the calibration was learned. 0 before the first one.
     """
 
     mean: float
@@ -79,15 +81,15 @@ class Calibration:
         return math.exp(self.mean)
 
     def add_observation(self, estimate: int, actual: int) -> Self:
-        """Returns the calibration after it has learned from one more answered request.
+        """Learns from the token count in one more response.
 
         Args:
             estimate: Our uncalibrated count of the forwarded request, in tokens.
             actual: `usage.prompt_tokens` of the response, cached tokens included.
 
         Returns:
-            The new calibration. Returns this object unchanged if `actual` is below `MIN_USAGE_TOKENS`, or if
-            the ratio is not between `MIN_RATIO` and `MAX_RATIO`.
+            A new calibration, or this object if it learns nothing: if `estimate` is not positive, `actual` is
+            below `MIN_USAGE_TOKENS`, or the ratio is not between `MIN_RATIO` and `MAX_RATIO`.
         """
         if estimate <= 0 or actual < MIN_USAGE_TOKENS or not MIN_RATIO <= actual / estimate <= MAX_RATIO:
             return self
@@ -102,14 +104,18 @@ class Calibration:
         return type(self)(self.mean + weight * gap, deviation, self.observations + 1)
 
     def predict_tokens(self, estimate: int) -> int:
-        """Predicts the upstream's token count, rounded up. Adds one sigma before the first observation."""
+        """Predicts the upstream's token count, rounded up.
+
+        Before the first observation, adds one sigma (`margin`).
+        """
         margin = 0.0 if self.observations else self.margin
         return math.ceil(estimate * math.exp(self.mean + margin))
 
     def predict_upper_bound(self, estimate: int) -> int:
-        """Predicts the upstream's count plus one sigma, in tokens, rounded up.
+        """Predicts an upper bound of the upstream's token count: one sigma (`margin`) higher, rounded up.
 
-        In simulation, the counts of fewer than 0.8 % of requests exceed the result by more than 2 %.
+        In a simulation, the upstream's count exceeded the result by more than 2 % for fewer than 0.8 % of
+        requests.
         """
         return math.ceil(estimate * math.exp(self.mean + self.margin))
 
@@ -128,7 +134,7 @@ class Calibration:
 
         Raises:
             KeyError: If a number is missing.
-            ValueError: If a number is outside the range that `to_dict` can write.
+            ValueError: If a number cannot be converted, or is outside the range that `to_dict` can write.
         """
         record = cls(float(stored["mean"]), float(stored["deviation"]), int(stored["observations"]))
         possible = abs(record.mean) <= _WIDEST and 0 <= record.deviation <= _WIDEST

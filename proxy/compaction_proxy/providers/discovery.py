@@ -1,6 +1,6 @@
-"""Asks an upstream for a model's context window over HTTP, within limits of time and bytes.
+"""Asks an upstream for a model's context window over HTTP, with limits on time and bytes.
 
-If an upstream does not respond in a known format, the window stays unknown, and no error is raised.
+If an upstream does not respond in a known format, the context window stays unknown. No error is raised.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ import httpx
 _LEAST_TOKENS: Final = 256
 _MOST_TOKENS: Final = 100_000_000
 _MAX_MODELS: Final = 10_000
-# Providers whose model lists name no context windows. The shipped table has their models (`windows.WINDOWS`).
+# Hosts of providers whose lists of models contain no context windows. They are not asked, because the shipped
+# table (`windows.WINDOWS`) contains their models.
 _SILENT: Final = frozenset(
     {"api.openai.com", "api.anthropic.com", "api.deepseek.com", "api.x.ai", "api.perplexity.ai"}
     | {"generativelanguage.googleapis.com", "api.moonshot.ai", "api.z.ai", "api.minimax.io"}
@@ -26,9 +27,10 @@ _LOCAL_DOMAINS: Final = (".local", ".internal", ".lan", ".home.arpa", ".localhos
 
 
 def build_model_urls(base_url: str, model: str) -> tuple[str, ...]:
-    """Returns the URLs to ask for a model's context window: the list of models, then the model's own page.
+    """Returns the URLs that may give a model's context window: the list of models, then the model's own page.
 
-    Returns an empty tuple for providers that name no context windows.
+    Returns only the list if `model` is empty or contains `..`. Returns an empty tuple for providers whose
+    responses contain no context windows.
     """
     host = (urlsplit(base_url).hostname or "").lower()
     if not host or host in _SILENT or host.endswith(_SILENT_DOMAINS):
@@ -40,9 +42,9 @@ def build_model_urls(base_url: str, model: str) -> tuple[str, ...]:
 
 
 def build_local_urls(base_url: str) -> tuple[str, ...]:
-    """Returns the URLs at which llama.cpp, LM Studio and Ollama name their context windows.
+    """Returns the URLs at which llama.cpp, LM Studio and Ollama give their context windows.
 
-    Returns an empty tuple if the upstream is on the internet, because these servers run locally.
+    Returns an empty tuple if the upstream is not on a local network, because these servers run locally.
     """
     parts = urlsplit(base_url)
     if not _is_local((parts.hostname or "").lower()):
@@ -62,9 +64,9 @@ def _is_local(host: str) -> bool:
 
 
 def parse_window(body: bytes, model: str) -> int | None:
-    """Returns the smallest context window, in tokens, that a response names for a model.
+    """Returns the smallest context window that a response gives for a model, in tokens.
 
-    Returns None if the response names no window between 256 and 100 million tokens.
+    Ignores numbers below 256 and above 100 million. Returns None if the response gives no other number.
     """
     try:
         payload = json.loads(body)
@@ -89,8 +91,9 @@ def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
 def _find_entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]]:
     """Returns the parts of a response that describe the model.
 
-    If the response contains a list of models, these are the entries of the list with the model's name.
-    Otherwise it is the whole response.
+    If the response contains a list of models, returns the entries with the model's name (for llama.cpp, the
+    only entry). If the response contains a single model, returns that model. Otherwise returns the whole
+    response.
     """
     listed = page.get("data") if "data" in page else page.get("models")
     if isinstance(listed, Mapping):
@@ -117,8 +120,8 @@ def _is_possible(window: Any) -> bool:
     return type(window) is int and _LEAST_TOKENS <= window <= _MOST_TOKENS
 
 
-# Largest response that is read, in bytes. If the list of models is longer, it is ignored, and the model's own
-# page is read instead.
+# Maximum bytes of a response. A larger response is ignored, and the next URL is tried. For example, if the
+# list of models is too large, the model's own page is read.
 MAX_BODY_BYTES = 1_048_576
 # Time limit for one discovery, which may send several requests, in seconds.
 DEADLINE_S = 3.0
@@ -127,7 +130,8 @@ DEADLINE_S = 3.0
 class HttpWindowDiscovery:
     """Implements `providers.types.WindowDiscovery` over HTTP.
 
-    Follows no redirects, so that only the upstream's origin gets the credential in the headers.
+    Follows no redirects, because the headers contain the credential, which only the upstream's origin may
+    get.
 
     Args:
         transport: Transport to the upstream.
@@ -140,7 +144,7 @@ class HttpWindowDiscovery:
         self._deadline_s = deadline_s
 
     async def discover_window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
-        """Returns the context window that the upstream names, in tokens; None if it names none in time."""
+        """Returns the context window that the upstream gives, in tokens; None if it gives none in time."""
         urls = build_model_urls(base_url, model)
         if not urls:
             return None
@@ -148,8 +152,9 @@ class HttpWindowDiscovery:
         try:
             async with asyncio.timeout(self._deadline_s):
                 windows += await self._find_first_window(urls, headers, model)
-                # A model list may give the sum of the windows of several slots. A request runs in one slot,
-                # so the smaller window on the server's own page counts.
+                # A local server may divide its context window between several slots. Its list of models may
+                # give the sum. A request runs in one slot, so the smaller number on the server's own page
+                # counts.
                 windows += await self._find_first_window(build_local_urls(base_url), headers, model)
         except TimeoutError:
             pass
@@ -158,7 +163,10 @@ class HttpWindowDiscovery:
     async def _find_first_window(
         self, urls: Sequence[str], headers: Mapping[str, str], model: str
     ) -> list[int]:
-        """Returns a list of the first window that one of the URLs names, in tokens; empty if none does."""
+        """Returns a list with the first context window, in tokens, that a URL gives.
+
+        Empty if no URL gives one.
+        """
         for url in urls:
             window = await asyncio.to_thread(parse_window, await self._fetch_page(url, headers), model)
             if window is not None:
@@ -166,7 +174,7 @@ class HttpWindowDiscovery:
         return []
 
     async def _fetch_page(self, url: str, headers: Mapping[str, str]) -> bytes:
-        """Returns the body at a URL; empty if the URL cannot be fetched, or if the body is too large."""
+        """Returns the body of a response with status 200. Empty on any error, or above `MAX_BODY_BYTES`."""
         sent = {"accept": "application/json", "accept-encoding": "identity", **headers}
         fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent.items()]
         body = bytearray()

@@ -1,15 +1,14 @@
 """Learns the limits of models: the context window from errors, and the calibration from reported usage.
 
-The context window is also learned by discovery: some upstreams name it when asked. If an upstream truncates
-requests silently, the window is inferred from its token counts.
+There is one `LearnedLimits` object per tenant, upstream origin and model. Each process keeps it in memory,
+and the store keeps it for a day, so that a restart does not cause the same error again. Tenants do not share
+an object: errors and token counts depend on what a tenant sends, and one tenant must not influence the limits
+of another.
 
-There is one record (`LearnedLimits`) per tenant, upstream origin and model. Each process keeps it in memory,
-and the store keeps it for a day, so that a restart does not cause the same error again. Errors and token
-counts depend on what a tenant sends, and one tenant must not influence the limits of another.
-
-Replicas learn from each other. Every `REFRESH_INTERVAL_S`, a background task reads the record from the store
-and merges it with the one in memory; no request waits for this. The merged record has the calibration with
-the most observations, the smallest window that an error named, and the window that was discovered last.
+Replicas learn from each other. If the limits in memory are used `REFRESH_INTERVAL_S` after the last read, a
+background task reads the stored limits again and merges them with those in memory. No request waits for this
+task. The merged limits have the calibration with the most observations, the smallest unexpired window from an
+error, and the window that was discovered last.
 """
 
 import math
@@ -36,8 +35,8 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED, UPSTREAM_TRUNCATES
 from compaction_proxy.support.lru import BoundedDict
 
-# If an upstream refuses requests as too long without naming a limit, this share of the smallest refused size
-# is taken as the limit.
+# If an upstream refuses requests as too long without naming a limit, the limit is assumed to be this share of
+# the size of the smallest refused request.
 REFUSED_SHARE = 0.9
 
 
@@ -48,23 +47,24 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
 
     Attributes:
         calibration: The ratio of the upstream's token counts to our estimates.
-        window: Smallest context window that an error named or a silent truncation showed, in tokens; None if
-            there was none.
+        window: Smallest context window that an error named or that was inferred from a silent truncation, in
+            tokens; None if there is none.
         window_until: When `window` expires.
-        discovered_window: Context window that the upstream named when asked, in tokens; None if it named
+        discovered_window: Context window that the upstream gave in a discovery, in tokens; None if it gave
             none.
-        asked_until: When `discovered_window` expires. Until then, the upstream is not asked again.
-        accepted_tokens: Size of the largest request that the upstream answered although it exceeds the known
+        asked_until: When `discovered_window` expires. Until then, the proxy does not ask the upstream again.
+        accepted_tokens: Size of the newest request that the upstream accepted although it exceeded the known
             window, in tokens as the upstream counts; 0 if there was none.
         accepted_until: When `accepted_tokens` expires.
-        adds_output_until: Until this time, the upstream is assumed to count the requested output tokens
-            against the context window; 0 if it is not known to do so.
-        lacks_compaction_until: Until this time, the upstream is assumed not to answer a compaction trigger
-            with a compaction item; 0 if it is not known to lack this.
-        refused_estimate: Smallest request that was refused as too long by an error that names no limit, in
-            uncalibrated tokens; 0 if there was none.
+        adds_output_until: Until this time, the proxy assumes that the upstream counts the requested output
+            tokens against the context window. 0 if it assumes the contrary.
+        lacks_compaction_until: Until this time, the proxy assumes that the upstream does not respond to a
+            compaction trigger with a compaction item. 0 if it assumes the contrary.
+        refused_estimate: Size of the smallest request that was refused as too long by an error that names no
+            limit, in uncalibrated tokens; 0 if there was none.
         refused_until: When `refused_estimate` expires.
-        accepted_estimate: Largest request that was answered, in uncalibrated tokens; 0 if there was none.
+        accepted_estimate: Size of the largest request that was accepted, in uncalibrated tokens; 0 if there
+            was none.
         accepted_estimate_until: When `accepted_estimate` expires.
     """
 
@@ -88,11 +88,11 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
         return self.adds_output_until > 0
 
     def get_effective_window(self, model: str, configured: int | None) -> int:
-        """Returns the context window on which budgets are based, in tokens.
+        """Returns the context window from which budgets are computed, in tokens.
 
-        A window from an error or a silent truncation may lower a configured window (ADR 0009). An accepted
-        request that exceeds the window raises a window that was discovered or comes from the shipped table,
-        but never a configured one.
+        The configured window counts first, then the discovered or shipped window. `window` and
+        `limit_estimate` may lower these (ADR 0009). The size of an accepted request may raise a discovered or
+        shipped window, but never a configured window.
 
         Args:
             model: Name of the model, for the shipped table.
@@ -106,9 +106,10 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
 
     @property
     def limit_estimate(self) -> int:
-        """The size limit inferred from refusals that name no limit, in uncalibrated tokens; 0 if none.
+        """The limit inferred from refusals that name no limit, in uncalibrated tokens; 0 without refusals.
 
-        The limit is `REFUSED_SHARE` of the smallest refused size, but not below the largest accepted size.
+        The limit is `REFUSED_SHARE` of the size of the smallest refused request, but at least the size of the
+        largest accepted request.
         """
         if not self.refused_estimate:
             return 0
@@ -116,14 +117,14 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
 
     @property
     def is_limited(self) -> bool:
-        """Whether an error or a silent truncation has lowered the window."""
+        """Whether a limit was learned from an error or a silent truncation."""
         return self.window is not None or self.refused_estimate > 0
 
     def with_refused_estimate(self, estimate: int, until: float) -> Self:
-        """Returns the record after the upstream has refused `estimate` tokens without naming a limit.
+        """Returns the limits after the upstream has refused a request without naming a limit.
 
-        If the largest accepted size is not smaller than `estimate`, the upstream's limit must have become
-        lower, so the accepted size is dropped.
+        If a request of at least `estimate` tokens was accepted before, the upstream's limit must have become
+        lower. The returned limits then have no accepted size.
 
         Args:
             estimate: Size of the refused request, in uncalibrated tokens.
@@ -137,13 +138,13 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
         return cleared._replace(refused_estimate=smallest, refused_until=until)
 
     def with_accepted_estimate(self, estimate: int, until: float) -> Self:
-        """Returns the record after the upstream has accepted a request of `estimate` uncalibrated tokens.
+        """Returns the limits after the upstream has accepted a request.
 
-        If `estimate` reaches the smallest refused size, the refused size is dropped. The same record is
-        returned if a larger request was accepted before.
+        If `estimate` is at least the smallest refused size, the returned limits have no refused size. If a
+        larger request was accepted before, returns this object unchanged.
 
         Args:
-            estimate: Size of the answered request, in uncalibrated tokens.
+            estimate: Size of the accepted request, in uncalibrated tokens.
             until: When this acceptance expires, in seconds since the epoch.
         """
         if estimate < self.accepted_estimate:
@@ -154,7 +155,7 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
         return known._replace(refused_estimate=0, refused_until=0.0)
 
     def get_base_window(self, model: str) -> int:
-        """Returns the discovered context window, or else the shipped one, in tokens.
+        """Returns the discovered context window, or else the context window in the shipped table, in tokens.
 
         If the upstream has accepted a larger request, returns the size of that request.
         """
@@ -164,8 +165,8 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
 def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> LearnedLimits:
     """Merges the limits that two replicas have learned.
 
-    Drops context windows from errors, and refused and accepted sizes, if they have expired at `now` (seconds
-    since the epoch).
+    Drops context windows from errors, and refused and accepted sizes, that have expired at `now` (seconds
+    since the epoch). Drops a context window that is smaller than an accepted request.
     """
     calibration = max(ours.calibration, theirs.calibration, key=lambda each: each.observations)
     newer = max(ours, theirs, key=lambda each: each.accepted_until)
@@ -190,7 +191,7 @@ def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> Lear
 
 
 def _add_sizes(limits: LearnedLimits, parts: Sequence[LearnedLimits], now: float) -> LearnedLimits:
-    """Adds the refused and accepted sizes of the records in `parts`, in the order of their expiry."""
+    """Adds the unexpired refused and accepted sizes in `parts` to `limits`, in the order of their expiry."""
     sizes = [(each.refused_until, False, each.refused_estimate) for each in parts]
     sizes += [(each.accepted_estimate_until, True, each.accepted_estimate) for each in parts]
     for until, is_accepted, estimate in sorted(sizes):
@@ -201,7 +202,7 @@ def _add_sizes(limits: LearnedLimits, parts: Sequence[LearnedLimits], now: float
 
 
 def to_fields(learned: LearnedLimits) -> dict[str, object]:
-    """Returns the record as JSON values, for the store."""
+    """Returns the limits as JSON values, for the store."""
     return {
         "window": learned.window,
         "until": learned.window_until,
@@ -220,10 +221,10 @@ def to_fields(learned: LearnedLimits) -> dict[str, object]:
 
 
 def from_fields(fields: Mapping[str, Any]) -> LearnedLimits:
-    """Restores the record that `to_fields` wrote in this version or an earlier one.
+    """Restores the limits that `to_fields` wrote in this version or an earlier one.
 
     Raises:
-        KeyError, ValueError, TypeError, OverflowError: If the fields are not such a record.
+        KeyError, ValueError, TypeError, OverflowError: If `to_fields` cannot have written the fields.
     """
     return LearnedLimits(
         Calibration.from_dict(fields["calibration"]),
@@ -248,29 +249,32 @@ def _as_tokens(value: object) -> int | None:
 
 # Lifetime of learned limits, in seconds. They expire because providers change the model behind a name.
 LIMITS_TTL_S = 86_400.0
-# Number of records to keep in memory.
+# Maximum number of models (per tenant and origin) whose limits stay in memory. If there are more, the limits
+# that were added first are dropped from memory.
 MAX_MODELS = 4_096
-# A calibration is stored again when its mean (a logarithm) differs from the stored one by this much.
+# A calibration is stored again if its mean (a logarithm) differs from the stored mean by at least this much.
 SAVE_STEP = 0.02
-# Shortest time between two writes of a calibration, in seconds. At first, every response changes it.
+# Shortest time between two writes of a calibration, in seconds. Without this limit, the first responses of a
+# model would each cause a write.
 SAVE_INTERVAL_S = 5.0
 # The drift is the logarithm of a factor: the upstream's count of the first request after a compaction,
 # divided by our prediction (`learn_post_compaction_factor`). `DRIFT_WEIGHT` is the weight of one compaction
 # in the drift, and `MAX_DRIFT` the largest absolute value of the drift.
 DRIFT_WEIGHT = 0.5
 MAX_DRIFT = 0.15
-# Interval at which the stored record, to which other replicas write, is read again, in seconds.
+# Age of the last read, in seconds, from which the stored limits are read again, because other replicas may
+# have changed them.
 REFRESH_INTERVAL_S = 10.0
-# Number of conversations whose last response is remembered, for `judge_answer`.
+# Maximum number of conversations whose last answered request stays in memory, for `judge_answer`.
 MAX_THREADS = 4_096
-# Lifetime of an inferred window and of a refused or accepted size, in seconds. After this time, requests are
-# no longer made smaller, so that the next large request shows whether the limit still holds.
+# Lifetime of an inferred window and of a refused or accepted size, in seconds. After this time, the limit no
+# longer makes requests smaller, so the next large request shows whether the upstream still has this limit.
 INFERRED_TTL_S = 3_600.0
-# Number of responses with low token counts that are remembered for each model, for `infer_window`.
+# Maximum number of requests with low token counts that stay in memory for each model, for `infer_window`.
 MAX_LOW_COUNTS = 8
 
-# For each field that expires: its name, the name of the field with its time of expiry, and its value after
-# that time.
+# The fields of `LearnedLimits` that expire. Each row has the name of the field, the name of the field with
+# the time of expiry, and the value after that time.
 _EXPIRING_FIELDS = (
     ("window", "window_until", None),
     ("discovered_window", "asked_until", None),
@@ -286,7 +290,7 @@ _log = structlog.get_logger()
 def _drop_expired_limits(limits: LearnedLimits, now: float) -> tuple[LearnedLimits, float]:
     """Returns the limits that have not expired at `now`, and when the next of them expires.
 
-    A learned window that is smaller than an accepted request is dropped, too.
+    Also drops a `window` that is smaller than an accepted request.
     """
     expired: dict[str, Any] = {}
     next_expiry = math.inf
@@ -305,11 +309,11 @@ def _drop_expired_limits(limits: LearnedLimits, now: float) -> tuple[LearnedLimi
 
 @dataclass(slots=True)
 class _KnownModel:
-    """What this process knows about a model. Times are in monotonic seconds if nothing else is said.
+    """What this process knows about a model. Times are in monotonic seconds unless stated otherwise.
 
     Attributes:
         limits: The learned limits.
-        unexpired: The learned limits without those that have expired; None if they are not computed yet.
+        unexpired: The learned limits without those that have expired; None if they must be computed again.
         unexpired_until: When the next limit expires, in seconds since the epoch.
         read_at: When the stored record was last read.
         stored_mean: The mean of the stored calibration; infinite if none is stored.
@@ -329,7 +333,7 @@ class _KnownModel:
 
 
 class ModelLimits:
-    """Keeps the learned limits of all models, on one event loop.
+    """Keeps the learned limits of all models. Use the object on one event loop.
 
     Args:
         records: Store for the learned limits.
@@ -337,7 +341,7 @@ class ModelLimits:
         clock: Returns monotonic seconds.
 
     Attributes:
-        changes: Number of times that a learned limit on the size of requests has changed.
+        changes: Number of changes of learned limits on the size of requests, of all models together.
     """
 
     def __init__(
@@ -357,7 +361,7 @@ class ModelLimits:
         self._discoveries = BackgroundTasks()
 
     async def get(self, tenant: str, origin: str, model: str) -> LearnedLimits:
-        """Returns the learned limits of a model. Waits for the store only at the first use in a process."""
+        """Returns the learned limits of a model. Waits for the store only if they are not in memory."""
         return await self._get_by_key(model_limits_key(tenant, origin, model), model)
 
     async def _get_by_key(self, key: str, model: str) -> LearnedLimits:
@@ -411,9 +415,9 @@ class ModelLimits:
     async def learn_window(
         self, tenant: str, origin: str, model: str, window: int, ttl_s: float = LIMITS_TTL_S
     ) -> None:
-        """Learns a context window that an error named or a silent truncation showed.
+        """Learns a context window that an error named or that was inferred from a silent truncation.
 
-        The smallest of several such windows is kept.
+        Keeps the smallest of several such windows.
 
         Args:
             tenant: Tenant of the request.
@@ -425,16 +429,16 @@ class ModelLimits:
         known = await self.get(tenant, origin, model)
         smaller = min(window, known.window or window)
         known = known._replace(window=smaller, window_until=self._now() + ttl_s)
-        # The upstream has accepted a larger request before. It now accepts less, so that size no longer
-        # counts.
+        # If the upstream has accepted a larger request before, it now accepts less. The size of that request
+        # therefore no longer counts.
         if known.accepted_tokens > smaller:
             known = known._replace(accepted_tokens=smaller, accepted_until=self._now() + LIMITS_TTL_S)
         await self._remember_and_save(model_limits_key(tenant, origin, model), model, known)
 
     def record_accepted_bytes(self, tenant: str, origin: str, model: str, size_bytes: int) -> None:
-        """Records the size of an answered body whose tokens we did not count.
+        """Records the size of an accepted request body whose tokens the proxy did not count.
 
-        `learn_refused` uses the largest such size. It stays in this process.
+        `learn_refused` uses the largest such size. The store does not get this size.
         """
         key = model_limits_key(tenant, origin, model)
         if size_bytes > self._accepted_bytes.get(key, 0):
@@ -445,8 +449,8 @@ class ModelLimits:
     ) -> None:
         """Learns that a request of this size was refused as too long by an error that names no limit.
 
-        The largest body in `record_accepted_bytes` becomes an accepted size. It is assumed to have as many
-        tokens per byte as this request.
+        The largest size from `record_accepted_bytes`, if it is smaller than `size_bytes`, becomes an accepted
+        size in tokens. For this, it is assumed to have as many tokens per byte as the refused request.
 
         Args:
             tenant: Tenant of the request.
@@ -454,7 +458,7 @@ class ModelLimits:
             model: Requested model.
             estimate: Our uncalibrated count of the forwarded request, in tokens. If the calibrated count is
                 below `MIN_JUDGED_TOKENS`, the refusal is ignored: no model has so small a context window.
-            size_bytes: Size of the forwarded body.
+            size_bytes: Size of the forwarded body, in bytes.
         """
         known = await self.get(tenant, origin, model)
         if known.calibration.predict_tokens(estimate) < MIN_JUDGED_TOKENS:
@@ -467,7 +471,7 @@ class ModelLimits:
         await self._remember_and_save(key, model, known.with_refused_estimate(estimate, until))
 
     async def learn_accepted(self, tenant: str, origin: str, model: str, estimate: int) -> None:
-        """Learns that a request of this size, in uncalibrated tokens, was answered in full."""
+        """Learns that the upstream read a whole request of this size, in uncalibrated tokens."""
         key = model_limits_key(tenant, origin, model)
         known = await self._get_by_key(key, model)
         accepted = known.with_accepted_estimate(estimate, self._now() + INFERRED_TTL_S)
@@ -478,30 +482,30 @@ class ModelLimits:
             await self._save_to_store(key, model)
 
     async def is_limited(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether an error or a silent truncation has lowered a model's window."""
+        """Returns whether a limit of the model was learned from an error or a silent truncation."""
         return (await self.get(tenant, origin, model)).is_limited
 
     async def learn_that_output_counts(self, tenant: str, origin: str, model: str) -> None:
         """Learns that the upstream counts the requested output tokens against the context window.
 
-        An upstream shows this by an error that adds them to the input tokens.
+        The upstream has returned an error that adds the requested output tokens to the input tokens.
         """
         known = await self.get(tenant, origin, model)
         learned = known._replace(adds_output_until=self._now() + LIMITS_TTL_S)
         await self._remember_and_save(model_limits_key(tenant, origin, model), model, learned)
 
     def adds_output(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether the upstream counts the requested output against the window; never waits."""
+        """Returns whether the upstream counts the requested output against the window. Never waits."""
         return self._peek_limits(model_limits_key(tenant, origin, model), model).adds_output
 
     async def learn_lacks_compaction(self, tenant: str, origin: str, model: str) -> None:
-        """Learns that the upstream does not answer a compaction trigger with a compaction item."""
+        """Learns that the upstream does not respond to a compaction trigger with a compaction item."""
         known = await self.get(tenant, origin, model)
         learned = known._replace(lacks_compaction_until=self._now() + LIMITS_TTL_S)
         await self._remember_and_save(model_limits_key(tenant, origin, model), model, learned)
 
     async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether the upstream is assumed not to answer a compaction trigger with an item."""
+        """Returns whether the upstream is assumed not to respond to a compaction trigger with an item."""
         return (await self.get(tenant, origin, model)).lacks_compaction_until > self._now()
 
     async def learn_token_count(
@@ -541,14 +545,14 @@ class ModelLimits:
         Args:
             tenant: Tenant of the request.
             origin: Origin of the upstream.
-            model: Model that answered.
+            model: Model that wrote the reply.
             answer: Token counts of the request and its response.
-            thread: Root or id of the conversation, to find its previous response. None if there is neither,
-                or if the conversation's requests do not continue each other.
-            find_mentioned_numbers: Returns the numbers in the request's text. A low count, or an inferred
-                window, that is among them is ignored. Called only if the count is low.
-            is_window_configured: Whether the window is configured. If so, no window is learned here, because
-                only an error may lower a configured window.
+            thread: Root or id of the conversation, to find the conversation's previous request. None if there
+                is neither, or if the conversation's requests do not continue each other.
+            find_mentioned_numbers: Returns the numbers that the text of the request contains. A low count or
+                an inferred window that is equal to such a number is ignored. Called only if the count is low.
+            is_window_configured: Whether the configuration sets the context window. This method then learns
+                no smaller window, because only an error may lower a configured window.
         """
         key = model_limits_key(tenant, origin, model)
         known = await self._get_by_key(key, model)
@@ -578,7 +582,7 @@ class ModelLimits:
     def start_discovery(
         self, tenant: str, origin: str, model: str, discover_window: Callable[[], Awaitable[int | None]]
     ) -> None:
-        """Starts a background task that asks the upstream for its context window.
+        """Starts a background task that asks the upstream for the context window of a model.
 
         Does nothing if the upstream was asked within the last day, or if this process has not looked up the
         model yet (`get`).
@@ -595,10 +599,11 @@ class ModelLimits:
     def _replace_last_answer(
         self, key: str, thread: str | bytes | None, answer: AnsweredRequest
     ) -> AnsweredRequest | None:
-        """Stores an answered request as the last one of its conversation. Returns the previous one, or None.
+        """Stores a request as the last request of its conversation. Returns the last request so far, or None.
 
-        If both have the same token count, the older request stays stored. The next request is then compared
-        with the first one that had this count, so that small steps of growth add up.
+        If both requests have the same token count, the older request stays stored. If `thread` is None,
+        stores nothing. Later requests are then compared with the first request that had this count, so that
+        many small steps of growth are noticed.
         """
         if thread is None:
             return None
@@ -609,7 +614,7 @@ class ModelLimits:
     async def _learn_larger_window(
         self, key: str, model: str, known: LearnedLimits, answer: AnsweredRequest
     ) -> LearnedLimits:
-        """Records an answered request that exceeds the known window, if its token count is plausible.
+        """Learns that a request was accepted although it exceeds the known window, if the count is plausible.
 
         Returns the current limits.
         """
@@ -638,7 +643,10 @@ class ModelLimits:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key, model))
 
     async def _load_from_store(self, key: str, model: str) -> None:
-        """Merges the stored record into the one in memory. If the read fails, changes nothing."""
+        """Merges the stored limits into those in memory.
+
+        If the read fails, keeps the limits in memory, or begins with those of an unknown model.
+        """
         [fields] = await self._records.get_many([key], bypass_cache=True)
         limits = theirs = _parse_stored(fields, model)
         if key in self._known:  # looked up after the wait, in which the process may have learned more
@@ -649,7 +657,7 @@ class ModelLimits:
         entry.stored_mean = math.inf if fields is None else theirs.calibration.mean
 
     def _peek_limits(self, key: str, model: str) -> LearnedLimits:
-        """Returns the limits in memory that have not expired, or those of an unknown model."""
+        """Returns the unexpired limits in memory, or the limits of an unknown model if there are none."""
         entry = self._known.get(key)
         if entry is None:
             return _build_unknown(model)
@@ -674,7 +682,7 @@ class ModelLimits:
         await self._save_to_store(key, model)
 
     async def _save_to_store(self, key: str, model: str) -> None:
-        """Merges the record in memory with the stored one, which replicas share, and stores the result."""
+        """Merges the stored limits, which replicas share, into those in memory, and stores the result."""
         await self._load_from_store(key, model)
         entry = self._known[key]
         entry.stored_mean = entry.limits.calibration.mean
@@ -687,7 +695,7 @@ def _build_unknown(model: str) -> LearnedLimits:
 
 
 def _parse_stored(fields: Fields | None, model: str) -> LearnedLimits:
-    """Restores a stored record. Returns the limits of an unknown model if it is missing or damaged."""
+    """Restores stored limits. Returns the limits of an unknown model if they are missing or damaged."""
     with suppress(KeyError, ValueError, TypeError, OverflowError):
         if fields is not None:
             return from_fields(fields)

@@ -17,24 +17,26 @@ from compaction_proxy.config.types import parse_origin
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.core.model_names import normalize_model_name
 
-# Number of cached prices. Each belongs to a model, an origin and a period.
+# Maximum number of cached results of `find_shipped_price`. Each belongs to a model, an origin and a period.
 MAX_CACHED_PRICES = 1_024
-# Only the last characters of a longer name are looked up and cached, because clients choose the names.
+# Maximum characters of a model name. Of a longer name, only the last characters are looked up, because
+# clients choose the names and the cache keeps them.
 MAX_NAME_CHARACTERS = 200
-# Period within which a price stays the same, in seconds. Some prices of the table change every day at a half
-# hour.
+# Seconds of a period within which no price changes. Some prices of the table change every day, at a full or a
+# half hour.
 PRICE_PERIOD_S = 1_800
 
 # Endings of host names that do not exist on the internet.
 PRIVATE_DOMAINS = (".local", ".localhost", ".internal", ".lan", ".home.arpa", ".test")
 _DEFAULT_PORTS = {"https": ":443", "http": ":80"}
-# A date without hyphens at the end of a name, or before `-` or `:`, as in `gpt-5.2-20251211`.
+# A date without hyphens, at the end of a model name or before `-` or `:`, as in `gpt-5.2-20251211`.
 _COMPACT_DATE = re.compile(r"-(20[0-9]{6})(?=[-:]|$)")
 
-# A condition on a name in lower case: an operator and a text, such as `^gpt-4o-`, or a list of conditions
-# that must all hold.
+# A condition on a model name in lower case: an operator (`_OPERATORS`) followed by a text, such as
+# `^gpt-4o-`, or a list of conditions that must all be true.
 _NameRule: TypeAlias = str | list["_NameRule"]
-# Maps operators to functions. Patterns need not be compiled here, because `re` caches compiled patterns.
+# Maps operators to functions of a name and a text. The patterns for `~` are not compiled here, because `re`
+# caches compiled patterns.
 _OPERATORS: Mapping[str, Callable[[str, str], object]] = {
     "=": operator.eq,
     "^": str.startswith,
@@ -45,13 +47,13 @@ _OPERATORS: Mapping[str, Callable[[str, str], object]] = {
 
 
 class _DatedPrice(NamedTuple):
-    """A price of a model and when it applies.
+    """A price of a model, and the dates and times of day at which it applies.
 
     Attributes:
         tiers: Fields of the price tiers. Empty if the table has no price for text tokens.
-        since: Day from which the price applies, as `YYYY-MM-DD`; empty if it always does.
-        start: Time of day from which it applies, in UTC.
-        stop: Time of day until which it applies, in UTC.
+        since: First day on which the price applies, as `YYYY-MM-DD`; empty if there is no first day.
+        start: Time of day from which the price applies, in UTC.
+        stop: Time of day until which the price applies, in UTC.
     """
 
     tiers: list[tuple[int, float, float, float, float]]
@@ -65,14 +67,14 @@ _PriceFields: TypeAlias = list[list[Any]]
 
 
 class _Provider(NamedTuple):
-    """A provider of the table.
+    """A provider in the shipped table.
 
     Attributes:
-        address_pattern: Pattern of the addresses of its API.
-        maker_rules: Rules for the names of the models that it makes.
+        address_pattern: Regular expression for the addresses of the provider's API.
+        maker_rules: Conditions on the names of the models that the provider makes. One must be true.
         searched_ids: Ids of the providers whose models are searched for a name, this provider's own id first.
         prices_by_name: Prices by model name.
-        price_rules: Rules for further names, with the prices. The first match counts.
+        price_rules: Conditions on further model names, with the prices. The first true condition counts.
     """
 
     address_pattern: str
@@ -87,7 +89,7 @@ class PriceTable(NamedTuple):
 
     Attributes:
         source: Name and version of the library that the prices come from.
-        providers: The providers by id, in the order in which they are tried.
+        providers: The providers by id, in the order in which a search tries them.
     """
 
     source: str
@@ -137,10 +139,11 @@ def find_shipped_price(model: str, origin: str, at: float) -> ModelPrice | None:
 
 
 def _find_prices(model: str, origin: str) -> list[_DatedPrice]:
-    """Finds a model in the list of the provider at this origin, and returns all its prices.
+    """Finds the provider at an origin, and returns all prices of a model in that provider's list.
 
-    If the table has no provider for this origin, the model name determines the provider. Returns an empty
-    list if the provider does not list the model, because another provider's price would be wrong.
+    If the table has no provider for the origin, the model name determines the provider. Returns an empty list
+    if there is no provider, or if the provider does not list the model: another provider's price would be
+    wrong.
     """
     providers = load_price_table().providers
     name, bare = model.lower(), normalize_model_name(model)
@@ -155,7 +158,7 @@ def _find_prices(model: str, origin: str) -> list[_DatedPrice]:
 
 
 def _search_models(provider: _Provider, name: str) -> list[_DatedPrice]:
-    """Returns the prices of the first model that matches a name.
+    """Returns the prices of the first model in the provider's lists that matches a name; empty if none does.
 
     Tries the name as it is, and then with hyphens in its date.
     """
@@ -184,7 +187,10 @@ def _add_hyphens(compact: re.Match[str]) -> str:
 
 @lru_cache(maxsize=256)
 def is_self_hosted(origin: str) -> bool:
-    """Returns whether an upstream has a private address, or a host name that is not on the internet."""
+    """Returns whether an upstream is on a private network.
+
+    Its host is then a private address, a name without a dot, or a name in `PRIVATE_DOMAINS`.
+    """
     host = urlsplit(origin).hostname or ""
     try:
         return ip_address(host).is_private
@@ -224,6 +230,6 @@ class PriceBook:
         self._config = config
 
     def compute_cost(self, model: str, url: str, prompt: int, cached: int, completion: int) -> float | None:
-        """Returns the cost of a request to a URL, in dollars; None if no price is known."""
+        """Returns the cost of a request to `url`, in dollars, or None if no price is known."""
         price = self.get_price(model, str(parse_origin(url)))
         return None if price is None else price.compute_cost(prompt, cached, completion)

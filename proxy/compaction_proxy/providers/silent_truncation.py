@@ -1,9 +1,10 @@
 """Detects that an upstream silently read only a part of a request.
 
 Ollama, for example, removes the beginning of a request that is too long, and responds with status 200. Only
-the token count in the response's usage shows this. If the counts stay the same while the requests grow, the
-counts equal the context window. A single low count proves nothing: a text of one repeated letter has far
-fewer tokens than estimated, and a response from a cache reports the count of another request.
+the token count in the response's usage shows this. If the counts stay about the same while the requests grow,
+the largest count is the context window. A single low count does not prove a truncation. For example, a text
+of one repeated letter has far fewer tokens than estimated, and a response from a cache reports the count of
+another request.
 """
 
 from collections.abc import Sequence
@@ -11,21 +12,22 @@ from typing import Literal, NamedTuple
 
 from compaction_proxy.providers.calibration import MIN_USAGE_TOKENS, Calibration
 
-# A count below this share of our calibrated estimate is low: the upstream may not have read everything.
+# A count below this share of our calibrated estimate is low: the upstream may not have read the whole
+# request.
 LOW_COUNT_SHARE = 0.6
-# If the estimate grows by more than this factor between two requests of a conversation, but the count stays
-# the same, the count is low or doubtful.
+# If the estimate grows by more than this factor between two requests of a conversation, but the upstream's
+# count is exactly the same, the verdict is `low` or `doubtful`.
 GROWTH_FACTOR = 1.1
-# A low count is accepted as correct if it has grown since the previous request by at least this share of the
-# estimate's growth: the upstream has then read the whole request.
+# If the upstream's count has grown since the previous request by at least this share of the growth of the
+# estimate, the verdict is `whole` even for a low count.
 COUNT_GROWTH_SHARE = 0.5
-# To infer a window, at least `MIN_LOW_COUNTS` requests of different sizes with low counts are needed. Their
-# counts may differ from the newest count by at most the factor `COUNT_SPREAD`. The largest request must
-# exceed the smallest by at least the factor `SIZE_SPREAD`.
+# A context window is inferred only from at least `MIN_LOW_COUNTS` requests of different sizes with low
+# counts. Their counts may differ from the newest count by at most the factor `COUNT_SPREAD`. The size of the
+# largest of these requests must be at least `SIZE_SPREAD` times that of the smallest.
 MIN_LOW_COUNTS = 3
 COUNT_SPREAD = 1.15
 SIZE_SPREAD = 1.3
-# Requests with fewer tokens are assumed to be read in full, because no model has so small a context window.
+# Requests with fewer tokens get the verdict `whole`, because no model has so small a context window.
 MIN_JUDGED_TOKENS = 2_000
 TRUSTED_AFTER = 3  # number of observations after which the calibration is trusted
 
@@ -33,13 +35,13 @@ Verdict = Literal["whole", "doubtful", "low"]
 
 
 class AnsweredRequest(NamedTuple):
-    """Token counts of one answered request.
+    """The token counts of a request that got a response.
 
     Attributes:
         estimate: Our uncalibrated count of the forwarded request.
         prompt: `usage.prompt_tokens`.
         completion: `usage.completion_tokens`; 0 if unknown.
-        cached: Number of cached prompt tokens. Some gateways leave them out of `prompt`.
+        cached: Number of cached prompt tokens. Some gateways do not count these tokens in `prompt`.
         has_media: Whether the request contains images or other parts whose tokens we may overestimate.
     """
 
@@ -55,11 +57,12 @@ def judge_answer(
 ) -> Verdict:
     """Decides from the token count in a response whether the upstream read the whole request.
 
-    From a `doubtful` request, the caller must not learn anything. From `low` requests it may learn only the
-    window that `infer_window` returns.
+    `whole` means that the upstream read the whole request, as far as the count shows. If the verdict is
+    `doubtful`, the caller must not learn from the request. If the verdict is `low`, the caller may learn only
+    the window that `infer_window` returns.
 
     Args:
-        answer: The answered request.
+        answer: Token counts of the request.
         previous: Previous request of the same conversation to the same model; None if unknown.
         calibration: Calibration of the model before this request.
     """
@@ -80,12 +83,13 @@ def judge_answer(
 
 
 def infer_window(low_answers: Sequence[AnsweredRequest], largest_count_tokens: int) -> int | None:
-    """Returns the context window to which the upstream truncates, in tokens; None if the counts show none.
+    """Returns the context window to which the upstream truncates requests, in tokens.
 
     Args:
-        low_answers: Answered requests with low counts, the newest last.
-        largest_count_tokens: Largest count of all requests to the model so far, in tokens. The result is
-            never smaller.
+        low_answers: Answered requests with low counts, the newest last. If they do not meet the conditions
+            (`MIN_LOW_COUNTS`), the result is None.
+        largest_count_tokens: Largest count of all requests to the model so far, in tokens. The result is at
+            least this number. If it is not smaller than all estimates, the result is None.
     """
     if not low_answers:
         return None
@@ -101,6 +105,6 @@ def infer_window(low_answers: Sequence[AnsweredRequest], largest_count_tokens: i
 
 
 def _has_count_grown(now: AnsweredRequest, last: AnsweredRequest) -> bool:
-    """Returns whether the count has grown with the estimate since the request `last`."""
+    """Returns whether the count has grown with the estimate since `last` (`COUNT_GROWTH_SHARE`)."""
     added = now.estimate - last.estimate
     return added > 0 and now.prompt - last.prompt >= COUNT_GROWTH_SHARE * added

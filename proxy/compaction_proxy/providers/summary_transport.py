@@ -1,4 +1,4 @@
-"""Calls the summary model over HTTP, on any wire. The response is small and never streamed."""
+"""Calls the summary model over HTTP, on any wire. The response is limited in size and not streamed."""
 
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
@@ -11,14 +11,15 @@ from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.summary_call import SummaryCallFormat, find_refused_member
 
-# Largest response that is read, in bytes. A summary has a few thousand tokens, so a longer response is no
-# summary.
+# Maximum bytes of a response. A summary has a few thousand tokens, so a longer response is no summary, and
+# the call fails.
 MAX_ANSWER_BYTES = 1_048_576
-# Number of attempts for a summary. A provider may refuse several members of the request, or several values of
-# the reasoning effort, but name only one of them in each error. Each attempt leaves out one more of them.
+# Maximum number of attempts for a summary. A provider may refuse several members of the request, or several
+# values of the reasoning effort, but each error may name only one of these. Each further attempt leaves out
+# the member or value that the last error named.
 MAX_ATTEMPTS = 6
-# Number of pairs of URL and model whose refused members are remembered. Clients can choose models and the
-# query parts of URLs, so the number must have a limit.
+# Maximum number of pairs of URL and model whose refused members stay in memory. A further pair displaces all
+# others. The number is limited because clients can choose models and the query parts of URLs.
 MAX_MODELS = 256
 _REFUSALS = frozenset({httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY})
 
@@ -32,7 +33,7 @@ class HttpSummaryModel:
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """Requests one summary. Leaves out members that this URL has refused for this model before.
+        """Requests one summary. Leaves out members that the URL has refused for the model before.
 
         Raises:
             SummaryError: If the provider cannot be reached or gives no usable response.
@@ -118,6 +119,6 @@ def _build_failure(response: httpx.Response, body: bytes) -> SummaryError:
 def _parse_retry_after(retry_after: str) -> float:
     """Returns the seconds in the header `retry-after`; 0 if it is missing or invalid.
 
-    Also returns 0 for a date, because providers use dates only for waits that are too long for a retry.
+    Also returns 0 for a date, because providers give a date only if the wait is too long for a retry.
     """
     return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0

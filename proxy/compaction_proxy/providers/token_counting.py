@@ -1,11 +1,12 @@
 """Counts the tokens of a request without delaying other requests.
 
-Short texts are counted at once on the event loop. Longer texts are counted in a small pool of threads. Each
-request gets a thread only for a short time (a turn) and then waits for its next turn, so that several
+Short texts are counted on the event loop. Longer texts are counted in a small pool of threads. Each request
+gets a thread only for a short time (here called a turn) and then waits for its next turn, so that several
 requests alternate. The event loop keeps running meanwhile, because a tokenizer releases the interpreter lock.
 
-A text longer than `SLICE_CHARACTERS` is cut into slices, which are counted separately. If a request is very
-long, only a sample of its slices is counted, and the other slices are estimated from it.
+A text longer than `SLICE_CHARACTERS` is cut into slices, which are counted separately. If a request is longer
+than `BUDGET_CHARACTERS`, only a sample of its slices is counted, and the other slices are estimated from the
+sample.
 """
 
 import asyncio
@@ -18,8 +19,8 @@ from compaction_proxy.core.message import Span
 from compaction_proxy.providers.types import TokenCounter
 
 SLICE_CHARACTERS = 64 * 1024
-# Maximum number of characters of a request that are counted, which takes five seconds at worst. The tokens of
-# the rest are extrapolated.
+# Maximum number of characters of a request that are counted. To count them takes five seconds at worst. The
+# tokens of the other characters are extrapolated.
 BUDGET_CHARACTERS = 8 * 1024 * 1024
 _SEEK_CHARACTERS = 1024  # a slice ends at a space if there is one in this many characters before its limit
 # The length of every slice except the last is a multiple of this number of characters. For this reason,
@@ -29,10 +30,10 @@ _GRID = 4
 
 
 def _find_cut(text: str, start: int, limit: int) -> int:
-    """Returns the end of the slice that begins at `start`: before a single space, or else after `limit`.
+    """Returns the end of the slice that begins at `start`, at most `limit` characters later.
 
-    A word and the space before it are one token, so a cut before a space does not change the count. Any other
-    cut adds a token or two.
+    If possible, cuts before a space that follows no white space. A word and the space before it form one
+    token, so such a cut does not change the count. Any other cut adds a token or two.
     """
     stop = start + limit
     for index in range(stop, max(start, stop - _SEEK_CHARACTERS), -_GRID):
@@ -42,7 +43,7 @@ def _find_cut(text: str, start: int, limit: int) -> int:
 
 
 def iter_slices(text: str, limit: int = SLICE_CHARACTERS) -> Iterator[Span]:
-    """Yields spans of at most `limit` characters (a multiple of four) that cover `text`."""
+    """Yields ranges of at most `limit` characters that cover `text`. `limit` must be a multiple of four."""
     start = 0
     while len(text) - start > limit:
         stop = _find_cut(text, start, limit)
@@ -53,16 +54,15 @@ def iter_slices(text: str, limit: int = SLICE_CHARACTERS) -> Iterator[Span]:
 
 
 def sample_slices(sizes: Sequence[int], budget: int = BUDGET_CHARACTERS) -> Iterator[int]:
-    """Yields the indices of the slices to count. They have at most `budget` characters in total.
+    """Yields the indices of the slices to count, which have at most `budget` characters in total.
 
-    If not all slices fit the budget, the probability that a slice is chosen is proportional to its size, so
-    that neither short nor long slices bias the result. (Systematic sampling: of each `step` characters, the
-    last one is selected, and the slices that contain a selected character are chosen.) No slice may be larger
-    than the budget.
+    If all slices together have more characters, chooses slices in proportion to their size, so that neither
+    short nor long slices bias the result. This is systematic sampling: the function yields each slice that
+    contains the last of `step` consecutive characters. No slice may have more than `budget` characters.
 
     Args:
         sizes: Number of characters of each slice.
-        budget: Number of characters to count.
+        budget: Maximum number of characters to count.
     """
     total, largest = sum(sizes), max(sizes, default=0)
     if total <= budget:
@@ -93,17 +93,18 @@ def extrapolate_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list
 
 
 # Limits for counting on the event loop, which delays all other requests. A tokenizer takes 0.6 µs per
-# character for the worst known texts (with toktok a run of hyphens; with tiktoken Chinese function words in
-# random order, or □□□…). For prose and code, it takes 0.004 µs with toktok and 0.05 µs with tiktoken. The
-# delay is therefore at most `INLINE_BUDGET_S` plus 3.7 ms for the text that is begun last: 5 ms in total.
+# character for the worst known texts (with toktok a long line of hyphens; with tiktoken Chinese function
+# words in random order, or □□□…). For prose and code, toktok takes 0.004 µs and tiktoken 0.05 µs per
+# character. The delay is therefore at most `INLINE_BUDGET_S` plus 3.7 ms for the last text: about 5 ms in
+# total.
 MAX_INLINE_TEXT_CHARACTERS = 6 * 1024  # longest text that is counted on the loop
 INLINE_BUDGET_S = 0.001  # time after which no further text is begun on the loop
-# If the texts of a request have more characters than this in total, none is counted on the loop. They would
-# not all be counted within `INLINE_BUDGET_S`, so the request would need a thread anyway.
+# Maximum characters of all texts of a request together. If there are more, no text is counted on the loop,
+# because the request would need a thread anyway.
 MAX_INLINE_CHARACTERS = 64 * 1024
 # Length of a turn, in seconds. After this time, a request finishes its current step and gives its thread
-# back. A step counts at most `SLICE_CHARACTERS`, and takes 40 ms at worst. After each turn, the request waits
-# for the event loop. With shorter turns, it would spend too large a part of its time on waiting.
+# back. A step counts at most `SLICE_CHARACTERS` characters, and takes 40 ms at worst. After each turn, the
+# request waits for the event loop. With shorter turns, waiting would take too large a part of the time.
 TURN_S = 0.01
 _KNOWN_MODELS = 256
 
@@ -123,7 +124,7 @@ def _slice_pieces(pieces: Sequence[str]) -> Iterator[_TextSlice]:
 
 
 def _group_steps(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Yields the indices of the slices to count, in groups of at most `SLICE_CHARACTERS` in total."""
+    """Yields the indices of the slices to count, in groups of at most `SLICE_CHARACTERS` characters each."""
     step: list[int] = []
     characters = 0
     for index in sample_slices(sizes):
@@ -137,10 +138,10 @@ def _group_steps(sizes: Sequence[int]) -> Iterator[list[int]]:
 
 
 class _CountingTask:
-    """Counts one request in a worker thread, one turn at a time.
+    """Counts the tokens of one request's texts in a worker thread, one turn at a time.
 
     Attributes:
-        dropped: Whether the result is no longer needed. If True, the turn ends after the current step.
+        dropped: Whether the result is no longer needed. If True, a running turn ends after its current step.
     """
 
     def __init__(self, counter: TokenCounter, pieces: Sequence[str], model: str) -> None:
@@ -154,7 +155,7 @@ class _CountingTask:
         self._left: Iterator[list[int]] | None = None
 
     def run_turn(self, budget_s: float) -> list[int] | None:
-        """Counts at least one step, and further steps until `budget_s` seconds have passed.
+        """Counts the next step, and further steps until `budget_s` seconds have passed.
 
         Returns the tokens of each text, or None if another turn is needed to count the rest.
         """
@@ -186,10 +187,10 @@ class _CountingTask:
 
 
 class TokenScheduler:
-    """Counts the texts of requests, on the event loop or in threads.
+    """Counts the tokens of requests' texts, on the event loop or in threads.
 
     Args:
-        counter: Token counter; must be thread-safe.
+        counter: Counts the tokens of a text. It must be thread-safe.
         workers: Number of threads.
         turn_s: Time after which a request gives its thread back to others, in seconds.
     """
@@ -201,19 +202,19 @@ class TokenScheduler:
         self._known: dict[str, None] = {}
 
     async def run_in_worker(self, work: Callable[[], None]) -> None:
-        """Runs work that uses the counter, such as loading a vocabulary, in one of the counting threads.
+        """Runs `work` in one of the counting threads. Use it for work with the counter, such as `warm_up`.
 
         A tokenizer keeps memory for each thread that uses it (toktok 16 MB), so other threads should not use
-        tokenizers.
+        it.
         """
         await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def count(self, pieces: Sequence[str], model: str) -> list[int]:
         """Counts the tokens of each text in `pieces` for `model`, uncalibrated, in the same order.
 
-        If the texts have more than `BUDGET_CHARACTERS` in total, a part is counted and the rest extrapolated.
-        If the caller is cancelled, the current step (at most `SLICE_CHARACTERS`) finishes, its result is
-        dropped, and no other step begins.
+        If the texts have more than `BUDGET_CHARACTERS` in total, only a part is counted, and the other tokens
+        are extrapolated. If the caller is cancelled, the current step finishes, its result is dropped, and no
+        other step begins.
 
         Raises:
             RuntimeError: If the scheduler is closed.
@@ -224,14 +225,14 @@ class TokenScheduler:
         return counts
 
     def close(self) -> None:
-        """Drops the work that has not begun, and ends each thread after its current turn. Does not wait."""
+        """Drops all work that has not begun. Does not wait; each thread ends after its current turn."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _count_inline(self, pieces: Sequence[str], model: str) -> list[int]:
-        """Counts texts on the event loop, from the first on, until a limit is reached.
+        """Counts texts on the event loop, from the first on, until a text is too long or the time is over.
 
-        Returns the counts of the first texts. The list is empty if the texts have more than
-        `MAX_INLINE_CHARACTERS` in total, or if it is not certain that the model's vocabulary is loaded.
+        Returns the counts of the texts that were counted. Counts none if the texts have more than
+        `MAX_INLINE_CHARACTERS` in total, or if the model's vocabulary may not be loaded yet.
         """
         counts: list[int] = []
         if model not in self._known or sum(map(len, pieces)) > MAX_INLINE_CHARACTERS:
@@ -256,7 +257,7 @@ class TokenScheduler:
         return counts
 
     def _remember_model(self, model: str) -> None:
-        """Remembers that a model's vocabulary is loaded, so that texts for it may be counted on the loop.
+        """Remembers that a model's vocabulary is loaded, so that its texts may be counted on the loop.
 
         The first count for a model happens in a thread, because loading its vocabulary would block the loop.
         """

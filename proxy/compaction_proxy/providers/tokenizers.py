@@ -1,7 +1,7 @@
 """Counts tokens with tiktoken (`TiktokenCounter`) or by the number of characters (`CharacterCounter`).
 
-The vocabularies for tiktoken come with this package. tiktoken's own loader is never used
-(`tiktoken.get_encoding`): it uses the network at run time, and deletes a cached file whose hash it does not
+The vocabularies for tiktoken come with this package. The proxy does not use tiktoken's own loader
+(`tiktoken.get_encoding`), which uses the network at run time and deletes a cached file whose hash it does not
 know. This module reads, checks and parses the vocabularies itself.
 """
 
@@ -31,8 +31,9 @@ from compaction_proxy.support.fail_open import suppress_and_report
 class CharacterCounter:
     """Counts ⌈characters / 4⌉ tokens for any model.
 
-    This is fast but inaccurate: dense text (Chinese, digits, JSON) has up to 2.5 times as many tokens. For
-    this counter, `core.token_rules.CHARACTER_RULE` says how many tokens a message has besides its text.
+    This is fast but inaccurate: dense text (Chinese, digits, JSON) has up to 2.5 times as many tokens. The
+    rule that goes with this counter, `core.token_rules.CHARACTER_RULE`, gives the tokens of a message in
+    addition to its text.
     """
 
     def count(self, text: str, model: str) -> int:  # noqa: ARG002 - the port's signature
@@ -46,9 +47,9 @@ class CharacterCounter:
 
 DATA_FOLDER = Path(__file__).parent.parent / "data"
 _BYTES_PER_TOKEN = 3  # for estimates; the measured kinds of prose and code have 2.1 to 4.6
-# Our own special token, which separates texts that are counted in one call. It consists of private-use
-# characters, which texts hardly ever contain. Its first character occurs in it only once, so the end of a
-# text and the separator after it cannot form another separator.
+# The separator of texts that are counted in one call, a special token of our own. The separator consists of
+# private-use characters, which texts hardly ever contain. The first character occurs only once in the
+# separator, so the end of a text and the separator after it cannot form another separator.
 _BETWEEN = "\uf8f0\uf8f1\uf8f2"
 _KNOWN_MODELS = 256
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -57,13 +58,13 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Definition of an encoding.
+    """The definition of a vocabulary, from which tiktoken builds an encoding.
 
     Attributes:
         name: Name of the encoding in tiktoken.
-        sha256: Digest of the decompressed vocabulary file, hexadecimal, as in tiktoken's source.
-        pattern: Pattern that splits a text into parts, which are encoded separately. It has the syntax of
-            Rust's fancy-regex.
+        sha256: SHA-256 digest of the decompressed vocabulary file, in hex digits, as in tiktoken's source.
+        pattern: Regular expression that splits a text into parts, which are encoded separately. The syntax is
+            that of Rust's fancy-regex.
     """
 
     name: str
@@ -84,8 +85,8 @@ CL100K = Vocabulary(
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
     r"|\s*[\r\n]|\s+(?!\S)|\s",
 )
-# Vocabularies by the beginning of the model name. The longest matching prefix counts. Names without a match
-# use O200K, which is nearest to the vocabularies of current models of all makers.
+# Maps prefixes of model names to vocabularies. The longest matching prefix decides. A name without a match
+# gets `O200K`, whose counts are nearest to those of current models of all makers.
 _PREFIXES = {
     "gpt-4": CL100K,
     "gpt-4o": O200K,
@@ -112,8 +113,8 @@ def _join_surrogates(pair: re.Match[str]) -> str:
 def replace_surrogates(text: str) -> str:
     """Replaces each lone surrogate by the replacement character U+FFFD, as tiktoken itself does.
 
-    tiktoken does so through UTF-16. That takes five times as long, and blocks the interpreter for 35 ms per
-    slice.
+    tiktoken converts the text to UTF-16 and back. That takes five times as long, and blocks the interpreter
+    for 35 ms per slice.
     """
     if text.isascii() or not _SURROGATE.search(text):
         return text
@@ -121,7 +122,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def estimate_tokens(text: str) -> int:
-    """Returns ⌈UTF-8 bytes / 3⌉ as an estimate for a text whose tokens cannot be counted."""
+    """Returns ⌈UTF-8 bytes / 3⌉, as an estimate of the tokens of a text that cannot be counted."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
 
 
@@ -129,10 +130,10 @@ def estimate_tokens(text: str) -> int:
 def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
     """Reads and checks a vocabulary, and builds its encoding. Takes about 0.4 s and 50 MB, once per process.
 
-    OpenAI's special tokens count as plain text. The only special token is our separator.
+    OpenAI's special tokens count as plain text. The only special token is our separator (`_BETWEEN`).
 
     Raises:
-        Exception: If the file is missing or damaged, or its digest is wrong.
+        Exception: Of any kind, if the file is missing or damaged, or its digest is wrong.
     """
     packed = (data / f"{vocabulary.name}.tiktoken.xz").read_bytes()
     content = lzma.decompress(packed)
@@ -149,7 +150,7 @@ def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
 
 
 def count_sliced(text: str, count: Callable[[str], int]) -> int:
-    """Counts the tokens of a long text slice by slice, with the function `count`.
+    """Counts the tokens of a long text. The function `count` counts the tokens of one slice.
 
     If the text is longer than `BUDGET_CHARACTERS`, counts a sample of the slices and extrapolates.
     """
@@ -162,7 +163,7 @@ def count_sliced(text: str, count: Callable[[str], int]) -> int:
 def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
     """Returns the number of token ids in each part of `ids`.
 
-    The id `mark` separates the parts. There are `runs` parts.
+    The token id `mark` separates the parts. `runs` is the number of parts.
     """
     lengths, start = [], 0
     for _ in range(runs - 1):
@@ -173,7 +174,7 @@ def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
 
 
 def _count_together(texts: Sequence[str], encoding: tiktoken.Encoding) -> list[int] | None:
-    """Counts several texts in one call of tiktoken. Returns None if a text contains the separator."""
+    """Counts the tokens of each text, in one call of tiktoken. Returns None if a text has the separator."""
     joined = replace_surrogates(_BETWEEN.join(texts))
     if joined.count(_BETWEEN) != len(texts) - 1:
         return None
@@ -182,13 +183,13 @@ def _count_together(texts: Sequence[str], encoding: tiktoken.Encoding) -> list[i
 
 
 class TiktokenCounter:
-    """Counts tokens with the vocabulary of the model. Estimates them if the vocabulary cannot be loaded.
+    """Counts tokens with tiktoken. Estimates them if the vocabulary of the model cannot be loaded.
 
     Thread-safe. An encoding is loaded once, at its first use or by `warm_up`.
 
     Args:
-        report: Receives a line that explains why a count is estimated, once for each cause. The line contains
-            no part of the text.
+        report: Called with a line that explains why counts are estimated, once for each different line. The
+            line contains no part of a text.
         data: Folder of the vocabularies.
     """
 
@@ -211,13 +212,13 @@ class TiktokenCounter:
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
         """Counts the tokens of every text.
 
-        Texts with at most `SLICE_CHARACTERS` in total are counted in one call of tiktoken. This takes as long
-        as one call per text, but releases and acquires the interpreter lock only once.
+        If the texts have at most `SLICE_CHARACTERS` in total, counts all in one call of tiktoken. This takes
+        as long as one call per text, but releases and acquires the interpreter lock only once.
         """
         encoding = self._get_encoding(find_vocabulary(model))
         counts = None
         if encoding is not None and len(texts) > 1 and sum(map(len, texts)) <= SLICE_CHARACTERS:
-            # An error is not reported here, but when the text that causes it is counted alone.
+            # An error is not reported here. It is reported when each text is counted alone below.
             with suppress_and_report(lambda _: None):
                 counts = _count_together(texts, encoding)
         return counts or [self.count(text, model) for text in texts]

@@ -1,9 +1,9 @@
 """Counts tokens with toktok (the extra `fast`), about fifteen times as fast as tiktoken.
 
-toktok is a young package, so its counts are checked. It is used only after it has given the same count as
-tiktoken for each text in `data/golden_counts.json` (written by `.ci/golden_counts.py`). It is used only for
-the vocabulary o200k_base: of 30,000 adversarial strings, it miscounted one with cl100k_base and none with
-o200k_base.
+toktok is a young package. The proxy therefore uses toktok only after toktok has given the same count as
+tiktoken for each text in `data/golden_counts.json` (written by `.ci/golden_counts.py`). The proxy uses toktok
+only for the vocabulary o200k_base: of 30,000 adversarial strings, toktok miscounted one with cl100k_base and
+none with o200k_base.
 """
 
 import json
@@ -29,15 +29,15 @@ from compaction_proxy.support.fail_open import suppress_and_report
 
 GOLDEN_COUNTS_PATH = DATA_FOLDER / "golden_counts.json"
 PACKAGE = "toktok-rs"
-# Number of threads that toktok uses per call. More are not needed, because several threads call toktok.
+# Number of threads that toktok uses for one call. One is enough, because several threads of ours call toktok.
 _THREADS = 1
 
 
 class Tokenizer(Protocol):
-    """The part of toktok that we use. Both methods release the interpreter lock.
+    """The methods of toktok that the proxy uses. Both release the interpreter lock.
 
-    Both raise `UnicodeEncodeError` for a text with a lone surrogate. A call takes at least 0.2 µs for `count`
-    and 12 µs for `count_batch`.
+    Both raise `UnicodeEncodeError` for a text with a lone surrogate. A call of `count` takes at least 0.2 µs,
+    and a call of `count_batch` at least 12 µs.
     """
 
     def count(self, text: str) -> int:
@@ -51,7 +51,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GoldenText:
-    """A text and the number of its o200k_base tokens that tiktoken counts."""
+    """A text, and the number of tokens that tiktoken counts in it with o200k_base."""
 
     text: str
     tokens: int
@@ -63,7 +63,7 @@ class _OtherCountError(ValueError):
 
 
 def read_golden_texts(path: Path = GOLDEN_COUNTS_PATH) -> list[GoldenText]:
-    """Reads the golden texts. A row of the file holds a text, how often it is repeated, and the tokens."""
+    """Reads the golden texts. Each row of the file has a text, its number of repetitions, and its tokens."""
     rows = json.loads(path.read_text(encoding="utf-8"))
     return [GoldenText(text * times, tokens) for text, times, tokens in rows]
 
@@ -72,7 +72,7 @@ def load_tokenizer() -> Tokenizer:
     """Loads toktok's tokenizer for o200k_base. Takes about 0.4 s and 50 MB, once per process.
 
     Raises:
-        Exception: If the package is missing or broken, or is a version that does not work here.
+        Exception: Of any kind, if the package is missing or broken, or is a version that does not work here.
     """
     tokenizer: Tokenizer = import_module("toktok")._encoding(O200K.name)  # noqa: SLF001 - meant for this use
     return tokenizer
@@ -93,7 +93,7 @@ def _count_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
 
 
 def check_counts(tokenizer: Tokenizer, golden_texts: Sequence[GoldenText]) -> None:
-    """Checks that toktok gives the known counts, for each text alone and for all texts in one call.
+    """Checks toktok's counts of the golden texts, of each text alone and of all texts in one call.
 
     Raises:
         ValueError: If a count differs, or `golden_texts` is empty.
@@ -123,7 +123,8 @@ class ToktokCounter:
         golden_path: File with the golden texts, for the check.
 
     Attributes:
-        chosen: Line that names the package in use and, after `warm_up`, why toktok is not used.
+        chosen: Text that names the package in use. After `warm_up`, it also says why toktok is not used, if
+            so.
     """
 
     def __init__(self, fallback: TiktokenCounter, golden_path: Path = GOLDEN_COUNTS_PATH) -> None:
@@ -151,12 +152,12 @@ class ToktokCounter:
         return self._count_or_estimate(tokenizer, text)
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        """Counts the tokens of every text, in one call if no text is longer than `SLICE_CHARACTERS`."""
+        """Counts the tokens of every text. With toktok, makes one call if all texts are short."""
         tokenizer = self._get_tokenizer(model)
         if tokenizer is None:
             return self._otherwise.count_each(texts, model)
         if max(map(len, texts), default=0) <= SLICE_CHARACTERS:
-            # An error is not reported here, but when the text that causes it is counted alone.
+            # An error is not reported here. It is reported when each text is counted alone below.
             with suppress_and_report(lambda _: None):
                 return _count_batch(tokenizer, texts)
         return [self.count(text, model) for text in texts]
@@ -174,9 +175,9 @@ class ToktokCounter:
             self._tokenizer, self.chosen = tokenizer, name
 
     def _count_or_estimate(self, tokenizer: Tokenizer, text: str) -> int:
-        """Counts with toktok. If toktok fails, estimates by the length of the text.
+        """Counts the tokens of `text` with toktok. If toktok fails, estimates them by the length of the text.
 
-        tiktoken is not used instead, because its vocabulary may have to be loaded, which blocks the loop.
+        tiktoken is not used then, because loading its vocabulary could block the event loop.
         """
 
         def report_failure(error: BaseException) -> None:

@@ -11,14 +11,17 @@ class TokenCounter(Protocol):
     """Counts the tokens of texts. Never fails: a text that cannot be counted is estimated by its length."""
 
     def count(self, text: str, model: str) -> int:
-        """Counts tokens for `model`, uncalibrated. Thread-safe; takes about one second per megabyte."""
+        """Returns the uncalibrated tokens of `text` for `model`.
+
+        Thread-safe. May take a second per megabyte.
+        """
         ...
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
         """Counts the tokens of each text, with the same results as `count`.
 
-        Acquires the interpreter lock less often than one call of `count` per text, and so waits less often
-        for other threads.
+        Acquires the interpreter lock less often than separate calls of `count`, and therefore waits less
+        often for other threads.
         """
         ...
 
@@ -27,7 +30,7 @@ class SummaryModel(Protocol):
     """A model that writes summaries."""
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """Requests one summary. Retries only to leave out parameters that the model refused.
+        """Requests one summary. Repeats the request only to leave out members that the provider refused.
 
         The caller enforces the deadline.
 
@@ -43,7 +46,7 @@ class WindowDiscovery(Protocol):
     """Asks an upstream for the context windows of its models."""
 
     async def discover_window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
-        """Returns a model's context window, in tokens; None if the upstream does not name it in time."""
+        """Returns a model's context window, in tokens; None if the upstream does not give it in time."""
         ...
 
 

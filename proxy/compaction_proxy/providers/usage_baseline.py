@@ -25,7 +25,8 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 from compaction_proxy.support.lru import BoundedDict
 
-# Factor by which the estimated difference in tokens between an anchor and a request may be wrong.
+# Factor for upper bounds (`predict_upper_bound`): the estimated tokens that were added since the anchor are
+# multiplied by this factor, and the estimated tokens that were removed are divided by it.
 DIFFERENCE_MARGIN = 1.15
 _PLACE_BYTES = 16
 
@@ -35,8 +36,8 @@ class UsageBaseline:
     """A provider's token count of one request: an anchor for the estimate of the next request.
 
     Attributes:
-        prefix: Prefix digest of the client's messages that are not fixed.
-        length: Number of these messages.
+        prefix: Prefix digest up to the last of the request's messages that are not fixed.
+        length: Number of the request's messages that are not fixed.
         key: Digest of the upstream's origin, the model and the checkpoint in force (`build_baseline_key`).
         estimate: Our uncalibrated count of the forwarded request, in tokens.
         actual: `usage.prompt_tokens` of the response, cached tokens included.
@@ -61,10 +62,11 @@ def build_baseline_key(origin: str, model: str, checkpoint: bytes = b"") -> byte
 
 
 def build_baseline(prefixes: Sequence[bytes], key: bytes, estimate: int, actual: int) -> UsageBaseline | None:
-    """Builds an anchor from an answered request; None if its token count is too small or implausible.
+    """Builds an anchor from a request and its response. Returns None if the token count is unusable.
 
     Args:
-        prefixes: Prefix digests of the request, up to each of the client's messages that are not fixed.
+        prefixes: Prefix digests up to each of the request's messages that are not fixed. Without such
+            messages, the result is None.
         key: Key of the request (`build_baseline_key`).
         estimate: Our uncalibrated count of the forwarded request, in tokens.
         actual: `usage.prompt_tokens` of the response, cached tokens included.
@@ -85,9 +87,9 @@ def matches_request(baseline: UsageBaseline, prefixes: Sequence[bytes], key: byt
 def select_deepest_baseline(
     baselines: Sequence[UsageBaseline], prefixes: Sequence[bytes], key: bytes
 ) -> UsageBaseline | None:
-    """Returns the anchor with the most messages that matches a request (`matches_request`), or None.
+    """Returns the longest anchor that matches a request (`matches_request`), or None if there is none.
 
-    If several anchors have the most messages, the last of them is returned.
+    The longest anchor is the one with the most messages. Among equally long anchors, returns the last.
     """
     deepest: UsageBaseline | None = None
     for anchor in reversed(baselines):
@@ -99,9 +101,9 @@ def select_deepest_baseline(
 def predict_tokens(baseline: UsageBaseline, estimate: int, calibration: Calibration) -> int:
     """Predicts the provider's count of a request, in tokens, rounded up.
 
-    The result is the anchor's count plus the difference of the two estimates, converted to actual tokens. The
-    conversion factor is the geometric mean of two ratios of actual to estimated tokens: that of the anchor,
-    and that of the calibration.
+    The result is the anchor's count plus the difference between `estimate` and the anchor's estimate. This
+    difference is in estimated tokens. To convert it to actual tokens, the function multiplies it by the
+    geometric mean of two ratios of actual to estimated tokens: the anchor's and the calibration's.
 
     Args:
         baseline: Anchor that matches the request.
@@ -114,8 +116,8 @@ def predict_tokens(baseline: UsageBaseline, estimate: int, calibration: Calibrat
 def predict_upper_bound(baseline: UsageBaseline, estimate: int, calibration: Calibration) -> int:
     """Predicts an upper bound of the provider's count of a request, in tokens, rounded up.
 
-    The bound is computed like `predict_tokens`, but the difference is multiplied by `DIFFERENCE_MARGIN` if
-    tokens were added, and divided by it if tokens were removed.
+    The function computes the bound like `predict_tokens`, but multiplies the difference by
+    `DIFFERENCE_MARGIN` if tokens were added, and divides the difference by it if tokens were removed.
     """
     return _predict_with_margin(baseline, estimate, calibration, DIFFERENCE_MARGIN)
 
@@ -152,15 +154,17 @@ def _parse_baseline(fields: Any) -> UsageBaseline | None:  # noqa: ANN401 - any 
     return baseline if min(baseline.length, baseline.estimate, baseline.actual) > 0 else None
 
 
-# Number of roots whose anchors are kept in memory.
+# Maximum number of roots whose anchors stay in memory. If there are more, the root that was written longest
+# ago is dropped.
 MAX_ROOTS = 4_000
-# Number of anchors that are kept for each root.
+# Maximum number of anchors that are kept for each root. The newest are kept.
 ANCHORS_PER_ROOT = 6
 # Lifetime of anchors, in seconds. They expire because a provider may change its way of counting.
 BASELINE_TTL_S = 86_400.0
-# Interval at which stored anchors, to which other replicas add, are read again, in seconds.
+# Age of the last read, in seconds, from which stored anchors are read again, because other replicas may have
+# added anchors.
 REFRESH_INTERVAL_S = 10.0
-# Interval at which new anchors are written to the store, in seconds.
+# Seconds between two writes of new anchors to the store.
 FLUSH_INTERVAL_S = 5.0
 
 _log = structlog.get_logger()
@@ -169,7 +173,7 @@ _log = structlog.get_logger()
 def _merge_baselines(
     older: Iterable[UsageBaseline], newer: Iterable[UsageBaseline]
 ) -> tuple[UsageBaseline, ...]:
-    """Returns the newest `ANCHORS_PER_ROOT` of all anchors, the newest last.
+    """Returns the newest anchors of both arguments, at most `ANCHORS_PER_ROOT`, the newest last.
 
     If several anchors have the same prefix and key, only the newest of them is returned.
     """
@@ -186,7 +190,8 @@ class _KnownRoot:
 
     Attributes:
         anchors: The anchors, the newest last.
-        read_at: When the stored anchors were last read, in monotonic seconds; infinite if they were not.
+        read_at: When the stored anchors were last read, in monotonic seconds; infinite if they were never
+            read.
         is_unwritten: Whether there are anchors that are not in the store.
     """
 
@@ -196,7 +201,7 @@ class _KnownRoot:
 
 
 class UsageBaselineStore:
-    """Keeps the anchors of conversations, on one event loop.
+    """Keeps the anchors of conversations. Use the object on one event loop.
 
     Args:
         records: Store for the anchors.
@@ -214,7 +219,7 @@ class UsageBaselineStore:
     async def find_deepest(
         self, tenant: str, root: bytes, prefixes: Sequence[bytes], baseline_key: bytes
     ) -> UsageBaseline | None:
-        """Returns the anchor with the most messages that matches a request (`matches_request`), or None.
+        """Returns the longest anchor that matches a request, or None (`select_deepest_baseline`).
 
         Waits for the store only if this process has not loaded the anchors of the root yet.
         """
@@ -233,7 +238,7 @@ class UsageBaselineStore:
     def peek_deepest(
         self, tenant: str, root: bytes, prefixes: Sequence[bytes], baseline_key: bytes
     ) -> UsageBaseline | None:
-        """Returns the same as `find_deepest`, but only from the anchors in memory. Never waits."""
+        """Does the same as `find_deepest`, but uses only anchors in memory. Never waits."""
         key = usage_anchors_key(tenant, root)
         known = self._peek_root(key)
         if self._clock() - known.read_at >= REFRESH_INTERVAL_S:
@@ -241,7 +246,7 @@ class UsageBaselineStore:
         return select_deepest_baseline(known.anchors, prefixes, baseline_key)
 
     def record_baseline(self, tenant: str, root: bytes, baseline: UsageBaseline) -> None:
-        """Keeps the anchor of an answered request. A background task writes it to the store."""
+        """Adds an anchor, unless the root was deleted. A background task writes the anchor to the store."""
         key = usage_anchors_key(tenant, root)
         if self._records.deletion_fence.is_deleted(key):
             return
@@ -262,7 +267,7 @@ class UsageBaselineStore:
         await self.flush()
 
     async def flush(self) -> None:
-        """Writes new anchors to the store, merged with those that other replicas wrote for the same roots."""
+        """Merges new anchors with the stored anchors, and stores the result."""
         async with self._writing:
             for key in [key for key, known in self._known.items() if known.is_unwritten]:
                 if not self._records.is_in_use:
@@ -292,7 +297,7 @@ class UsageBaselineStore:
                 await self.flush()
 
     async def _load_from_store(self, key: str) -> None:
-        """Merges the stored anchors into those of this process."""
+        """Merges the stored anchors into the anchors in memory."""
         [fields] = await self._records.get_many([key], bypass_cache=True)
         if self._records.deletion_fence.is_deleted(key):
             fields = None

@@ -1,4 +1,4 @@
-"""Finds a model's context window by its name alone: in the shipped table, or a cautious default."""
+"""Finds a model's context window by the model's name: in the shipped table, or else a cautious default."""
 
 import json
 import re
@@ -15,8 +15,8 @@ TABLE = json.loads(files("compaction_proxy").joinpath("data", "windows.json").re
 # that continue the key with `-`, `:` or `@`, unless a longer key matches (`find_by_prefix`).
 WINDOWS: Mapping[str, int] = MappingProxyType(TABLE["windows"])
 
-# Context window of an unknown model, in tokens. Nearly every current model takes at least this many; an
-# upstream that takes fewer returns an error, from which `model_limits` learns.
+# Assumed context window of a model that the table does not list, in tokens. Nearly every current model takes
+# at least this many. An upstream that takes fewer returns an error, from which `model_limits` learns.
 FALLBACK_WINDOW = 128_000
 _EDGES = "-:@"
 # Patterns for the spellings of different providers: `us.openai.gpt-5.4`, `llama-v3p1`, `Meta-Llama-3.1`,
@@ -34,7 +34,7 @@ def normalize_name(model: str) -> str:
 
 
 def find_by_prefix(name: str, table: Mapping[str, int]) -> int | None:
-    """Returns the value of the longest key that equals the name or its part before a `-`, `:` or `@`.
+    """Returns the value of the longest key that equals `name` or a part of `name` before `-`, `:` or `@`.
 
     For example, the key `gpt-4` matches `gpt-4-0613`, but not `gpt-4.1` or `gpt-4o`. Returns None if no key
     matches.

@@ -1,10 +1,9 @@
-"""Builds and reads archives: the messages that compactions have replaced, as text for people and for recall.
+"""Builds and reads archives, which contain the messages that compactions have replaced, as text.
 
 The archive of a compaction consists of one archive record and several pieces. The pieces are stored under
 digests of their content, which the archive record lists, so archives with the same root share equal pieces.
 A piece is either a stretch (up to `STRETCH_MESSAGES` neighbouring messages) or the text of one long message.
-
-One commit writes the archive record, the pieces, the compaction's checkpoint, and a line in the list of
+A single commit writes the archive record, the pieces, the compaction's checkpoint, and a line in the list of
 archives of the conversation's root (`storage.keys`). Earlier versions of the proxy wrote the messages into
 the archive record itself. Such records are still read.
 """
@@ -32,7 +31,8 @@ class RemovedMessage:
         id: The message's id, `m_…`.
         index: Its index among the messages of the conversation that are not fixed.
         role: Its role.
-        text: Its text, followed by a line for each other part and each tool call (`format_message_text`).
+        text: The message as text, with a line for each part that is not text and for each tool call
+            (`format_message_text`).
         turn: The number of its turn, from 1; 0 if it precedes the first turn; None if unknown.
     """
 
@@ -44,7 +44,7 @@ class RemovedMessage:
 
 
 class ArchivePieceInfo(NamedTuple):
-    """The name and size of one piece of an archive. The content of the piece is a separate record.
+    """The name and size of one piece of an archive. The content of the piece is in a record of its own.
 
     Attributes:
         name: Digest of the piece's content, 64 hex digits. It is part of the piece's store key.
@@ -61,10 +61,10 @@ class ArchivePieceList:
 
     Attributes:
         stretches: Pieces that contain messages, in the order of the messages.
-        texts: Pieces that contain the text of one long message each. In the stretch, the message has the name
-            of the piece instead of the text.
-        size_bytes: Bytes of text in the archive record itself. 0 unless an earlier version of the proxy wrote
-            the archive.
+        texts: Pieces that contain the text of one long message each. In the stretch, the row of such a
+            message has the name of the piece instead of the text.
+        size_bytes: Bytes of the message texts in the archive record itself. 0 unless an earlier version of
+            the proxy wrote the archive.
     """
 
     stretches: tuple[ArchivePieceInfo, ...]
@@ -84,7 +84,8 @@ class ArchivedRound:
     Attributes:
         conversation: Id of the conversation, `c_…`.
         strategy: Name of the strategy.
-        checkpoint_place: Id of the compaction's checkpoint, 64 bytes, which is part of its store key.
+        checkpoint_place: Id of the compaction's checkpoint, 64 bytes. The id is part of the archive's store
+            key.
         number: Number of the compaction in its conversation, from 1.
         made_at: Time of the compaction, in seconds since the epoch.
     """
@@ -114,12 +115,12 @@ def parse_archived_round(fields: Fields) -> ArchivedRound | None:
 
 
 def count_utf8_bytes(text: str) -> int:
-    """Returns the number of bytes of a text as UTF-8."""
+    """Returns the number of bytes of a text as UTF-8. Accepts lone surrogates, with 3 bytes each."""
     return len(text.encode("utf-8", "surrogatepass"))
 
 
 def parse_archive_contents(fields: Fields) -> ArchivePieceList:
-    """Returns the names and sizes of the pieces that an archive record lists."""
+    """Returns the names and sizes of the pieces that an archive record lists, without invalid entries."""
     size_bytes = sum(count_utf8_bytes(each.text) for each in parse_messages(fields))
     return ArchivePieceList(
         _parse_pieces(fields.get("stretches")), _parse_pieces(fields.get("texts")), size_bytes
@@ -136,7 +137,7 @@ def _parse_pieces(rows: object) -> tuple[ArchivePieceInfo, ...]:
 
 
 def parse_piece_text(fields: Fields) -> str | None:
-    """Returns the text of one long message from the fields of its piece, or None if they have no text."""
+    """Returns the text of one long message from the fields of its piece, or None if there is no text."""
     text = fields.get("text")
     return text if isinstance(text, str) else None
 
@@ -148,7 +149,8 @@ def parse_messages(fields: Fields, texts: Mapping[str, str] | None = None) -> It
 
     Args:
         fields: The fields of the stretch or archive record.
-        texts: Long texts, by the name of their piece. A long message whose text is missing is skipped.
+        texts: Texts of long messages, by the name of their piece. A long message whose text is missing is
+            skipped.
     """
     rows = fields.get("messages")
     for row in rows if isinstance(rows, list) else ():
@@ -168,17 +170,18 @@ def _parse_message(row: object, texts: Mapping[str, str]) -> RemovedMessage | No
     return None
 
 
-# Maximum characters of text in one archive or detail record, and maximum characters of one message in it.
+# Maximum characters of all message texts in one archive together, or of all texts in one detail record, and
+# maximum characters of one message. Longer texts are shortened (`shorten_texts`).
 MAX_RECORD_CHARACTERS = 2 * 1024 * 1024
 MAX_MESSAGE_CHARACTERS = 256 * 1024
-# Maximum number of messages in one archive. If there are more, the newest are kept.
+# Maximum number of messages in one archive. If a compaction replaces more, only the newest are archived.
 MAX_MESSAGES = 10_000
 MAX_ROLE_CHARACTERS = 64
-# Maximum number of messages in one stretch. Longer stretches compress better. But a conversation that
-# branches off another one can share only whole stretches with it. With longer stretches, it would have to
-# store more of the shared messages again.
+# Maximum number of messages in one stretch. Longer stretches compress better. But if a conversation branches
+# off another one, the archives of the two can share only whole stretches. With longer stretches, more
+# messages that both conversations contain would be stored twice.
 STRETCH_MESSAGES = 32
-# A text of at least this many characters becomes a separate piece.
+# A message text of at least this many characters becomes a separate piece.
 PIECE_CHARACTERS = 8 * 1024
 OMISSION_NOTE = "\n[… {} characters left out …]\n"
 
@@ -201,7 +204,7 @@ class OriginalMessage:
 
 
 def format_message_text(message: Message) -> str:
-    """Returns a message as text, with one line for each part that is not text and for each tool call."""
+    """Returns a message as text: its text and refusal, then a line for each other part and each tool call."""
     lines = [message.text, message.refusal]
     lines += [f"[{part.kind}]" for part in message.parts]
     lines += [f"{call.name}({call.arguments})" for call in message.calls]
@@ -209,10 +212,10 @@ def format_message_text(message: Message) -> str:
 
 
 def shorten_text(text: str, limit: int) -> str:
-    """Returns a text unchanged if it has at most `limit` characters.
+    """Shortens a text of more than `limit` characters in its middle. Returns other texts unchanged.
 
-    Otherwise returns `limit` characters, half of them from the beginning and half from the end, with a note
-    between the halves. The note does not count towards the limit.
+    The result has `limit` characters of the text, half of them from its beginning and half from its end, with
+    a note between the halves. The note does not count towards `limit`.
     """
     if len(text) <= limit:
         return text
@@ -222,9 +225,10 @@ def shorten_text(text: str, limit: int) -> str:
 
 
 def compute_cut_size(sizes: Sequence[int], limit: int) -> int:
-    """Returns the largest size to which items can be cut so that their sum does not exceed `limit`.
+    """Returns the largest size to which longer items can be cut so that the sum of all is at most `limit`.
 
-    Items below this size keep their size. Returns `limit` if no item must be cut.
+    Items that are not longer keep their size. Returns `limit` if no item must be cut. Sizes and `limit` have
+    the same unit.
     """
     room = limit
     ordered = sorted(sizes)
@@ -237,9 +241,10 @@ def compute_cut_size(sizes: Sequence[int], limit: int) -> int:
 
 
 def shorten_texts(texts: Sequence[str], limit: int) -> list[str]:
-    """Shortens the longest texts of a record until all texts together have at most `limit` characters.
+    """Shortens the longest texts of a record so that all texts keep at most `limit` characters together.
 
-    No text keeps more than `MAX_MESSAGE_CHARACTERS`.
+    No text keeps more than `MAX_MESSAGE_CHARACTERS` characters. The notes in shortened texts (`shorten_text`)
+    do not count.
     """
     size = compute_cut_size([min(len(text), MAX_MESSAGE_CHARACTERS) for text in texts], limit)
     return [shorten_text(text, min(size, MAX_MESSAGE_CHARACTERS)) for text in texts]
@@ -250,7 +255,7 @@ class Archive(NamedTuple):
 
     Attributes:
         items: The archive record and the pieces.
-        list_line: The line for the root's list of archives. Without it, the archive cannot be found.
+        list_line: The line for the root's list of archives. Searches find an archive only through this list.
         contents: The names and sizes of the pieces.
     """
 
@@ -321,9 +326,10 @@ def _build_piece(content: object, size: int) -> ArchivePieceInfo:
 
 
 def _build_stretch_row(message: RemovedMessage, texts: dict[ArchivePieceInfo, Fields]) -> list[Any]:
-    """Returns a message as a row of a stretch.
+    """Returns a message as a row (a JSON list) of a stretch.
 
-    Adds a long text as a piece to `texts`. The row then has the name of the piece instead of the text.
+    If the message's text has at least `PIECE_CHARACTERS` characters, adds the text as a piece to `texts`. The
+    row then has the name of the piece instead of the text.
     """
     text: Any = message.text
     if len(message.text) >= PIECE_CHARACTERS:
@@ -333,17 +339,17 @@ def _build_stretch_row(message: RemovedMessage, texts: dict[ArchivePieceInfo, Fi
     return [message.id, message.index, message.role, text, message.turn]
 
 
-# Maximum number of pieces that one call reads from a store, and maximum bytes of text in them. Larger calls
-# might exceed the time limit of the store.
+# Maximum number of pieces that one call reads from the store, and maximum bytes of text in them together. A
+# single larger piece gets a call of its own. Larger calls might exceed the time limit for calls of the store.
 RECORDS_AT_ONCE = 32
 BYTES_AT_ONCE = 1_000_000
-# Maximum number of archive records that one call reads. It is small because archive records that earlier
-# versions of the proxy wrote contain the text of all their messages.
+# Maximum number of archive records that one call reads from the store. The number is small because archive
+# records that earlier versions of the proxy wrote contain the texts of all their messages.
 ARCHIVES_AT_ONCE = 8
 
 
 class ArchiveRef(NamedTuple):
-    """The parts of an archive's store key, except the tenant.
+    """Identifies an archive of a tenant: the parts of its store key, except the tenant.
 
     Attributes:
         root: The root under which the archive is stored.
@@ -373,7 +379,7 @@ def build_archive_key(tenant: str, ref: ArchiveRef) -> str:
 
 
 def _batch_pieces(pieces: Iterable[tuple[bytes, ArchivePieceInfo]]) -> Iterator[list[tuple[bytes, str]]]:
-    """Yields the root and name of each distinct piece, in batches of limited size."""
+    """Yields the root and name of each distinct piece, in batches (`RECORDS_AT_ONCE`, `BYTES_AT_ONCE`)."""
     portion: list[tuple[bytes, str]] = []
     taken_bytes = 0
     for root, piece in dict.fromkeys(pieces):
@@ -387,7 +393,9 @@ def _batch_pieces(pieces: Iterable[tuple[bytes, ArchivePieceInfo]]) -> Iterator[
 
 
 class ArchiveReader:
-    """Reads archives. If the store fails, no method raises: records that cannot be read count as missing.
+    """Reads archives.
+
+    No method raises an error if the store fails. Records that cannot be read count as missing.
 
     Args:
         records: The store of the archives.
@@ -402,7 +410,7 @@ class ArchiveReader:
         return [parse_archive_contents(fields) if fields else None for fields in found]
 
     async def read_messages(self, tenant: str, refs: Sequence[ArchiveRef]) -> list[RecalledMessage]:
-        """Returns the messages of archives, in the order of `refs`. Skips missing archives and pieces."""
+        """Returns the messages of archives, in the order of `refs`. Skips messages in missing records."""
         archives = await self._read_records(tenant, refs)
         present = [
             (place, fields, parse_archive_contents(fields))
@@ -431,7 +439,7 @@ class ArchiveReader:
     async def read_pieces(
         self, tenant: str, pieces: Iterable[tuple[bytes, ArchivePieceInfo]]
     ) -> dict[tuple[bytes, str], Fields]:
-        """Returns the fields of pieces, by root and name. Leaves out missing pieces.
+        """Returns the fields of pieces, by the root and the name of the piece. Leaves out missing pieces.
 
         Args:
             tenant: The tenant that owns the archives.

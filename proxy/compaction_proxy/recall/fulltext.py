@@ -1,9 +1,9 @@
 """Full-text search in memory: SQLite FTS5 finds the terms, and `recall.ranking` ranks the results.
 
 The FTS5 index is small and quick to build. It contains the terms that `recall.tokenize` finds in the texts,
-and returns the rows in which a term occurs. The ranking of FTS5 is not used, because it scores each row
-without its neighbours. A long message is cut into several rows, so that a word in it counts as much as a word
-in a short message.
+and finds the rows in which a term occurs. The ranking of FTS5 is not used, because it scores each row without
+its neighbours. A long message is cut into several rows, so that a word in a long message counts about as much
+as a word in a short message.
 """
 
 import re
@@ -27,10 +27,11 @@ class TextMatch(NamedTuple):
 
     Attributes:
         document_index: Index of its text in the sequence from which the search index was built.
-        score: Share of the query that the document and its neighbours match, above 0 and at most 1. Words of
-            the query that occur in no document count as unmatched. Scores of different queries are only
-            roughly comparable.
-        offset: Offset of the best match in the text, in characters; 0 if only neighbours match.
+        score: Score of the document as a share of the highest possible score for the query, above 0 and at
+            most 1. Words in neighbouring documents count in part. Words of the query that occur in no
+            document lower the share. Scores of different queries are only roughly comparable.
+        offset: Offset of the best match in the text, in characters. If only neighbours match, the offset of a
+            row of the text.
     """
 
     document_index: int
@@ -39,19 +40,18 @@ class TextMatch(NamedTuple):
 
 
 class TextIndex(Protocol):
-    """A search index of documents. Any thread may search; searches run one at a time."""
+    """A search index of documents. Any thread may search. Searches of one index run one at a time."""
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory use of the index."""
+        """Approximate memory use of the index, in bytes."""
         ...
 
     def search(self, query: str, limit: int) -> list[TextMatch]:
-        """Returns the best `limit` documents, best first; an empty list if none matches, or after `close`.
+        """Returns at most `limit` matching documents, best first. Returns an empty list after `close`.
 
-        Any text is a query. Plain words rank the documents, and a document that matches one word is found. A
-        document must contain every phrase in double quotes. `word*` matches all words that begin with `word`.
-        Never raises.
+        Any text is a query. Plain words rank the documents; one matching word is enough. A document must
+        contain every phrase in double quotes. `word*` matches all words that begin with `word`. Never raises.
         """
         ...
 
@@ -66,22 +66,23 @@ class TextIndexBuilder(Protocol):
     def build(self, texts: Sequence[str]) -> TextIndex:
         """Builds an index of texts. Neighbours in the sequence are neighbours in the conversation.
 
-        This takes seconds for many megabytes. Call it in a thread.
+        Many megabytes of text take seconds. Call this method in a thread.
 
         Raises:
-            SearchUnavailableError: If this installation cannot search.
+            SearchUnavailableError: If this installation has no full-text search.
         """
         ...
 
 
-# Maximum characters of a row. A longer text is cut after white space if possible, otherwise after a separator
-# (such as a hyphen), otherwise inside a word.
+# Maximum characters of a row. A longer text is split into several rows: after white space if possible,
+# otherwise after a separator (such as a hyphen), otherwise inside a word.
 ROW_CHARACTERS = 2_000
-# Maximum number of indexed terms that are read as candidates for the forms of a word or for a prefix.
+# Maximum number of indexed terms with a given beginning that a search reads, for a prefix or as candidates
+# for the forms of a word. Further terms are ignored.
 MAX_FORMS = 1_024
 # Maximum number of letters by which a form of a word may be longer than the root of the word.
 MAX_ENDING_CHARACTERS = 9
-# Bytes that SQLite needs for a database in memory in addition to its pages, measured over 2,000 databases.
+# Bytes that SQLite needs for each database in memory in addition to the pages, measured with 2,000 databases.
 _DATABASE_BYTES = 64 * 1024
 
 _WORD = re.compile(r"\S+")
@@ -96,7 +97,8 @@ _SCHEMA_SQL = """
 _ROW_COUNTS_SQL = "SELECT doc, count(*) FROM places WHERE term = ? GROUP BY doc"
 _TERMS_BY_PREFIX_SQL = "SELECT term FROM known WHERE term >= ? AND term < ? LIMIT ?"
 _MATCHING_ROWS_SQL = "SELECT rowid FROM rows WHERE rows MATCH ?"
-# With this character appended, a prefix sorts after every term that begins with the prefix.
+# The highest Unicode character. A prefix with this character appended sorts after every term with this
+# prefix.
 _LAST_CHARACTER = "\U0010ffff"
 FTS5_MISSING = "The SQLite of this Python has no FTS5: what was removed cannot be searched."
 
@@ -133,7 +135,7 @@ class SqliteTextIndexBuilder:
 
 
 class SqliteTextIndex:
-    """A search index of texts. Any thread may search; searches run one at a time.
+    """A search index of texts. Any thread may search. Searches of one index run one at a time.
 
     Args:
         texts: The texts to index. Neighbours in the sequence are neighbours in the conversation.
@@ -158,11 +160,11 @@ class SqliteTextIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory use of the index, including the texts."""
+        """Approximate memory use of the index, including the texts, in bytes."""
         return self._size
 
     def search(self, query: str, limit: int) -> list[TextMatch]:
-        """Returns the best `limit` matches, best first (`TextIndex.search`).
+        """Returns at most `limit` matching texts, best first (`TextIndex.search`).
 
         Among texts with equal scores, the later text comes first.
         """
@@ -171,7 +173,7 @@ class SqliteTextIndex:
             return [] if self._closed or limit < 1 else self._search_locked(parsed_query, limit)
 
     def close(self) -> None:
-        """Frees the memory."""
+        """Frees the memory. Later searches find no documents."""
         with self._lock:
             self._closed = True
             self._texts = []
@@ -216,8 +218,8 @@ class SqliteTextIndex:
     def _score_words(self, parsed_query: ParsedQuery, scores: RowScorer) -> dict[str, tuple[str, float]]:
         """Adds the scores of the query's words and prefixes to `scores`.
 
-        Returns a pair for each indexed term that matches a word or prefix of the query: the word's root or
-        the prefix, and its weight.
+        Returns a pair for each indexed term that matches a word or prefix of the query: the word's root, or
+        the prefix followed by `*`, and the weight.
         """
         words_by_root = {self._ranking.find_root(word): word for word in reversed(parsed_query.words)}
         groups = [(of, self._find_word_forms(word, of)) for of, word in words_by_root.items()]
@@ -234,9 +236,9 @@ class SqliteTextIndex:
 
     def _find_word_forms(self, word: str, word_root: str) -> set[str]:
         """Returns the indexed terms that are forms of a word, and the word itself."""
-        # All regular forms of a word begin with its root, except perhaps for the last letter of the root.
-        # This letter may be an e that the stemmer has added, an i that was a y, or an l (as in -ility). The
-        # search for candidates therefore leaves out a last letter e, i or l.
+        # The regular forms of a word begin with its root, but the last letter of the root may differ: the
+        # stemmer adds an e, turns a y into an i, or leaves an l (as in -ility). A last letter e, i or l is
+        # therefore left out when candidates are searched by their beginning.
         shared = word_root[:-1] if len(word_root) > 2 and word_root[-1] in "eil" else word_root
         longest = len(word_root) + MAX_ENDING_CHARACTERS
         candidates = [term for term in self._find_terms_by_prefix(shared) if len(term) <= longest]
@@ -254,11 +256,14 @@ class SqliteTextIndex:
         return [term for (term,) in found]
 
     def _find_rows_with_sequence(self, name: Sequence[str]) -> list[int]:
-        """Returns the rows that contain these terms directly one after another."""
+        """Returns the rows that contain the terms in `name` directly one after another."""
         return [row for (row,) in self._database.execute(_MATCHING_ROWS_SQL, (f'"{" ".join(name)}"',))]
 
     def _find_texts_with_phrases(self, phrases: Sequence[str]) -> set[int]:
-        """Returns the indices of the texts that contain every phrase, without regard to case and spacing."""
+        """Returns the indices of the texts that contain every phrase.
+
+        Ignores case and the kind of white space.
+        """
         places = set.intersection(*(self._find_texts_with_terms(phrase) for phrase in phrases))
         wanted = [phrase.lower() for phrase in phrases]
         return {
@@ -282,8 +287,9 @@ class SqliteTextIndex:
     ) -> int:
         """Returns the offset of the best match in a text.
 
-        If the query has a phrase, this is the first phrase. Otherwise it is the first code of the query that
-        occurs in `row`, the best row of the text. Otherwise it is the passage of `row` with the most weight.
+        The best match is the first phrase of the query. Without phrases, the best match is the first code of
+        the query that occurs in `row`, the best row of the text. Without such a code, it is the passage of
+        `row` with the most weight. If no term of `row` matches, returns the start of `row`.
         """
         text, start = self._texts[document_index], self._row_starts[row]
         if parsed_query.phrases:
@@ -299,12 +305,12 @@ class SqliteTextIndex:
 
 
 def _normalize_text(text: str) -> str:
-    """Returns a text in lower case with single spaces."""
+    """Returns a text in lower case, with one space in place of each stretch of white space."""
     return " ".join(text.lower().split())
 
 
 def _find_original_offset(text: str, offset: int) -> int:
-    """Converts an offset in the normalised text (`_normalize_text`) to the offset in the original text."""
+    """Converts an offset in the normalised text (`_normalize_text`) to the offset in `text`."""
     length = 0
     for match in _WORD.finditer(text):
         if length + len(match[0]) > offset:
@@ -314,7 +320,10 @@ def _find_original_offset(text: str, offset: int) -> int:
 
 
 def _split_rows(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the start and end of each row of a text, in characters. An empty text has one empty row."""
+    """Yields the start and end offset of each row of a text, in characters.
+
+    An empty text has one empty row.
+    """
     start = 0
     while len(text) - start > ROW_CHARACTERS:
         row = text[start : start + ROW_CHARACTERS]

@@ -1,10 +1,10 @@
-"""Caches search indexes: reads archives, indexes them in threads and keeps the most recently used indexes.
+"""Reads archives, indexes their messages in threads, and caches the most recently used indexes.
 
-The key of an index is the tenant and the list of the archives in the index. An archive never changes, and
+The cache key of an index consists of the tenant and the archives in the index. An archive never changes, and
 each search reads the current list of archives. A cached index with the same key is therefore complete.
 
-Indexing has its own threads. It therefore does not delay work in asyncio's shared threads for which requests
-wait, such as decoding stored records.
+Indexes are built in threads of their own. In asyncio's shared threads, indexing would delay work for which
+requests wait, such as decoding stored records.
 """
 
 import asyncio
@@ -18,25 +18,26 @@ from compaction_proxy.recall.archive import ArchiveReader, ArchiveRef, RecalledM
 from compaction_proxy.recall.fulltext import TextIndex, TextIndexBuilder, TextMatch
 from compaction_proxy.storage.records import RecordStore
 
-# Maximum bytes of all cached texts and indexes.
+# Maximum bytes of all cached texts and indexes together. If there are more bytes, the least recently used
+# indexes are evicted.
 MAX_CACHE_BYTES = 64 * 1024 * 1024
 # Estimated memory for each character of a message, and additional memory for each message, in bytes. In most
 # texts a character takes one byte, in some up to four.
 _CHARACTER_BYTES = 2
 _MESSAGE_BYTES = 400
-# Age of an index, in seconds, after which it is loaded again, because some of its archives may have expired
-# in the store.
+# Maximum age of a cached index, in seconds. An older index is built again, because some of its archives may
+# have expired in the store.
 MAX_AGE_S = 3_600.0
-# Number of threads. More threads would slow down the event loop: each of them can hold Python's global lock
-# for 5 ms at a time.
+# Number of threads that build and search indexes. More threads would slow down the event loop, because each
+# thread can hold Python's global lock for 5 ms at a time.
 THREADS = 2
-# Maximum number of indexes whose archives are read at the same time. Each may have 16 MB of text, which a
-# thread decompresses.
+# Maximum number of indexes whose archives are read at the same time. The archives of one index may have 16 MB
+# of text, which a thread decompresses.
 MAX_CONCURRENT_LOADS = 2
 
 
 class MessageIndex:
-    """Messages and their search index, which the first search builds. Use it on one event loop.
+    """Messages and their search index, which the first search builds. Use the object on one event loop.
 
     Args:
         messages: The messages in the order of their conversations, with None between two conversations.
@@ -69,7 +70,7 @@ class MessageIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory use of the messages and the index."""
+        """Approximate memory use of the messages and the index, in bytes."""
         return self._texts_bytes + (self._index.size_bytes if self._index else 0)
 
     def find_message(self, message_id: str) -> RecalledMessage | None:
@@ -78,14 +79,14 @@ class MessageIndex:
 
     async def search(self, query: str, limit: int) -> list[tuple[RecalledMessage, TextMatch]]:
         """Returns at most `limit` matching messages, best first."""
-        # The search also finds the empty texts between conversations, because their neighbours match. The
-        # limit is therefore increased by their number, and they are removed from the result below.
+        # The search also finds the empty texts between conversations, because their neighbours match. `limit`
+        # is therefore increased by the number of empty texts, and the result below leaves them out.
         padded_limit = limit + len(self._messages) - len(self._by_id)
         task = asyncio.create_task(self._search_in_thread(query, padded_limit))
         self._search_tasks.add(task)
         task.add_done_callback(self._on_search_done)
-        # If the caller stops waiting, the thread continues, and the next search uses the index that it
-        # builds.
+        # If the caller is cancelled, the search task continues. The next search then uses the index that this
+        # task has built.
         hits = await asyncio.shield(task)
         return [(each, hit) for hit in hits if (each := self._messages[hit.document_index]) is not None][
             :limit
@@ -111,8 +112,8 @@ class MessageIndex:
         run = asyncio.get_running_loop().run_in_executor
         async with self._build_lock:
             if self._index is None:
-                # An empty text between two conversations separates the last message of one from the first of
-                # the other, because a match counts in part for neighbouring texts.
+                # A match counts in part for neighbouring texts. An empty text between two conversations
+                # therefore keeps their messages from being direct neighbours.
                 texts = [each.message.text if each else "" for each in self._messages]
                 self._index = await run(self._threads, self._index_builder.build, texts)
             index = self._index
@@ -141,12 +142,12 @@ IndexKey = tuple[str, tuple[ArchiveRef, ...]]
 
 
 class SearchIndexCache:
-    """Builds and caches message indexes. Use it on one event loop.
+    """Builds and caches message indexes. Use the object on one event loop.
 
     Args:
         records: The store of the archives.
         index_builder: Builds the search indexes.
-        max_bytes: Maximum bytes of all cached indexes.
+        max_bytes: Maximum bytes of all cached indexes together.
         clock: Returns monotonic seconds.
     """
 
@@ -170,7 +171,9 @@ class SearchIndexCache:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def get_or_load(self, tenant: str, refs: Iterable[ArchiveRef]) -> MessageIndex:
-        """Returns the index of these archives. Builds it if the cache has none or only an old one.
+        """Returns the index of the archives `refs`.
+
+        Loads it if the cached index is missing or too old (`MAX_AGE_S`).
 
         If several archives contain the same message, the index contains the copy of the first archive.
         """
@@ -182,7 +185,7 @@ class SearchIndexCache:
         return await self._load_once(key)
 
     def evict_excess(self) -> None:
-        """Evicts the least recently used indexes until the rest is within the byte limit.
+        """Evicts the least recently used indexes until the rest has at most `max_bytes` bytes.
 
         Call it after each search, because a search may build an index.
         """
@@ -210,7 +213,7 @@ class SearchIndexCache:
             task = asyncio.create_task(self._load_index(name))
             self._load_tasks[name] = task
             task.add_done_callback(partial(self._on_load_done, name))
-        # If a caller stops waiting, the load continues for the other callers.
+        # If one caller is cancelled, the load continues for the other callers.
         return await asyncio.shield(task)
 
     def _on_load_done(self, name: IndexKey, task: asyncio.Task[MessageIndex]) -> None:

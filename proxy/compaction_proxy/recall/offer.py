@@ -1,9 +1,9 @@
 """Decides whether the proxy adds its search tool to a request, so that the model can search removed messages.
 
 If the model or its server does not accept tools, the added tool causes an error that the client would not
-have got otherwise. So the proxy adds the tool only in one of three cases: the configuration says that the
-model accepts tools, the request has tools of its own, or every service that serves a model of this name is
-known to accept tools.
+have got otherwise. If the configuration says whether the model accepts tools, this decides. Otherwise the
+proxy adds the tool only if the request has tools of its own, or if every service that serves a model of this
+name is known to accept tools.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ from compaction_proxy.providers.windows import normalize_name
 
 RecallToolMode = Literal["none", "inject", "always"]
 
-# Whether a model accepts tools, by the prefix of its name. The longest matching prefix decides. The table
-# lists only models that are served by their makers, or by clouds on their behalf. It lists no models with
-# open weights, because whether they accept tools depends on how their server was started. Source: PyPI
+# Maps the prefix of a model's name to whether the model accepts tools. The longest matching prefix decides.
+# The table contains only models that are served by their makers, or by clouds on their behalf. It contains no
+# models with open weights: whether those accept tools depends on how their server was started. Source: PyPI
 # litellm 1.109.1 (`supports_function_calling`) and the makers' model pages.
 _TOOL_SUPPORT: Mapping[str, bool] = MappingProxyType(
     {
@@ -83,7 +83,11 @@ class ToolOfferSettings(Protocol):
 
     @property
     def tools(self) -> bool | None:
-        """Whether the model accepts tools. If None, the request's own tools or the model's name decide."""
+        """Whether the model accepts tools.
+
+        None if not configured: `should_offer_tool` then decides by the request's own tools and the model's
+        name.
+        """
 
 
 def supports_tools(model: str) -> bool:
@@ -100,7 +104,7 @@ def should_offer_tool(
         settings: The settings of the request's model.
         is_compacted: Whether a compaction has removed messages of the conversation.
         has_tools: Whether the request has tools of its own.
-        model: The model that will answer.
+        model: The name of the model to which the request goes.
     """
     tool = settings.recall.tool
     if tool == "none" or not (is_compacted or tool == "always"):

@@ -1,4 +1,4 @@
-"""Ranks rows of text for a query with BM25 over the words of a row and of its neighbours.
+"""Scores rows of text for a query with BM25, which here counts the words of a row and of its neighbours.
 
 A conversation often names its subject only once. The message that a query looks for may therefore lack the
 words of the query, which are in the messages before it. For this reason, the word counts of a row include
@@ -18,8 +18,9 @@ from math import log
 from compaction_proxy.recall.stems import find_word_root
 from compaction_proxy.recall.tokenize import STOP_WORDS
 
-# Length of a passage in characters, about that of a snippet. The best passage of a row is the one with the
-# largest sum of the weights of its matching words.
+# Maximum distance in characters between the first and the last matching word of a passage. It is about the
+# length of a snippet. The best passage of a row is the passage whose matching words have the largest sum of
+# weights.
 PASSAGE_CHARACTERS = 300
 
 
@@ -33,7 +34,7 @@ class RankingParameters:
             (in proportion to the length).
         neighbour_weights: Factors for the word counts of the neighbouring rows at distance 1, 2 and so on.
         find_root: Returns the root of a word, which is the same for all forms of the word.
-        stop_words: Words of a query that are ignored if the query has other words.
+        stop_words: Words of a query that are ignored if the query has other words or prefixes.
     """
 
     saturation: float = 1.2
@@ -44,7 +45,7 @@ class RankingParameters:
 
 
 class RowScorer:
-    """Adds up the scores of rows for one query, word by word.
+    """Adds up the scores of rows for one query. The caller adds the words and codes of the query.
 
     Args:
         ranking: The parameters of the ranking.
@@ -59,24 +60,31 @@ class RowScorer:
         self._max_score = 0.0
 
     def compute_word_weight(self, row_count: int) -> float:
-        """Returns the weight of a word that occurs in `row_count` rows. Rarer words weigh more."""
+        """Returns the weight of a word that occurs in `row_count` rows.
+
+        The weight is higher for rarer words.
+        """
         return log(1 + (len(self._lengths) - row_count + 0.5) / (row_count + 0.5))
 
     def add_word(self, counts: Mapping[int, int]) -> None:
-        """Adds the scores of a word. `counts` gives the number of occurrences of its forms in each row."""
+        """Adds the scores of a word.
+
+        `counts` maps each row to the number of occurrences of the word's forms.
+        """
         max_score = self.compute_word_weight(len(counts)) * (self._ranking.saturation + 1)
         self._max_score += max_score
         for row, count in self._spread_to_neighbours(counts).items():
             self._sums[row] += max_score * count / (count + self._ranking.saturation)
 
     def add_code(self, rows: Sequence[int], term_count: int) -> None:
-        """Adds the score of a code, a name that consists of several terms, such as an identifier.
+        """Adds the score of a code, which is a sequence of terms that identifies one thing, such as a path.
 
-        The score is high enough that a row with the whole name ranks before a row with only its single terms.
+        The score is high enough that a row with the whole code ranks before a row with only some of its
+        terms.
 
         Args:
-            rows: The rows that contain the whole name.
-            term_count: Number of terms of the name.
+            rows: The rows that contain the whole code.
+            term_count: Number of terms of the code.
         """
         max_score = self.compute_word_weight(len(rows)) * (self._ranking.saturation + 1) * term_count
         self._max_score += max_score
@@ -84,13 +92,13 @@ class RowScorer:
             self._sums[row] += max_score
 
     def compute_relative_scores(self) -> dict[int, float]:
-        """Returns each matching row's score as a share of the highest possible score, above 0 to 1."""
+        """Returns the score of each matching row as a share of the highest possible score, at most 1."""
         return {row: score / self._max_score for row, score in self._sums.items() if score > 0}
 
     def _spread_to_neighbours(self, counts: Mapping[int, int]) -> dict[int, float]:
         """Returns the weighted number of occurrences of a word in and around each row.
 
-        Each count is normalised to a row of mean length.
+        The count of each row is adjusted to the length of the row (`RankingParameters.length_weight`).
         """
         around: defaultdict[int, float] = defaultdict(float)
         last, length = len(self._lengths) - 1, self._ranking.length_weight
@@ -106,7 +114,7 @@ class RowScorer:
 
 
 def find_densest_match(matches: Sequence[tuple[int, str, float]]) -> int:
-    """Returns the index of the first match in the passage with the most weight; 0 if there are no matches.
+    """Returns the index of the first match in the passage with the most weight. Returns 0 without matches.
 
     A word that occurs several times in a passage counts once.
 

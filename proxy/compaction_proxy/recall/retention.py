@@ -1,13 +1,14 @@
 """Lists the archives of all conversations of a tenant, and deletes old archives that exceed the size limits.
 
 The tenant's list has a line for each archive and for each deletion. After a compaction is committed, the
-oldest archives of its conversation are deleted until the rest is within the limit for a conversation. Then
-the tenant's oldest archives, of any conversation, are deleted until the rest is within the limit for a
-tenant. A piece is deleted with the last archive that contains it. The newest archive always stays. The size
-of an archive is the bytes of its text before compression. A piece that several archives share counts once.
+oldest archives of its conversation are deleted until the others are within the limit for a conversation. Then
+the tenant's oldest archives, of any conversation, are deleted until the others are within the limit for a
+tenant. A piece is deleted with the last archive that contains it. Neither step deletes the newest archive in
+its list. The size of an archive is the bytes of its text before compression. A piece that several archives
+share counts once.
 
-Conversations with the same beginning share a root and its archives, so here they count as one conversation.
-The other records of a compaction, such as its checkpoint and its events, are not deleted.
+Conversations with the same beginning share a root and its archives. Here they count as one conversation. The
+other records of a compaction, such as its checkpoint and its events, are not deleted.
 """
 
 import time
@@ -31,8 +32,8 @@ from compaction_proxy.storage.keys import archive_piece_key, lease_key, root_arc
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 from compaction_proxy.support.lru import BoundedDict
 
-# Maximum number of archives of a tenant that are listed and counted, and maximum number of lines in the
-# tenant's list, which also has lines for deletions.
+# Maximum number of archives of a tenant that are listed and counted; older ones are ignored. The second
+# number limits the lines in the tenant's list, which also has lines for deletions.
 MAX_TENANT_ARCHIVES = 2_000
 _MAX_LINES = 2 * MAX_TENANT_ARCHIVES
 # A store cannot delete a single record. To delete a record, it is overwritten with an empty record, which
@@ -40,10 +41,10 @@ _MAX_LINES = 2 * MAX_TENANT_ARCHIVES
 _TOMBSTONE_TTL_S = 1.0
 # Shortest time between two checks of a tenant's limit by one process, in seconds.
 TENANT_CHECK_INTERVAL_S = 60.0
-# Maximum number of tenants for which a process keeps the time of the next check.
+# Maximum number of tenants for which a process remembers when the limit may be checked again.
 _MAX_TENANTS = 1_000
-# Lifetime of the lease with which one process deletes archives of a tenant, in seconds. After that, another
-# process may begin.
+# Lifetime, in seconds, of the lease that allows one process to delete archives of a tenant. When the lease
+# has expired or is released, another process may take it.
 _LEASE_S = 10.0
 
 
@@ -64,8 +65,8 @@ class ListedArchive(NamedTuple):
 
     Attributes:
         ref: The archive.
-        size_bytes: Bytes of the archive's text. In a tenant's list, pieces that an earlier archive under the
-            same root has are not counted. 0 if an earlier version of the proxy wrote the archive.
+        size_bytes: Bytes of the archive's text. In a tenant's list, the number leaves out pieces that earlier
+            archives under the same root have. 0 if an earlier version of the proxy wrote the archive.
     """
 
     ref: ArchiveRef
@@ -105,9 +106,9 @@ def _list_present_archives(lines: Iterable[Fields]) -> list[ListedArchive]:
 
 
 def _count_items_to_delete(sizes: Sequence[int], bound: int) -> int:
-    """Returns how many items must be deleted, from the first on, until the sum of the rest is within `bound`.
+    """Returns how many items to delete, from the first on, so that the sum of the others is at most `bound`.
 
-    Never counts the last item.
+    The last item is never deleted, even if it alone exceeds `bound`.
     """
     total, gone = sum(sizes), 0
     while total > bound and gone < len(sizes) - 1:
@@ -117,7 +118,7 @@ def _count_items_to_delete(sizes: Sequence[int], bound: int) -> int:
 
 
 def _compute_unshared_sizes(pieces: Sequence[ArchivePieceList]) -> list[int]:
-    """Returns the bytes of each archive, oldest first, without the pieces that a newer archive also has."""
+    """Returns the bytes of each archive, oldest first as in `pieces`, without pieces that a newer one has."""
     newer: set[ArchivePieceInfo] = set()
     sizes: list[int] = []
     for each in reversed(pieces):
@@ -139,7 +140,7 @@ def _build_deletion_lines(refs: Iterable[ArchiveRef]) -> Iterator[Fields]:
 
 
 class ArchiveRetention:
-    """Lists tenants' archives and deletes old ones that exceed the limits. Use it on one event loop.
+    """Lists tenants' archives and deletes old ones that exceed the limits. Use the object on one event loop.
 
     No method raises if the store fails.
 
@@ -166,7 +167,8 @@ class ArchiveRetention:
         self._bounds = bounds
         self._clock = clock
         self._now = now
-        # Time from which each tenant's limit may be checked again.
+        # Maps each tenant to the time from which the tenant's limit may be checked again, in monotonic
+        # seconds.
         self._check_due_at: BoundedDict[str, float] = BoundedDict(_MAX_TENANTS)
 
     async def add_archive(self, tenant: str, ref: ArchiveRef, archive: Archive) -> None:
@@ -183,7 +185,7 @@ class ArchiveRetention:
         await self._append_lines(tenant, [{"gone": "root", "root": root.hex()} for root in roots])
 
     async def list_archives(self, tenant: str) -> list[ListedArchive]:
-        """Returns the archives of a tenant, oldest first, at most the newest 2,000."""
+        """Returns the archives of a tenant that have not expired, oldest first, but only the newest 2,000."""
         lines = await self._records.read_tail(tenant_archives_key(tenant), _MAX_LINES)
         oldest = self._now() - self._ttl_s
         return [held for held in _list_present_archives(lines) if held.ref.round.made_at > oldest][
@@ -191,15 +193,15 @@ class ArchiveRetention:
         ]
 
     async def list_root_archives(self, tenant: str, root: bytes) -> list[ListedArchive]:
-        """Returns the archives in the list of a root, oldest first. The list may contain deleted archives."""
+        """Returns the archives in the list of a root, oldest first. Some of them may already be deleted."""
         lines = await self._records.read_tail(root_archives_key(tenant, root), MAX_ARCHIVES)
         return [held for line in lines if (held := _parse_line(line, root.hex())) is not None]
 
     async def enforce_bounds(self, tenant: str, root: bytes) -> None:
-        """Deletes the oldest archives of a root, and then of its tenant, until the limits are met.
+        """Deletes the oldest archives of a root, and then of the tenant, that exceed the limits.
 
-        Does nothing if another process does so for this tenant, or if the store fails. Checks the limit of a
-        tenant at most once in `TENANT_CHECK_INTERVAL_S`.
+        Does nothing if another process is deleting archives of this tenant, or if the store fails. Checks the
+        limit of a tenant at most once in `TENANT_CHECK_INTERVAL_S`.
         """
         try:
             lease = await self._records.acquire_lease(lease_key(tenant_archives_key(tenant)), _LEASE_S)

@@ -1,10 +1,10 @@
 """Builds and reads the details of a compaction, which the admin interface shows.
 
-The details are the removed messages, the prompts of the summary calls, and the visible messages: those that
-the conversation's model got in the request after the compaction. The removed messages are in the archive of
-the compaction. The prompts and the visible messages are in the detail record, which is committed with the
-compaction's checkpoint. The detail record has the same size limit as an archive record. Neither the archive
-nor the detail record contains fixed messages.
+The details are the removed messages, the prompts of the summary calls, and the visible messages. Visible
+messages are those that the conversation's model got in the request after the compaction. The removed messages
+are in the archive of the compaction. The prompts and the visible messages are in the detail record, which is
+committed with the compaction's checkpoint. The detail record has the same size limit as an archive record.
+Neither the archive nor the detail record contains fixed messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,13 +26,14 @@ from compaction_proxy.storage.keys import round_detail_key
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 from compaction_proxy.telemetry.event_history import EventHistory
 
-# Maximum number of prompts of a compaction that are kept (the last ones), and maximum characters of each
-# prompt including its instructions.
+# Maximum number of prompts that are kept for a compaction, and maximum characters of each prompt including
+# its instructions. Only the last prompts are kept. Longer prompts are shortened in the middle.
 MAX_PROMPTS = 8
 MAX_PROMPT_CHARACTERS = 64 * 1024
 # Origins of a visible message: a compaction wrote or shortened it, or the client sent it in this form.
 STAND_IN, KEPT = "stand-in", "kept"
-# Stored instead of the instructions if the prompt was appended to the conversation itself (an aligned call).
+# Stored in place of the instructions of an aligned call, in which the prompt was appended to the conversation
+# itself.
 CONTINUED = "[The conversation itself, as it would have been forwarded, with this behind it:]"
 
 
@@ -43,7 +44,7 @@ class SummaryPrompt:
     Attributes:
         model: The name of the summary model.
         system: The instructions; `CONTINUED` for an aligned call, which has no instructions of its own.
-        text: The prompt's text after the instructions.
+        text: The text of the prompt, without the instructions.
     """
 
     model: str
@@ -59,7 +60,8 @@ class VisibleMessage:
         role: The message's role.
         text: The message as text, in the form of `RemovedMessage.text`.
         origin: `STAND_IN` or `KEPT`.
-        id: The message's id, `m_…`. Empty for a replacement, unless it is a shortened original message.
+        id: The message's id, `m_…`. Empty for a replacement, unless the replacement is a shortened original
+            message.
     """
 
     role: str
@@ -86,7 +88,7 @@ class RoundDetail:
 
 
 def build_bounded_prompt(model: str, system: str, text: str) -> SummaryPrompt:
-    """Builds a prompt. Cuts its instructions and text to `MAX_PROMPT_CHARACTERS` characters together."""
+    """Builds a prompt. Shortens the instructions and the text to about `MAX_PROMPT_CHARACTERS` together."""
     instructions = shorten_text(system, MAX_PROMPT_CHARACTERS // 2)
     return SummaryPrompt(model, instructions, shorten_text(text, MAX_PROMPT_CHARACTERS - len(instructions)))
 
@@ -167,7 +169,7 @@ class RoundDetailReader:
     ) -> RoundDetail | None:
         """Returns the details of a compaction, or None if the conversation has no such compaction.
 
-        If the archive and the detail record have expired, the result contains only the event.
+        If neither the archive nor the detail record can be read, the result contains only the event.
 
         Args:
             tenant: The tenant that owns the conversation.

@@ -1,8 +1,9 @@
-"""Searches messages that compactions have removed, in one conversation or in all conversations of a tenant.
+"""Searches removed messages, in one conversation or in all conversations of a tenant.
 
 Conversations with the same beginning share the archives under their root. A search of one conversation must
 not return messages of the others. It therefore returns only messages that compactions of this conversation
-removed, and messages whose ids the caller gives, because the caller's own request contained them.
+removed, and messages whose ids the caller gives. The caller gives the ids of messages that its own request
+contained.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,14 +19,14 @@ from compaction_proxy.telemetry.event_history import EventHistory
 
 MAX_HITS = 100
 SNIPPET_CHARACTERS = 300
-# A word (a run without white space) that is cut by an end of the snippet is left out if it has at most this
-# number of characters. A longer word stays, although it is cut.
+# Maximum characters of a word (text without white space) that is left out because an end of the snippet cuts
+# it. If the part of the word inside the snippet is longer, it stays.
 _WORD_CHARACTERS = 24
-# The text before the match takes the length of the snippet divided by this number, unless the match is close
-# to the beginning or the end of the text.
+# A snippet begins before the match, at a distance of the maximum length of the snippet divided by this
+# number. The distance differs if the match is close to the beginning or the end of the text.
 _LEAD_SHARE = 3
 # Maximum bytes of text, and maximum number of archives, that one search of all conversations of a tenant
-# reads. It reads the newest archives.
+# reads. Older archives are not searched.
 SEARCHED_BYTES = 16_000_000
 SEARCHED_ARCHIVES = 500
 _NO_KNOWN_IDS: frozenset[str] = frozenset()
@@ -42,7 +43,7 @@ class SearchHit:
         round: The number of the compaction that removed it.
         strategy: The strategy of that compaction.
         at: Time of that compaction, in seconds since the epoch.
-        score: Share of the query that the message matches, above 0 and at most 1 (`fulltext.TextMatch`).
+        score: Score as a share of the highest possible score, above 0 and at most 1 (`fulltext.TextMatch`).
         snippet: The text around the best match, on one line (`snippet_characters` in `ArchiveSearch.search`).
         conversation: The conversation of that compaction, `c_…`.
         turn: The number of its turn, from 1; 0 if it precedes the first turn; None if unknown.
@@ -63,7 +64,7 @@ class SearchHit:
 def _extract_snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -> str:
     """Returns at most `characters` characters around the match at offset `at`, on one line.
 
-    Leaves out words that are cut at the ends, unless they are overlong (`_WORD_CHARACTERS`).
+    Leaves out a word that an end of the snippet cuts, unless more than `_WORD_CHARACTERS` of it are inside.
     """
     start = max(0, min(at - characters // _LEAD_SHARE, len(text) - characters))
     stop = start + characters
@@ -76,9 +77,9 @@ def _extract_snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -
 
 
 def _is_cut_word(text: str, at: int, word: Sequence[str]) -> bool:
-    """Returns whether offset `at` is inside `word` and the word is not overlong.
+    """Returns whether offset `at` cuts a word of which at most `_WORD_CHARACTERS` are in the snippet.
 
-    `word` is a list with the word next to the offset, or an empty list.
+    `word` is a list with the part of the word that is in the snippet, or an empty list.
     """
     inside = not (text[at - 1].isspace() or text[at].isspace())
     return inside and all(len(each) <= _WORD_CHARACTERS for each in word)
@@ -103,7 +104,7 @@ def _build_hit(recalled: RecalledMessage, found: TextMatch, characters: int) -> 
 def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
     """Returns the newest archives, newest first, up to `SEARCHED_ARCHIVES` and `SEARCHED_BYTES`.
 
-    Returns the newest archive even if it alone exceeds the limit.
+    Returns the newest archive even if it alone exceeds `SEARCHED_BYTES`.
     """
     remaining_bytes = SEARCHED_BYTES
     places: list[ArchiveRef] = []
@@ -116,7 +117,7 @@ def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
 
 
 class ArchiveSearch:
-    """Searches archives. No method raises an error if the store fails, or for any text of a query.
+    """Searches archives. No method raises an error if the store fails, or because of the text of a query.
 
     Args:
         records: The store of the archives.
@@ -157,13 +158,13 @@ class ArchiveSearch:
             tenant: The tenant that owns the archives.
             conversation: The conversation's id. None searches the newest archives of all conversations of
                 the tenant, up to `SEARCHED_BYTES` of text.
-            query: Any text. It may contain words (one match is enough), prefixes (`begin*`) and "phrases" in
-                double quotes. Only the beginning and the end of a long query are used
+            query: Any text. It may contain words (one matching word is enough), prefixes (`begin*`) and
+                "phrases" in double quotes. Only the beginning and the end of a long query are used
                 (`recall.tokenize.parse_query`).
-            limit: Maximum number of hits. More than `MAX_HITS` count as `MAX_HITS`.
+            limit: Maximum number of hits. A limit above `MAX_HITS` counts as `MAX_HITS`.
             known_ids: Ids of messages that may be returned even if another conversation's compaction removed
                 them, such as the messages of the caller's request.
-            snippet_characters: Maximum characters of a snippet.
+            snippet_characters: Maximum characters of a hit's snippet.
 
         Raises:
             SearchUnavailableError: If this installation cannot search.
@@ -194,7 +195,7 @@ class ArchiveSearch:
     ) -> RecalledMessage | None:
         """Returns the archived message with this id, or None if there is none.
 
-        The arguments have the same meaning as in `search`.
+        `tenant`, `conversation` and `known_ids` have the same meaning as in `search`.
         """
         index = await self._index_cache.get_or_load(
             tenant, await self._find_archives(tenant, conversation, known_ids)
@@ -219,10 +220,11 @@ class ArchiveSearch:
     async def _find_archives(
         self, tenant: str, conversation: str | None, known: AbstractSet[str]
     ) -> Sequence[ArchiveRef]:
-        """Returns the archives to search, newest first.
+        """Returns the archives to search.
 
-        For a conversation, its own archives come first. If `known` (message ids) is not empty, they are
-        followed by the archives of other conversations under the same roots.
+        The archives of the conversation come first, newest first. If `known` (message ids) is not empty, the
+        archives of other conversations under the same roots follow. If `conversation` is None, the result has
+        the newest archives of the tenant.
         """
         if conversation is None:
             return _select_newest(await self._retention.list_archives(tenant))
@@ -243,7 +245,10 @@ def _build_foreign_filter(conversation: str) -> Callable[[ArchiveRef], bool]:
 def _build_access_filter(
     conversation: str | None, known: AbstractSet[str]
 ) -> Callable[[RecalledMessage], bool]:
-    """Returns a predicate for messages that a search may return. `known` holds the caller's message ids."""
+    """Returns a predicate for messages that a search may return.
+
+    `known` contains the caller's message ids.
+    """
     if conversation is None:
         return lambda _: True
     return lambda each: each.round.conversation == conversation or each.message.id in known

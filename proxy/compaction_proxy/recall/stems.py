@@ -1,8 +1,8 @@
 """Stems English words with Porter's stemmer (the library snowballstemmer) and a table of irregular forms.
 
-Two words count as forms of one word if their stems are equal. A stem need not be a word. The stemmer knows
-only English endings. A word with characters other than a to z, or with fewer than three letters, is its own
-stem.
+Two words count as forms of one word if their stems are equal. A stem may differ from every form of the word.
+The stemmer knows only English endings. A word with characters other than a to z, or with fewer than three
+letters, is its own stem.
 """
 
 import re
@@ -12,8 +12,8 @@ from pkgutil import resolve_name
 _STEMMER = "snowballstemmer:stemmer"  # imported if used: it takes 14 MB of memory
 _CACHED_STEMS = 16_384  # number of words; the stemmer takes 40 µs for each
 _LETTERS = re.compile(r"[a-z]{3,}")
-# Each entry lists the forms of one word, with the basic form first. A form that two words share (left, found,
-# saw) is listed only for the word that is meant most often.
+# Each text lists the forms of one irregular word, with the basic form first. A form that two words share
+# (left, found, saw) is listed only for the more common meaning.
 _IRREGULAR = (
     "be am is are was were been being", "go went gone goes", "have has had", "do does did done", "say said",
     "get got gotten", "make made", "know knew known", "think thought", "take took taken", "see saw seen",
@@ -47,7 +47,8 @@ def stem_word(word: str) -> str:
     """Returns the stem of a word, which must be in lower case."""
     if not _LETTERS.fullmatch(word):
         return word
-    # A stemmer keeps the word in its attributes, and several threads search, so each call creates a stemmer.
+    # Each call creates a stemmer, because a stemmer keeps the word in its attributes and several threads call
+    # this function.
     stem: str = resolve_name(_STEMMER)("porter").stemWord(word)
     return stem
 

@@ -1,9 +1,9 @@
 """Splits texts into the terms of an index, and parses queries.
 
-A term is a run of letters, digits and Unicode marks between two separators, in lower case and without
-accents. Terms are not stemmed, so that a search can also find an exact text. The search decides which terms
-are forms of one word (`recall.stems`). A name in camel case gives a term for the whole name and one for each
-of its pieces. A number with thousands separators gives a term without the separators. Text in a script
+A term usually consists of the letters, digits and Unicode marks between two separators, in lower case and
+without accents. Terms are not stemmed, so that a search can also find an exact text. The search decides which
+terms are forms of one word (`recall.stems`). A name in camel case gives a term for the whole name and one for
+each of its pieces. A number with thousands separators gives a term without the separators. Text in a script
 without spaces between words gives a term for each pair of neighbouring characters.
 """
 
@@ -14,10 +14,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Maximum characters of a term. Only the beginning of a longer run of letters and digits becomes a term.
+# Maximum characters of a term. If there are more letters and digits without a separator, only the first ones
+# become a term.
 MAX_TERM_CHARACTERS = 128
-# Limits of a query. If a query has too many characters or words, only its beginning and end are used, because
-# a question usually comes before or after the text that it is about.
+# Limits of a query. If a query has too many characters or words, only its beginning and its end are used,
+# because a question usually comes before or after the text that it is about. Of other parts, only the first
+# ones are used.
 MAX_QUERY_CHARACTERS = 8_192
 MAX_QUERY_WORDS = 64
 MAX_QUERY_PHRASES = 16
@@ -26,8 +28,8 @@ MAX_QUERY_PREFIXES = 8
 MAX_QUERY_CODES = 16
 MAX_CODE_TERMS = 32
 MAX_CAMEL_PIECES = 8
-# Minimum characters of a code that contains digits (`ParsedQuery.codes`). Shorter numbers are too common to
-# identify anything.
+# Minimum characters of a code that contains digits (`ParsedQuery.codes`). Shorter numbers occur too often to
+# identify one thing.
 MIN_CODE_CHARACTERS = 5
 
 # Scripts without spaces between words: Thai and Lao; Myanmar; Khmer; Chinese, Japanese and Korean with their
@@ -36,8 +38,9 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
 )
-# Unicode marks that occur inside words but are not letters: accents, points of Hebrew and Arabic, vowels of
-# Indian scripts, and marks above and below the letters of the scripts in `_UNSPACED`.
+# Ranges of Unicode marks inside words: accents, points of Hebrew and Arabic, vowel signs of Indian scripts,
+# and signs above and below the letters of the scripts in `_UNSPACED`. The ranges also contain letters between
+# the marks, which does no harm, because letters belong to words as well.
 _MARKS = (
     "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0903\u093a-\u0963\u0981-\u0983\u09bc-\u0a03"
     "\u0a3c-\u0dff\u0e31-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ecd\u102b-\u103e\u17b6-\u17d3"
@@ -59,7 +62,8 @@ _DIGIT = re.compile(r"[0-9]")
 _CAMEL_CASE = re.compile(r"[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}")
 _TRIMMED_CHUNK = re.compile(r"[^\W_](?:.*[^\W_])?", re.DOTALL)
 
-# Words that occur in most questions and say nothing about the subject.
+# Words that occur in many questions and say nothing about their subject. `parse_query` ignores these words if
+# the query has other words or prefixes.
 _STOP_WORD_TEXT = """
 a about after again all also am an and any are as at be because been before being both but by
 can could d did do does doing done down each few for from further had has have having he her
@@ -89,12 +93,12 @@ class ParsedQuery:
     """The parts of a query.
 
     Attributes:
-        words: Terms by which results are ranked, each once. Stop words are included only if the query has no
-            other words and no prefixes.
+        words: Terms by which results are ranked, without duplicates. Stop words are included only if the
+            query has no other words and no prefixes.
         prefixes: Beginnings of terms, from words of the query that end with `*`.
-        codes: Chunks (runs without white space) that identify one thing, such as paths, ids, versions and
-            amounts. Each is a sequence of terms.
-        phrases: Texts that every result must contain. Case and the kind of white space do not matter.
+        codes: Parts of the query that identify one thing, such as a path, an id, a version or an amount. A
+            code has no white space. Each code is given as the sequence of its terms.
+        phrases: Texts that every result must contain. A search ignores case and the kind of white space.
     """
 
     words: tuple[str, ...] = ()
@@ -104,7 +108,10 @@ class ParsedQuery:
 
 
 def split_terms(text: str) -> Iterator[Term]:
-    """Yields the terms of a text in order. The pieces of a camel-case name come before the whole name."""
+    """Yields the terms of a text in their order.
+
+    The pieces of a camel-case name come before the whole name.
+    """
     known: dict[str, tuple[str, ...]] = {}
     for match in _RUN.finditer(text):
         run, start = match[0], match.start()
@@ -125,7 +132,7 @@ def split_terms(text: str) -> Iterator[Term]:
 
 
 def fold_case(run: str) -> str:
-    """Returns a run of letters, digits and marks in lower case and without accents."""
+    """Returns a text of letters, digits and marks in lower case and without accents."""
     if run.isascii():
         return run.lower()
     plain = "".join(each for each in unicodedata.normalize("NFKD", run) if not unicodedata.combining(each))
@@ -134,10 +141,10 @@ def fold_case(run: str) -> str:
 
 
 def _split_run(run: str) -> tuple[str, ...]:
-    """Returns the terms of a run of letters and digits.
+    """Returns the terms of a text without separators, or of a number with thousands separators.
 
     A name in camel case gives its pieces and the whole name. A number with thousands separators gives one
-    term without the separators. Any other run is one term.
+    term without the separators. Any other text gives one term.
     """
     if run[0].isdigit() and "," in run:
         return (run.replace(",", "")[:MAX_TERM_CHARACTERS],)
@@ -151,10 +158,11 @@ def _split_run(run: str) -> tuple[str, ...]:
 
 
 def _split_unspaced(run: str, start: int) -> Iterator[Term]:
-    """Yields the terms of a run that contains characters of scripts without spaces.
+    """Yields the terms of a text that contains characters of scripts without spaces.
 
-    In such a script, each character gives a term together with the next character. The last character gives a
-    term of its own. The other parts of the run are split by `_split_run`. `start` is the offset of the run.
+    Each such character gives a term together with the next such character. The last character before another
+    script or the end gives a term of its own. `_split_run` splits the other parts of `run`. `start` is the
+    offset of `run` in the whole text.
     """
     for match in _UNSPACED_RUN.finditer(run):
         part, at = match[0], start + match.start()
@@ -166,7 +174,7 @@ def _split_unspaced(run: str, start: int) -> Iterator[Term]:
 
 
 def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> ParsedQuery:
-    """Parses a query. Any text is a valid query. Parts beyond the limits (`MAX_QUERY_…`) are left out."""
+    """Parses a query. Any text is valid. Leaves out parts that exceed the limits (`MAX_QUERY_…`)."""
     if len(query) > MAX_QUERY_CHARACTERS:
         query = f"{query[: MAX_QUERY_CHARACTERS // 2]} {query[-MAX_QUERY_CHARACTERS // 2 :]}"
     phrases = [" ".join(each.split())[:MAX_PHRASE_CHARACTERS].strip() for each in _PHRASE.findall(query)]
@@ -190,9 +198,9 @@ def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Parsed
 
 
 def _drop_repeated_last_characters(found: Iterable[Term]) -> tuple[str, ...]:
-    """Returns the terms without single characters that repeat the end of the pair before them.
+    """Returns the terms without single characters that repeat the end of the term before them.
 
-    `_split_unspaced` yields such a character at the end of each run.
+    `_split_unspaced` yields such a character after the last pair of characters.
     """
     terms: list[str] = []
     for term in found:
@@ -210,8 +218,9 @@ def _select_ranking_words(
 ) -> tuple[str, ...]:
     """Returns the words by which results are ranked, at most `MAX_QUERY_WORDS`.
 
-    These are the words that are not stop words. If there are none and `allow_stop_words` is true, these are
-    all words.
+    Leaves out stop words, unless all words are stop words and `allow_stop_words` is true. If there are too
+    many words, returns the first half and the second half of the allowed number, from the beginning and the
+    end.
     """
     ranking_words = [word for word in words if word not in stop_words] or (
         list(words) if allow_stop_words else []
@@ -225,7 +234,7 @@ def _select_ranking_words(
 
 
 def _is_code(chunk: str, terms: tuple[str, ...]) -> bool:
-    """Returns whether a chunk of a query identifies one thing, such as a path. `terms` are its terms."""
+    """Returns whether a part of a query without white space identifies one thing, such as a path."""
     core = _TRIMMED_CHUNK.search(chunk)
     if not core or not terms or len(terms) > MAX_CODE_TERMS or STOP_WORDS.issuperset(terms):
         return False

@@ -1,7 +1,7 @@
-"""Answers calls of the search tool, with which a model or an agent searches removed messages.
+"""Implements the search tool, with which a model or an agent searches removed messages.
 
 Every result is text for a model. No method raises an error if the store fails or if the arguments of a call
-are wrong. In these cases the result says what is wrong and what to do.
+are wrong. The result then describes the problem and says what the model can do.
 """
 
 import json
@@ -26,9 +26,10 @@ Scope = Literal["conversation", "tenant"]
 
 MAX_HITS: Final = 20
 MAX_QUERY_CHARACTERS: Final = 1_000
-# Maximum characters of all snippets in one result together. About 2,000 tokens have this many characters.
+# Maximum characters of all snippets of one search together, unless each of many hits gets the minimum length
+# (`SNIPPET_CHARACTERS`). About 2,000 tokens have this many characters.
 _MAX_SNIPPETS_CHARACTERS: Final = 5_000
-# Maximum characters of a call's arguments. Longer arguments count as unusable.
+# Maximum characters of the arguments of a call. If they are longer, the result is `USAGE_TEXT`.
 _MAX_ARGUMENTS_CHARACTERS: Final = 64_000
 _NO_IDS: frozenset[str] = frozenset()
 USAGE_TEXT: Final = (
@@ -42,14 +43,14 @@ SEARCH_UNAVAILABLE_TEXT: Final = "What was removed cannot be searched by this in
 
 
 class RecallContext(NamedTuple):
-    """Identifies the caller of the tool, and says which messages the caller may search.
+    """The caller of the tool, and the messages that the caller may search.
 
     Attributes:
         tenant: The tenant whose conversations the caller may search.
         conversation: The conversation to search, `c_…`. None if the caller has no conversation.
         known_ids: Ids of messages that may be returned even if another conversation's compaction removed
             them, such as the messages of the caller's request.
-        source: Kind of the caller, such as `model`. It is used as a label in metrics.
+        source: Kind of the caller, such as `model`. Metrics have it as a label.
     """
 
     tenant: str
@@ -59,11 +60,12 @@ class RecallContext(NamedTuple):
 
 
 class RecallTool:
-    """Answers queries about removed messages. Use it on one event loop.
+    """Searches and reads removed messages for models and agents. Use the object on one event loop.
 
     Args:
         archive_search: Searches the archives.
-        count: Returns the number of tokens of a text. It gets at most a few thousand characters.
+        count: Returns the number of tokens of a text. It is called for texts of at most a few thousand
+            characters.
         is_store_reachable: Returns whether the store is reachable. It must return without waiting.
         on_search: Called for each search with `RecallContext.source` and the outcome (`found` or `nothing`).
     """
@@ -125,8 +127,8 @@ class RecallTool:
         Args:
             context: The caller and what it may search.
             message_id: The message's id, `m_…`.
-            lines: The lines to show, such as "10-40"; empty for all. The text contains only as many lines as
-                fit.
+            lines: The lines to show, such as "10-40"; empty for all. The result contains only as many lines
+                as fit into 2,000 tokens.
             scope: Where to search, as in `search`. `tenant` searches the context's conversation first.
         """
         found = await self._find_message(context, message_id.strip(), scope)
@@ -185,6 +187,6 @@ def _parse_arguments(arguments: str) -> dict[str, Any]:
 
 
 def _to_text(value: object) -> str:
-    """Returns a string or a number as text without white space around it, or "" for any other value."""
+    """Converts a string or a number to text without white space around it. Returns "" for any other value."""
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value).strip() if numeric or isinstance(value, str) else ""

@@ -1,1 +1,1 @@
-"""Replay: tests strategies on recorded conversations, without a provider and without a model."""
+"""Replay: applies strategies to recorded conversations, without a provider and without a model."""

@@ -20,18 +20,20 @@ from compaction_proxy.replay.runner import ReplayOptions
 from compaction_proxy.wires.json.slices import find_members
 from compaction_proxy.wires.json.values import encode_json
 
-# At most this many rehearsals run at the same time.
+# Maximum number of rehearsals that run at the same time. A further one is refused with status 429.
 MAX_PARALLEL_JOBS = 2
 # Sections of the configuration that are not sent to the subprocess. A rehearsal does not need them, because
 # it keeps everything in memory.
 UNNEEDED_SECTIONS = {"server", "store", "observability"}
-# Time limit of a rehearsal, in seconds.
+# Time limit of a rehearsal, in seconds. After this time, the subprocess is killed, and the request gets
+# status 413.
 TIMEOUT_S = 30.0
-# Largest number of tokens that a setting in a request for a rehearsal may have.
+# Maximum value of the settings in tokens in a request for a rehearsal. A higher value is refused.
 MAX_TOKENS = 1_000_000_000
-# An error message of the subprocess is cut to this many characters.
+# Maximum characters of an error message of the subprocess. The end of a longer message is cut off.
 MAX_LINE_CHARACTERS = 300
-# The subprocess searches for modules in the same places as this process, and not in its working directory.
+# The subprocess imports modules from the same folders as this process (`sys.path`), not from its working
+# directory.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; from compaction_proxy.cli.replay_worker import main; main()"
 )
@@ -49,8 +51,9 @@ class ReplayJob:
     Attributes:
         conversation: Id of a stored conversation; empty if `members` holds the conversation.
         members: Members of a request body, such as `messages` and `tools`, by name, each value as JSON. If
-            `conversation` is set, they replace members of the same name of the stored conversation.
-        strategies: Names of the strategies under which to replay; empty for the configured strategy.
+            `conversation` is set, these replace the members of the stored conversation that have the same
+            names.
+        strategies: Names of the strategies to apply; empty for the configured strategy.
         options: Settings that differ from the configuration.
     """
 
@@ -63,11 +66,11 @@ class ReplayJob:
 def parse_job(raw: bytes) -> ReplayJob:
     """Parses a request for a rehearsal.
 
-    The messages and tools are not decoded, so this takes only milliseconds per megabyte.
+    The function does not decode the messages and tools, so it takes only milliseconds per megabyte.
 
     Args:
-        raw: The request body: `{"messages": […], "tools": […]}` or `{"conversation": "c_…"}`. Both may also
-            have `model`, `strategies`, `trigger_tokens`, `target_tokens` and `window`.
+        raw: The request body: `{"messages": […], "tools": […]}` or `{"conversation": "c_…"}`. Both forms may
+            also have `model`, `strategies`, `trigger_tokens`, `target_tokens` and `window`.
 
     Raises:
         RequestRefusedError: With status 400 if the body is invalid.
@@ -110,8 +113,8 @@ class ReplayJobRunner:
 
     Args:
         config: Configuration in force. Its secrets are not sent to the subprocess.
-        load_conversation: Returns the stored part of a conversation as a request body, given the conversation
-            id.
+        load_conversation: Takes the id of a conversation, and returns the stored part of it as a request
+            body.
         command: Command line of the subprocess. The subprocess reads the job from its standard input, and
             writes a JSON object to its standard output.
         timeout_s: Time limit of the subprocess, in seconds.
@@ -135,9 +138,9 @@ class ReplayJobRunner:
         """Returns the results as JSON values (`replay.runner.ReplayResult.to_fields`), one for each strategy.
 
         Raises:
-            RequestRefusedError: With status 400 if the conversation is invalid, and 404 if it is unknown.
-                With status 409 if too little of it is stored. With status 413 if the rehearsal takes too
-                long. With status 429 if too many others are running.
+            RequestRefusedError: With status 400 if the conversation is invalid, 404 if it is unknown, 409 if
+                too little of it is stored, 413 if the rehearsal takes too long, or 429 if `MAX_PARALLEL_JOBS`
+                rehearsals are running.
             ReplayFailedError: If the subprocess ended with an error or without a valid result.
         """
         if self._slots.locked():
@@ -158,8 +161,8 @@ class ReplayJobRunner:
     def _encode_input(self, job: ReplayJob, body_members: Mapping[str, bytes]) -> bytes:
         """Encodes the input of the subprocess: a line of JSON with the options, then a request body in JSON.
 
-        Writing the configuration as JSON masks its secrets. The URL in the section `store` may contain a
-        secret that is not masked, so that section is left out.
+        Secrets of the configuration are replaced by asterisks in the JSON. The section `store` is left out,
+        because its URL may contain a password that would not be replaced.
         """
         header = {
             "config": self._config.model_dump(mode="json", exclude_unset=True, exclude=UNNEEDED_SECTIONS),
@@ -202,7 +205,7 @@ def _parse_output(stdout: bytes, stderr: bytes) -> Mapping[str, Any]:
 
 
 def _extract_last_line(stderr: bytes, code: int = 0) -> str:
-    """Returns the last line on stderr that is not blank, or else a text with the exit code or signal.
+    """Returns the last line of `stderr` that is not blank, or else a text with the exit code or signal.
 
     The last line is usually the error that ended the process.
     """

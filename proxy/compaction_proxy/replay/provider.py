@@ -1,9 +1,9 @@
 """Simulates a provider that counts the tokens of prompts, keeps a prompt cache and writes summaries by rules.
 
-The provider counts tokens as OpenAI does: the texts of each message plus a fixed number of tokens for each
-message. Its cache holds the beginning of a prompt if an earlier prompt had the same model, tools and first
-messages. The cache serves whole blocks of 128 tokens, and nothing if the beginning has fewer than 1,024
-tokens.
+The provider counts tokens as OpenAI does: the tokens of each message's texts, plus `FRAME_TOKENS` for each
+message. The prompt cache contains the beginning of a prompt if an earlier prompt had the same model, tools
+and first messages. The cache serves whole blocks of 128 tokens. It serves no tokens if the beginning has
+fewer than 1,024.
 
 Summaries are extracts of realistic size. The same input always gives the same text.
 """
@@ -31,8 +31,8 @@ FRAME_TOKENS = 3  # added for every message, and once more for the reply
 PART_TOKENS = 85  # counted for a content part that is not text; OpenAI counts this for a small image
 CACHE_MINIMUM_TOKENS = 1024  # OpenAI caches the beginning of a prompt if it has at least this many tokens
 CACHE_BLOCK_TOKENS = 128  # the number of cached tokens is rounded down to a multiple of this
-# The provider remembers the sizes of this many messages, and this many beginnings of prompts, by their
-# hashes. It forgets the oldest ones.
+# Maximum number of messages whose sizes the provider remembers, and maximum number of beginnings of prompts
+# in its cache. Beyond each limit, the provider forgets the entry that was written longest ago.
 MAX_REMEMBERED = 200_000
 
 
@@ -41,7 +41,7 @@ class ProviderPrompt(NamedTuple):
 
     Attributes:
         model: Requested model.
-        definitions: JSON of each member other than the messages that is part of the prompt, such as tools.
+        definitions: JSON of each member besides the messages that is part of the prompt, such as `tools`.
         messages: JSON of each message.
     """
 
@@ -51,7 +51,7 @@ class ProviderPrompt(NamedTuple):
 
     @classmethod
     def from_body(cls, body: JsonObject) -> "ProviderPrompt":
-        """Returns the prompt of a request."""
+        """Returns the prompt of a request with the decoded body `body`."""
         tools = (encode_json(body["tools"]).decode(),) if body.get("tools") else ()
         return cls(body["model"], tools, [encode_json(message) for message in body["messages"]])
 
@@ -73,11 +73,14 @@ class SimulatedProvider:
         return self._counter.count(text, model) if text else 0
 
     def count_answer_tokens(self, raw: bytes, model: str) -> int:
-        """Counts the tokens of a reply. `raw` is its message as JSON; empty if there is no reply."""
+        """Counts the tokens of a reply, without `FRAME_TOKENS`.
+
+        `raw` is the message as JSON. If empty, returns 0.
+        """
         return self._count_message(raw, model) - FRAME_TOKENS if raw else 0
 
     def count_prompt_tokens(self, prompt: ProviderPrompt) -> int:
-        """Counts the tokens of a prompt."""
+        """Counts the tokens of a prompt, including `FRAME_TOKENS`."""
         messages = sum(self._count_message(raw, prompt.model) for raw in prompt.messages)
         return self._count_definitions(prompt) + messages + FRAME_TOKENS
 
@@ -109,9 +112,9 @@ class SimulatedProvider:
 
 
 def round_down_to_cache_blocks(tokens: int) -> int:
-    """Returns how many tokens the cache serves if it holds the first `tokens` tokens of a prompt.
+    """Returns how many tokens the cache serves if it contains the first `tokens` tokens of a prompt.
 
-    The cache serves only whole blocks, and nothing below `CACHE_MINIMUM_TOKENS`.
+    The cache serves only whole blocks. If these have fewer than `CACHE_MINIMUM_TOKENS`, returns 0.
     """
     blocks = tokens - tokens % CACHE_BLOCK_TOKENS
     return blocks if blocks >= CACHE_MINIMUM_TOKENS else 0
@@ -138,7 +141,7 @@ def _list_parts(message: JsonObject) -> list[Any]:
 
 
 def _iter_texts(message: JsonObject) -> Iterator[str]:
-    """Yields the strings of a message that cost tokens."""
+    """Yields the strings of a message that the provider counts."""
     yield from (str(message.get("role", "")), extract_text(message), str(message.get("name") or ""))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
@@ -161,7 +164,7 @@ _RUN_MARK = re.compile(r"^=== RUN \d+ ===$", re.MULTILINE)
 
 
 class SummaryCallUsage(NamedTuple):
-    """Usage of a summary call, in tokens."""
+    """The usage of one summary call, in tokens, and the model."""
 
     model: str
     prompt_tokens: int
@@ -173,9 +176,9 @@ class ExtractiveSummaryModel:
     """Implements the protocol `providers.types.SummaryModel` by rules. Serves one conversation at a time.
 
     Attributes:
-        provider: The simulated provider to which the conversation's requests also go. Its cache may therefore
-            already hold the beginning of an aligned call.
-        calls: Usage of the calls since `start_conversation`.
+        provider: The simulated provider, which also gets the conversation's requests. Its cache may therefore
+            already contain the beginning of an aligned call.
+        calls: Usage of each summary call since the last call of `start_conversation`.
     """
 
     def __init__(self, provider: SimulatedProvider) -> None:
@@ -183,12 +186,12 @@ class ExtractiveSummaryModel:
         self.calls: list[SummaryCallUsage] = []
 
     def start_conversation(self, provider: SimulatedProvider) -> list[SummaryCallUsage]:
-        """Switches to another conversation. Returns the list to which the usage of its calls is appended."""
+        """Begins another conversation. Returns a list to which each later summary call appends its usage."""
         self.provider, self.calls = provider, []
         return self.calls
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """Writes a summary.
+        """Writes the summary by rules (`write_summary`), and appends the usage of the call to `calls`.
 
         Raises:
             SummaryError: With the reason `garbage` if the call cannot be encoded as a request.
@@ -216,12 +219,14 @@ def write_summary(raw_messages: Sequence[bytes], max_tokens: int, count: Callabl
     The last message of an aligned call is the prompt, and the messages before it are summarised. In any other
     call, the transcripts in the last message are summarised, or the message itself if it has none.
 
-    A prompt may ask for a text for each of several runs of messages. Then each run gets its own extract below
-    a line with its number. If the prompt names sections, the extract is the content of the first section.
+    A prompt may ask for one text for each of several groups of messages, which the prompt calls "runs". Each
+    group then gets its own extract, below a line with the number of the group. If the prompt names sections
+    and asks for one text, the extract is the content of the first section.
 
     Args:
         raw_messages: The messages of the call, as JSON.
-        max_tokens: The requested limit of output tokens. A summary has at most `TARGET_TOKENS` tokens.
+        max_tokens: The requested limit of output tokens. Limits above `TARGET_TOKENS` count as
+            `TARGET_TOKENS`.
         count: Counts the tokens of a text.
     """
     messages = [CHAT.parse_message(raw) for raw in raw_messages]
@@ -247,12 +252,12 @@ def _format_summary(groups: Sequence[Sequence[Message]], headings: Sequence[str]
 
 
 def is_aligned_call(text: str) -> bool:
-    """Returns whether a text asks for a summary of all messages before it."""
+    """Returns whether a text is the prompt of an aligned call, which summarises the messages before it."""
     return ALIGNED_CLOSING in text
 
 
 def _list_groups(messages: Sequence[Message]) -> list[list[Message]]:
-    """Returns the messages to summarise, in a group for each text that the prompt asks for."""
+    """Returns the messages to summarise, one group for each text that the prompt asks for."""
     prompt = messages[-1].text
     if is_aligned_call(prompt):
         spoken = [each for each in messages[:-1] if not each.is_privileged]

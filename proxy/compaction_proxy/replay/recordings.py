@@ -10,32 +10,33 @@ from typing import Any
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.wires.json.values import encode_json
 
-# Limits in bytes for a file and for one request in a file. The limit for a request equals the default limit
-# for the requests of the proxy's clients.
+# Maximum bytes of a file, and of one request in a file. A larger file or request is refused. The second limit
+# equals the default of `server.max_body_bytes`.
 MAX_FILE_BYTES = 200 * 1024 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
-# Members of a request, besides model and messages, that are part of the prompt or limit the output, for which
-# room is reserved in the context window.
+# Members of a request, besides `model` and `messages`, that affect how much fits the context window: they are
+# part of the prompt, or limit the output, for which room is reserved.
 SHAPING_MEMBERS = ("tools", "functions", "response_format", "max_tokens", "max_completion_tokens")
 # Roles of messages with which a request may end. An assistant message after such a message is the reply to a
 # request.
 _ASKING = frozenset({"user", "tool", "function"})
 # Types of content blocks that only Anthropic's Messages wire has. A recording with such a block is refused,
-# because its blocks would count as empty if they were read as Chat Completions.
+# because a parser for Chat Completions would take the block for empty.
 _MESSAGES_BLOCKS = frozenset({"thinking", "redacted_thinking", "tool_use", "tool_result"})
-# This model is used for recordings that do not name a model.
+# Model for recordings that name no model, unless the options of the replay name one.
 DEFAULT_MODEL = "gpt-4o"
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recorded conversation: all its messages, and which of them were sent in each request.
+    """A recorded conversation: all its messages, and how many of them each request had.
 
     Attributes:
         name: Name of the conversation in reports.
         model: Requested model; empty if the recording names none.
         messages: Messages as compact JSON.
-        lengths: The number of messages in each request, in order. A request consists of the first messages.
+        lengths: The number of messages in each request, in order. A request with n messages has the first n
+            messages of the conversation.
         members: Members that every request has besides model and messages, by name, each value as JSON.
     """
 
@@ -50,7 +51,7 @@ class Recording:
         return self.messages[length] if length < len(self.messages) else b""
 
     def build_body(self, length: int, model: str) -> bytes:
-        """Builds the request with the first `length` messages, as a client would send it to `model`."""
+        """Builds the request body with the first `length` messages, as a client would send it to `model`."""
         messages = b"[" + b",".join(self.messages[:length]) + b"]"
         members = {"model": encode_json(model), "messages": messages, **self.members}
         return b"{" + b",".join(b'"%b":%b' % (key.encode(), value) for key, value in members.items()) + b"}"
@@ -85,11 +86,11 @@ def parse_recording(value: object, name: str) -> Recording:
 def read_recordings(path: Path) -> Iterator[Recording]:
     """Yields the conversations in a file.
 
-    The file holds a request body or an array of messages as JSON, or one of these in each line.
+    The file contains one request body or one array of messages as JSON, or one of these in each line.
 
     Raises:
         RequestRefusedError: If the file cannot be read, is not a regular file or is too large, or if one of
-            its lines is not a conversation.
+            its JSON values is not a conversation.
     """
     try:
         status = path.stat()
@@ -112,14 +113,15 @@ def read_recordings(path: Path) -> Iterator[Recording]:
 
 
 def select_lengths(recording: Recording, interval: int) -> tuple[int, ...]:
-    """Returns the `lengths` of every `interval`-th request in order. The last request is always included."""
+    """Returns every `interval`-th of the recording's `lengths` in order, counted back from the last."""
     return tuple(reversed(recording.lengths[::-1][::interval]))
 
 
 def _read_single_value(path: Path) -> object | None:
-    """Returns the JSON value of a file that holds only one, on one or several lines.
+    """Returns the JSON value of a file with a single value, which may have several lines.
 
-    Returns None if the first of several lines is a JSON value by itself. Then each line holds its own value.
+    Returns None if the first of several lines is a JSON value by itself, because each line then has a value
+    of its own.
     """
     with path.open("rb") as file:
         lines = filter(bytes.strip, iter(lambda: file.readline(MAX_BODY_BYTES + 1), b""))
@@ -150,13 +152,13 @@ def _parse_json(raw: bytes, where: str) -> object:
 
 
 def _choose_name(value: object, default: str) -> str:
-    """Returns the member `id` of a recording if it can be used as a name, else the default."""
+    """Returns the member `id` of `value` if it is printable text of 1 to 80 characters, else `default`."""
     name = value.get("id") if isinstance(value, dict) else None
     return name if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 80 else default
 
 
 def _detect_other_wire(body: Mapping[str, Any], messages: object) -> str:
-    """Returns the name of a wire other than Chat Completions if the body looks like one; else empty."""
+    """Returns the name of the other wire (Responses or Messages) that a body seems to have; else empty."""
     listed = messages if isinstance(messages, list) else []
     items = [each for each in listed if isinstance(each, dict)]
     if ("input" in body and not listed) or any("type" in item and "role" not in item for item in items):
@@ -174,7 +176,7 @@ def _is_message(value: object) -> bool:
 def _is_request(roles: list[str], length: int) -> bool:
     """Returns whether the first `length` messages may have been a request.
 
-    The last of them must be a message that a client sends. It must be the end of the recording, or an
+    The last of these messages must have a role in `_ASKING`. In the recording, either no message or an
     assistant message must follow.
     """
     follows = length == len(roles) or roles[length] == "assistant"

@@ -1,9 +1,10 @@
-"""Replays a conversation: gives each of its requests to the compactor, in the order in which they were sent.
+"""Replays conversations: gives the requests of a recording to the compactor, in their order.
 
-The compactor is the same as in the proxy, but no model is called. A simulated provider only counts tokens,
-and code writes the summaries by fixed rules. The proxy does some work in the background after a response. A
-replay waits for this work before it replays the next request, so that the same recording always gives the
-same result. The result holds the sizes of the requests, and their costs in tokens and dollars.
+The compactor is the same as in the proxy, but no model is called. A simulated provider counts tokens and
+simulates a prompt cache, and code writes the summaries by rules. The proxy does some work in the background
+after a response. A replay waits for this work before it replays the next request, so that the same recording
+always gives the same result. The result contains the sizes of the requests, and their costs in tokens and
+dollars.
 """
 
 import asyncio
@@ -39,14 +40,14 @@ from compaction_proxy.wires.usage import TokenUsage
 
 # Costs are also computed in a unit that needs no prices: uncached input tokens of the conversation's model.
 # For this, a cached token is assumed to cost a tenth of an uncached one, a token of a summary model a tenth
-# of a token of the conversation's model, and an output token as much as five input tokens. The ratios of most
-# providers' prices are close to these.
+# of a token of the conversation's model, and an output token as much as five input tokens. The price ratios
+# of most providers are similar.
 CACHED_SHARE = 0.1
 SUMMARY_SHARE = 0.1
 OUTPUT_SHARE = 5.0
 
-# Computes the cost of a call from the name of the model, the number of input tokens, the number of these
-# tokens that the cache served, and the number of output tokens.
+# Computes the cost of a call. The arguments are the name of the model, the number of input tokens, the number
+# of input tokens that the cache served, and the number of output tokens.
 ComputeCost = Callable[[str, int, int, int], float]
 
 
@@ -75,11 +76,11 @@ class PlayedRequest:
 
     Attributes:
         point: Sizes of the request.
-        completion_tokens: Tokens of the recorded reply.
+        completion_tokens: Tokens of the recorded reply; 0 if no reply was recorded.
         calls: Summary calls that were made for the request, or in the background after its response.
-        trigger: T at this request, in tokens; None if no compaction starts automatically.
-        exceeds_window: Whether the request still exceeded the context window after the compactor had fitted
-            it, and had to be shortened.
+        trigger: T (the trigger) at this request, in tokens; None if no compaction starts automatically.
+        exceeds_window: Whether the request, with the room for its output, still exceeded the context window
+            after the first attempt to fit it.
         failed: Whether the request could not be made to fit, or the proxy had a fault.
         has_stable_prefix: Whether the forwarded request began with all messages of the previous forwarded
             request, so that the provider could read them from its cache.
@@ -103,8 +104,9 @@ class ReplayBill(NamedTuple):
         uncompacted: Cost of the requests as the client sent them, without compaction.
         compacted: Cost of the requests as they were forwarded.
         summaries: Cost of the summary calls.
-        pays_back_after: Number of requests from the first compaction until the total saving, less the cost of
-            summaries, becomes positive and stays so. None if it never does, or if there was no compaction.
+        pays_back_after: Number of requests from the first compaction or summary call until the total saving,
+            less the cost of summaries, becomes positive and remains positive. None if this never happens, or
+            if there was neither.
     """
 
     uncompacted: float
@@ -114,7 +116,7 @@ class ReplayBill(NamedTuple):
 
     @property
     def net(self) -> float:
-        """Saving by compaction, less the cost of summaries."""
+        """Saving by compaction less the cost of summaries, in the unit of the costs."""
         return self.uncompacted - self.compacted - self.summaries
 
 
@@ -127,7 +129,7 @@ class ReplayResult:
         conversation: Name of the conversation.
         model: Requested model.
         window: Context window of the model, in tokens.
-        trigger: T at the last request, in tokens; None if no compaction starts automatically.
+        trigger: T (the trigger) at the last request, in tokens; None if no compaction starts automatically.
         requests: Number of requests.
         rounds: Number of requests that use another checkpoint than the request before them.
         summary_calls: Number of summary calls.
@@ -143,10 +145,10 @@ class ReplayResult:
         steady_requests: Number of comparable requests that begin with all messages of the previous forwarded
             request, so that the provider can read them from its cache.
         over_without: Number of requests that exceed the context window as the client sent them.
-        over_with: Number of requests that still exceeded the context window after compaction, and had to be
-            shortened.
-        failed_open: Number of requests for which a compaction was due but failed: no summary was written, or
-            the compaction would not have shortened the request. These requests were forwarded without it.
+        over_with: Number of requests that still exceeded the context window after the first attempt to fit
+            them (`PlayedRequest.exceeds_window`).
+        failed_open: Number of requests for which a compaction was due, but which were forwarded without it.
+            For example, no summary was written, or the compaction would not have shortened the request.
         failed: Number of requests that could not be made to fit, or during which the proxy had a fault.
         tokens: Costs in uncached input tokens, at assumed ratios of prices (`CACHED_SHARE`).
         dollars: Costs in dollars; None if a price is unknown.
@@ -214,8 +216,8 @@ def build_result(
         model: Requested model.
         window: Context window of the model, in tokens.
         requests: The replayed requests, in order.
-        prices: Prices of the conversation's model and the used summary models, by model name. A price that is
-            unknown is None.
+        prices: Prices of the conversation's model and of the summary models that were called, by model name.
+            An unknown price is None.
     """
     points = tuple(each.point for each in requests)
     calls = [call for each in requests for call in each.calls]
@@ -259,7 +261,7 @@ def build_result(
 
 
 def build_bill(model: str, requests: Sequence[PlayedRequest], compute_cost: ComputeCost) -> ReplayBill:
-    """Adds up the costs of a conversation's requests, and computes `ReplayBill.pays_back_after`."""
+    """Adds up the costs of a conversation's requests and summary calls (`ReplayBill`)."""
     rows = [(each.point, each.completion_tokens) for each in requests]
     uncompacted = [compute_cost(model, point.before, point.cached_before, tokens) for point, tokens in rows]
     compacted = [compute_cost(model, point.after, point.cached, tokens) for point, tokens in rows]
@@ -277,8 +279,9 @@ def build_bill(model: str, requests: Sequence[PlayedRequest], compute_cost: Comp
 def sum_results(results: Sequence[ReplayResult], name: str) -> ReplayResult:
     """Sums up the results of several conversations under one strategy.
 
-    The costs in dollars are None if they are unknown for one of the conversations. In the sum,
-    `pays_back_after` is None, because it is useful only for a single conversation.
+    `dollars` is None if it is None for one of the conversations. `pays_back_after` is None, because it has a
+    meaning only for a single conversation. A model, context window, trigger or price source that differs
+    between the conversations becomes empty, 0 or None.
     """
     dollars = [each.dollars for each in results if each.dollars is not None]
     added: dict[str, Any] = {field: sum(getattr(each, field) for each in results) for field in _ADDED}
@@ -324,8 +327,8 @@ def _get_common_value(values: Iterable[Any]) -> Any:  # noqa: ANN401 - the type 
     return different.pop() if len(different) == 1 else None
 
 
-# Time limit for the background work after a response, in seconds. The work normally ends soon, because it
-# does not wait for any network.
+# Time limit for the background work after a response, in seconds. If the work takes longer, the replay fails
+# with `TimeoutError`. The work normally ends soon, because it does not use the network.
 BACKGROUND_TIMEOUT_S = 30.0
 
 # Called with the number of requests replayed so far, and the number of all requests to replay.
@@ -339,9 +342,9 @@ class ReplayOptions:
     Attributes:
         model: Requested model.
         trigger_tokens: T, in tokens.
-        target_tokens: Size after a compaction, in tokens.
+        target_tokens: Size to which a compaction shortens a request, in tokens.
         window: Context window of the model, in tokens.
-        every: Interval of the requests to replay: 2 replays every second request.
+        every: Interval of the requests to replay: 1 replays every request, 2 every second request.
     """
 
     model: str | None = None
@@ -355,7 +358,7 @@ class ReplayOptions:
 class ReplayComponents:
     """The parts of the proxy that a replay needs.
 
-    They work as in a server, but store everything in memory, separate from any server's data.
+    They work as in a server, but keep all data in memory.
 
     Attributes:
         compactor: Makes requests fit. It uses `summary_model` for its summaries.
@@ -363,8 +366,8 @@ class ReplayComponents:
         summary_model: Writes summaries by rules, without a model.
         counter: Counts the tokens of texts for the simulated provider.
         config: The configuration.
-        resolve_summary_routes: Returns the routes to the summary models, given the settings of the
-            conversation's model, the strategy and the name of that model.
+        resolve_summary_routes: Returns the routes to the summary models. The arguments are the settings of
+            the conversation's model, the policy of the strategy, and the name of the model.
         get_price: Returns the price of a model, or None if it is unknown.
         origin: Origin of the upstream.
     """
@@ -393,7 +396,7 @@ async def replay_recording(
         recording: The conversation.
         strategy: Name of a strategy.
         options: Settings that differ from the configuration.
-        progress: Called after each request; see `ProgressCallback`.
+        progress: Called after each replayed request; see `ProgressCallback`.
     """
     model = options.model or recording.model or DEFAULT_MODEL
     settings = _override_settings(get_model_settings(components.config, model), options)
@@ -488,7 +491,7 @@ def _build_fit_request(
 
 
 def _parse_forwarded(sent: ProviderPrompt, ask: FitRequest, fit: FitResult) -> tuple[ProviderPrompt, int]:
-    """Returns the prompt that the proxy forwards, and the requested limit of output tokens."""
+    """Returns the forwarded prompt, and the requested limit of output tokens (0 if there is no limit)."""
     if fit.raw is ask.body.raw:
         return sent, ask.body.max_output or 0
     body = parse_body(fit.raw, CHAT)
@@ -513,9 +516,9 @@ async def _wait_for_background_tasks(earlier_tasks: set[asyncio.Task[Any]]) -> N
 
 
 def _override_settings(settings: ModelSettings, options: ReplayOptions) -> ModelSettings:
-    """Returns the settings with the options applied, and without the hourly limit on summary calls.
+    """Returns the settings with the options applied, and with no hourly limit on summary calls.
 
-    The limit must not apply, because a replay makes the summary calls of several days within seconds.
+    The hourly limit is off, because a replay makes the summary calls of several days within seconds.
     """
     over: dict[str, object] = {}
     if options.trigger_tokens is not None:

@@ -8,12 +8,12 @@ Value = TypeVar("Value")
 
 
 class cached_attribute(Generic[Instance, Value]):  # noqa: N801 - used as a decorator
-    """A decorator that computes an attribute on the first read and then keeps the value.
+    """A decorator that computes an attribute when it is first read, and keeps the value in the instance.
 
     The decorator works like `functools.cached_property`, but takes no lock. In Python 3.11, `cached_property`
     takes a lock, which costs more time than the computation of most cached values. Without a lock, two
-    threads may both compute a value, so the object must not change. This class can be removed when Python
-    3.11 is no longer supported.
+    threads may each compute the value. Use the decorator only if each computation gives the same value. This
+    class can be removed when Python 3.11 is no longer supported.
 
     Args:
         work: Computes the value.

@@ -9,15 +9,16 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-# These exceptions are not suppressed, because their purpose is to end the block or the process.
+# `suppress_and_report` lets these exceptions through, because they cancel a task, close a generator or end
+# the process.
 _PASS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class suppress_and_report:  # noqa: N801 - used as a statement; a class, because a generator is five times as slow
     """A context manager that reports the exceptions of its block and suppresses them.
 
-    The exceptions in `_PASS` are neither reported nor suppressed. All others are, including the tokenizer's
-    `PanicException` (pyo3), which is derived from `BaseException`.
+    The exceptions in `_PASS` are neither reported nor suppressed. All other exceptions are reported and
+    suppressed, including the tokenizer's `PanicException` (pyo3), which is derived from `BaseException`.
 
     Args:
         report: Called with the exception.

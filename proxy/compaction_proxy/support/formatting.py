@@ -1,4 +1,4 @@
-"""Formats numbers and codes as text for people. A number that is unknown becomes "n/a", never 0."""
+"""Formats numbers and codes as text for people. An unknown number (None) becomes "n/a"."""
 
 import time
 from urllib.parse import quote
@@ -7,7 +7,8 @@ UNKNOWN = "n/a"
 MINUS = "\N{MINUS SIGN}"
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 
-# Maps each reason why a request was forwarded unchanged or without a summary (`Event.reason`) to a text.
+# Maps the code of each reason why a request was forwarded unchanged or without a summary (`Event.reason`) to
+# a text.
 REASON_TEXTS = {
     "breaker-open": "the summary model has failed repeatedly and is left alone for a while",
     "budget": "this client has had all the summaries of this hour",
@@ -51,13 +52,13 @@ _STATUSES = {
     "http-403": "the summary model refused the credential",
     "http-429": "the summary model's provider asked to slow down",
 }
-# Maps the prefix of a reason to a text. Used for reasons that are neither in `REASON_TEXTS` nor in
-# `_STATUSES`.
+# Maps the prefix of a reason's code to a text. `describe_reason` uses these texts for codes that are neither
+# in `REASON_TEXTS` nor in `_STATUSES`.
 _FAMILIES = {
     "http-": "the summary model answered with an error",
     "store-": "the store could not be read or written",
 }
-# Maps each reason why a compaction was due to a text.
+# The text for the code of each reason why a compaction was due (`describe_due_reasons`).
 DUE_REASON_TEXTS = {
     "cost_optimal": "cheapest here",
     "force": "asked for",
@@ -74,7 +75,7 @@ DUE_REASON_TEXTS = {
     "tokens": "trigger reached",
     "turns": "number of turns",
 }
-# Maps each cause of an upstream failure (`core.upstream_failure`) to a text.
+# Maps the code of each cause of an upstream failure (`core.upstream_failure`) to a text.
 UPSTREAM_CAUSE_TEXTS = {
     "connection-refused": "connection refused",
     "name-not-resolved": "its name could not be resolved",
@@ -110,14 +111,15 @@ EVENT_KIND_TEXTS = {
 
 
 def encode_path_segment(value: object) -> str:
-    """Encodes a value as one path segment of a URL. Escapes `/`, too."""
+    """Encodes a value as one path segment of a URL. Also escapes `/`."""
     return quote(str(value).encode("utf-8", "replace"), safe="")
 
 
 def format_usd(value: float | None) -> str:
-    """Formats dollars with two decimals, such as `$1.23`. Amounts below a cent get four decimals.
+    """Formats an amount in dollars. None becomes `n/a`.
 
-    Amounts that four decimals would round to 0 become `<$0.0001`.
+    The amount gets two decimals, such as `$1.23`. An amount below one cent gets four decimals, and an amount
+    below half of $0.0001 becomes `<$0.0001`. These limits apply to the amount without its sign.
     """
     if value is None:
         return UNKNOWN
@@ -129,7 +131,7 @@ def format_usd(value: float | None) -> str:
 
 
 def format_price_per_million(value: float | None) -> str:
-    """Formats a price in dollars per million tokens. Gives at least two decimals, and up to six if needed."""
+    """Formats a price, in dollars per million tokens, with two to six decimals. None becomes `n/a`."""
     if value is None:
         return UNKNOWN
     digits = f"{value:,.6f}".rstrip("0")
@@ -137,7 +139,7 @@ def format_price_per_million(value: float | None) -> str:
 
 
 def format_count(value: float | None) -> str:
-    """Formats a number with thousands separators, rounded to a whole number."""
+    """Rounds a number to a whole number, and formats it with thousands separators. None becomes `n/a`."""
     return UNKNOWN if value is None else f"{value:,.0f}".replace("-", MINUS)
 
 
@@ -154,14 +156,17 @@ def format_short_number(value: float | None) -> str:
 
 
 def format_percent(part: float | None, whole: float | None) -> str:
-    """Formats a part as a percentage of a whole, without decimals."""
+    """Formats `part` as a percentage of `whole`, without decimals.
+
+    Returns `n/a` if `part` is None, or if `whole` is None or 0.
+    """
     if part is None or not whole:
         return UNKNOWN
     return f"{100 * part / whole:.0f} %".replace("-", MINUS)
 
 
 def format_milliseconds(seconds: float | None) -> str:
-    """Formats a duration in milliseconds. The argument is in seconds."""
+    """Formats a duration, given in seconds, as milliseconds. None becomes `n/a`."""
     if seconds is None:
         return UNKNOWN
     value = seconds * 1_000
@@ -169,17 +174,23 @@ def format_milliseconds(seconds: float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Formats a duration, given in seconds: in milliseconds below one second, else in seconds."""
+    """Formats a duration, given in seconds: in milliseconds below one second, else in seconds.
+
+    None becomes `n/a`.
+    """
     return format_milliseconds(seconds) if seconds is None or seconds < 1 else f"{seconds:.1f} s"
 
 
 def format_iso_time(timestamp: float | None) -> str:
-    """Formats a time, given in seconds since the epoch, as UTC in ISO 8601, to the second."""
+    """Formats a time, given in seconds since the epoch, as UTC in ISO 8601. None and 0 become `n/a`."""
     return UNKNOWN if not timestamp else time.strftime("%Y-%m-%dT%H:%M:%SZ", _to_utc(timestamp))
 
 
 def format_display_time(timestamp: float | None) -> str:
-    """Formats a time, given in seconds since the epoch, as UTC for people, such as `22 Nov 13:05:09`."""
+    """Formats a time, given in seconds since the epoch, as UTC, such as `22 Nov 13:05:09`.
+
+    None and 0 become `n/a`.
+    """
     return UNKNOWN if not timestamp else time.strftime("%d %b %H:%M:%S", _to_utc(timestamp))
 
 
@@ -188,9 +199,10 @@ def _to_utc(timestamp: float) -> time.struct_time:
 
 
 def format_age(timestamp: float | None, now: float) -> str:
-    """Formats the time from `timestamp` to `now` in its largest unit, such as `3 h ago`.
+    """Formats the time from `timestamp` to `now` in days, hours, minutes or seconds, such as `3 h ago`.
 
-    Both arguments are in seconds since the epoch.
+    Both arguments are in seconds since the epoch. The text has the largest unit of which at least one has
+    passed. If `timestamp` is None or 0, returns `n/a`.
     """
     if not timestamp:
         return UNKNOWN
@@ -218,7 +230,7 @@ def format_setting(value: object) -> str:
 
 
 def describe_reason(code: str) -> str:
-    """Describes a reason in words, followed by its code in parentheses.
+    """Returns a text for the code of a reason, followed by the code in parentheses.
 
     If the code is unknown, returns only the code, with spaces in place of hyphens.
     """
@@ -227,7 +239,7 @@ def describe_reason(code: str) -> str:
 
 
 def describe_due_reasons(codes: str) -> str:
-    """Describes in words why a compaction was due. The codes of the reasons are separated by commas."""
+    """Returns a text for the reasons why a compaction was due. `codes` are separated by commas."""
     return (
         ", ".join(DUE_REASON_TEXTS.get(word) or word.replace("-", " ") for word in codes.split(","))
         or UNKNOWN
@@ -235,7 +247,11 @@ def describe_due_reasons(codes: str) -> str:
 
 
 def describe_upstream_cause(code: str) -> str:
-    """Describes in words why an upstream failed. The code `http-503` becomes `upstream answered 503`."""
+    """Returns a text for the code of an upstream failure's cause.
+
+    The code `http-503` becomes `upstream answered 503`. An unknown code is returned with spaces in place of
+    hyphens.
+    """
     family, _, status = code.partition("-")
     if family == "http":
         return f"upstream answered {status}"
@@ -243,5 +259,5 @@ def describe_upstream_cause(code: str) -> str:
 
 
 def describe_event_kind(code: str) -> str:
-    """Returns the kind of an event in words. Returns an unknown code unchanged."""
+    """Returns a text for the code of a kind of event. Returns an unknown code unchanged."""
     return EVENT_KIND_TEXTS.get(code, code)

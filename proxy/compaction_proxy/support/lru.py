@@ -1,4 +1,4 @@
-"""Defines a dict and a cache of limited size. Both drop old entries when they are full."""
+"""Defines a dict with a limited number of entries and a cache with limited bytes. Both drop old entries."""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
@@ -8,7 +8,9 @@ Value = TypeVar("Value")
 
 
 class BoundedDict(OrderedDict[Key, Value]):
-    """A dict of limited size. When it is full, a new entry displaces the entry that was written longest ago.
+    """A dict with a limited number of entries.
+
+    If the dict is full, a new key displaces the key that was written longest ago.
 
     Args:
         max_entries: Maximum number of entries.
@@ -26,10 +28,10 @@ class BoundedDict(OrderedDict[Key, Value]):
 
 
 class LruCache(Generic[Key, Value]):
-    """A cache of limited size. When it is full, a new value displaces the least recently used values.
+    """A cache with limited bytes. If a new value does not fit, it displaces the least recently used values.
 
     Args:
-        max_bytes: Maximum size of all values together, in bytes.
+        max_bytes: Maximum bytes of all values together, as given in the calls of `put`.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -38,7 +40,10 @@ class LruCache(Generic[Key, Value]):
         self._bytes = 0
 
     def get(self, key: Key) -> Value | None:
-        """Returns the value under `key`, which becomes the most recently used, or None if there is none."""
+        """Returns the value under `key`, or None if there is none.
+
+        The value then counts as the most recently used.
+        """
         entry = self._held.get(key)
         if entry is None:
             return None
@@ -48,7 +53,7 @@ class LruCache(Generic[Key, Value]):
     def put(self, key: Key, value: Value, size_bytes: int) -> None:
         """Stores a value of `size_bytes` bytes under `key`, in place of the earlier value.
 
-        Does not store a value that is larger than the whole cache. The earlier value is removed even then.
+        If `size_bytes` exceeds the limit of the whole cache, only removes the earlier value.
         """
         self.remove(key)
         if size_bytes > self._max_bytes:

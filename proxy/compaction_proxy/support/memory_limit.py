@@ -14,10 +14,11 @@ resource: Any = import_module("resource") if find_spec("resource") else None
 
 
 class MemoryLimits(NamedTuple):
-    """Memory limits in bytes. None means that the system sets no limit or does not report its limit.
+    """Memory limits in bytes. None means that the operating system sets no limit or does not report it.
 
     Attributes:
-        memory_bytes: Memory that this process may use together with all other processes under the same limit.
+        memory_bytes: Memory that this process may use. If other processes are under the same limit, they
+            share this memory.
         address_bytes: Address space that this process may use in addition to its present address space.
     """
 
@@ -28,7 +29,8 @@ class MemoryLimits(NamedTuple):
 def read_memory_limits(proc_folder: Path = PROC, cgroup_folder: Path = CGROUPS) -> MemoryLimits:
     """Reads the memory limits of control groups, of the machine and of this process.
 
-    `memory_bytes` is the smallest limit of all control groups (versions 1 and 2) and the machine's memory.
+    `memory_bytes` is the smallest of the machine's memory and the limits of the control groups (versions 1
+    and 2) that apply to this process.
 
     Args:
         proc_folder: Folder in which the system describes this process (`/proc/self`).
@@ -46,8 +48,8 @@ def _read_cgroup_limits(proc_folder: Path, cgroup_folder: Path) -> Iterator[int 
     """Yields the memory limits, in bytes, of the control groups of this process and of all groups above them.
 
     Yields None for a group without a readable limit. In a container, the path in `/proc/self/cgroup` may not
-    exist. The root folder of the control groups then has the limit of the container. The root folder is one
-    of the groups that are read.
+    exist. The root folder of the control groups then has the limit of the container, so this function also
+    reads the root folder.
     """
     for line in _read_text(proc_folder / "cgroup").splitlines():
         _, controllers, path = f"{line}::".split(":")[:3]
@@ -70,7 +72,7 @@ def _read_physical_bytes() -> int | None:
 
 
 def _read_free_address_bytes(proc: Path) -> int | None:
-    """Returns the limit RLIMIT_AS less the used address space, in bytes. None if there is no limit."""
+    """Returns RLIMIT_AS less the used address space, in bytes, at least 0. None if there is no limit."""
     if resource is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)

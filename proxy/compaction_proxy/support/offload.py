@@ -1,7 +1,7 @@
 """Runs computations of a millisecond or more in a single worker thread, one after the other.
 
-Several threads would not be faster, because all threads share the interpreter lock. Each of them would also
-delay the event loop.
+Several worker threads would not be faster, because all threads share the interpreter lock. Each further
+thread would also delay the event loop.
 """
 
 import asyncio
@@ -30,8 +30,9 @@ async def run_in_worker(work: Callable[[], _Result]) -> _Result:
 
 
 async def run_in_worker_if_large(size_bytes: int, work: Callable[[], _Result]) -> _Result:
-    """Runs `work`, which processes `size_bytes` bytes, and returns its result.
+    """Runs `work` in the worker thread if it processes much data, and returns its result.
 
-    Runs `work` on the event loop if `size_bytes` is at most `MAX_INLINE_BYTES`, else in the worker thread.
+    `size_bytes` is the size of that data in bytes. If it is at most `MAX_INLINE_BYTES`, `work` runs on the
+    event loop.
     """
     return work() if size_bytes <= MAX_INLINE_BYTES else await run_in_worker(work)

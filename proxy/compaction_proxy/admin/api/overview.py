@@ -1,7 +1,7 @@
 """Endpoints of the admin API for the whole proxy: statistics, events, models, configuration, exports, replay.
 
 An export is sent while its data is read, one conversation at a time. An export is JSON, or CSV for
-spreadsheets. It contains no text of conversations. The endpoint `conversations/{id}/export` exports one
+spreadsheets, and contains no text of conversations. The endpoint `conversations/{id}/export` exports one
 conversation with its text.
 
 A replay can load a stored conversation. The loaded conversation consists of the messages that compactions
@@ -57,7 +57,7 @@ from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
 from compaction_proxy.telemetry.statistics import COUNTS, Grouping
 from compaction_proxy.telemetry.usage import DOLLARS
 
-# Reported as the source of a configuration value if the source is not known.
+# The reported source of a configuration value whose source is not known.
 UNKNOWN = "unknown"
 
 router = create_router()
@@ -148,9 +148,9 @@ def _get_value(config: Config, place: tuple[str | int, ...]) -> object:
 
 
 # Seconds without an event after which a stream sends a heartbeat. Without heartbeats, a proxy or load
-# balancer in between might close the connection.
+# balancer between client and server might close the connection.
 HEARTBEAT_S = 15.0
-# Longest time, in seconds, until a stream notices that the server is stopping.
+# Interval, in seconds, at which a stream without events checks whether the server is stopping.
 NOTICE_S = 0.5
 MAX_ID_CHARACTERS = 64
 STREAM_OPENING = b": here begins what happens from now on\n\n"
@@ -194,12 +194,12 @@ async def stream_events(
     heartbeat_s: float = HEARTBEAT_S,
     notice_s: float = NOTICE_S,
 ) -> AsyncGenerator[bytes]:
-    """Yields feed items as server-sent events, and heartbeats between them.
+    """Yields feed items as server-sent events, and heartbeats in pauses.
 
     Yields a heartbeat after each `heartbeat_s` seconds without an item.
 
-    Ends after the last item, or at most `notice_s` seconds after `is_stopping` begins to return True. Closes
-    `items` at the end.
+    Ends after the last item, or about `notice_s` seconds after `is_stopping` begins to return True. Then
+    closes `items`.
     """
     clock = asyncio.get_running_loop().time
     last_sent_at = clock()
@@ -228,7 +228,7 @@ async def stream_events(
 
 
 def format_event(item: FeedItem) -> bytes:
-    """Formats a feed item as a server-sent event."""
+    """Formats a feed item as a server-sent event, without texts of the conversation."""
     data = json.dumps(schemas.to_item_fields(item), allow_nan=False)
     return f"id: {item.id}\nevent: {item.kind}\ndata: {data}\n\n".encode()
 
@@ -298,7 +298,7 @@ def _build_attachment(body: AsyncIterator[bytes], kind: str, name: str) -> Strea
 
 
 async def _stream_json(queries: ConversationQueries, since: float) -> AsyncIterator[bytes]:
-    """Yields the JSON document in pieces, one for each conversation and one for the statistics."""
+    """Yields a JSON export in pieces: one for each conversation, then one for the statistics."""
     opening = b'{"conversations":['
     async for listed, exchanges, events in queries.iter_conversations():
         fields = schemas.to_conversation_row(listed)
@@ -346,8 +346,8 @@ async def _stream_csv(
 
 
 _TOKENS = {"type": "integer", "minimum": 1, "nullable": True}
-# Schema of the body of a replay request, for the OpenAPI document. FastAPI itself does not decode the body,
-# because decoding megabytes on the event loop would delay other requests.
+# Schema of the body of a replay request, for the OpenAPI document. The endpoint has no body parameter that
+# FastAPI would decode, because decoding megabytes on the event loop would delay other requests.
 _BODY: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -373,7 +373,7 @@ async def replay(request: Request) -> Response:
     return build_json_response({"results": await get_api(request).replay_jobs.run_job(job)})
 
 
-# The roles that a message with a tool result can have.
+# The roles of messages that contain a tool result.
 _ANSWERING = frozenset({"tool", "function"})
 
 
@@ -402,10 +402,11 @@ def create_conversation_loader(
 def rebuild_messages(
     removed: Sequence[RemovedMessage], visible: Sequence[VisibleMessage]
 ) -> list[JsonObject]:
-    """Rebuilds the messages of a conversation as they were at the last compaction.
+    """Rebuilds the messages that a conversation had at its last compaction.
 
     Args:
-        removed: Messages that compactions removed. If several have the same index, the last of them is used.
+        removed: Messages that compactions removed. Of several messages with the same index, the last in the
+            sequence is used.
         visible: Messages that the model saw after the last compaction. Only messages that the compaction kept
             are used.
 

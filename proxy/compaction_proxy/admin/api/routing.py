@@ -43,7 +43,7 @@ def parse_time(text: str, now: float) -> float:
 
 
 API_PATH = "/admin/v1"
-# Message of the response with status 503 to a query or command that cannot reach the store.
+# Message of the response with status 503, which a query or command gets if the store cannot be used.
 STORE_UNAVAILABLE = "The store cannot be used right now."
 
 
@@ -53,7 +53,7 @@ class AdminSettings:
 
     Attributes:
         config: The configuration.
-        origins: Maps each dotted key to the source of its value. Empty if no configuration was read.
+        origins: Maps each dotted key to the source of its value. Empty if the sources are unknown.
         path: Path of the configuration file; empty without a file.
         warnings: Warnings about settings that are valid but probably not intended.
     """
@@ -119,7 +119,7 @@ def create_router() -> APIRouter:
 
 
 def build_json_response(content: Mapping[str, Any], status: int = 200) -> Response:
-    """Builds a JSON response in ASCII, in which all other characters are escaped.
+    """Builds a JSON response. All characters outside ASCII are escaped.
 
     The response can therefore contain any text from clients, even lone surrogates, which UTF-8 cannot encode.
     """
@@ -130,7 +130,7 @@ def build_json_response(content: Mapping[str, Any], status: int = 200) -> Respon
 async def _get_openapi(request: Request) -> Response:
     """Returns the OpenAPI document.
 
-    FastAPI builds the document at the first call. Building takes long, so it is done in a thread.
+    FastAPI builds the document at the first call. This takes long, so this function runs it in a thread.
     """
     return build_json_response(await asyncio.to_thread(request.app.openapi))
 
@@ -169,7 +169,7 @@ ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[A
 
 
 def install_api(app: FastAPI, api: AdminApi, base_path: str, routers: Iterable[APIRouter]) -> None:
-    """Installs the admin API in an application, under `base_path`.
+    """Installs the admin API in an application. `base_path` is the prefix of all paths.
 
     Also adds the middleware that checks access and limits the size of request bodies.
     """

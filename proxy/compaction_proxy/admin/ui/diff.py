@@ -1,9 +1,9 @@
 """Compares two texts word by word, to show which parts of the replaced messages a summary has kept.
 
 A summary may mention facts in another order than the messages. A comparison that keeps the order (`difflib`)
-would miss most of these facts, and would take quadratic time. This module looks up runs of words instead, in
-linear time. A word counts as kept if it belongs to a run of three words that the other text contains. A
-distinctive word, such as a path or a number, counts as kept if the other text contains it.
+would miss most of these facts, and would take quadratic time. This module instead looks up sequences of three
+words, in linear time. A word counts as kept if it belongs to a sequence of three words that the other text
+contains. A distinctive word, such as a path or a number, counts as kept if the other text contains the word.
 """
 
 import re
@@ -16,8 +16,8 @@ from compaction_proxy.recall.archive import RemovedMessage
 from compaction_proxy.recall.round_detail import STAND_IN, VisibleMessage
 
 RUN_WORDS = 3
-# Each side of a comparison is cut to this many characters. A comparison then takes at most 100 ms on one
-# core.
+# Maximum characters of each side of a comparison. Further characters count as not contained in the other
+# text. With this limit, a comparison takes at most 100 ms on one core.
 MAX_COMPARED_CHARACTERS = 100_000
 # A distinctive word has at least `_DISTINCTIVE_CHARACTERS` characters and matches `_DISTINCTIVE`: it contains
 # a digit, a sign such as `/`, or a dot between letters.
@@ -29,7 +29,10 @@ _ENDS = ".:!?-#="
 
 @dataclass(frozen=True, slots=True)
 class DiffPiece:
-    """A piece of one of two compared texts. `is_shared` says whether the other text contains the piece."""
+    """A piece of one of two compared texts.
+
+    `is_shared` is whether the piece counts as kept in the other text.
+    """
 
     text: str
     is_shared: bool
@@ -40,7 +43,7 @@ class DiffWords:
     """Index of the words of a text, with which other texts are compared.
 
     Attributes:
-        runs: All runs of `RUN_WORDS` successive words.
+        runs: All sequences of `RUN_WORDS` successive words.
         distinctive: All distinctive words.
     """
 
@@ -65,7 +68,7 @@ def index_words(texts: Iterable[str]) -> DiffWords:
 
 
 def split_pieces(text: str, other: DiffWords) -> list[DiffPiece]:
-    """Splits a text into pieces that the indexed text `other` contains and pieces that it does not contain.
+    """Splits a text into pieces that count as kept in the indexed text `other`, and the pieces between them.
 
     Compares only the first `MAX_COMPARED_CHARACTERS` characters. The rest counts as not contained.
     """
@@ -106,8 +109,8 @@ def _is_distinctive(word: str) -> bool:
     return len(word) >= _DISTINCTIVE_CHARACTERS and _DISTINCTIVE.search(word) is not None
 
 
-# A pane shows at most this many characters of a message that was removed or kept, and at most this many
-# messages. The page links to the rest.
+# Maximum characters that a pane shows of a message that was removed or kept, and maximum number of messages
+# in a pane. The page shows the number of characters and messages that are left out.
 MAX_SHOWN_CHARACTERS = 4_000
 MAX_SHOWN_MESSAGES = 200
 
@@ -118,7 +121,7 @@ class PaneMessage:
 
     Attributes:
         message: The message.
-        pieces: The shown part of its text, in pieces.
+        pieces: The shown part of the message's text, in pieces.
         left_out: Number of characters that are not shown.
         stand_in: Whether the message is a replacement that a compaction made.
     """
@@ -155,7 +158,7 @@ def build_panes(
 ) -> RoundPanes:
     """Builds the panes for a compaction.
 
-    The function compares only a limited part of the texts, so it takes at most 100 ms.
+    The function compares only a part of long texts (`MAX_COMPARED_CHARACTERS`), which takes at most 100 ms.
 
     Args:
         summary: Text of the summary.
@@ -179,8 +182,8 @@ def _compare_messages(
 ) -> list[PaneMessage]:
     """Builds the messages of a pane, and compares them with the indexed text `other`.
 
-    Compares only removed messages and replacements, at most `MAX_COMPARED_CHARACTERS` characters in total.
-    Messages that the compaction kept need no comparison.
+    Compares only removed messages and replacements, because kept messages need no comparison. Compares at
+    most `MAX_COMPARED_CHARACTERS` characters in total.
     """
     panes: list[PaneMessage] = []
     remaining = MAX_COMPARED_CHARACTERS

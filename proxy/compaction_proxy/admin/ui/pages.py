@@ -42,8 +42,7 @@ from compaction_proxy.telemetry.live_feed import FeedItem
 from compaction_proxy.telemetry.statistics import Grouping, StatisticsRow
 from compaction_proxy.wires.json.slices import find_members
 
-# Time ranges that a reader can choose. Maps each to the period that one column of the overview's chart
-# covers.
+# Maps each time range that a reader can choose to the period that one column of the overview's chart covers.
 RANGES: Mapping[str, Grouping] = {"24h": "hour", "7d": "hour", "30d": "day"}
 SORTS: Mapping[Sort, str] = {
     "last": "Last request", "tokens": "Tokens", "net": "Net saved", "requests": "Requests",
@@ -69,8 +68,8 @@ RECENT_EVENTS = 10
 MAX_HITS = 50
 MAX_FORM_BYTES = 65_536
 _MAX_FIELDS = 100
-# Largest transcript that can be pasted into the playground, in bytes. The form itself may be three times as
-# large, because its encoding takes three bytes for each special character of JSON.
+# Maximum bytes of a transcript that is pasted into the playground. The form may have three times as many
+# bytes, because its encoding takes three bytes for each special character of JSON.
 MAX_PASTED_BYTES = 8 * 1024 * 1024
 _MAX_FORM_BYTES = 3 * MAX_PASTED_BYTES
 TOO_LARGE = (
@@ -79,14 +78,15 @@ TOO_LARGE = (
 _TOO_LARGE = 413
 _OFFERED_CONVERSATIONS = 50
 _TRANSCRIPT_FIELDS = ("messages", "tools", "model")
-# Largest number of columns in a chart. If there are more, the chart shows only the newest.
+# Maximum number of columns in a chart. If there are more requests or periods, the chart shows only the
+# newest.
 MAX_COLUMNS = 500
-# Dash patterns of lines in a chart, one for each strategy. A pattern lists the lengths, in pixels, of dash
-# and gap in turn.
+# Dash patterns of lines in a chart, one for each strategy. A pattern lists the lengths of dashes and gaps in
+# turn, in pixels. The empty pattern is a solid line.
 DASHES = ((), (8, 4), (2, 3), (12, 3, 2, 3), (4, 4), (1, 2), (16, 4))
 _STEPS_S = {"hour": 3_600, "day": 86_400}
-# A value of a form is decoded in pieces of this many bytes. A single call for megabytes would hold the
-# interpreter lock for seconds.
+# A value of a form is decoded in pieces of at most this many bytes. To decode megabytes in a single call
+# would hold the interpreter lock for seconds.
 _PIECE_BYTES = 65_536
 
 
@@ -126,7 +126,10 @@ def _decode_component(raw: bytes) -> str:
 
 
 def _split_pieces(raw: bytes) -> Iterator[bytes]:
-    """Splits encoded text into pieces. Keeps the three bytes of an escape such as `%20` together."""
+    """Splits encoded text into pieces of at most `_PIECE_BYTES` bytes.
+
+    Does not split escapes such as `%20`.
+    """
     start = 0
     while start < len(raw):
         stop = start + _PIECE_BYTES
@@ -146,7 +149,7 @@ _T = TypeVar("_T")
 
 
 def _choose_value(request: Request, name: str, allowed: Mapping[_Name, str]) -> _Name:
-    """Returns the query parameter `name` if `allowed` contains its value, else the first key of `allowed`."""
+    """Returns the value of the query parameter `name` if it is a key of `allowed`, else the first key."""
     value = request.query_params.get(name, "")
     return next((each for each in allowed if each == value), next(iter(allowed)))
 
@@ -197,9 +200,9 @@ class PlaygroundForm:
     Attributes:
         transcript: A list of messages or a whole request, as JSON; empty for a stored conversation.
         conversation: Id of a stored conversation. It is used only if `transcript` is empty.
-        model: Name of the model; empty for the model that the transcript or the stored conversation names.
+        model: Name of the model; empty for the model in the transcript or the stored conversation.
         strategies: Names of the strategies to compare.
-        trigger: Trigger T, in tokens; 0 for the trigger of each strategy.
+        trigger: The trigger T, in tokens; 0 for each strategy's own trigger.
         window: Context window of the model, in tokens; 0 for the context window that the proxy knows.
     """
 
@@ -288,7 +291,7 @@ class PageRoutes:
         )
 
     async def show_compaction(self, request: Request) -> Response:
-        """Shows a compaction: removed messages, the replacement, and the messages that the model then saw."""
+        """Shows a compaction: the removed messages, the summary, and the messages that the model then saw."""
         name, place = request.path_params["name"], request.path_params["place"]
         made, detail = await self.api.queries.get_compaction(name, place)
         panes = await asyncio.to_thread(
@@ -323,7 +326,7 @@ class PageRoutes:
         )
 
     async def show_message(self, request: Request) -> Response:
-        """Shows a removed message. Cuts its text, unless the query has the parameter `whole`."""
+        """Shows a removed message. Cuts off the end of a long text unless the parameter `whole` is given."""
         name = request.path_params["name"]
         found = await self.api.commands.get_archived_message(name, request.path_params["message"])
         whole = request.query_params.get("whole") is not None
@@ -412,11 +415,11 @@ class PageRoutes:
         return await self._render_playground(PlaygroundForm(conversation=name))
 
     async def run_replay(self, request: Request) -> Response:
-        """Runs the replay that the playground's form describes. Shows the form with the results or the error.
+        """Runs the replay that the playground's form describes. Shows the results or an error with the form.
 
         Raises:
             RequestRefusedError: If the transcript is too large or the replay takes too long (413), or if the
-                form cannot be read.
+                form cannot be read (`read_form`).
         """
         form = _parse_form(await read_form(request, _MAX_FORM_BYTES))
         try:
@@ -457,13 +460,13 @@ def _build_base_url(request: Request) -> str:
 
 
 def build_period_chart(rows: Sequence[StatisticsRow], by: str, since: float, until: float) -> str:
-    """Builds the data of the chart of tokens over time: sent, forwarded and cached tokens, and compactions.
+    """Builds the data of the chart of sent, forwarded and cached tokens and of compactions over time.
 
     Returns JSON.
 
     Args:
         rows: Statistics of the hours or days that have exchanges.
-        by: Length of a column: `hour` or `day`.
+        by: Period that one column covers: `hour` or `day`.
         since: Start of the chart, in seconds since the epoch.
         until: End of the chart, in seconds since the epoch.
     """
@@ -487,7 +490,7 @@ def build_period_chart(rows: Sequence[StatisticsRow], by: str, since: float, unt
 def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[CompactionRecord]) -> str:
     """Builds the data of the chart of a conversation's requests. Returns JSON.
 
-    The chart shows the sizes of the requests in tokens, and which requests applied a new compaction.
+    The chart shows the sizes of the newest requests in tokens, and which requests applied a new compaction.
     """
     drawn = exchanges[-MAX_COLUMNS:]
     first = len(exchanges) - len(drawn)
@@ -529,8 +532,8 @@ def _find_round_marks(
 ) -> list[tuple[int, str] | None]:
     """Returns, for each request, the number and the checkpoint id (`place`) of its new compaction.
 
-    A compaction is new for the first request to which it is applied. A request without a new compaction has
-    None. The number 0 means that only tool results were shortened.
+    A compaction is new for the first request to which it is applied. For a request without a new compaction,
+    the entry is None. The number 0 means that only tool results were shortened. The id is empty if unknown.
     """
     places = {each.event.round: each.event.place for each in rounds}
     shortened = {each.event.request: each.event.place for each in rounds if each.event.round == 0}
@@ -576,7 +579,7 @@ def _parse_number(text: str) -> int:
 
 
 def _build_job(form: PlaygroundForm) -> ReplayJob:
-    """Builds the replay job that a form describes. Does not decode the transcript, which may have megabytes.
+    """Builds the replay job that a form describes. Does not decode the transcript, which may be large.
 
     Raises:
         RequestRefusedError: If the transcript is too large (413), if it is not valid JSON or has no messages
@@ -606,7 +609,7 @@ def _build_refusal(message: str) -> RequestRefusedError:
 
 
 def _split_transcript(text: bytes) -> dict[str, bytes]:
-    """Returns the messages of a transcript as JSON. For a whole request, returns its tools and model, too.
+    """Returns the messages of a transcript as JSON. If it is a whole request, also returns tools and model.
 
     Raises:
         RequestRefusedError: If the transcript is too large (413), or if it is neither a list nor a request

@@ -30,10 +30,10 @@ from compaction_proxy.core.errors import (
 )
 from compaction_proxy.support import formatting
 
-# Characters that a browser does not show, or that change how it shows the text around them. These are control
+# Characters that a browser does not show, or that change how a browser shows the text around them: control
 # characters except tab and line feed; soft hyphen; direction marks; zero-width characters except the joiners
-# that some scripts need; line and paragraph separators; tag characters; lone surrogates, which UTF-8 cannot
-# encode.
+# that some scripts need; line and paragraph separators; tag characters. The pattern also contains lone
+# surrogates, which UTF-8 cannot encode.
 _MISLEADING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -45,7 +45,7 @@ def _format_code_point(match: re.Match[str]) -> str:
 
 
 def escape_misleading_characters(text: str) -> str:
-    """Replaces characters that are invisible or misleading by visible text such as `⟨U+202E⟩`."""
+    """Replaces invisible and misleading characters by visible text such as `⟨U+202E⟩`, and CRLF by LF."""
     return _MISLEADING.sub(_format_code_point, text.replace("\r\n", "\n"))
 
 
@@ -71,8 +71,8 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     # With `no-referrer`, browsers would send `Origin: null` with the forms of these pages, and the access
-    # check would refuse them. With `same-origin`, browsers do not send the page's address to other sites
-    # either.
+    # check would refuse the forms. `same-origin` also keeps browsers from sending the page's address to other
+    # sites.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -120,7 +120,7 @@ def _create_environment() -> Environment:
 
 @cache
 def _load_files() -> Mapping[str, tuple[bytes, str]]:
-    """Returns the content of each static file, and the first digits of its hash, by file name."""
+    """Returns the content of each static file and the first digits of the content's hash, by file name."""
     contents = {path.name: path.read_bytes() for path in STATIC_FOLDER.iterdir() if path.suffix in _TYPES}
     return {name: (data, sha256(data).hexdigest()[:_HASH_DIGITS]) for name, data in contents.items()}
 
@@ -179,7 +179,7 @@ class Templates:
         """Serves a static file.
 
         Pages add a hash of the file's content to the URL, as the parameter `v`. With this parameter, browsers
-        may cache the file forever.
+        may cache the file for a year.
 
         Raises:
             RequestRefusedError: If there is no such file (404).

@@ -19,7 +19,7 @@ _WORD = re.compile(r"\s*\S+\s*?(?=\s|$)|\s+")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that the model makes. `arguments` is the JSON text of an object."""
+    """A tool call of the model. `arguments` is a JSON object as text."""
 
     id: str
     name: str
@@ -28,7 +28,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply of the model: text, tool calls or both."""
+    """A reply of the demo model: text, tool calls or both."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -62,14 +62,17 @@ class DemoUsage:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The fields that every chat completion has: id, time in seconds since the epoch, and model name."""
+    """The fields that all chunks of a chat completion share. `created` is in seconds since the epoch."""
 
     id: str
     created: int
     model: str
 
     def wrap_fields(self, kind: str, fields: JsonObject) -> JsonObject:
-        """Returns a response object that contains `fields`. `kind` is its type, such as `chat.completion`."""
+        """Returns an object with the shared fields and `fields`.
+
+        `kind` is its type, such as `chat.completion`.
+        """
         return {
             "id": self.id,
             "object": kind,
@@ -82,9 +85,9 @@ class Envelope:
 
 
 def split_words(text: str) -> list[str]:
-    """Splits a text into pieces of `PIECE_WORDS` words, as a model streams it.
+    """Splits a text into pieces of up to `PIECE_WORDS` words, in which the provider streams the text.
 
-    The pieces joined together are the whole text.
+    The concatenated pieces are the whole text.
     """
     words = _WORD.findall(text)
     return ["".join(words[start : start + PIECE_WORDS]) for start in range(0, len(words), PIECE_WORDS)]
@@ -132,10 +135,10 @@ def _iter_deltas(reply: Reply) -> Iterator[JsonObject]:
 
 
 def encode_stream(envelope: Envelope, reply: Reply, usage: DemoUsage | None) -> Iterator[bytes]:
-    """Yields a reply as server-sent events. The last event is `[DONE]`.
+    """Yields the server-sent events of a streamed reply. The last event is `[DONE]`.
 
-    If `usage` is given, every chunk has a field `usage`. The field is null, except in an additional last
-    chunk that has no choices.
+    If `usage` is given, every chunk has a field `usage`. Only the last chunk, which is added after the reply
+    and has no choices, contains the usage. In the others, the field is null.
     """
     extra = {} if usage is None else {"usage": None}
 

@@ -3,8 +3,8 @@
 The provider validates requests as OpenAI does, counts tokens with a real tokenizer, refuses prompts that
 exceed its context window, streams responses, and logs the requests that it receives. It serves `POST
 …/chat/completions` and `GET …/models` under any path prefix, and `GET /__log`. Equal requests get equal
-responses, except for `id`, `created`, the number of cached tokens, and the ids of tool calls that are not in
-the script.
+responses, except for `id`, `created`, the number of cached tokens, and the ids of tool calls outside the
+script.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class ClientDepartedError(Exception):
 
 
 class DemoClient:
-    """The client of one request, which may disconnect while it waits for the response.
+    """The connection to the client of one request. The client may disconnect before the response is complete.
 
     Attributes:
         headers: Header fields that are added to the response.
@@ -237,11 +237,11 @@ class DemoProviderSettings:
 
     Attributes:
         counter: Counts tokens.
-        window: Largest sum of prompt tokens and requested output tokens.
+        window: Maximum sum of prompt tokens and requested output tokens.
         models: Names of the offered models. A model with `summary` in its name writes summaries.
         faults: Maps the name of a model to the faults of its responses. The name `*` stands for all models
             without an entry. The request header `x-demo-fault` adds further faults.
-        log_records: Largest number of requests in the log. The newest are kept.
+        log_records: Maximum number of requests in the log. If there are more, the oldest are dropped.
     """
 
     counter: TokenCounter
@@ -256,7 +256,7 @@ class DemoProvider:
 
     Attributes:
         meter: Counts tokens and simulates the prompt cache.
-        departure_count: Number of clients that disconnected before their response was complete.
+        departure_count: Number of requests whose clients were found to have disconnected early.
     """
 
     def __init__(self, settings: DemoProviderSettings) -> None:
@@ -335,7 +335,7 @@ class DemoProvider:
         """Logs the request, and waits if a fault delays the response.
 
         Returns:
-            The fault to produce, and the refusal to send. A request that is refused has no fault.
+            The fault to produce, and the refusal to send. A refused request gets no other fault.
         """
         fault = self._settings.faults.get(seen.model) or self._settings.faults.get("*") or NO_FAULT
         try:
@@ -387,7 +387,7 @@ class DemoProvider:
         return self._shorten_reply(reply, seen)
 
     def _shorten_reply(self, reply: Reply, seen: SeenRequest) -> Reply:
-        """Cuts the reply's text to the requested output tokens. Does not cut a reply with tool calls."""
+        """Cuts a reply's text to the requested output tokens. Returns a reply with tool calls unchanged."""
         limit = seen.output_tokens
         if not limit or reply.calls or self._count_reply_tokens(reply, seen.model) <= limit:
             return reply
@@ -425,7 +425,7 @@ def _get_output_tokens(body: JsonObject) -> int:
 async def send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault) -> None:
     """Streams events to the client.
 
-    If a fault cuts the stream, sends no end of the body, so that the server closes the connection.
+    If a fault cuts the stream, stops without the end of the body, so that the server closes the connection.
     """
     await client.start(200, b"text/event-stream; charset=utf-8")
     for index, event in enumerate(events):
@@ -437,7 +437,7 @@ async def send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault)
 
 
 async def send_body(client: DemoClient, data: bytes, fault: Fault) -> None:
-    """Sends a response that is not streamed. If a fault cuts the response, sends only half of the body."""
+    """Sends a response that is not streamed. If a fault cuts the response, sends only half of its body."""
     if fault.garbage:
         data = GARBAGE
     if fault.empty:
@@ -455,7 +455,7 @@ async def serve_provider(host: str, port: int, window: int) -> None:
     Args:
         host: Address to listen on.
         port: TCP port. 0 takes a free port.
-        window: Largest sum of prompt tokens and requested output tokens.
+        window: Maximum sum of prompt tokens and requested output tokens.
 
     Raises:
         ConfigError: If the provider cannot listen on the address.

@@ -1,9 +1,9 @@
 """Composes the replies of the demo models.
 
-The model `demo-agent` plays the assistant of the scripted conversation. It knows only the messages of the
-request. It finds its place in the script by the last message, so compaction of earlier messages does not
-change its place. Early messages of the script contain planted facts. The model can name a planted fact only
-if a message of the request still contains the fact.
+The model `demo-agent` plays the assistant of the scripted conversation. The model uses only the messages of
+the request. It finds the next step of the script by the last message, so compaction of earlier messages does
+not change the step. Early messages of the script contain planted facts. The model can name a planted fact
+only if a message of the request still contains the fact.
 
 In any other conversation, the model echoes the last message. If the last message is a user message or a tool
 result with lines such as `call search {"query": "x"}`, the model calls these tools instead.
@@ -93,7 +93,7 @@ def _parse_step(data: JsonObject) -> ScriptStep:
 
 
 def _find_following_step(messages: Sequence[JsonObject], script: DemoScript) -> ScriptStep | None:
-    """Returns the step that follows the tool result in the last message, or None if there is none."""
+    """Returns the step after the one whose tool result is the last message, or None if there is none."""
     call_id = messages[-1].get("tool_call_id")
     for turn in script.turns:
         for step, following in zip(turn.steps, turn.steps[1:], strict=False):
@@ -103,7 +103,7 @@ def _find_following_step(messages: Sequence[JsonObject], script: DemoScript) -> 
 
 
 def _find_next_step(messages: Sequence[JsonObject], script: DemoScript) -> ScriptStep | None:
-    """Returns the next step of the script, or None if the request does not follow the script."""
+    """Returns the step of the script that replies to the last message, or None if there is none."""
     if messages[-1]["role"] == "tool":
         return _find_following_step(messages, script)
     text = extract_text(messages[-1])
@@ -113,7 +113,7 @@ def _find_next_step(messages: Sequence[JsonObject], script: DemoScript) -> Scrip
 def fill_in_facts(text: str, messages: Sequence[JsonObject], facts: dict[str, str]) -> str:
     """Replaces each placeholder such as `{name}` in a text by the planted fact of that name.
 
-    If no message contains the fact, the placeholder is replaced by a text that says so.
+    If no message contains the fact, replaces the placeholder by the text `FORGOTTEN`.
     """
     for name, fact in facts.items():
         placeholder = "{" + name + "}"
@@ -154,7 +154,8 @@ def compose_reply(body: JsonObject, script: DemoScript, number: int = 1) -> Repl
         body: The request.
         script: The scripted conversation.
         number: A number that no other reply has. It is part of the ids of tool calls that are not in the
-            script. The number of messages is not suitable for this, because compaction can repeat it.
+            script. The number of messages is not suitable, because after a compaction a request can have as
+            many messages as an earlier one.
     """
     step = _find_next_step(body["messages"], script)
     if step is None:

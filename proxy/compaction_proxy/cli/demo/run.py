@@ -41,8 +41,8 @@ from compaction_proxy.replay.provider import ProviderPrompt, extract_text
 from compaction_proxy.telemetry import logs
 
 WINDOW_TOKENS = 8192
-# Longest time, in seconds, for which the demo waits for the proxy's background work after a reply. A user
-# needs at least as long to read a reply.
+# Longest time, in seconds, for which the demo waits for the proxy's background work after a reply. A real
+# user would take at least as long to read the reply.
 LONGEST_PAUSE_S = 5.0
 POLL_S = 0.001
 
@@ -79,7 +79,7 @@ class AgentExchange:
 
 
 async def skip_pause() -> None:
-    """Does nothing. This is the default value of `DemoAgent.pause`, with which the agent does not wait."""
+    """Does nothing. With this default value of `DemoAgent.pause`, the agent does not wait."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class DemoAgent:
         base_url: Base URL of the proxy or the provider, without `/v1`.
         script: The scripted user messages and tool results.
         history: All messages so far. The agent only appends to this list.
-        pause: Called after each response. It simulates the time in which a user reads the reply or a tool
+        pause: Awaited after each response. It simulates the time in which a user reads the reply or a tool
             runs.
     """
 
@@ -195,9 +195,10 @@ def build_demo_config(provider_url: str) -> Config:
 
 
 async def _wait_until_quiet(known: set[asyncio.Task[object]]) -> None:
-    """Waits until the proxy has finished its background work, so that all runs of the demo are the same.
+    """Waits until the proxy has finished its background work, so that every demo gives the same output.
 
-    `known` are the tasks that ran before the conversation. The function does not wait for these tasks.
+    Waits at most `LONGEST_PAUSE_S` seconds. Does not wait for the tasks in `known`, which ran before the
+    conversation.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LONGEST_PAUSE_S):
@@ -221,10 +222,11 @@ async def _play_through_proxy(
 ) -> tuple[list[AgentExchange], int]:
     """Plays the conversation through the proxy and prints a line for each turn.
 
-    The token counts of a line are those of the turn's last request, as the provider counts them.
+    The token counts in a line are those of the turn's last request, as the provider counts them. Stops at the
+    first turn that ends with an error.
 
     Returns:
-        The exchanges, and the sum of the tokens that the client sent.
+        The exchanges, and the tokens of all requests together as the client sent them.
     """
     exchanges: list[AgentExchange] = []
     client_tokens = 0
@@ -282,8 +284,8 @@ def _build_expected_history(script: DemoScript) -> list[JsonObject]:
 def _check_facts(script: DemoScript, last: SeenRequest) -> Check:
     """Checks that the last request still contains the planted facts, which the model needs for its replies.
 
-    The check uses only messages before the first question about the facts, because later replies repeat the
-    facts.
+    The check uses only messages before the first question about the facts, because the replies to the
+    questions repeat the facts.
     """
     texts = [extract_text(message) for message in last.parse_messages()]
     question = next(turn.user for turn in script.turns if any("{" in step.text for step in turn.steps))
@@ -375,7 +377,7 @@ async def run_demo(say: Say, *, keep: bool = False) -> bool:
 
 
 def render_table() -> str:
-    """Returns the whole output of the demo, as the README shows it."""
+    """Runs the demo and returns its whole output, as the README shows it."""
     lines: list[str] = []
     asyncio.run(run_demo(lines.append))
     return "\n".join(lines) + "\n"

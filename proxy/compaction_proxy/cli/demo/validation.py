@@ -1,6 +1,6 @@
 """Validates requests to the demo provider.
 
-The error messages have OpenAI's wording, because clients and proxies recognise errors by this wording.
+The error messages have OpenAI's wording, because clients and proxies recognise errors by the wording.
 """
 
 from collections.abc import Iterator
@@ -50,9 +50,9 @@ def refuse_unknown_model(model: str) -> Refusal:
 
 
 def check_overflow(window: int, prompt: int, output: int) -> Refusal | None:
-    """Returns a refusal if the prompt and the requested output together exceed the context window.
+    """Returns a refusal if the sum of prompt and requested output exceeds the context window.
 
-    Returns None if they fit. All arguments are in tokens.
+    Otherwise returns None. All arguments are in tokens.
     """
     if prompt > window:
         detail = f"your messages resulted in {prompt} tokens. Please reduce the length of the messages."
