@@ -35,8 +35,9 @@ class PlanConstraints:
         trigger_tokens: T.
         target_tokens: Size to which the compaction shrinks the request; None if the strategy has no target.
         request_tokens: Size of the request with its effective list.
-        fixed_tokens: Size of the parts that no compaction removes: privileged messages, tool definitions, the
-            task, the latest user message, and the messages that the client moves.
+        fixed_tokens: Size of the parts that this compaction cannot remove: fixed messages (privileged
+            messages and project instructions), tool definitions, the task, the latest user message, and the
+            messages that the client moves.
         replacement_tokens: Expected size of the replacements of the removed messages.
         must_rewrite_chain: Whether the chain must be written anew because its records state things that are
             no longer true.
@@ -203,11 +204,19 @@ def _find_iteration_start(messages: Sequence[Message], keep_iterations: int) -> 
 def _find_fitting_tail_start(
     messages: Sequence[Message], forwarded: Sequence[int], keep: KeepRules, size: tuple[int, int, int] | None
 ) -> int:
-    """Returns the start of the newest units that fit the size from `_compute_tail_size`.
+    """Returns the index at which the tail starts if only its size in tokens limits it.
 
-    If `keep.includes_reaching_message` is true, returns the index of the message with which the tail reaches
-    the size. If all units fit or `size` is None, the size limits nothing, and the number of messages is
-    returned.
+    The tail grows by whole units, the newest first, while it stays within the maximum. While it is smaller
+    than the floor, a unit may exceed the maximum if the tail still fits the tokens left. With
+    `keep.includes_reaching_message`, the tail grows by messages, and the message that reaches the maximum is
+    its first one. If `size` is None, or if all messages fit, the result is the number of messages, which
+    stands for "no limit".
+
+    Args:
+        messages: The messages that are not fixed.
+        forwarded: The tokens that each message takes in the forwarded request.
+        keep: What the strategy keeps.
+        size: The maximum, the floor and the tokens left (`_compute_tail_size`).
     """
     if size is None:
         return len(messages)

@@ -24,8 +24,8 @@ MIN_CAP_TOKENS = 400
 # Replacements are cut to no fewer tokens than this. Half of these tokens are for the notice that says what is
 # missing.
 MIN_CUT_TOKENS = 48
-# If the limit is small, a message may be capped to fewer tokens: to no less than the limit divided by this
-# number.
+# If the limit of the list is small, a message may be capped to fewer tokens than `MIN_CAP_TOKENS`, but not to
+# fewer than the limit divided by this number.
 MIN_CAP_DIVISOR = 10
 # The newest units stay whole as long as they take at most this share of the room. The room is the limit less
 # the size of the other messages that stay whole.

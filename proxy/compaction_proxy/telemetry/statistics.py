@@ -58,7 +58,7 @@ SETTLE_S = 900.0
 # Lifetime of the cached sums of an hour, in seconds. Only hours that ended more than twice `SETTLE_S` ago are
 # cached.
 CACHE_TTL_S = 3_600.0
-# Longest period that is read, up to now, in seconds.
+# Length, in seconds, of the longest period that one query reads. The period ends at the present time.
 MAX_READ_S = 400.0 * DAY_S
 CACHE_BYTES = 8 * 1024 * 1024
 # Approximate memory for one cached counter, in bytes.

@@ -21,8 +21,8 @@ from compaction_proxy.wires.json.values import as_list, as_object, as_string, de
 INSTRUCTIONS: Final = "instructions"
 MEMORY: Final = "memory"
 ENVIRONMENT: Final = "environment"
-# Number of characters at the start of the first prompt member that are searched for the beginning of a system
-# prompt.
+# To recognise a client by its system prompt, the proxy reads this many characters at the start of the first
+# member of the request that holds prompt text.
 PROMPT_CHARACTERS: Final = 4_096
 # The path of an `Instruction` is cut to this many characters.
 MAX_PATH_CHARACTERS: Final = 512

@@ -100,8 +100,8 @@ NAME_SEARCH_CHARACTERS = 60
 # Maximum number of strings that are read from one JSON text, maximum nesting level at which they are read,
 # and maximum characters that are read of one string.
 MAX_LEAVES, MAX_DEPTH, LEAF_CHARACTERS = 4_000, 12, 2_000
-# A code, an amount of money, a version or a commit that has no name is quoted only from a text of at most
-# this many characters.
+# A code, an amount of money, a version or a commit that no word of the text names is quoted only if the text
+# has at most this many characters.
 SHORT_TEXT_CHARACTERS = 200
 # Minimum characters of a code, of a complete date, and of a word that names a value. The last number is the
 # maximum number of words in a name that is taken from the end of a label.
@@ -114,7 +114,8 @@ _GENERIC_KEYS = frozenset(
     | {"created_at", "updated_at", "time", "url", "version", "email", "title", "label", "text", "data"}
 )
 _ID_KEY = re.compile(r"(?:^|_)(?:id|ids|number|no|key|code|uuid)$|[a-z]Id$|^name$", re.IGNORECASE)
-# The characters that a token may have, and those that may surround a value without being part of its token.
+# Matches the run of characters in which a value stands. The characters in `_SURROUNDING_CHARACTERS` are no
+# part of the value if they are at the start or end of the run.
 _VALUE_TOKEN = re.compile(r"[\w.@/\\~+&%-]+")
 _SURROUNDING_CHARACTERS = ".,;:!?-+~%&"
 _VALUE_LABEL = re.compile(r"([^\W\d_][\w /-]{0,38}?)[\"'`*_)\]]{0,4}[ \t]{0,2}[:=：][ \t\"'`*(\[$#<]{0,6}\Z")  # noqa: RUF001 - a wide colon

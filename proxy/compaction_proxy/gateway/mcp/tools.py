@@ -228,8 +228,8 @@ class McpToolRunner:
         """Runs a tool and returns its result. An invalid call gives a result with `is_error`, no exception.
 
         Args:
-            context: The calling tenant, and the conversation that the headers of the request name; None if
-                they name none.
+            context: The calling tenant, and the conversation that the header fields of the request name. The
+                conversation is None if they name none.
             name: The tool's name.
             arguments: JSON values. A null counts as a missing argument.
         """

@@ -153,8 +153,8 @@ _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 # limited, because a call holds the interpreter lock until it ends.
 _BATCH_BYTES = 256 * 1024
 _BATCH_ELEMENTS = 4_096
-# JSON of at most this many bytes is decoded without masking. This takes at most 4 ms, even if the JSON
-# consists of escapes.
+# JSON of at most this many bytes is decoded without first replacing the escapes in its strings
+# (`mask_escapes`). This takes at most 4 ms, even if the JSON consists of escapes.
 SHORT_BYTES = 960 * 1024
 # JSON with more opening brackets, commas and colons outside strings than this is refused, because no model
 # could read it.

@@ -35,8 +35,8 @@ MAX_STRUCTURAL = 60_000
 # Objects and arrays are searched for long strings down to this depth. The levels are the message, its
 # content, a part of the content, and the value of the part.
 _MAX_DEPTH = 4
-# Objects and arrays with more items than this are decoded in one call, because splitting helps only if they
-# contain long strings.
+# Objects and arrays with more items than this are decoded in one call and not item by item. So many items are
+# short as a rule, and decoding item by item helps only if there are long strings.
 _MAX_ITEMS = 10_000
 
 
@@ -45,8 +45,8 @@ def decode_value(raw: bytes) -> Any:
 
     Raises:
         UnreadableBodyError: With the reason `not-json` if `raw` is invalid. With the reason `too-deep` if it
-            is nested too deeply. With the reason `too-many` if it is longer than `LONG_BYTES` and exceeds
-            `MAX_STRUCTURAL`.
+            is nested too deeply. With the reason `too-many` if it is longer than `LONG_BYTES` and has more
+            than `MAX_STRUCTURAL` brackets, commas and colons outside strings.
     """
     if len(raw) > LONG_BYTES and has_excess_structure(raw, MAX_STRUCTURAL):
         raise UnreadableBodyError("too-many")
