@@ -235,6 +235,8 @@ _CLAUDE_OLD: Mapping[str, ImageCost] = {
 def estimate_image_tokens(model: str, size: ImageSize | None, detail: str = "auto") -> int:
     """Estimates the tokens of one image.
 
+    Returns `UNKNOWN_IMAGE_TOKENS` for a model without a published rule.
+
     Args:
         model: Name of the model, with or without a router's prefix.
         size: Size of the image in pixels. None means that the size is unknown, and counts as the largest
