@@ -85,10 +85,10 @@ def compute_budget(
     """Computes the budget of a request.
 
     The reserves count as at most a quarter of the context window. Requested output that is larger than the
-    output reserve counts in its place. If the strategy's own reserves together exceed a quarter of the window,
-    the safety reserve shrinks in proportion. The requested output is an upper limit that most replies do not
-    reach. So a compaction makes room for output of at most a quarter of the window, and content is cut only
-    to make room for `RESERVED_OUTPUT_TOKENS`.
+    output reserve counts in its place. If the strategy's own reserves together exceed a quarter of the
+    window, the safety reserve shrinks in proportion. The requested output is an upper limit that most replies
+    do not reach. So a compaction makes room for output of at most a quarter of the window, and content is cut
+    only to make room for `RESERVED_OUTPUT_TOKENS`.
 
     Args:
         window: Context window of the model, in tokens.

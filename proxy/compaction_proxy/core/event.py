@@ -12,8 +12,8 @@ from typing import Any
 
 from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
-# Reasons why a compaction is due. A reason that is named like a field of `core.trigger.TriggerRule` means that
-# the threshold in this field was reached.
+# Reasons why a compaction is due. A reason that is named like a field of `core.trigger.TriggerRule` means
+# that the threshold in this field was reached.
 DUE_REASONS = frozenset({
     *TRIGGER_FIELDS,
     "force",  # a user asked for a compaction

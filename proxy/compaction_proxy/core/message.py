@@ -153,7 +153,10 @@ class Message:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the message has no text, parts, refusal or calls. Most providers refuse an empty assistant message."""
+        """Whether the message has no text, parts, refusal or calls.
+
+        Most providers refuse an empty assistant message.
+        """
         return not (self.text or self.parts or self.refusal or self.calls)
 
 
