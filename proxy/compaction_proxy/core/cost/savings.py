@@ -24,8 +24,8 @@ from compaction_proxy.core.exchange import Exchange
 EXPIRY_S = 600.0
 # The shortest prefix that a provider caches, in tokens.
 MIN_CACHED_TOKENS = 1_024
-# The proxy remembers this many of the latest requests of each conversation. One request is not enough, because
-# branches of a conversation and several agents may share its id.
+# The proxy remembers this many of the latest requests of each conversation. One request is not enough,
+# because branches of a conversation and several agents may share its id.
 MAX_CACHED_REQUESTS = 8
 # A conversation usually grows by at most this many messages from one request to the next.
 MAX_GROWTH_MESSAGES = 8
