@@ -32,8 +32,8 @@ from compaction_proxy.core.ledger.statements import (
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
 
-# Maximum number of unanswered requests that are tracked together. The state of older ones becomes unknown. The
-# limit keeps the time linear in the number of requests.
+# Maximum number of unanswered requests that are tracked at the same time. The state of older ones becomes
+# unknown. The limit keeps the time linear in the number of requests.
 MAX_WAITING = 64
 # Number of characters that are read at each end of a reply, and number of last sentences that are searched
 # for questions and promises.
