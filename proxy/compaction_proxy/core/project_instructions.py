@@ -12,8 +12,8 @@ MAX_INSTRUCTION_TOKENS = 12_000
 # instructions stay, and the proxy lowers the requested output instead.
 MAX_INSTRUCTION_SHARE = 0.20
 MAX_INSTRUCTIONS = 32
-# If instructions have to be cut, those about the environment are cut first. Other instructions are cut only if
-# those about the environment would otherwise get fewer tokens than this.
+# If instructions have to be cut, those about the environment are cut first. Other instructions are cut only
+# if an instruction about the environment would otherwise get fewer tokens than this.
 MIN_ENVIRONMENT_TOKENS = 200
 _ID_DIGITS = 12
 

@@ -1,4 +1,4 @@
-"""Recognises side requests: requests that a client sends in addition to a conversation, such as for a title."""
+"""Recognises side requests: requests of a client in addition to a conversation, such as for a title."""
 
 import re
 

@@ -288,8 +288,8 @@ def _iter_statements(text: str) -> Iterator[Statement]:
 def read_statements(text: str) -> tuple[Statement, ...]:
     """Returns the statements of a user's message.
 
-    A message of more than `SMALL_TEXT_CHARACTERS` characters is large. Of a large message, the function returns
-    only the first `HEAD_STATEMENTS` statements and those of a known kind.
+    A message of more than `SMALL_TEXT_CHARACTERS` characters is large. Of a large message, the function
+    returns only the first `HEAD_STATEMENTS` statements and those of a known kind.
     """
     if len(text) <= SMALL_TEXT_CHARACTERS:
         return tuple(_iter_statements(text))

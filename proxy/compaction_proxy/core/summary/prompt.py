@@ -133,9 +133,8 @@ def build_prompt(
 
     Args:
         groups: The messages to summarise. If there are several groups, the model writes one text for each.
-            In the prompt, a group is called a "run".
-            `split_run_texts` splits the model's text into the texts of the
-            groups.
+            In the prompt, a group is called a "run". `split_run_texts` splits the model's text into the texts
+            of the groups.
         shape: Limits that decide how much of a message is shown.
         task: The user's task; empty if the strategy does not show the task.
         earlier_summaries: Summaries of earlier compactions, oldest first.
