@@ -50,7 +50,7 @@ class Budget:
             less the safety reserve and all of the requested output. None if the upstream does not add the
             output to the prompt.
         min_output_tokens: The proxy does not lower the output limit of the request below this number. 0 if
-            the upstream does not add the output to the prompt.
+            the upstream does not add the output to the prompt, or if the request names no output limit.
     """
 
     window: int
@@ -84,10 +84,11 @@ def compute_budget(
 ) -> Budget:
     """Computes the budget of a request.
 
-    If the reserves together exceed a quarter of the context window, they count as a quarter of it, and the
-    safety reserve shrinks in proportion. The requested output is an upper limit that most replies do not
-    reach. So a compaction makes room for output of at most a quarter of the window, and content is cut only
-    to make room for `RESERVED_OUTPUT_TOKENS`.
+    The reserves count as at most a quarter of the context window. Requested output that is larger than the
+    output reserve counts in its place. If the strategy's own reserves together exceed a quarter of the
+    window, the safety reserve shrinks in proportion. The requested output is an upper limit that most replies
+    do not reach. So a compaction makes room for output of at most a quarter of the window, and content is cut
+    only to make room for `RESERVED_OUTPUT_TOKENS`.
 
     Args:
         window: Context window of the model, in tokens.

@@ -62,7 +62,7 @@ class Checkpoint:
         length: The checkpoint is made for the messages `[0, length)`. It replaces some of them and leaves the
             others.
         exact: Chained digest of these messages, 32 bytes.
-        results: Entries for the tool results inside the spans.
+        results: One entry for each tool result inside the spans.
         spans: The spans that are replaced, sorted and disjoint.
         stand_ins: The replacements of each span, in the order of `spans`.
         summary: Text of the summary, for the next compaction to integrate.
@@ -116,7 +116,7 @@ class Checkpoint:
     def removed_indices(self) -> frozenset[int]:
         """Indices of the messages that the checkpoint removes from the effective list.
 
-        Messages that are only shortened are not among them.
+        Messages that are only shortened are not included.
         """
         return frozenset(
             index
@@ -252,7 +252,7 @@ def can_apply_checkpoint(
 
     - The messages begin with those for which the checkpoint was made.
     - The latest user message stays in its place, or the replacement carries its text.
-    - No call is removed whose result stays.
+    - No tool result stays whose call is removed.
 
     A tool result may be shorter than the stored one, because the client may have shortened it. This is
     allowed only if `conversation` is None or is the conversation of the checkpoint.
@@ -264,7 +264,7 @@ def can_apply_checkpoint(
     if is_covered and latest != checkpoint.carried:
         return False
     end = max((span.stop for span in checkpoint.spans if span.start not in checkpoint.edited), default=0)
-    if _splits_unit(messages, end):  # the next message answers a call that is removed
+    if _splits_unit(messages, end):  # the next message is the result of a removed call
         return False
     shortened = conversation in {None, checkpoint.conversation}
     possible = _iter_possible_prefixes(checkpoint, messages)
@@ -272,7 +272,7 @@ def can_apply_checkpoint(
 
 
 def drop_outdated_edits(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
-    """Returns the checkpoint without edits of messages that the client has since shortened itself.
+    """Returns the checkpoint without the edits of tool results that the client has since shortened itself.
 
     For such a message, the proxy forwards the client's shorter version.
     """

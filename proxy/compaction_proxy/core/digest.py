@@ -26,9 +26,9 @@ _BRACKET = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]')
 
 
 def _encode_field(value: str) -> bytes:
-    """Encodes a field with its length in front.
+    """Encodes a field as UTF-8, preceded by its length as 8 bytes.
 
-    So two different lists of fields never give the same bytes.
+    Because of the lengths, two different lists of fields never give the same bytes.
     """
     return _add_length_prefix(value.encode("utf-8", "surrogatepass")) if value else _EMPTY
 
@@ -84,8 +84,8 @@ def canonicalize_arguments(arguments: str) -> str:
 
     Arguments stay as they are if they do not parse, repeat a key, are longer than 1,048,576 characters, hold
     too many brackets (`json_bounds`), or nest more than 100 levels deep. The limit on levels is fixed,
-    because the number of levels that the decoder can read varies with the depth of the call stack, and the
-    digest must not depend on that.
+    because the number of levels that the decoder can read varies with the depth of the call stack. The digest
+    of a message must not depend on the call stack.
     """
     brackets = arguments.count("[") + arguments.count("{")
     if (

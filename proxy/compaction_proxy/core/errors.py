@@ -1,6 +1,6 @@
 """Defines the errors that the proxy raises on purpose, as a tree, and formats them for clients.
 
-If a client sees an error, the number in parentheses is the status of the response.
+The number in parentheses is the HTTP status of the response that the client receives for the error.
 
 ProxyError
 ├── ConfigError                    the configuration cannot be used; the process ends with exit code 2

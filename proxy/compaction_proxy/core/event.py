@@ -12,11 +12,12 @@ from typing import Any
 
 from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
-# Reasons why a compaction is due. A field of `core.trigger.TriggerRule` means that its threshold was reached.
+# Reasons why a compaction is due. A reason that is named like a field of `core.trigger.TriggerRule` means
+# that the threshold in this field was reached.
 DUE_REASONS = frozenset({
     *TRIGGER_FIELDS,
     "force",  # a user asked for a compaction
-    "huge",  # a new tool result is so large that it alone is shortened
+    "huge",  # a new tool result is huge, and the compaction shortens only this result
     "limit",  # the request would not fit without a compaction
     "output",  # the upstream would refuse the request together with its requested output
     "overflow",  # the upstream has refused the request as too long
@@ -182,7 +183,7 @@ def to_log_fields(event: Event) -> dict[str, Any]:
 def from_fields(values: Mapping[str, Any]) -> Event | None:
     """Builds an event from its fields.
 
-    Returns None if the fields lack a kind or a time.
+    Returns None if the kind or the time is missing or invalid. Any other invalid field counts as unknown.
     """
     kind, at = _parse_text(values.get("kind")), parse_number(values.get("at"))
     if not kind or at is None:

@@ -97,7 +97,7 @@ def to_fields(exchange: Exchange) -> dict[str, Any]:
 def from_fields(values: Mapping[str, Any]) -> Exchange | None:
     """Builds an exchange from its fields, and ignores invalid ones.
 
-    Returns None if the fields lack a time.
+    Returns None if the time is missing or invalid.
     """
     at = parse_number(values.get("at"))
     if at is None:

@@ -25,7 +25,8 @@ def has_too_many_brackets(text: str) -> bool:
 def parse_json_container(text: str) -> object:
     """Parses a JSON object or list.
 
-    Returns None if the text is neither, is invalid or too large, or nests too deeply.
+    Returns None if the text is no object or list, is invalid JSON, is longer than `MAX_CHARACTERS`, has too
+    many brackets, or nests too deeply for the parser.
     """
     if len(text) > MAX_CHARACTERS or text.lstrip()[:1] not in {"{", "["} or has_too_many_brackets(text):
         return None

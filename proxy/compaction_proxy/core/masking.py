@@ -41,7 +41,9 @@ _WORTHLESS, _OLD, _TELLING = range(3)
 
 
 def sanitize_to_line(text: str, max_characters: int) -> str:
-    """Returns the first `max_characters` characters of a text on one line, without invisible characters.
+    """Returns the beginning of a text as one line of at most `max_characters` characters.
+
+    A line that would be longer is cut and ends with `…`. Invisible characters are removed.
 
     A space breaks up control tokens of chat templates, and phrases that imitate those of the proxy
     (`core.sanitize`).
@@ -51,7 +53,10 @@ def sanitize_to_line(text: str, max_characters: int) -> str:
 
 
 def find_first_error(text: str) -> str:
-    """Returns the first line that reports an error in a tool result, shortened; empty if there is none."""
+    """Returns the first line that reports an error in a tool result, shortened; empty if there is none.
+
+    Only the first and the last 20,000 characters of the result are searched.
+    """
     excerpt = take_head_and_tail(text, _SEEN_CHARACTERS, _SEEN_CHARACTERS)
     match = _ERROR.search(excerpt) if any(sign in excerpt for sign in _ERROR_SIGNS) else None
     if match is None:
@@ -73,9 +78,10 @@ def find_call_subject(call: MessageToolCall) -> str:
 
 
 def map_results_to_calls(messages: Sequence[Message]) -> dict[int, MessageToolCall]:
-    """Returns the call that each tool result answers, by the index of the result.
+    """Returns the call to which each tool result belongs, by the index of the result.
 
-    Ids may be reused within a conversation. So a result belongs to the nearest earlier call with its id.
+    A result whose call is not among the messages is left out. Ids may be reused within a conversation. So a
+    result belongs to the nearest earlier call with its id.
     """
     calls_by_id: dict[str, MessageToolCall] = {}
     answered: dict[int, MessageToolCall] = {}
@@ -92,7 +98,7 @@ def format_mask(message: Message, call: MessageToolCall | None, message_id: str,
 
     Args:
         message: The tool result.
-        call: The call that the result answers, if known.
+        call: The call to which the result belongs; None if unknown.
         message_id: Message id of the result.
         tool_name: Name of the tool with which the model can read the whole result; empty if there is no such
             tool.

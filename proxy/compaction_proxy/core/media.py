@@ -161,8 +161,8 @@ def _count_patches(
 
     The image is first scaled down until its longest side fits `max_edge_pixels`, if that is not 0. An image
     of unknown size, or with more than `max_patches` patches, counts as `max_patches` patches. The provider
-    itself shrinks an image with more patches, and then counts at most one row of patches less than
-    `max_patches`.
+    itself shrinks an image that has more patches. So the provider may count fewer patches than `max_patches`,
+    by at most one row.
     """
     if size is None:
         return math.ceil(max_patches * tokens_per_patch)
@@ -234,6 +234,8 @@ _CLAUDE_OLD: Mapping[str, ImageCost] = {
 
 def estimate_image_tokens(model: str, size: ImageSize | None, detail: str = "auto") -> int:
     """Estimates the tokens of one image.
+
+    Returns `UNKNOWN_IMAGE_TOKENS` for a model without a published rule.
 
     Args:
         model: Name of the model, with or without a router's prefix.

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 # Some clients write each parallel tool call as an assistant message of its own, followed by its result. So
-# one reply of the model may appear as several assistant messages, up to this many.
+# one reply of the model may appear as several assistant messages. The proxy treats at most this many of them,
+# with their results, as one unit. The messages after them form further units.
 MAX_EXCHANGES_PER_ANSWER = 16
 PRIVILEGED_ROLES = frozenset({"system", "developer"})
 
@@ -89,8 +90,8 @@ class Message:
         refusal: An assistant's refusal text.
         name: The optional participant name.
         calls: Tool calls of the message, in order.
-        answered_call_ids: Ids of the calls that this message answers; one for a `tool` message of Chat
-            Completions.
+        answered_call_ids: Ids of the calls whose results this message contains. A `tool` message of Chat
+            Completions has one id; a message without results has none.
         raw: The message as bytes, unchanged if the client sent it; empty for a message of the proxy that no
             wire has written yet.
         digest: Canonical SHA-256 of the content (`core.digest`), 32 bytes; empty until computed.
@@ -152,7 +153,10 @@ class Message:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the message has no content. Most providers refuse an empty assistant message."""
+        """Whether the message has no text, parts, refusal or calls.
+
+        Most providers refuse an empty assistant message.
+        """
         return not (self.text or self.parts or self.refusal or self.calls)
 
 
@@ -199,7 +203,7 @@ def _find_unit_stop(messages: Sequence[Message], start: int) -> int:
 def find_unit_start(messages: Sequence[Message], message_index: int) -> int:
     """Returns the start of the unit that contains the message at `message_index`.
 
-    Only messages near this message are read.
+    The function reads only messages near this message, and not the whole list.
     """
     exchange_start = start = _find_tool_exchange_start(messages, message_index)
     for _ in range(MAX_EXCHANGES_PER_ANSWER - 1):

@@ -15,12 +15,12 @@ from compaction_proxy.core.message import Message, find_unit_start
 # many units. Otherwise the client has edited its list or begun another branch.
 MAX_MOVED_MESSAGES = 8
 MAX_MOVED_UNITS = 2
-# Maximum number of messages of a request that are remembered. The limit is needed because two units may
-# contain many tool results.
+# The proxy remembers at most this many of the last messages of a request. The limit is needed because two
+# units may contain many tool results.
 MAX_END_MESSAGES = 64
 # Different conversations may begin with the same messages. If two requests begin with fewer equal messages
-# than this, the later one continues the earlier one only if it also contains the last message of the earlier
-# one.
+# than this, and the earlier request has further messages, the later request continues the earlier one only if
+# it is longer and also contains the last message of the earlier one.
 LEAST_COMMON_MESSAGES = 4
 
 
@@ -54,8 +54,9 @@ def build_request_end(messages: Sequence[Message], moving_from: int) -> RequestE
 def is_continuation(previous: RequestEnd, messages: Sequence[Message], common_count: int) -> bool:
     """Returns whether a request continues the previous one.
 
-    This is the case if both begin with enough equal messages (`LEAST_COMMON_MESSAGES`), or if the request is
-    longer than the previous one and also contains its last message. `common_count` is the number of equal
+    A request continues the previous one if both begin with at least `LEAST_COMMON_MESSAGES` equal messages,
+    or if it begins with all messages of the previous request. A request also continues the previous one if it
+    is longer and contains the last message of the previous one. `common_count` is the number of equal
     messages with which both requests begin.
     """
     if common_count >= min(LEAST_COMMON_MESSAGES, previous.message_count):

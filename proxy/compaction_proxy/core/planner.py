@@ -21,9 +21,9 @@ from compaction_proxy.core.message import (
 from compaction_proxy.core.strategies import KeepRules, Policy
 from compaction_proxy.core.trigger import GrowthCounts
 
-# No compaction removes the fixed part of a request. So T leaves a certain room for the rest of a request, and
-# the target leaves a smaller room. The target is scarce if its room is less than this share of the room of T.
-# Hardly any compaction reaches a scarce target.
+# No compaction removes the fixed part of a request (`PlanConstraints.fixed_tokens`). The target is scarce if
+# the target less the fixed part is smaller than this share of T less the fixed part. Hardly any compaction
+# reaches a scarce target.
 SCARCE_SHARE = 0.25
 
 
@@ -233,9 +233,9 @@ def _find_fitting_tail_start(
     return len(messages)
 
 
-# Runs of assistant and tool messages with fewer tokens than this are not worth a summary.
+# A group of consecutive assistant and tool messages gets no summary if it has fewer tokens than this.
 LEAST_RUN_TOKENS = 48
-# The summary of a run of messages is expected to take this share of the run's tokens.
+# The summary of such a group is expected to take this share of the group's tokens.
 RUN_SUMMARY_SHARE = 0.3
 
 
@@ -477,7 +477,7 @@ def _plan_chained_round(
     constraints: PlanConstraints,
     removed_indices: Sequence[int],
 ) -> RoundPlan:
-    """Plans one more record for a chain. If the chain is too long, plans one record in place of it."""
+    """Plans one more record for a chain. If the chain is too long, plans one record in its place."""
     continued = None if _is_chain_too_long(policy, earlier, constraints) else earlier
     earlier_removed = continued.removed_indices if continued else frozenset()
     spans = tuple(_iter_adjacent_spans(removed_indices))

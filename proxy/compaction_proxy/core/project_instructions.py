@@ -12,7 +12,8 @@ MAX_INSTRUCTION_TOKENS = 12_000
 # instructions stay, and the proxy lowers the requested output instead.
 MAX_INSTRUCTION_SHARE = 0.20
 MAX_INSTRUCTIONS = 32
-# If instructions have to be cut, those about the environment are cut first, but to no fewer tokens than this.
+# If instructions have to be cut, those about the environment are cut first. Other instructions are cut only
+# if an instruction about the environment would otherwise get fewer tokens than this.
 MIN_ENVIRONMENT_TOKENS = 200
 _ID_DIGITS = 12
 
@@ -31,7 +32,7 @@ def compute_instruction_budget(input_limit: int) -> int:
 def allocate_instruction_tokens(
     messages: Sequence[Message], budget_tokens: int, removed_ids: Collection[str] = ()
 ) -> dict[int, int]:
-    """Returns the tokens that instructions may keep, by message index.
+    """Returns how many tokens each shortened instruction may keep, by message index.
 
     An instruction that stays whole has no entry. An entry of 0 means that the instruction is left out. Only
     the newest version of each instruction stays. If there are more than 32 instructions, only the first 16

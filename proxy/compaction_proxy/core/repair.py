@@ -98,9 +98,9 @@ def _move_fixed_before_calls(messages: Sequence[Message]) -> list[Message]:
 def insert_alternating_fillers(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Returns the list in a form in which user and assistant messages alternate, beginning with the user.
 
-    Some backends demand this. A short assistant message is added between two user messages, and a short user
-    message between two assistant messages. Privileged messages and tool results stay in place. Parts of one
-    client message stay together.
+    Some upstreams demand this order. A short assistant message is added between two user messages, and a
+    short user message between two assistant messages. Privileged messages and tool results stay in place.
+    Parts of one client message stay together.
     """
     alternating: list[Message] = []
     last = "assistant"

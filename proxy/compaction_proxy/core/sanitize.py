@@ -8,7 +8,7 @@ around a summary or record). Invisible characters are removed.
 import re
 
 # Invisible characters: control characters except tab and newline, characters for direction and width, and
-# fillers. The "tag" characters and chains of variation selectors, which can hide text from a reader, also
+# fillers. The "tag" characters and sequences of variation selectors, which can hide text from a reader, also
 # belong to them. The joiners U+200C and U+200D do not, because Persian and Hindi are written with them.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e"
@@ -54,12 +54,12 @@ def remove_invisible(text: str) -> str:
 
 
 def escape_template_marks(text: str) -> str:
-    """Returns the text in which a space breaks up every control token of a chat template."""
+    """Returns the text with a space inserted into every control token of a chat template."""
     return _TEMPLATE.sub(lambda found: f"{found[0]} ", text)
 
 
 def escape_frames(text: str) -> str:
-    """Returns the text in which a space breaks up every phrase that could begin or end a frame of the proxy.
+    """Returns the text with a space inserted into every phrase that could begin or end a frame of the proxy.
 
     A frame is the text that the proxy puts around a summary or a record.
     """

@@ -34,8 +34,8 @@ TOOL_PARAMETERS: Final[Mapping[str, Any]] = MappingProxyType(
 )
 
 MAX_RESULT_TOKENS: Final = 2_000
-# A text is left out if it has more characters than this for each token that it may take. Its tokens are not
-# counted, because counting a long text would be slow.
+# A text is left out if it has more characters than this number times the tokens that are left for it. The
+# tokens of such a text are not counted, because counting a long text would be slow.
 _CHARACTERS_PER_TOKEN: Final = 4
 # A line with more characters than this is shown and numbered as several lines.
 LINE_CHARACTERS: Final = 400
@@ -122,7 +122,7 @@ def format_hits(
 ) -> str:
     """Formats search hits for a model, best first, in at most about `max_tokens` tokens in all.
 
-    If not all hits fit, the last ones are left out.
+    If not all hits fit, the first hit that does not fit and all later ones are left out.
 
     Args:
         hits: The hits, best first. The search may have shortened their texts.
@@ -144,7 +144,7 @@ def format_hits(
 def split_lines(text: str) -> list[str]:
     """Splits a text into the lines that `format_message` numbers.
 
-    A line of more than 400 characters becomes several lines.
+    A line of more than 400 characters becomes several lines of at most 400 characters.
     """
     lines: list[str] = []
     for line in text.replace("\r\n", "\n").split("\n"):

@@ -37,8 +37,8 @@ class ScaledLimit:
 class KeepRules:
     """The messages that a compaction leaves unchanged.
 
-    If several rules keep newest messages, the rule that keeps the most applies. The kept messages are then
-    extended back to a unit edge.
+    If several rules keep newest messages, the rule that keeps the most applies. If the kept messages would
+    begin inside a unit, the whole unit stays.
 
     Attributes:
         messages: Number of newest messages of the effective list that stay.

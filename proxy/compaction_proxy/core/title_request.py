@@ -1,4 +1,4 @@
-"""Recognises side requests that clients send in addition to a conversation, such as one for a title."""
+"""Recognises side requests: requests of a client in addition to a conversation, such as for a title."""
 
 import re
 

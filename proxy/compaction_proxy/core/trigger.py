@@ -43,7 +43,8 @@ UNKNOWN_PRICE_THRESHOLDS = PriceThresholds()
 class TriggerRule:
     """One row of thresholds.
 
-    A field that is None does not count. A field that is 0 or False switches the row off.
+    A threshold that is None does not count. A threshold that is 0 or False switches the row off. A row
+    without thresholds is never reached.
 
     Attributes:
         tokens: Size of the effective list, in tokens.
@@ -160,7 +161,8 @@ class TriggerMarks:
     """The sizes of the effective list, in tokens, from which the proxy acts.
 
     Attributes:
-        soft_tokens: From this size, compactions are prepared ahead of need; None disables this.
+        soft_tokens: From this size, compactions are prepared ahead of need. None if the soft mark is
+            disabled, or if no row has a threshold of size.
         trigger_tokens: T; all of usable if no row has a threshold of size.
         hard_tokens: From this size, automatic compactions are made again after an undo.
     """
@@ -215,7 +217,7 @@ def find_reached_rule(
 
     Args:
         rules: The rows.
-        tokens: Size of the effective list.
+        tokens: Size of the effective list, in tokens.
         growth: The numbers of messages, turns and iterations that were added since the last compaction.
         budget: The budget of the request.
         fixed_tokens: Size of the parts that no compaction removes. `percent` applies to the rest of usable.

@@ -21,8 +21,8 @@ from compaction_proxy.core.message import Message, find_latest_user_message, ite
 
 # A message is capped to no fewer tokens than this as long as other messages can still be left out.
 MIN_CAP_TOKENS = 400
-# Replacements are cut to no fewer tokens than this. Half of these tokens are for the notice that says what is
-# missing.
+# No message is cut to fewer tokens than this. Half of these tokens are for the notice that says how much text
+# is missing.
 MIN_CUT_TOKENS = 48
 # If the limit of the list is small, a message may be capped to fewer tokens than `MIN_CAP_TOKENS`, but not to
 # fewer than the limit divided by this number.
@@ -55,8 +55,9 @@ class TruncationPlan:
 def find_largest_cap(sizes: Sequence[int], available_tokens: int, floor_tokens: int) -> int | None:
     """Returns the largest cap with which all sizes together fit into `available_tokens`.
 
-    A size that exceeds the cap is cut to the cap. Returns None if the largest cap would be less than
-    `floor_tokens`.
+    A size that exceeds the cap is cut to the cap. If all sizes fit uncut, returns the largest size, or
+    `floor_tokens` if `sizes` is empty. Returns None if the sizes fit only with a cap below `floor_tokens`, or
+    if `available_tokens` is negative.
     """
     for smaller_count, size in enumerate(sorted(sizes)):
         rest = len(sizes) - smaller_count
@@ -94,8 +95,8 @@ def _select_newest_units(
 class _TruncationStep:
     """One attempt to make a list fit.
 
-    It determines which messages stay whole, which are left out, and the smallest size to which the others may
-    be cut.
+    The attempt determines which messages stay whole, which are left out, and the smallest size to which the
+    others may be cut.
     """
 
     messages: Sequence[Message]
@@ -185,8 +186,8 @@ def _plan_last_steps(
     Each step goes further than the previous one, until the list fits. The steps cut the rest of the last
     unit, then the latest message and the replacements, the larger first. Then they leave out the
     replacements. Then they cut the task, and then project instructions. Messages of the client always keep
-    their beginning and end, because a notice alone would not show what they contained. If the list is still
-    too large, it does not fit.
+    their beginning and end, because a notice alone would not show what they contained. If the list is
+    too large even then, the plan has `fits=False`.
 
     The last step lowers the smallest cap to half of the largest message that may be cut. Otherwise a list of
     small messages that is only a little too large would not fit.

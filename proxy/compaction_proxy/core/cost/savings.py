@@ -24,10 +24,11 @@ from compaction_proxy.core.exchange import Exchange
 EXPIRY_S = 600.0
 # The shortest prefix that a provider caches, in tokens.
 MIN_CACHED_TOKENS = 1_024
-# Maximum number of requests that are remembered for each conversation. One request is not enough, because
-# branches of a conversation and several agents may share its id.
+# The proxy remembers this many of the latest requests of each conversation. One request is not enough,
+# because branches of a conversation and several agents may share its id.
 MAX_CACHED_REQUESTS = 8
 # A conversation usually grows by at most this many messages from one request to the next.
+# So an exchange log need keep the prefix digests of only this many of a request's last messages.
 MAX_GROWTH_MESSAGES = 8
 # Providers cache prefixes in blocks of tokens. The two numbers are the size of the largest known block of a
 # provider, and the size of the smallest block to which estimates are rounded, in tokens.

@@ -312,7 +312,7 @@ class ActiveStatements:
 
     @property
     def character_count(self) -> int:
-        """Characters in the user messages."""
+        """Number of characters in the user messages."""
         return sum(map(len, self._texts))
 
     def is_prefix_of(self, texts: Sequence[str]) -> bool:
@@ -335,7 +335,7 @@ class ActiveStatements:
             self.statement_index.add(UserStatement(each, turn, each.kind))
 
     def list_statements_in_messages(self, covered: Collection[int]) -> list[tuple[int, UserStatement]]:
-        """Returns the statements in force in the messages `covered`, each with the index of its message."""
+        """Returns the statements in force in the messages at the indices `covered`, each with this index."""
         placed = (
             (self._message_indices[spoken.turn], spoken)
             for spoken in self.statement_index.statements.values()

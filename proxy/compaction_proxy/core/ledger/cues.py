@@ -51,7 +51,8 @@ def _expand_choice(phrase: str) -> Iterator[str]:
 def _build_whole_word_pattern(phrases: Sequence[str]) -> str:
     """Returns a pattern that matches the phrases, but only as whole words.
 
-    The phrases are grouped by their first letter, so that most words of a text are rejected at once.
+    The phrases are grouped by their first letter, so that a search rejects most words of a text by one
+    comparison.
     """
     by_letter: defaultdict[str, list[str]] = defaultdict(list)
     for phrase in phrases:

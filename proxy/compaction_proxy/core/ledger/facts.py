@@ -5,8 +5,8 @@ it, without control characters and invisible characters. The only sentence that 
 an error.
 
 Exact values get names: in JSON from the keys, in other text from the words before a value. A value must be a
-whole token. A part of a longer token, such as the hour of a time stamp or the number in a field's name, is
-useless to a reader and is left out.
+whole piece of text between separators. A part of a longer piece, such as the hour of a time stamp or the
+number in a field's name, is useless to a reader and is left out.
 """
 
 import re
@@ -189,7 +189,7 @@ def take_head_and_tail(text: str, head: int = HEAD_CHARACTERS, tail: int = TAIL_
 
 
 def to_one_line(text: str, max_characters: int) -> str:
-    """Returns the first `max_characters` characters of a text as one line.
+    """Returns the beginning of a text as one line of at most `max_characters` characters.
 
     Hidden characters become spaces. A space is put into character pairs with which the control tokens of chat
     templates begin or end, such as `<|`.
@@ -332,7 +332,7 @@ def _name_leaf(name: str, parent: str, own_id: str) -> str:
 def _name_inner_object(name: str, parent: str) -> str:
     """Returns the name of an inner JSON object or list: its key.
 
-    A key that contains digits is no real name. The parent's name is returned instead, if it has one.
+    A key that contains digits is no real name. The name of the parent is then returned, unless it is empty.
     """
     return parent if any(map(str.isdigit, name)) and parent else name
 
@@ -374,7 +374,10 @@ def _is_identifier(code: str) -> bool:
 
 
 def _is_whole(text: str, value: ExactValue) -> bool:
-    """Returns whether a value is a whole token, and neither a colour nor the key of a field."""
+    """Returns whether a value is a whole piece of text, and neither a colour nor the key of a field.
+
+    A whole piece is not part of a longer word, number, path or address.
+    """
     start, stop = value.start, value.start + len(value.text)
     before = text[max(0, start - NAME_SEARCH_CHARACTERS) : start]
     after = text[stop : stop + NAME_SEARCH_CHARACTERS]

@@ -32,8 +32,8 @@ from compaction_proxy.core.ledger.statements import (
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import remove_invisible, sanitize_text
 
-# Maximum number of unanswered requests that are tracked at once. The state of older ones becomes unknown. The
-# limit keeps the time linear in the number of requests.
+# Maximum number of unanswered requests that are tracked at the same time. The state of older ones becomes
+# unknown. The limit keeps the time linear in the number of requests.
 MAX_WAITING = 64
 # Number of characters that are read at each end of a reply, and number of last sentences that are searched
 # for questions and promises.
@@ -144,7 +144,7 @@ class Frontier:
     intents: Mapping[int, str] = field(default_factory=dict)
 
     def find_last_step(self, covered: Collection[int]) -> ProgressNote | None:
-        """Returns a note on the last call in the messages `covered`; None if these messages make no call.
+        """Returns a note on the last call in the messages at the indices `covered`; None without a call.
 
         The text of the note begins with the last sentence of the assistant's message that makes the call.
         """
@@ -159,7 +159,7 @@ ActionReader = Callable[[MessageToolCall, str | None], Action]
 
 
 def _split_sentences(text: str) -> list[str]:
-    """Returns the sentences of a reply without code."""
+    """Returns the sentences of a reply. Code blocks are left out."""
     prose = _FENCE.sub("\n", text)
     return [each for piece in _SENTENCE.split(prose) if (each := _strip_markup(piece))]
 

@@ -20,10 +20,10 @@ from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import escape_frames, sanitize_text
 
-# Share of the remaining characters that open requests may take at first. The rest is kept for decisions,
+# Share of the characters left by the rules that open requests may take at first. The rest is for decisions,
 # preferences and facts that the user stated, because there may be many open requests.
 REQUEST_SHARE = 0.4
-# Maximum share of the remaining characters for the newest request alone.
+# Maximum share of the same characters for one request alone: the newest labelled one, or else the newest.
 NEWEST_SHARE = 0.9
 # Maximum share of the ledger's characters for observed facts. The share is limited because every later
 # request contains these facts.
@@ -200,7 +200,7 @@ def _fill_entries(ledger: Ledger, room: int, *, is_tight: bool) -> tuple[_Ledger
     """Returns a page with the entries for which there is room, and whether all entries fit.
 
     Rules are put on the page even if there is no room. If `is_tight` is true, lines are as short as possible.
-    If it is false, the page stays incomplete as soon as the entries exceed the room.
+    If it is false, the function stops as soon as the entries exceed the room, and the page is incomplete.
     """
     page, late, whole, wanted = _LedgerPage(room), [], True, 0
     for kinds in _GROUPS:
@@ -410,7 +410,7 @@ def _find_outcome(spoken: UserStatement, frontier: Frontier) -> str:
 
 
 def _list_progress(frontier: Frontier, covered: Collection[int]) -> Iterator[ProgressNote]:
-    """Yields notes on open work, on changes and on the last step in the messages `covered`.
+    """Yields notes on open work, changes and the last step in the messages at the indices `covered`.
 
     The notes of each kind start with the newest. A failed change that is already listed as open work gets no
     second note.

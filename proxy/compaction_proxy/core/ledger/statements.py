@@ -17,7 +17,7 @@ from compaction_proxy.core.ledger.cues import LABELS, NARRATIVE, STOP_WORDS, THE
 from compaction_proxy.core.ledger.facts import take_head_and_tail
 from compaction_proxy.core.ledger.values import ExactValue, find_values
 
-# Maximum characters of a statement. A longer sentence is split, because users do not write such long rules.
+# Maximum characters of a statement. A longer sentence becomes several statements.
 STATEMENT_CHARACTERS = 600
 # Messages with more characters than this are mostly pasted. Only their lines of prose are read.
 SHORT_CHARACTERS = 2_000
@@ -288,7 +288,8 @@ def _iter_statements(text: str) -> Iterator[Statement]:
 def read_statements(text: str) -> tuple[Statement, ...]:
     """Returns the statements of a user's message.
 
-    Of a large message, returns only the first statements and those of a known kind.
+    A message of more than `SMALL_TEXT_CHARACTERS` characters is large. Of a large message, the function
+    returns only the first `HEAD_STATEMENTS` statements and those of a known kind.
     """
     if len(text) <= SMALL_TEXT_CHARACTERS:
         return tuple(_iter_statements(text))

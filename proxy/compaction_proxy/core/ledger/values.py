@@ -1,7 +1,7 @@
 """Finds exact values in a text by their shape: paths, amounts, names, dates and the like.
 
-Most of a text consists of words at which no value begins. The search skips long sequences of such words at
-once. At every other place it tries only the shapes that can begin with the character at that place.
+Most of a text consists of words at which no value begins. The search skips long sequences of such words in
+one step. At every other place it tries only the shapes that can begin with the character at that place.
 """
 
 # ruff: noqa: RUF001 - letters of many scripts

@@ -16,7 +16,7 @@ from compaction_proxy.core.sanitize import escape_template_marks, remove_invisib
 MIN_CHARACTERS = 40
 # Maximum characters of a refusal. A longer text that begins like a refusal counts as a summary.
 REFUSAL_CHARACTERS = 400
-# A text is cut at the end of a line or a sentence only if at least this share of its characters is kept.
+# A text is cut at the end of a line or a sentence only if the cut keeps at least this share of it.
 LINE_SHARE = 0.5
 # Values of `finish_reason` which mean that the model's output reached its limit or filled the context window.
 _LIMIT_FINISH_REASONS = frozenset({

@@ -53,10 +53,10 @@ def _format_content(message: Message) -> str:
 
 
 def _cut_text(text: str, characters: int, *, keep_end: bool) -> str:
-    """Cuts a text to its first `characters` characters, and adds `CUT_MARK`.
+    """Cuts a text that is longer than `characters` to this many characters, and adds `CUT_MARK`.
 
-    If `keep_end` is true, and the end of the text reports an error, the text is cut in the middle instead.
-    This requires at least `TWO_ENDS_CHARACTERS` characters of room. A text that is short enough is not cut.
+    Usually the beginning of the text stays. If `keep_end` is true, `characters` is at least
+    `TWO_ENDS_CHARACTERS`, and the end of the text reports an error, the beginning and the end stay instead.
     """
     if len(text) <= characters:
         return text

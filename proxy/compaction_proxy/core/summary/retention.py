@@ -22,9 +22,9 @@ from compaction_proxy.core.message import Message
 # the model still sees, beginning with the first.
 MAX_CHARACTERS = 1_000_000
 MAX_SEEN_CHARACTERS = 500_000
-# Maximum number of facts of each kind. If there are more, the newest are counted.
+# At most this many facts of each kind are counted: the newest ones.
 MAX_FACTS = 500
-# To find a fact in a text, the places of its rarest word are checked. This is the maximum number of places.
+# To find a fact in a text, at most this many places of the fact's rarest word are checked.
 MAX_PLACES = 200
 RULE = "rule"
 

@@ -63,8 +63,8 @@ ADDED_CALLS_HEADING = "Calls that changed something, and how they ended:"
 NEWEST_MESSAGES = 6
 MAX_CRITICAL_VALUES = 32
 CHANGED_WEIGHT, ERROR_WEIGHT, RECENT_WEIGHT = 3, 3, 2
-# A text is searched for values in pieces of at most this many characters. A longer text is no single
-# sentence.
+# A sentence is searched for values in pieces of at most this many characters. A longer text is hardly ever a
+# real sentence.
 PIECE_CHARACTERS = 4_000
 # A number with at least this many digits counts as copied from the sources. A shorter one may be counted or
 # rounded.
@@ -93,8 +93,8 @@ _RECENT_KINDS = frozenset({"url", "email", "id", "code", "commit", "branch", "mo
 
 # A line counts as being about a request if it contains at least this share of the request's words and values.
 LEAST_SHARE = 0.6
-# A line is compared with at most this many of the newest requests. The second number is the maximum number of
-# characters that are read of a line.
+# A line is compared with at most this many of the newest requests, and with as many of the newest statements
+# that ask for nothing. The second number is the maximum number of characters that are read of a line.
 MAX_REQUESTS, LINE_CHARACTERS = 200, 1_000
 
 _TITLE = re.compile(
@@ -144,7 +144,7 @@ class _SummarySources:
 
     @cached_property
     def tokens(self) -> frozenset[str]:
-        """The runs of letters and digits in the texts."""
+        """The words in the texts, where a word is a sequence of letters and digits."""
         return frozenset({token for part in self.parts for token in _TOKEN.findall(part)})
 
     @cached_property
@@ -195,7 +195,7 @@ def _iter_texts(messages: Iterable[Message]) -> Iterator[str]:
 
 
 def _is_copied_value(value: ExactValue) -> bool:
-    """Returns whether a correct summary can contain the value only if it copied it from the sources."""
+    """Returns whether a correct summary can contain the value only as a copy from the sources."""
     if value.kind == "path":
         return bool(_PATH_LIKE.match(value.text)) and len(value.text) > 3 and not value.text[0].isupper()
     if value.kind == "code":
@@ -243,7 +243,7 @@ def _drop_unfounded_sentences(text: str, sources: _SummarySources, user_texts: S
 
 
 def _drop_repeated_entries(text: str) -> str:
-    """Returns the text without repeated list entries.
+    """Returns the text without repeated list entries of at least `MIN_CHARACTERS` characters.
 
     If the only entry of a section is dropped, the text "None" is written instead.
     """
