@@ -12,6 +12,7 @@ import pytest
 from typer.testing import Result
 
 import compaction_proxy
+from compaction_proxy.cli.sessions import format_conversation
 from tests.helpers.free_ports import find_free_port
 from tests.helpers.scripted_admin import Scripted
 
@@ -207,3 +208,10 @@ def test_a_pipe_that_closes_early_is_silent(script: Scripted, tmp_path: Path) ->
         cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr, done.stdout.split()[0]) == (0, "", "id")
+
+
+@pytest.mark.parametrize(("requests", "shown"), [(3.25, "3.2 requests"), (None, "n/a")])
+def test_a_round_pays_back_after_a_number_of_requests(requests: float | None, shown: str) -> None:
+    rounds = [{"round": 1, "strategy": "anchored", "pays_back_after": requests, "outcome": "applied"}]
+    [line] = [each for each in format_conversation({}, rounds, None) if "anchored" in each]
+    assert shown in line

@@ -361,7 +361,9 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
             format_count(row.get("tokens_before")),
             format_count(row.get("tokens_after")),
             format_dollars(row.get("cost_usd")),
-            f"{turns:.1f} turns" if isinstance(turns := row.get("pays_back_after"), int | float) else UNKNOWN,
+            f"{count:.1f} requests"
+            if isinstance(count := row.get("pays_back_after"), int | float)
+            else UNKNOWN,
             "undone" if row.get("undone") else get_text(row, "outcome"),
         ]
         for row in rounds
