@@ -25,7 +25,7 @@ from compaction_proxy.wires.wire import Wire
 # then counted. If it is still too large, it is cut again. At most this many attempts are made.
 MAX_CUT_ATTEMPTS = 4
 # A message is cut to this share of the tokens that it may keep, because estimates are not exact. For the same
-# reason, each further attempt to cut the list aims at this share of the previous attempt's size.
+# reason, each further attempt aims at this share of the size that the count of the previous attempt allows.
 CUT_MARGIN = 0.92
 # Tokens that are reserved in a cut message for the notice that text is missing, and for the role and the
 # other fields of the message.

@@ -255,7 +255,10 @@ def get_item_kind(item: Mapping[str, Any]) -> str:
 
 
 def _convert_run(raw: bytes, items: Sequence[JsonObject]) -> Message:
-    """Converts the items of one response to one `Message`. Reasoning only sets `has_signed_reasoning`."""
+    """Converts the items of one response to one `Message`.
+
+    Of reasoning items, the message keeps only whether they are signed (`has_signed_reasoning`).
+    """
     text, refusal, signed = "", "", False
     parts: list[ContentPart] = []
     calls: list[MessageToolCall] = []
