@@ -246,7 +246,9 @@ class Proxy:
         )
         self._access_policy = AccessPolicy(config.server.host, config.server.admin_key.get_secret_value())
         self._admin_site = AdminSite(
-            partial(self._create_admin_site, config, loaded_config, commands, wires, compact)
+            partial(
+                self._create_admin_site, config, loaded_config, commands, self._access_policy, wires, compact
+            )
         )
         admin = BodyBudgetMiddleware(self._admin_site, admission.body_budget)
         health_routes = create_health_routes(parts.get_readiness, base_path, parts.render_metrics)
@@ -325,6 +327,7 @@ class Proxy:
         config: Config,
         loaded_config: LoadedConfig | None,
         commands: ConversationCommands,
+        policy: AccessPolicy,
         wires: Mapping[str, ASGIApp],
         compact: ASGIApp,
     ) -> "tuple[FastAPI, ASGIApp]":
@@ -333,7 +336,7 @@ class Proxy:
         from compaction_proxy.gateway.routes import create_relay_routes
 
         parts, base_path = self._parts, config.server.base_path
-        admin_api = self._build_admin_api(config, loaded_config, commands)
+        admin_api = self._build_admin_api(config, loaded_config, commands, policy)
         api = create_admin_app(
             parts.get_readiness, base_path, admin_api, parts.render_metrics, parts.run_lifespan
         )
@@ -341,7 +344,11 @@ class Proxy:
         return api, mount_pages(api, admin_api, base_path)
 
     def _build_admin_api(
-        self, config: Config, loaded_config: LoadedConfig | None, commands: ConversationCommands
+        self,
+        config: Config,
+        loaded_config: LoadedConfig | None,
+        commands: ConversationCommands,
+        policy: AccessPolicy,
     ) -> "AdminApi":
         """Builds the object through which the admin API and the admin pages reach the rest of the proxy."""
         from compaction_proxy.admin.api.overview import create_conversation_loader  # see `AdminSite`
@@ -350,7 +357,7 @@ class Proxy:
         from compaction_proxy.recall.round_detail import RoundDetailReader
         from compaction_proxy.replay.jobs import ReplayJobRunner
 
-        parts, policy = self._parts, self._access_policy
+        parts = self._parts
         settings = AdminSettings(config)
         if loaded_config is not None:
             settings = AdminSettings(

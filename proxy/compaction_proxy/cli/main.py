@@ -119,26 +119,29 @@ def serve(
     from functools import partial
 
     gc.disable()  # nothing of what start-up creates is garbage; `tune_interpreter` enables it again
-    from compaction_proxy.cli.serve import announce_start, run_single_process
-    from compaction_proxy.cli.workers import run_workers
-    from compaction_proxy.config.loader import ConfigOverride, load_config
-    from compaction_proxy.telemetry import logs
+    try:
+        from compaction_proxy.cli.serve import announce_start, run_single_process
+        from compaction_proxy.cli.workers import run_workers
+        from compaction_proxy.config.loader import ConfigOverride, load_config
+        from compaction_proxy.telemetry import logs
 
-    overrides = (
-        ConfigOverride("--host", ("server", "host"), host),
-        ConfigOverride("--port", ("server", "port"), port),
-        ConfigOverride("--upstream", ("upstream", "base_url"), upstream),
-        ConfigOverride("--workers", ("server", "workers"), workers),
-    )
-    options = [option for option in overrides if option.value is not None]
-    loaded = load_config_and_print_warnings(config, options)
-    logs.configure_logging(loaded.config.observability.log_format)
-    reread = partial(load_config, config, os.environ, options)
-    if loaded.config.server.workers > 1:
+        overrides = (
+            ConfigOverride("--host", ("server", "host"), host),
+            ConfigOverride("--port", ("server", "port"), port),
+            ConfigOverride("--upstream", ("upstream", "base_url"), upstream),
+            ConfigOverride("--workers", ("server", "workers"), workers),
+        )
+        options = [option for option in overrides if option.value is not None]
+        loaded = load_config_and_print_warnings(config, options)
+        logs.configure_logging(loaded.config.observability.log_format)
+        reread = partial(load_config, config, os.environ, options)
+        if loaded.config.server.workers > 1:
+            gc.enable()
+            run_workers(loaded, reread, lambda url: announce_start(loaded.config, url))
+        else:
+            run_single_process(loaded, reread)
+    finally:
         gc.enable()
-        run_workers(loaded, reread, lambda url: announce_start(loaded.config, url))
-    else:
-        run_single_process(loaded, reread)
 
 
 @app.command()

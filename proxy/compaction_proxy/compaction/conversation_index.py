@@ -51,8 +51,8 @@ LEAST_COMMON_MESSAGES = 4
 # A client such as aider adds messages of its own, for example with files. If such messages are left out, the
 # chain of prefix digests starts from these bytes instead of the usual seed.
 _PART = b"part"
-# The heads of conversations are listed by the first line of their first message. At most this many characters
-# of the line become part of the key of the list.
+# Conversations whose first message begins with the same line share one stored list of heads. The key of the
+# list contains at most this many characters of that line.
 LINE_CHARACTERS = 64
 # Some clients append text to the latest user message and omit that text in later requests. So several digests
 # of the message are stored. Each covers the text from its start to the end of a paragraph. They are made for

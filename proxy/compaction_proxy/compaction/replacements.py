@@ -61,16 +61,17 @@ async def build_replacements(
     uncounted = [each for messages in messages_by_span for each in messages if not each.tokens]
     counted = iter(await reader.add_token_counts(uncounted, job.view.request.counting_options))
     has_runs = job.view.policy.removal_scope == "runs" and bool(texts)
-    # The summary that carries the pins is judged without them, because they would otherwise be lost with it.
-    carrying = _find_largest_group(job) if has_runs else -1
-    plain = [_build_summary_message(job, texts[carrying])] if has_runs else []
-    plain_counted = await reader.add_token_counts(plain, job.view.request.counting_options)
+    # The summary with the pins is compared without them. Otherwise, they could make it too long to be used,
+    # and would be lost with it.
+    group_with_pins = _find_largest_group(job) if has_runs else -1
+    without_pins = [_build_summary_message(job, texts[group_with_pins])] if has_runs else []
+    without_pins = list(await reader.add_token_counts(without_pins, job.view.request.counting_options))
     replacements = []
     for (span, fill), messages in zip(pieces, messages_by_span, strict=True):
         counted_replacement = tuple(each if each.tokens else next(counted) for each in messages)
         if has_runs and fill.kind == "text":
-            judged = plain_counted if fill.reference_index == carrying else counted_replacement
-            if not texts[fill.reference_index] or not _is_smaller(job, fill, judged):
+            compared = without_pins if fill.reference_index == group_with_pins else counted_replacement
+            if not texts[fill.reference_index] or not _is_smaller(job, fill, compared):
                 continue
         replacements.append(Replacement(span, counted_replacement, is_edited=_is_edit(job, span, fill)))
     return tuple(replacements)

@@ -74,15 +74,16 @@ class ConcurrencyLimiter:
             raise OverloadedError(RETRY_AFTER_S)
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
+        has_slot = False
         try:
             async with asyncio.timeout(self._queue_s):
                 await turn
+            has_slot = True
         except TimeoutError:
-            self._leave_queue(turn)
             raise OverloadedError(RETRY_AFTER_S) from None
-        except asyncio.CancelledError:
-            self._leave_queue(turn)
-            raise
+        finally:
+            if not has_slot:
+                self._leave_queue(turn)
 
     def _leave_queue(self, turn: asyncio.Future[None]) -> None:
         """Gives up the wait for a slot. A slot that came at the same moment goes to the next request."""

@@ -319,7 +319,8 @@ class _KnownModel:
         stored_mean: The mean of the stored calibration; infinite if none is stored.
         saved_at: When a calibration was last stored.
         largest_count: The largest number of prompt tokens that a response has reported.
-        low_answers: The newest requests with low token counts.
+        low_answers: The newest requests for which the upstream reported far fewer tokens than the proxy had
+            counted.
     """
 
     limits: LearnedLimits

@@ -137,7 +137,10 @@ def _parse_pieces(rows: object) -> tuple[ArchivePieceInfo, ...]:
 
 
 def parse_piece_text(fields: Fields) -> str | None:
-    """Returns the text of one long message from the fields of its piece, or None if there is no text."""
+    """Returns the text of a long message, which the archive stores in a record of its own.
+
+    Returns None if the fields of that record contain no text.
+    """
     text = fields.get("text")
     return text if isinstance(text, str) else None
 

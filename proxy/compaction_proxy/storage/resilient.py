@@ -72,7 +72,10 @@ class RateLimitedReporter:
         self._throttle = ReportThrottle[str](clock=clock)
 
     def __call__(self, error: StoreUnavailableError) -> None:
-        """Reports a failure or suppresses it."""
+        """Reports a failure, with the number of equal reports that the throttle has suppressed before it.
+
+        Reports nothing if the throttle suppresses this report, too.
+        """
         suppressed = self._throttle.admit_report(error.reason)
         if suppressed is not None:
             self._report(error, suppressed)

@@ -68,8 +68,8 @@ DAYS_AT_ONCE = 4
 _WRITER_BYTES = 8
 
 Grouping = Literal["hour", "day", "model", "key", "total"]
-# The most pairs of a target and a cause for which a process counts upstream failures separately in one hour.
-# Failures of all further pairs are counted together, as `OTHERS`.
+# Maximum number of pairs of an upstream and a cause for which a process keeps separate counts of failures in
+# one hour. Failures of all further pairs are counted together, as `OTHERS`.
 MAX_FAILURES = 500
 
 

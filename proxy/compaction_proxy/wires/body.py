@@ -202,7 +202,7 @@ def clear_output_limits(raw: bytes, wire: Wire) -> bytes:
 
 
 def _find_limits(raw: bytes, wire: Wire) -> tuple[list[Slice], list[Slice]]:
-    """Returns the positions of the output limits and of the thinking budgets that are numbers."""
+    """Returns the positions of all output limits, and of those thinking budgets whose value is a number."""
     members, budgets = find_members(raw), list[Slice]()
     for member, key in wire.member_names.thinking_budgets:
         outer = members.get(member)

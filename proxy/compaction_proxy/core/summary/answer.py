@@ -1,8 +1,9 @@
 """Cleans and validates the text of a summary model, and finds, orders and completes its sections.
 
-The text is data: it never becomes a rule. A model may write a heading differently from the prompt: at another
-level, in another case, with another number, in bold or in another language. Such headings are still
-recognised, and are replaced by those of the prompt. The text below a heading is never changed.
+The proxy treats the text as data and takes no rules from it. A model may write a heading differently from the
+prompt: at another level, in another case, with another number, in bold or in another language. Such headings
+are still recognised, and are replaced by those of the prompt. The text below a replaced heading stays
+unchanged.
 """
 
 import re

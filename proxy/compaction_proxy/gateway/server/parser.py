@@ -249,7 +249,7 @@ class RequestParser:
         self._receiver.on_body_received(piece)
 
     def on_message_complete(self) -> None:
-        """Passes on the end of a request."""
+        """Tells the receiver that the request is complete, unless the body of an upgrade request follows."""
         if self._is_upgrading:
             return  # the body follows, and the parser that `_restart_after_upgrade` starts reads it
         self._framing_bytes = 0

@@ -437,7 +437,11 @@ def _estimate_document(source: Mapping[str, Any], model: str) -> int:
 
 
 def _estimate_thought(block: Mapping[str, Any]) -> int:
-    """Estimates the tokens of a thinking block, by its text or its encrypted copy, whichever is longer."""
+    """Estimates the tokens of a thinking block from the largest of three sizes.
+
+    These are the characters of `thinking`, the characters of `data` (redacted thinking), and the decoded
+    bytes of `signature` (an encrypted copy of the thinking).
+    """
     text_length = max(len(str(block.get(key, ""))) for key in ("thinking", "data"))
     sealed_length = count_base64_bytes(str(block.get("signature", "")))
     return max(text_length, sealed_length) // _TOKEN_CHARACTERS
