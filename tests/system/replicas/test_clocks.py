@@ -1,37 +1,24 @@
 """Clocks that are wrong, run fast or jump: nothing that is shared goes by them."""
 
 import asyncio
-import importlib.util
-import sys
+import os
 import time
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+import compaction_proxy
 from compaction_proxy.support.log_events import STORE_FAILED
 
 CLIENTS = 30
 # On a machine that is busy with something else one scene may say nothing about clocks.
 SCENES = 3
-NAMES = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/local/lib/faketime/libfaketime.so.1")
-MAX_TTL_S = 30 * 86_400
-# What libfaketime is told, and by how many seconds that moves the clock.
-MOVES = (("+0", 0), ("+2d", 2 * 86_400), ("-1h", -3_600), ("+0", 0))
+ROOT = Path(compaction_proxy.__file__).parents[1]
+WALL_CLOCK = Path(__file__).parents[2] / "helpers/wall_clock"
+DAY_S, HOUR_S = 86_400, 3_600
+MAX_TTL_S = 30 * DAY_S
+OFFSETS_S = (0, 2 * DAY_S, -HOUR_S, 0)
 MOST_APART_S = 600
-
-
-def faketime() -> Path:
-    """The library that tells a process another time, from where packages put it."""
-    spec = importlib.util.find_spec("libfaketime")
-    places = (
-        [] if spec is None or spec.origin is None else [*Path(spec.origin).parent.rglob("libfaketime.so.1")]
-    )
-    places += [path for name in NAMES for path in Path("/").glob(name[1:])]
-    if sys.platform != "linux" or not places:
-        pytest.skip("needs libfaketime")
-    return places[0]
 
 
 async def until_dated(replica: Any, by_s: float) -> None:
@@ -44,24 +31,22 @@ async def until_dated(replica: Any, by_s: float) -> None:
             await asyncio.sleep(0.05)
 
 
-def wrong(clock: str | Path) -> dict[str, str]:
-    """The environment of a process whose wall clock is wrong as told, or as a file tells that may change."""
-    told = {"FAKETIME_TIMESTAMP_FILE": str(clock)} if isinstance(clock, Path) else {"FAKETIME": clock}
-    # A step of the wall clock leaves the monotonic one alone.
+def wrong(**clock: object) -> dict[str, str]:
+    """Returns the environment of a replica whose wall clock is wrong; see `sitecustomize` in `WALL_CLOCK`."""
     return {
-        **told,
-        "LD_PRELOAD": str(faketime()),
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "DONT_FAKE_MONOTONIC": "1",
-        "FAKETIME_NO_CACHE": "1",
-        "NO_FAKE_STAT": "1",
+        "PYTHONPATH": os.pathsep.join((str(WALL_CLOCK), str(ROOT))),
+        **{f"WALL_CLOCK_{name.upper()}": str(value) for name, value in clock.items()},
     }
 
 
 async def test_replicas_whose_clocks_differ_by_days_make_one_summary_and_keep_what_is_kept(
     replicated: Any,
 ) -> None:
-    clocks: tuple[dict[str, str], ...] = ({}, wrong("+2d"), wrong("-1h x60"))
+    clocks: tuple[dict[str, str], ...] = (
+        {},
+        wrong(offset_s=2 * DAY_S),
+        wrong(offset_s=-HOUR_S, speed=60),
+    )
     for left in reversed(range(SCENES)):
         async with replicated.scene(numbered=True) as (upstream, url, replicas, server):
             three = await asyncio.gather(*(replicas.start(url, server.url, **clock) for clock in clocks))
@@ -87,13 +72,13 @@ async def test_a_clock_that_jumps_forth_and_back_costs_no_request_and_no_summary
     replicated: Any, tmp_path: Path
 ) -> None:
     clock = tmp_path / "clock"
-    clock.write_text("+0\n")
+    clock.write_text("0")
     path = tmp_path / "state.db"
     seen = []
     async with replicated.scene(numbered=True) as (upstream, url, replicas, _):
-        replica = await replicas.start(url, f"sqlite:///{path}", **wrong(clock))
-        for number, (moved, by_s) in enumerate(MOVES):
-            clock.write_text(f"{moved}\n")
+        replica = await replicas.start(url, f"sqlite:///{path}", **wrong(file=clock))
+        for number, by_s in enumerate(OFFSETS_S):
+            clock.write_text(str(by_s))
             await until_dated(replica, by_s)
             body = replicated.body(replicated.conversation("c", 61 + 2 * number), stream=True)
             answer = await replica.ask(body)
