@@ -361,6 +361,7 @@ def test_replicas_agree_which_conversation_a_request_continues(tmp_path: Path, p
 def test_a_session_that_has_grown_below_the_gate_and_is_restored_is_one(
     tmp_path: Path, provider: Provider
 ) -> None:
+    steps = 12
     repository = [
         ("user", "Here are summaries of some files present in my git repository.\nqueue.py"),
         ("assistant", "Ok, I won't try and edit those files without asking first."),
@@ -368,7 +369,7 @@ def test_a_session_that_has_grown_below_the_gate_and_is_restored_is_one(
     config = {"server": {"admin_key": ADMIN_KEY}, "models": {"*": {"window": 400_000}}}
     with run_proxy(tmp_path, provider.url, config) as proxy:
         told: list[Turn] = []
-        for step in range(1, 25):
+        for step in range(1, steps + 1):
             told.append(("user", f"Go on with line {step}."))
             send(proxy, WIRES["chat"], WIRES["chat"].request(repository + told, tools=False))
             await_listed(proxy, partial(has_sizes, [step]))
@@ -376,5 +377,5 @@ def test_a_session_that_has_grown_below_the_gate_and_is_restored_is_one(
         kept = [("user", "I spoke to you previously about a number of things.\nReports."), *told[-8:]]
         restored = [*repository, *kept, ("user", "Now write the tests.")]
         send(proxy, WIRES["chat"], WIRES["chat"].request(restored, tools=False))
-        listed = await_listed(proxy, partial(has_sizes, [25]))
-    assert sizes(listed) == [25]
+        listed = await_listed(proxy, partial(has_sizes, [steps + 1]))
+    assert sizes(listed) == [steps + 1]
