@@ -29,7 +29,7 @@ OLD = {
     "codex": (
         'model = "gpt-5.4" # mine\n\n[profiles.a]\nmodel_provider = "x"\n\n[model_providers.x]\nname = "X"\n'
     ),
-    "aider": "# mine\nmodel: gpt-5.4\n",
+    "aider": "# mine\nmodel: gpt-5.4\nset-env: ${NOT_SET_ANYWHERE}\n",
     "continue": "name: Mine\nversion: 1.0.0\nschema: v1\nmodels:\n- name: other # mine\n  provider: x\n",
     "opencode": '{"theme": "dark", "provider": {"x": {"name": "X"}}}',
 }
@@ -94,7 +94,6 @@ def test_apply_makes_the_file_where_there_is_none(tool: str, run: Run, tmp_path:
         ("codex", 'model_providers.compaction-proxy = {name = "x"}\n'),
         ("codex", 'model_providers = "x"\n'),
         ("aider", "- a list\n"),
-        ("aider", "key: ${NOT_SET_ANYWHERE}\n"),
         ("continue", "models: [{name: flow}]\n"),
         ("continue", "models: text\n"),
         ("continue", "models:\n  - name: compaction-proxy\n    apiBase: http://other/v1\n"),

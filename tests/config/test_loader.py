@@ -173,6 +173,16 @@ def test_an_empty_secret_s_file_does_not_mean_that_no_key_is_asked_for(tmp_path:
     ]
 
 
+def test_a_secret_s_file_that_is_too_long_is_refused_and_not_cut(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("k" * 65_537)
+    name = f"{P}SERVER__ADMIN_KEY_FILE"
+    assert refused(None, {**HOME, name: str(tmp_path / "key")}) == [
+        f"{name}: server.admin_key_file: the file has more than 65,536 bytes"
+    ]
+    (tmp_path / "key").write_text("k" * 65_536)
+    assert len(load_config(None, {**HOME, name: str(tmp_path / "key")}).config.server.admin_key) == 65_536
+
+
 def test_a_secret_s_file_is_refused_where_it_makes_no_sense(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("s3cret")
     environ = {

@@ -262,7 +262,7 @@ def _parse_yaml(text: str) -> dict[str, Any]:
         file = Path(folder) / "it"
         file.write_text(text, encoding="utf-8")
         try:
-            loaded = yaml_file.read_yaml(file, os.environ)
+            loaded = yaml_file.read_yaml(file, None)
         except ConfigError as error:
             raise ClientConfigError(str(error).replace(str(file), "it")) from None
     if loaded.problems:

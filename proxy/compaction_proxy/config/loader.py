@@ -110,14 +110,17 @@ def _is_secret(value_type: object) -> bool:
 
 
 def _read_secret(path: str) -> str:
-    """Reads a secret from a file, at most `MAX_SECRET_BYTES`. Removes one newline at the end.
+    """Reads a secret from a file. Removes one newline at the end.
 
     Raises:
-        ValueError: If the file cannot be read, is not UTF-8, or is empty.
+        ValueError: If the file cannot be read, is not UTF-8, is empty, or has more than `MAX_SECRET_BYTES`.
     """
     try:
         with Path(path).open("rb") as file:
-            text = file.read(MAX_SECRET_BYTES).decode().removesuffix("\n")
+            data = file.read(MAX_SECRET_BYTES + 1)
+        if len(data) > MAX_SECRET_BYTES:
+            raise ValueError(f"the file has more than {MAX_SECRET_BYTES:,} bytes")
+        text = data.decode().removesuffix("\n")
     except OSError as error:
         raise ValueError(f"the file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -70,7 +70,7 @@ class _NodeConverter:
     """
 
     loader: yaml.SafeLoader
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] | None
     positions: dict[KeyPath, tuple[int, int]] = field(default_factory=dict)
     problems: list[tuple[int, int, str]] = field(default_factory=list)
     value_count: int = 0
@@ -111,7 +111,9 @@ class _NodeConverter:
     def _convert_scalar(self, node: yaml.Node) -> object:
         try:
             value: object = self.loader.construct_object(node)
-            return expand_variables(value, self.environ) if isinstance(value, str) else value
+            if isinstance(value, str) and self.environ is not None:
+                return expand_variables(value, self.environ)
+            return value
         except _UnsetVariableError as error:
             self._add_problem(node, str(error))
         except ValueError:
@@ -150,10 +152,11 @@ def _build_syntax_error(path: Path, text: str, error: yaml.YAMLError) -> ConfigE
     return ConfigError(f"{path}:{line}:{column}: not YAML: {problem}")
 
 
-def read_yaml(path: Path, environ: Mapping[str, str]) -> YamlDocument:
+def read_yaml(path: Path, environ: Mapping[str, str] | None) -> YamlDocument:
     """Reads a YAML file. An empty file gives an empty mapping.
 
-    Problems with single values, such as an unset `${VAR}`, are part of the result.
+    Problems with single values, such as an unset `${VAR}`, are part of the result. If `environ` is None,
+    `${VAR}` is plain text.
 
     Raises:
         ConfigError: If the file cannot be read, is not YAML, or contains no mapping.
