@@ -111,9 +111,9 @@ class _NodeConverter:
     def _convert_scalar(self, node: yaml.Node) -> object:
         try:
             value: object = self.loader.construct_object(node)
-            if isinstance(value, str) and self.environ is not None:
-                return expand_variables(value, self.environ)
-            return value
+            if self.environ is None or not isinstance(value, str):
+                return value
+            return expand_variables(value, self.environ)
         except _UnsetVariableError as error:
             self._add_problem(node, str(error))
         except ValueError:
