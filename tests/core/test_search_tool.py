@@ -78,6 +78,15 @@ def test_the_best_hits_are_kept_where_not_all_have_room() -> None:
     assert format_hits([], count) == NO_HITS_TEXT
 
 
+def test_the_best_hit_is_cut_where_it_has_no_room() -> None:
+    hits = [QuotedMessage("m_1", "user", "€" * 5_000), QuotedMessage("m_2", "user", "short")]
+    text = format_hits(hits, count)
+    origin, quoted = shown(text)
+    assert origin == "[m_1 · user]"
+    assert set(quoted) == {"€"}
+    assert 1_000 < count(text) <= MAX_RESULT_TOKENS
+
+
 @UNHURRIED
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4))
 def test_whatever_hits_hold_it_is_bounded_and_stays_between_the_fences(hits: list[tuple[str, str]]) -> None:

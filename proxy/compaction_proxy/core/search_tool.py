@@ -114,6 +114,10 @@ def _format_fenced_blocks(heading: str, blocks: Sequence[str]) -> str:
     return f"{heading}\n{wrap_in_fence(FENCE_NAME, chr(10).join(blocks), compute_fence_digest(blocks))}"
 
 
+def _format_hit(hit: QuotedMessage) -> str:
+    return f"{_format_origin(hit)}\n{_sanitize_to_one_line(hit.text)}"
+
+
 def format_hits(
     hits: Sequence[QuotedMessage],
     count_tokens: TokenCounter,
@@ -122,7 +126,8 @@ def format_hits(
 ) -> str:
     """Formats search hits for a model, best first, in at most about `max_tokens` tokens in all.
 
-    If not all hits fit, the first hit that does not fit and all later ones are left out.
+    If not all hits fit, the first hit that does not fit and all later ones are left out. If not even the best
+    hit fits, its text is halved until it does.
 
     Args:
         hits: The hits, best first. The search may have shortened their texts.
@@ -131,13 +136,17 @@ def format_hits(
         heading: The line in front of the hits.
 
     Returns:
-        The heading and the hits; `NO_HITS_TEXT` if there are no hits; an empty text if no hit fits.
+        The heading and the hits; `NO_HITS_TEXT` if there are no hits; an empty text if there is no room for
+        any text of the best hit.
     """
     if not hits:
         return NO_HITS_TEXT
-    blocks = (f"{_format_origin(hit)}\n{_sanitize_to_one_line(hit.text)}" for hit in hits)
     room = max_tokens - count_tokens(_format_fenced_blocks(heading, [""]))
-    fitting = list(_take_fitting_blocks(blocks, count_tokens, room))
+    fitting = list(_take_fitting_blocks(map(_format_hit, hits), count_tokens, room))
+    best = hits[0]
+    while not fitting and best.text:
+        best = best._replace(text=best.text[: len(best.text) // 2])
+        fitting = list(_take_fitting_blocks([_format_hit(best)], count_tokens, room)) if best.text else []
     return _format_fenced_blocks(heading, fitting) if fitting else ""
 
 

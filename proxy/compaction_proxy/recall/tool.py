@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, NamedTuple
 from compaction_proxy.core.errors import SearchUnavailableError
 from compaction_proxy.core.json_bounds import has_too_many_brackets
 from compaction_proxy.core.search_tool import (
-    NO_HITS_TEXT,
     UNKNOWN_ID_TEXT,
     QuotedMessage,
     TokenCounter,
@@ -115,7 +114,7 @@ class RecallTool:
         self._on_search(context.source, "found" if hits else "nothing")
         if not hits and not self._is_store_reachable():
             return STORE_UNAVAILABLE_TEXT
-        return format_hits([_quote_hit(hit, context) for hit in hits], self._count_tokens) or NO_HITS_TEXT
+        return format_hits([_quote_hit(hit, context) for hit in hits], self._count_tokens)
 
     async def read_message(
         self, context: RecallContext, message_id: str, lines: str = "", *, scope: Scope = "conversation"
