@@ -1,4 +1,4 @@
-"""Runs proxies in child processes: the workers of `serve --workers N`, and the proxy of `run`.
+"""Runs proxies in child processes: the workers of `serve --workers N`, and the proxy that `run` starts.
 
 On Linux, the parent process opens a listening socket for each worker and keeps it open. The kernel then
 spreads connections evenly over the workers. With a single socket, one worker would get most of the
@@ -44,23 +44,24 @@ from compaction_proxy.gateway import server as serving
 from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
-# Seconds from the death of a worker to the start of its replacement. The pause doubles with each further
-# death, up to `MAX_PAUSE_S`.
+# Seconds from the death of a worker's process to the start of its next process. The pause doubles with each
+# further death of the same worker, up to `MAX_PAUSE_S`.
 PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
-# Seconds after which a running worker counts as stable. When a stable worker dies, the pause is `PAUSE_S`
-# again.
+# Seconds after which a running worker counts as stable. When a stable worker dies, the pause before its
+# restart is `PAUSE_S` again.
 STABLE_S = 60.0
-# Seconds after which the parent kills workers that still run. A normal stop allows `STOP_EXTRA_S` in addition
-# to the time that workers have for requests in progress. An immediate stop allows `STOP_NOW_S`.
+# Seconds from the order to stop until the parent kills workers that still run. In a normal stop, the parent
+# waits `STOP_EXTRA_S` longer than workers may need for requests in progress. In an immediate stop, it waits
+# `STOP_NOW_S`.
 STOP_EXTRA_S = 10.0
 STOP_NOW_S = 3.0
 # Longest time, in seconds, for which the parent waits for reports from workers before it handles signals and
 # starts workers that are due.
 POLL_S = 0.1
-# Longest times, in seconds, for the start and the stop of the proxy of `run`. At the start, the proxy reads
-# the tokenizer's vocabulary and opens the store. A stop is quick, because no client sends requests any more.
-# A proxy that needs longer to stop is killed.
+# Longest times, in seconds, for the start and the stop of the proxy that the command `run` starts. At the
+# start, the proxy reads the tokenizer's vocabulary and opens the store. If the start takes longer, `run` fails.
+# A stop is quick, because no client sends requests any more. If it takes longer, the proxy is killed.
 BACKGROUND_START_S = 30.0
 BACKGROUND_STOP_S = 10.0
 
@@ -84,8 +85,8 @@ _spawn = get_context("spawn")
 def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, number: int) -> None:
     """Runs a worker. This is the main function of the worker's process.
 
-    If the proxy does not start, the process exits with 1. A refusal of the configuration is reported to the
-    parent.
+    If the proxy does not start, the process exits with 1. If the reason is the configuration, the worker
+    first reports the problems to the parent.
 
     Args:
         loaded: The configuration and the sources of its values.
@@ -276,7 +277,8 @@ class _WorkerSupervisor:
     def _read_reports(self) -> None:
         """Reads the reports of the workers. Waits at most `POLL_S` seconds for a report.
 
-        If a pipe has reached its end, the worker's process has ended or is ending.
+        If a pipe has reached its end, the worker's process has ended or is ending. `_record_exit` then waits
+        for the end of the process.
         """
         running = [worker for worker in self.workers if worker.is_running]
         ready = wait([worker.pipe for worker in running], POLL_S)
@@ -310,9 +312,9 @@ class _WorkerSupervisor:
             logs.get_logger(__name__).log(level, log_events.WORKER_ENDED, **fields, again_in_s=pause_s)
 
     def _schedule_restart(self, worker: WorkerSlot) -> float:
-        """Schedules the restart of a worker that died.
+        """Schedules the restart of a worker that died, and removes its gauges from the shared metrics.
 
-        The pause doubles with each death in a row (`PAUSE_S`).
+        The pause before the restart doubles with each death in a row, up to `MAX_PAUSE_S`.
 
         Returns:
             The pause in seconds.
@@ -351,7 +353,11 @@ class _WorkerSupervisor:
 def _start_process(
     target: Callable[..., None], loaded: LoadedConfig, listener: socket, argument: int | str
 ) -> tuple[SpawnProcess, Connection]:
-    """Starts a process that runs a proxy. Returns the process and the parent's end of the pipe to it."""
+    """Starts a process that runs a proxy. Returns the process and the parent's end of the pipe to it.
+
+    `target` is the main function of the process. It gets the configuration, the listening socket, the child's
+    end of the pipe, and `argument`.
+    """
     parent_end, child_end = _spawn.Pipe()
     process = _spawn.Process(target=target, args=(loaded, listener, child_end, argument), daemon=True)
     process.start()
