@@ -173,8 +173,8 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-# Fields that `format_event_line` puts at the end of a line, each with its label. It leaves out a field that is
-# missing, empty or 0.
+# Fields that `format_event_line` puts at the end of a line, each with its label. The function leaves out a
+# field that is missing, empty or 0.
 _EXTRA_FIELDS = (
     ("strategy", "by"),
     ("round", "round"),

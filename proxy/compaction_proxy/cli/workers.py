@@ -60,8 +60,8 @@ STOP_NOW_S = 3.0
 # starts workers that are due.
 POLL_S = 0.1
 # Longest times, in seconds, for the start and the stop of the proxy that the command `run` starts. At the
-# start, the proxy reads the tokenizer's vocabulary and opens the store. If the start takes longer, `run` fails.
-# A stop is quick, because no client sends requests any more. If it takes longer, the proxy is killed.
+# start, the proxy reads the tokenizer's vocabulary and opens the store. If this takes longer, `run` fails. A
+# stop is quick, because no client sends requests any more. If it takes longer, the proxy is killed.
 BACKGROUND_START_S = 30.0
 BACKGROUND_STOP_S = 10.0
 
