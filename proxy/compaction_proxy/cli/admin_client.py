@@ -40,7 +40,10 @@ _MAX_LISTED = 1_000
 
 
 class AdminRefusedError(ProxyError):
-    """Reports a response with an error status or without JSON, or a prefix of no or of several ids."""
+    """Reports that a response has an error status, or that it is not JSON.
+
+    Also reports that no conversation id begins with a prefix, or that several conversation ids do.
+    """
 
 
 class AdminUnreachableError(ProxyError):
@@ -127,7 +130,7 @@ class AdminClient:
 
         Raises:
             AdminRefusedError: If no conversation id begins with the prefix, if several do, or if the response
-                is an error.
+                has an error status or is not JSON.
             AdminUnreachableError: If the proxy does not respond.
         """
         if len(prefix) == _ID_CHARACTERS:
@@ -230,9 +233,9 @@ class AdminClient:
 
 
 def parse_error_message(data: bytes) -> str | None:
-    """Returns the message of an error response, at most its first `MAX_SHOWN_CHARACTERS` characters.
+    """Returns the message in the body of an error response, cut to `MAX_SHOWN_CHARACTERS` characters.
 
-    Returns None if the response does not have the proxy's error format.
+    Returns None if the body does not have the proxy's error format.
     """
     try:
         return str(json.loads(data)["error"]["message"])[:MAX_SHOWN_CHARACTERS]
@@ -241,7 +244,7 @@ def parse_error_message(data: bytes) -> str | None:
 
 
 def check_ready(client: AdminClient) -> tuple[bool, str]:
-    """Asks a proxy whether it is ready. Returns the answer, and a line of text that reports the answer."""
+    """Asks a proxy whether it is ready. Returns whether it is, and a line of text that reports the result."""
     try:
         with client.open_response("GET", "/readyz", timeout_s=HEALTH_TIMEOUT_S) as answer:
             is_ready = answer.status == HTTPStatus.OK
@@ -292,7 +295,7 @@ def create_local_client(server: "ServerSection", key: str = "") -> AdminClient:
 
 
 def build_local_url(server: "ServerSection") -> str:
-    """Returns the URL, with base path, at which the configured proxy can be reached from this machine.
+    """Returns the URL, with base path, at which this machine reaches the proxy with the settings `server`.
 
     For a proxy on a Unix socket, the URL contains the host `localhost`, because the proxy accepts any host
     name. The caller must then connect to the socket.

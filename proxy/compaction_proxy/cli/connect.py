@@ -1,4 +1,4 @@
-"""Defines the command `connect`, which prints or writes the settings that point a client at the proxy.
+"""Defines the command `connect`. It prints or writes settings that make a client send requests to the proxy.
 
 Each `edit_…` function takes the text of a client's configuration file and returns the new text, or the same
 text if nothing has to change. These functions write no files.
@@ -130,10 +130,11 @@ def _select_provider(text: str) -> str:
 
 
 def edit_aider(text: str, url: str, model: str, get_window: GetWindow) -> str:
-    """Sets the proxy's base URL in the YAML text of aider's configuration. Adds a history limit if missing.
+    """Sets the proxy's base URL in the YAML text of aider's configuration.
 
-    The history limit is the model's context window, in tokens. aider itself summarises a history that exceeds
-    its limit, and its default limit is much lower. The configured model and an existing limit do not change.
+    Adds a history limit if there is none: the model's context window, in tokens. aider summarises a history
+    that exceeds the limit, and aider's default limit is much lower. The configured model and an existing
+    limit do not change.
 
     Raises:
         ClientConfigError: If the text is not valid YAML or has an unusual layout.
@@ -279,7 +280,7 @@ def _parse_yaml(text: str) -> dict[str, Any]:
 
 
 class ClientGuide(NamedTuple):
-    """Instructions that point a client at the proxy.
+    """Instructions for a user who wants a client to send its requests to the proxy.
 
     Attributes:
         title: Name of the client as users know it.
@@ -604,7 +605,10 @@ def _edit_text(old_text: str, edit: Callable[[str], str]) -> str:
 
 
 def _replace_file(path: Path, text: str) -> Path | None:
-    """Replaces a file atomically. Returns the path of the old file's backup, or None if there was no file."""
+    """Replaces the content of a file by `text`, atomically.
+
+    Returns the path of the old file's backup, or None if there was no file.
+    """
     import shutil
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Defines what several commands share: common options, output, and exit codes.
 
-`CommandGroup` turns an exception of a command into an error message on stderr and an exit code other than 0.
-If the program that reads a command's output closes the pipe, the exit code is 0.
+`CommandGroup` turns a `ProxyError` of a command into an error message on stderr and an exit code other than
+0. If the program that reads a command's output closes the pipe, the exit code is 0.
 
 The functions for tables align columns, cut lines to a given width, and escape control characters. Functions
 that format a figure, such as `format_count`, take a value from JSON. They return `n/a` if the value is not a

@@ -168,7 +168,11 @@ def check_address(server: ServerSection) -> Finding:
 
 
 def check_admin_key(server: ServerSection) -> Iterator[Finding]:
-    """Checks whether other machines can reach the admin API without a key, and whether the key is strong."""
+    """Checks whether the admin API has a key, and whether the key is strong.
+
+    Warns about a missing key only if other machines can reach the proxy. Without a key, the admin API is then
+    closed.
+    """
     key = server.admin_key.get_secret_value()
     open_to_others = server.unix_socket is not None or not is_loopback(server.host)
     if not key and open_to_others:
@@ -371,10 +375,10 @@ async def _check_round_trip(store: Store, display_url: str) -> Finding:
 
 
 async def _check_secret(config: Config, url: str, store: Store) -> Finding:
-    """Checks whether all proxies that share the store can use the same secret.
+    """Checks whether the proxy gets its secret: from the configuration, from a shared store or from a file.
 
-    Ids of tenants are derived from the secret. Proxies with different secrets do not find each other's stored
-    data.
+    Ids of tenants are derived from the secret. Proxies that share a store must have the same secret, because
+    otherwise they do not find each other's stored data.
     """
     if config.server.secret.get_secret_value():
         what = "configured" + ("; all replicas must have the same" if is_shared_store(url) else "")

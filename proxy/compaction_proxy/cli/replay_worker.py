@@ -1,6 +1,6 @@
-"""Builds the components of a rehearsal, and runs the rehearsals that a running proxy starts.
+"""Builds the parts of the proxy that a rehearsal needs, and runs the rehearsals that a running proxy starts.
 
-The components are those of the proxy, except that the store is in memory and summaries are simulated.
+The parts work as in a running proxy, except that the store is in memory and code writes the summaries.
 
 A running proxy starts `main` in a child process (see `replay.jobs`). `main` reads a line of JSON and then a
 conversation from standard input, replays the conversation, and prints the results as a JSON object.

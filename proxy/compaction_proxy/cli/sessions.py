@@ -341,7 +341,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         "input tokens": format_count(totals.get("prompt_tokens")),
         "cached": format_percent(totals.get("cached_tokens"), totals.get("prompt_tokens")),
         "output tokens": format_count(totals.get("completion_tokens")),
-        # This line is shown only if the model has searched the archive.
+        # The output has this line only if the model has searched the archive.
         **({"searches by the model": format_count(totals["recalls"])} if totals.get("recalls") else {}),
         **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY_FIELDS},
         "asked of it": ", ".join(_describe_directives(record)) or "nothing",

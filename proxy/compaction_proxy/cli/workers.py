@@ -68,9 +68,9 @@ BACKGROUND_STOP_S = 10.0
 # Reports from a worker to the parent. `STARTED` means that the worker accepts requests, and `ENDING` that it
 # begins to stop. Any other report is the reason why the worker refuses the configuration.
 STARTED, ENDING = "started", "ending"
-# Orders from the parent to a worker. An order can also be a new configuration, or None if a reload found no
-# usable configuration. A worker that receives None keeps its configuration and records the failed reload in
-# its metrics.
+# Orders from the parent to a worker: `STOP` lets the worker finish the requests in progress, `STOP_NOW` does
+# not. An order can also be a new configuration, or None if a reload found no usable configuration. A worker
+# that receives None keeps its configuration and records the failed reload in its metrics.
 STOP, STOP_NOW = "stop", "now"
 Order = LoadedConfig | str | None
 
@@ -312,7 +312,7 @@ class _WorkerSupervisor:
             logs.get_logger(__name__).log(level, log_events.WORKER_ENDED, **fields, again_in_s=pause_s)
 
     def _schedule_restart(self, worker: WorkerSlot) -> float:
-        """Schedules the restart of a worker that died, and removes its gauges from the shared metrics.
+        """Schedules the restart of a worker that died, and removes its gauges from the workers' metrics.
 
         The pause before the restart doubles with each death in a row, up to `MAX_PAUSE_S`.
 
@@ -382,8 +382,8 @@ def run_workers(loaded: LoadedConfig, read_config: ReadConfig, on_started: Calla
         raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
     create_tls_context(server)  # so that a bad certificate is reported once, not by each worker
     listeners = _open_listeners(loaded)
-    # The URL is built before the workers run, because it needs an open socket, and sockets are closed when
-    # workers stop.
+    # The URL is built before the workers run, because `build_url` needs an open socket. The parent closes the
+    # sockets when the workers must stop.
     url = build_url(listeners[0], server)
     workers = [WorkerSlot(number, listener) for number, listener in enumerate(listeners, 1)]
     supervisor = _WorkerSupervisor(loaded, read_config, listeners[0].getsockname()[1], workers)
@@ -407,7 +407,7 @@ def _open_listeners(loaded: LoadedConfig) -> list[socket]:
 
 @contextmanager
 def _open_metrics_folder() -> Iterator[None]:
-    """Creates a private folder for the metrics of the workers that are started inside the block.
+    """Creates a private folder for the metrics of workers. The caller starts the workers in the `with` block.
 
     If no folder can be created, logs a warning. Each worker then reports only its own metrics.
     """
@@ -425,7 +425,9 @@ def _open_metrics_folder() -> Iterator[None]:
 
 @contextmanager
 def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterator[str]:
-    """Runs a proxy in a child process while the block runs. Yields the URL when the proxy accepts requests.
+    """Runs a proxy in a child process until the caller's `with` block ends. Yields the URL of the proxy.
+
+    The block begins when the proxy accepts requests.
 
     Args:
         loaded: The configuration. Its settings for address, TLS and workers are replaced, because another

@@ -1,4 +1,4 @@
-"""Defines the configuration and its keys, and derives from it the settings for a model and their policy.
+"""Defines the configuration and its keys, and derives from it the settings and the policy for a model.
 
 This module also suggests the right key for a wrong name, and compares two configurations.
 """
@@ -290,8 +290,8 @@ def to_plain_value(value: object) -> object:
     return value
 
 
-# Keys and sections that are read only when a process starts, because they configure objects that are created
-# once, such as sockets and the store. A change takes effect with the next start.
+# Keys and sections of which a change takes effect only with the next start of the proxy. They configure
+# objects that the proxy creates once, such as sockets and the store.
 RESTART_KEYS = (
     "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",
     "server.secret", "server.previous_secrets", "server.workers", "server.accept_grace_s", "server.drain_s",

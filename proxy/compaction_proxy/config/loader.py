@@ -110,7 +110,7 @@ def _is_secret(value_type: object) -> bool:
 
 
 def _read_secret(path: str) -> str:
-    """Reads a secret from a file, at most `MAX_SECRET_BYTES` bytes. Removes one newline at the end.
+    """Reads a secret from the first `MAX_SECRET_BYTES` bytes of a file. Removes one newline at the end.
 
     Raises:
         ValueError: If the file cannot be read, is not UTF-8, or is empty.
@@ -171,7 +171,7 @@ def _iter_leaf_values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, o
 
 
 def _put_value(values: dict[str, Any], path: KeyPath, value: object) -> None:
-    """Sets one value in nested mappings, and adds the mappings that are missing on the way.
+    """Sets the value at a path in nested mappings, and adds mappings that are missing on the path.
 
     A new entry of `models` comes before the existing entries, because the first glob that matches wins.
     """
@@ -235,7 +235,8 @@ def _describe_error(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetail
 def _format_problem(place: KeyPath, problem: str, sources: Sources) -> str:
     """Formats a problem with a key as one line.
 
-    The line begins with the place where the key, or the nearest section around it, is set.
+    If the key is set, the line begins with the source that sets it. Otherwise it begins with the source of
+    the nearest section around the key, if that section is set.
     """
     parents = (place[:end] for end in range(len(place), 0, -1))
     source = next((f"{sources[each]}: " for each in parents if each in sources), "")

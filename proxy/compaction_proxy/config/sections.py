@@ -313,7 +313,7 @@ class StoreSection(BaseModel):
 
 
 class SessionSection(BaseModel):
-    """How a conversation is recognised. Ids only select candidates, and the messages decide between them."""
+    """How the proxy recognises a conversation: by a session id, by the credential and by the messages."""
 
     model_config = STRICT
     headers: tuple[HeaderName, ...] = SESSION_HEADERS
@@ -335,7 +335,7 @@ Switch = Annotated[bool | None, AfterValidator(_drop_false)]
 
 
 class TriggerRow(BaseModel):
-    """A condition for a compaction: every threshold that is set must be reached. One such row is enough."""
+    """A compaction starts if every threshold that a row sets is reached. Of several rows, one is enough."""
 
     model_config = STRICT
     tokens: Number | None = None

@@ -20,7 +20,7 @@ from compaction_proxy.replay.runner import ReplayOptions
 from compaction_proxy.wires.json.slices import find_members
 from compaction_proxy.wires.json.values import encode_json
 
-# Maximum number of rehearsals that run at the same time. A further one is refused with status 429.
+# Maximum number of rehearsals that run at the same time. The proxy refuses a further one with status 429.
 MAX_PARALLEL_JOBS = 2
 # Sections of the configuration that the proxy does not send to the subprocess of a rehearsal. A rehearsal
 # does not need them, because it serves no clients and keeps all data in memory.

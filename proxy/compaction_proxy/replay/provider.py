@@ -1,9 +1,9 @@
-"""Simulates a provider that counts the tokens of prompts, keeps a prompt cache and writes summaries by rules.
+"""Simulates a provider with a prompt cache, and a summary model that writes summaries by rules.
 
 The provider counts tokens as OpenAI does: the tokens of each message's texts, plus `FRAME_TOKENS` for each
 message. The prompt cache contains the beginning of a prompt if an earlier prompt had the same model, tools
-and first messages. The cache serves whole blocks of 128 tokens. It serves no tokens if the cached beginning
-has fewer than 1,024 tokens.
+and first messages. The cache serves only whole blocks of 128 tokens. It serves no tokens if the cached
+beginning has fewer than 1,024 tokens.
 
 Summaries are extracts of realistic size. The same input always gives the same text.
 """

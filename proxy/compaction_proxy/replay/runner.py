@@ -184,10 +184,11 @@ class ReplayResult:
     points: tuple[RequestPoint, ...] = field(default=(), repr=False)
 
     def to_fields(self) -> dict[str, Any]:
-        """Returns the result as JSON values, including figures that are computed from its fields.
+        """Returns the result as JSON values, with three further figures, which are shares between 0 and 1.
 
-        The shares are between 0 and 1. `prefix_stability` is the share of `steady_requests` in
-        `comparable_requests`; 1 if no requests are comparable.
+        `cached_share` is the share of the forwarded tokens that the provider reads from its cache.
+        `cached_share_without` is the same share without compaction. `prefix_stability` is the share of
+        `steady_requests` in `comparable_requests`; 1 if no requests are comparable.
         """
         stability = self.steady_requests / self.comparable_requests if self.comparable_requests else 1.0
         values = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -342,7 +343,7 @@ class ReplayOptions:
 
     Attributes:
         model: Requested model.
-        trigger_tokens: T, in tokens.
+        trigger_tokens: The trigger (T), in tokens.
         target_tokens: Size to which a compaction shortens a request, in tokens.
         window: Context window of the model, in tokens.
         every: Interval of the requests to replay: 1 replays every request, 2 every second request.
