@@ -1,4 +1,4 @@
-"""Runs the proxy in the foreground, prints how clients can reach it, and reloads its configuration."""
+"""Runs the proxy in this process, prints how clients can reach the proxy, and reloads its configuration."""
 
 import asyncio
 import gc

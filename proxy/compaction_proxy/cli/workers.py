@@ -465,8 +465,8 @@ def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterato
 def _run_background_worker(loaded: LoadedConfig, listener: socket, parent: Connection, log_path: str) -> None:
     """Runs the proxy of `run_background_proxy`. This is the main function of the child process.
 
-    The child process starts a session of its own, so that it gets no signals from the terminal, such as
-    Ctrl-C. Its output is appended to the file `log_path`.
+    The child process leaves the process session of its parent, so that it gets no signals from the terminal,
+    such as the SIGINT of Ctrl-C. Its output is appended to the file `log_path`.
     """
     os.setsid()
     log_descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -161,10 +161,11 @@ class ReplayJobRunner:
         return list(answer["results"])
 
     def _encode_input(self, job: ReplayJob, body_members: Mapping[str, bytes]) -> bytes:
-        """Encodes the input of the subprocess: a line of JSON with the options, then a request body in JSON.
+        """Encodes the input of the subprocess: a line of JSON, and then a request body in JSON.
 
-        In the JSON, asterisks replace the secrets of the configuration. The section `store` is left out,
-        because its URL may contain a password, which asterisks would not replace.
+        The line contains the configuration, the strategies and the options. Asterisks replace the secrets of
+        the configuration. The section `store` is left out, because its URL may contain a password, which
+        asterisks would not replace.
         """
         header = {
             "config": self._config.model_dump(mode="json", exclude_unset=True, exclude=UNNEEDED_SECTIONS),

@@ -265,7 +265,10 @@ def is_aligned_call(text: str) -> bool:
 
 
 def _list_groups(messages: Sequence[Message]) -> list[list[Message]]:
-    """Returns the messages to summarise, one group for each text that the prompt asks for."""
+    """Returns the messages to summarise, one group for each text that the prompt asks for.
+
+    In a call with transcripts, each line of an earlier summary counts as an assistant message of each group.
+    """
     prompt = messages[-1].text
     if is_aligned_call(prompt):
         spoken = [each for each in messages[:-1] if not each.is_privileged]

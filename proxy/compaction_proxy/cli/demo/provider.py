@@ -312,7 +312,7 @@ class DemoProvider:
             await self._send_completion(body, seen, fault, client)
 
     async def _read_request(self, scope: Scope, client: DemoClient) -> SeenRequest:
-        """Reads the body of a request. Returns the request with the next number."""
+        """Reads the body of a request. Returns the request, which gets the next number."""
         body = await client.read_body()
         self._count += 1
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
