@@ -170,8 +170,8 @@ def check_address(server: ServerSection) -> Finding:
 def check_admin_key(server: ServerSection) -> Iterator[Finding]:
     """Checks whether the admin API has a key, and whether the key is strong.
 
-    Warns about a missing key only if other machines can reach the proxy. Without a key, the admin API is then
-    closed.
+    Warns about a missing key if the proxy listens on a Unix socket or on an address that other machines can
+    reach, because the proxy then closes the admin API.
     """
     key = server.admin_key.get_secret_value()
     open_to_others = server.unix_socket is not None or not is_loopback(server.host)

@@ -112,7 +112,7 @@ def _set_keep_messages(message_count: int, row: Policy) -> Policy:
 
 
 def _set_keep_iterations(iteration_count: int, keep: KeepRules) -> KeepRules:
-    """Sets the number of iterations to keep, and the number of messages to keep to two for each iteration.
+    """Sets the number of iterations to keep. Also sets the number of messages to keep, to two per iteration.
 
     An iteration usually has at least two messages: a tool call and its result.
     """

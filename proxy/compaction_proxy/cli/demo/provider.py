@@ -1,7 +1,7 @@
 """Implements the demo provider: an ASGI app that serves Chat Completions, for the demo and for tests.
 
 The provider validates requests as OpenAI does, counts tokens with a real tokenizer, refuses prompts that
-exceed its context window, streams responses, and logs the requests that it receives. It serves `POST
+exceed its context window, streams responses, and logs requests for chat completions. It serves `POST
 …/chat/completions` and `GET …/models` under any path prefix, and `GET /__log`. Equal requests get equal
 responses, except for `id`, `created`, the number of cached tokens, and the ids of tool calls outside the
 script.
@@ -269,7 +269,10 @@ class DemoProvider:
 
     @property
     def log(self) -> tuple[SeenRequest, ...]:
-        """The requests in the log, oldest first. A request is logged just before its response begins."""
+        """The logged requests for chat completions, oldest first.
+
+        The provider logs a request after it has read the request, and before it responds.
+        """
         return tuple(self._log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -94,7 +94,10 @@ def _parse_step(data: JsonObject) -> ScriptStep:
 
 
 def _find_following_step(messages: Sequence[JsonObject], script: DemoScript) -> ScriptStep | None:
-    """Returns the step after the one whose tool call the last message answers, or None if there is none."""
+    """Returns the step after the step with the tool call of which the last message is the result.
+
+    Returns None if there is no such step.
+    """
     call_id = messages[-1].get("tool_call_id")
     for turn in script.turns:
         for step, following in zip(turn.steps, turn.steps[1:], strict=False):
