@@ -216,8 +216,8 @@ class AdminClient:
     def _build_refused_error(self, status: int, data: bytes) -> AdminRefusedError:
         """Builds the error for an error response.
 
-        The error's message quotes the response only if the response has the proxy's error format. Otherwise,
-        the message says that the server is not a compaction-proxy.
+        If the response has the proxy's error format, the error's message quotes the message in the response.
+        Otherwise, it says that the server is not a compaction-proxy.
         """
         reason = parse_error_message(data)
         if reason is None:

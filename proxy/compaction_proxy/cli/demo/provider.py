@@ -113,7 +113,7 @@ class DemoClient:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
-        """Sends a part of the body. `more` says whether further parts follow."""
+        """Sends a part of the response body. `more` says whether further parts follow."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def send_json(self, status: int, data: bytes) -> None:

@@ -94,9 +94,9 @@ def _parse_step(data: JsonObject) -> ScriptStep:
 
 
 def _find_following_step(messages: Sequence[JsonObject], script: DemoScript) -> ScriptStep | None:
-    """Returns the step after the step with the tool call of which the last message is the result.
+    """Finds the step whose tool call has the last message as its result, and returns the step after it.
 
-    Returns None if there is no such step.
+    Returns None if no step of the script has this tool call, or if the step is the last one of its turn.
     """
     call_id = messages[-1].get("tool_call_id")
     for turn in script.turns:
