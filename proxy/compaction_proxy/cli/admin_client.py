@@ -1,7 +1,8 @@
-"""Defines the HTTP client for a running proxy: for its admin API, its health check and its MCP endpoint.
+"""Defines the HTTP client with which commands call a running proxy.
 
-A program other than the proxy may listen on the port. The client therefore treats responses as untrusted data
-and limits their size. The module `http.client` is imported only where it is used, so that `--help` is quick.
+The client sends requests to the proxy's admin API, health check and MCP endpoint. Another program may listen
+at the proxy's address. The callers therefore treat responses as untrusted data, and limit the bytes that they
+read. Functions import the module `http.client` only when they need it, so that `--help` is quick.
 """
 
 import json
@@ -39,13 +40,16 @@ _MAX_LISTED = 1_000
 
 
 class AdminRefusedError(ProxyError):
-    """Reports an error response, a response that is not JSON, or an id prefix without exactly one match."""
+    """Reports that a response has an error status, or that it is not JSON.
+
+    Also reports that no conversation id begins with a prefix, or that several conversation ids do.
+    """
 
 
 class AdminUnreachableError(ProxyError):
     """Reports that no proxy responds, that the connection broke, or that the response is too large.
 
-    `__cause__` is the exception of the connection, if there was one.
+    `__cause__` is the exception that the connection raised. It is None if the response is too large.
     """
 
 
@@ -55,7 +59,7 @@ class AdminClient:
 
     Attributes:
         url: Base URL of the proxy.
-        headers: Header fields that every request gets, such as the admin key.
+        headers: Header fields that the client adds to every request, such as the one with the admin key.
         unix_socket: Path of the Unix socket to which the client connects. None connects to the URL's host and
             port.
     """
@@ -67,11 +71,12 @@ class AdminClient:
     def get(self, path: str, **query: object) -> Any:  # noqa: ANN401 - JSON
         """Sends a GET request for a path below `/admin/v1` and returns the decoded JSON response.
 
-        Query parameters that are None are left out.
+        Leaves out query parameters whose value is None.
 
         Raises:
-            AdminRefusedError: If the response is an error, or is not JSON.
-            AdminUnreachableError: If the proxy does not respond, or if the response is too large.
+            AdminRefusedError: If the response has a status of 400 or above, or is not JSON.
+            AdminUnreachableError: If the proxy does not respond, if the connection breaks, or if the response
+                has more than `MAX_ANSWER_BYTES` bytes.
         """
         parameters = {name: value for name, value in query.items() if value is not None}
         return self.send("GET", f"{path}{'?' if parameters else ''}{urlencode(parameters)}")
@@ -80,8 +85,9 @@ class AdminClient:
         """Sends a request for a path below `/admin/v1` and returns the decoded JSON response.
 
         Raises:
-            AdminRefusedError: If the response is an error, or is not JSON.
-            AdminUnreachableError: If the proxy does not respond, or if the response is too large.
+            AdminRefusedError: If the response has a status of 400 or above, or is not JSON.
+            AdminUnreachableError: If the proxy does not respond, if the connection breaks, or if the response
+                has more than `MAX_ANSWER_BYTES` bytes.
         """
         with self.open_response(method, API_PATH + path, body) as answer:
             data = answer.read(MAX_ANSWER_BYTES + 1)
@@ -98,13 +104,15 @@ class AdminClient:
     def stream_lines(self, path: str, headers: Mapping[str, str], silence_s: float) -> Iterator[str]:
         """Yields the lines of a streamed response as they arrive, without line endings.
 
+        A line of more than `MAX_LINE_BYTES` bytes is yielded in several pieces.
+
         Args:
             path: Path below `/admin/v1`.
             headers: Header fields to add to those of the client. They replace fields of the same name.
-            silence_s: Maximum seconds without data. After this time, the stream counts as broken.
+            silence_s: Seconds without data after which the stream counts as broken.
 
         Raises:
-            AdminRefusedError: If the response is an error.
+            AdminRefusedError: If the status of the response is not 200.
             AdminUnreachableError: If the proxy does not respond, or if the stream breaks.
         """
         with self.open_response("GET", API_PATH + path, None, headers, silence_s) as answer:
@@ -122,7 +130,7 @@ class AdminClient:
 
         Raises:
             AdminRefusedError: If no conversation id begins with the prefix, if several do, or if the response
-                is an error.
+                has an error status or is not JSON.
             AdminUnreachableError: If the proxy does not respond.
         """
         if len(prefix) == _ID_CHARACTERS:
@@ -151,11 +159,11 @@ class AdminClient:
     ) -> Iterator["HTTPResponse"]:
         """Sends a request for a path below the base URL. Yields the response before its body is read.
 
-        Redirects are not followed, so that credentials are never sent to another server.
+        Does not follow redirects, so that credentials are never sent to another server.
 
         Raises:
             AdminUnreachableError: If the proxy does not respond, or if the connection breaks inside the
-                block.
+                caller's `with` block.
         """
         from http.client import HTTPException
 
@@ -181,10 +189,10 @@ class AdminClient:
             raise AdminUnreachableError(text) from error
 
     def _create_connection(self, timeout_s: float) -> "HTTPConnection":
-        """Creates a connection to the proxy.
+        """Creates a connection object for one request to the proxy. The connection is not open yet.
 
-        On loopback, certificates are not verified, because they are issued for the names by which other
-        machines reach the proxy.
+        If the proxy has a loopback address, the connection does not verify the proxy's certificate, because
+        the certificate is issued for the names by which other machines reach the proxy.
         """
         import http.client
         import socket
@@ -208,8 +216,8 @@ class AdminClient:
     def _build_refused_error(self, status: int, data: bytes) -> AdminRefusedError:
         """Builds the error for an error response.
 
-        The error's message quotes the response only if the response has the proxy's error format. Otherwise,
-        the message says that the server is not a compaction-proxy.
+        If the response has the proxy's error format, the error's message quotes the message in the response.
+        Otherwise, it says that the server is not a compaction-proxy.
         """
         reason = parse_error_message(data)
         if reason is None:
@@ -225,9 +233,9 @@ class AdminClient:
 
 
 def parse_error_message(data: bytes) -> str | None:
-    """Returns the message of an error response, at most its first `MAX_SHOWN_CHARACTERS` characters.
+    """Returns the message in the body of an error response, cut to `MAX_SHOWN_CHARACTERS` characters.
 
-    Returns None if the response does not have the proxy's error format.
+    Returns None if the body does not have the proxy's error format.
     """
     try:
         return str(json.loads(data)["error"]["message"])[:MAX_SHOWN_CHARACTERS]
@@ -236,7 +244,7 @@ def parse_error_message(data: bytes) -> str | None:
 
 
 def check_ready(client: AdminClient) -> tuple[bool, str]:
-    """Returns whether a proxy is ready, and a line of text with the result."""
+    """Asks a proxy whether it is ready. Returns whether it is, and a line of text that reports the result."""
     try:
         with client.open_response("GET", "/readyz", timeout_s=HEALTH_TIMEOUT_S) as answer:
             is_ready = answer.status == HTTPStatus.OK
@@ -279,12 +287,15 @@ def create_admin_client(url: str | None, key_file: Path | None, config: Path | N
 
 
 def create_local_client(server: "ServerSection", key: str = "") -> AdminClient:
-    """Creates a client of the proxy that runs on this machine with the server settings `server`."""
+    """Creates a client of the proxy that runs on this machine with the server settings `server`.
+
+    The client sends the admin key `key` with each request, unless `key` is empty.
+    """
     return AdminClient(build_local_url(server), _build_key_header(key), server.unix_socket)
 
 
 def build_local_url(server: "ServerSection") -> str:
-    """Returns the URL, with base path, at which the configured proxy can be reached from this machine.
+    """Returns the URL, with base path, at which this machine reaches the proxy with the settings `server`.
 
     For a proxy on a Unix socket, the URL contains the host `localhost`, because the proxy accepts any host
     name. The caller must then connect to the socket.
@@ -300,7 +311,8 @@ def parse_base_url(url: str) -> str:
     """Checks the base URL of a proxy. Returns the URL without a trailing slash and without `/v1`.
 
     Raises:
-        ConfigError: If the text is not an HTTP base URL.
+        ConfigError: If `url` does not begin with `http://` or `https://` and a host, or if it contains
+            unprintable characters.
     """
     try:
         parts = urlsplit(url)

@@ -1,10 +1,12 @@
-"""Defines the command `connect`, which prints or writes the settings that point a client at the proxy.
+"""Defines the command `connect`. It prints or writes settings that make a client send requests to the proxy.
 
 Each `edit_…` function takes the text of a client's configuration file and returns the new text, or the same
-text if nothing has to change. These functions write no files. In TOML and YAML, only the relevant lines
-change. The function then parses the new text and checks that it has the intended values. If the check fails
-because of an unusual layout, the function raises `ClientConfigError`, so that the file is not damaged. The
-text of a JSON file is generated anew as a whole.
+text if nothing has to change. These functions write no files.
+
+A function that edits JSON generates the whole text anew. A function that edits TOML or YAML changes only the
+lines with the settings that `connect` sets. The function then parses the new text and checks that it has the
+intended values. If the check fails because of an unusual layout, the function raises `ClientConfigError`, so
+that the file is not damaged.
 """
 
 import copy
@@ -37,20 +39,20 @@ from compaction_proxy.cli.console import (
 )
 from compaction_proxy.core.errors import ConfigError, ProxyError
 
-# `connect` writes a limit of output tokens into the settings of clients. The limit is `MAX_OUTPUT_TOKENS` or
-# the share `OUTPUT_SHARE` of the context window, whichever is smaller.
+# `connect` writes a limit of output tokens into the settings of clients. The limit, in tokens, is
+# `MAX_OUTPUT_TOKENS` or the share `OUTPUT_SHARE` of the model's context window, whichever is smaller.
 MAX_OUTPUT_TOKENS = 32_000
 OUTPUT_SHARE = 0.25
 DEFAULT_WINDOW_TOKENS = 128_000
 DEFAULT_MODEL = "gpt-5.4"
 BACKUP_SUFFIX = ".before-compaction-proxy"
-# Maximum bytes of a file that `connect` edits. A larger file is refused, because no client's configuration is
-# so large.
+# Maximum bytes of a file that `connect` edits. `connect` refuses to edit a larger file, because no client's
+# configuration is so large.
 MAX_FILE_BYTES = 1_048_576
 PROVIDER_NAME = "compaction-proxy"
-# The context length, in tokens, that `connect` sets in Continue. If a conversation is longer than the context
-# length, Continue drops messages. With this large value, Continue drops no messages, and the proxy compacts
-# the conversation instead.
+# The context length, in tokens, that `connect` sets in the client Continue. If a conversation is longer than
+# the context length, Continue drops messages. With this large value, Continue drops no messages, and the
+# proxy compacts the conversation instead.
 CONTINUE_CONTEXT_TOKENS = 1_000_000
 _TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)
 _OUR_TABLE = re.compile(
@@ -77,14 +79,15 @@ class ClientConfigError(ProxyError):
 
 
 def edit_codex(text: str, url: str, model: str, get_window: GetWindow) -> str:
-    """Adds the proxy to Codex's TOML as a model provider and selects this provider.
+    """Adds the proxy to the TOML text of Codex's configuration as a model provider. Selects this provider.
 
-    Keeps the configured model. Adds `model_context_window` if it is missing, because Codex would otherwise
-    assume too large a context window for a model that it does not know. Never changes an existing value of
-    this key.
+    Keeps the configured model. Adds the key `model_context_window` if it is missing, because Codex would
+    otherwise assume too large a context window for a model that it does not know. Never changes an existing
+    value of this key.
 
     Raises:
-        ClientConfigError: If the text is not valid TOML or has an unusual layout.
+        ClientConfigError: If the text is not valid TOML or has an unusual layout, or if `model_providers` is
+            not a table.
     """
     provider = {"name": PROVIDER_NAME, "base_url": url, "env_key": "OPENAI_API_KEY", "wire_api": "responses"}
     expected = copy.deepcopy(_parse_toml(text))
@@ -112,7 +115,7 @@ def edit_codex(text: str, url: str, model: str, get_window: GetWindow) -> str:
 
 
 def _select_provider(text: str) -> str:
-    """Selects the proxy as the model provider in Codex's TOML.
+    """Returns the TOML text of Codex's configuration with the proxy as the selected model provider.
 
     The key `model_provider` must come before the first table. Below the heading of a table, the key would
     belong to that table.
@@ -127,10 +130,11 @@ def _select_provider(text: str) -> str:
 
 
 def edit_aider(text: str, url: str, model: str, get_window: GetWindow) -> str:
-    """Sets the proxy's base URL in aider's YAML, and adds a history limit if there is none.
+    """Sets the proxy's base URL in the YAML text of aider's configuration.
 
-    The history limit is the model's context window. With this limit, aider does not summarise the history
-    itself. The configured model and an existing limit do not change.
+    Adds a history limit if there is none: the model's context window, in tokens. aider summarises a history
+    that exceeds the limit, and aider's default limit is much lower. The configured model and an existing
+    limit do not change.
 
     Raises:
         ClientConfigError: If the text is not valid YAML or has an unusual layout.
@@ -149,11 +153,14 @@ def edit_aider(text: str, url: str, model: str, get_window: GetWindow) -> str:
 
 
 def edit_continue(text: str, url: str, model: str, get_window: GetWindow) -> str:
-    """Adds a model that uses the proxy to Continue's YAML, as the first in the list of models.
+    """Adds a model `compaction-proxy` to the YAML text of Continue's configuration, as the first model.
+
+    Continue sends the requests of this model to the proxy. If there already is a model `compaction-proxy`
+    with the proxy's URL, the text does not change.
 
     Raises:
-        ClientConfigError: If the list already has a model `compaction-proxy` with another URL, or if the text
-            is not valid YAML or has an unusual layout.
+        ClientConfigError: If there already is a model `compaction-proxy` with another URL, if `models` is not
+            a list, or if the text is not valid YAML or has an unusual layout.
     """
     item: dict[str, Any] = {"name": PROVIDER_NAME, "provider": "openai", "model": model, "apiBase": url}
     item["defaultCompletionOptions"] = {
@@ -186,13 +193,13 @@ def edit_continue(text: str, url: str, model: str, get_window: GetWindow) -> str
 
 
 def edit_opencode(text: str, url: str, model: str, get_window: GetWindow) -> str:
-    """Adds the proxy to OpenCode's JSON as a provider.
+    """Adds the proxy to the JSON text of OpenCode's configuration as a provider.
 
-    Also adds the model with token limits if they are missing. Without limits, OpenCode asks for 32,000 output
-    tokens.
+    Adds the model to this provider if it is missing, and gives the model token limits if it has none. Without
+    token limits, OpenCode would request up to 32,000 output tokens.
 
     Raises:
-        ClientConfigError: If the text is not a JSON object.
+        ClientConfigError: If the text is not a JSON object, or if its value `provider` is not an object.
     """
     window = get_window(model)
     current = _parse_json(text or '{"$schema": "https://opencode.ai/config.json"}')
@@ -252,9 +259,10 @@ def _parse_json(text: str) -> dict[str, Any]:
 
 
 def _parse_yaml(text: str) -> dict[str, Any]:
-    """Parses YAML text.
+    """Parses YAML text. Writes the text to a temporary file first, because `yaml_file` reads only files.
 
-    Writes the text to a temporary file first, because `yaml_file` can read only files.
+    Raises:
+        ClientConfigError: If the text is not a valid YAML mapping.
     """
     from compaction_proxy.config import yaml_file
 
@@ -272,7 +280,7 @@ def _parse_yaml(text: str) -> dict[str, Any]:
 
 
 class ClientGuide(NamedTuple):
-    """Instructions that point a client at the proxy.
+    """Instructions for a user who wants a client to send its requests to the proxy.
 
     Attributes:
         title: Name of the client as users know it.
@@ -436,7 +444,6 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
 
 
 def _compute_output_limit(window_tokens: int) -> int:
-    """Returns the limit of output tokens to set in a client (`OUTPUT_SHARE`, `MAX_OUTPUT_TOKENS`)."""
     return min(MAX_OUTPUT_TOKENS, int(window_tokens * OUTPUT_SHARE))
 
 
@@ -523,9 +530,9 @@ def _resolve_base_url(url: str | None, config: Path | None) -> str:
 def _resolve_window(window: int | None, config: Path | None, url: str | None, model: str) -> int:
     """Returns a model's context window in tokens.
 
-    The context window comes from the option `--window`, else from the configuration, else from the shipped
-    table of models. If `url` is given, the local configuration is not used, because the proxy at that URL has
-    its own configuration.
+    The context window is that of the option `--window`, else that of the configuration, else that of the
+    shipped table of models, else a default. If `url` is given, the function does not use the configuration on
+    this machine, because the proxy at that URL has its own configuration.
     """
     from compaction_proxy.config.config import get_model_settings
     from compaction_proxy.config.loader import load_config
@@ -537,7 +544,7 @@ def _resolve_window(window: int | None, config: Path | None, url: str | None, mo
 
 
 def _edit_client_file(tool: str, url: str, model: str, file: Path | None, get_window: GetWindow) -> None:
-    """Edits the configuration file of a client, and prints the difference.
+    """Edits the configuration file of a client, and prints which lines of the file change.
 
     If the text changes, keeps a backup of the old file and replaces the file atomically. Ends the command
     with an error if the file cannot be edited.
@@ -586,7 +593,10 @@ def _read_config_file(path: Path) -> bytes:
 
 
 def _edit_text(old_text: str, edit: Callable[[str], str]) -> str:
-    """Applies `edit` to a text with LF line endings. If the text has CRLF, the result has CRLF as well."""
+    """Applies `edit` to a text and returns the new text. `edit` always gets a text with LF line endings.
+
+    If `old_text` has CRLF line endings, the new text has CRLF line endings, too.
+    """
     if "\r\n" not in old_text:
         return edit(old_text)
     plain = old_text.replace("\r\n", "\n")
@@ -595,7 +605,10 @@ def _edit_text(old_text: str, edit: Callable[[str], str]) -> str:
 
 
 def _replace_file(path: Path, text: str) -> Path | None:
-    """Replaces a file atomically. Returns the path of the old file's backup, or None if there was no file."""
+    """Replaces the content of a file by `text`, atomically.
+
+    Returns the path of the old file's backup, or None if there was no file.
+    """
     import shutil
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

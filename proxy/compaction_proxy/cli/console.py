@@ -1,10 +1,10 @@
-"""Defines what all commands share: common options, output, and exit codes.
+"""Defines what several commands share: common options, output, and exit codes.
 
-A command that fails prints an error message on stderr and ends with an exit code other than 0. If the reader
-of a command's output closes the pipe, the command ends without an error.
+`CommandGroup` turns a `ProxyError` of a command into an error message on stderr and an exit code other than
+0. If the program that reads a command's output closes the pipe, the exit code is 0.
 
-The output of commands is aligned, cut to the terminal's width and free of control characters. Functions that
-format a figure, such as `format_count`, take a value from JSON. They return `n/a` if the value is not a
+The functions for tables align columns, cut lines to a given width, and escape control characters. Functions
+that format a figure, such as `format_count`, take a value from JSON. They return `n/a` if the value is not a
 number.
 """
 
@@ -58,9 +58,10 @@ class CommandGroup(TyperGroup):
     """A command group that turns the exceptions of its commands into exit codes."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's context and the command's result
-        """Runs a command and turns its exceptions into exit codes.
+        """Runs a command. Ends the program with an exit code if the command raises an expected exception.
 
-        If the reader of the command's output closes the pipe early, as `head` does, the exit code is 0.
+        The exit code is 2 for `ConfigError`, 1 for any other `ProxyError`, and 130 for Ctrl-C. If the program
+        that reads the output closes the pipe early, as `head` does, the exit code is 0.
         """
         try:
             answer = super().invoke(ctx)
@@ -80,7 +81,10 @@ class CommandGroup(TyperGroup):
 
 
 def create_group(help_text: str, name: str | None = None) -> typer.Typer:
-    """Creates a command group that turns the exceptions of its commands into exit codes."""
+    """Creates a group of commands, which turns the exceptions of its commands into exit codes.
+
+    `name` is the name that the help text shows. None leaves the choice of the name to typer.
+    """
     return typer.Typer(
         name=name,
         cls=CommandGroup,
@@ -231,7 +235,7 @@ def format_count(value: object) -> str:
 def format_dollars(value: object) -> str:
     """Formats an amount in dollars, such as `$1.23`.
 
-    An amount below one dollar, without its sign, gets four decimals. Zero gets two decimals.
+    The result has two decimals. If the amount is between -1 and 1 and not 0, the result has four decimals.
     """
     if not isinstance(value, int | float) or isinstance(value, bool):
         return UNKNOWN
@@ -254,7 +258,8 @@ def format_age(timestamp_s: object, now: float | None = None) -> str:
 
     Args:
         timestamp_s: The moment, in seconds since the epoch.
-        now: End of the passed time, in seconds since the epoch. None means the current time.
+        now: The moment up to which the time is measured, in seconds since the epoch. None means the current
+            time.
     """
     if not isinstance(timestamp_s, int | float):
         return UNKNOWN
@@ -266,7 +271,7 @@ def format_age(timestamp_s: object, now: float | None = None) -> str:
 
 
 def format_time(timestamp_s: object, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Formats a moment, given in seconds since the epoch, as local time. `pattern` is that of `strftime`."""
+    """Formats a moment, given in seconds since the epoch, as local time. `pattern` is a `strftime` format."""
     if not isinstance(timestamp_s, int | float):
         return UNKNOWN
     try:
@@ -286,9 +291,9 @@ def _is_number(value: object) -> bool:
 
 
 def read_rows(answer: object, name: str) -> list[dict[str, Any]]:
-    """Returns the objects in the list `name` of a JSON response. Returns an empty list if there is no list.
+    """Returns the JSON objects in the list that a response has as its field `name`.
 
-    Skips elements of the list that are not objects.
+    Skips elements of the list that are not objects. Returns an empty list if the field is not a list.
     """
     values = answer.get(name) if isinstance(answer, dict) else None
     return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []

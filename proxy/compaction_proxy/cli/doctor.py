@@ -47,8 +47,8 @@ OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 # `doctor` warns if a process may open fewer files than this. A request needs two open files, and by default
 # up to 1,000 requests are in progress.
 MIN_DESCRIPTORS = 4_096
-# A key counts as weak if it has fewer characters than the first number, or fewer different characters than
-# the second.
+# An admin key counts as weak if it has fewer than `WEAK_KEY_CHARACTERS` characters, or fewer than
+# `WEAK_KEY_KINDS` different characters.
 WEAK_KEY_CHARACTERS = 16
 WEAK_KEY_KINDS = 6
 STRONG_KEY = "openssl rand -hex 32"
@@ -72,7 +72,8 @@ UPSTREAM_DEADLINE_S = 10.0
 MAX_CLOCK_SKEW_S = 60.0
 SMALL_WINDOW_TOKENS = 16_384
 PROBE_TOKENS = 16
-# Bytes of a response body after which reading stops. The number is high because a list of models may be long.
+# `doctor` stops reading a response body after this many bytes. The number is high because a list of models
+# may be long.
 MAX_BODY_BYTES = 4 * 1_048_576
 _UNAUTHORIZED = (401, 403)
 
@@ -113,7 +114,7 @@ def run_doctor(config: Path | None, upstream: str | None, *, probe: bool, as_jso
 
 
 async def _collect_findings(loaded: LoadedConfig, *, probe: bool) -> list[Finding]:
-    """Runs all checks and returns their findings: local checks first, then the store and the upstream."""
+    """Returns the findings of all checks: of the configuration, this machine, the store and the upstream."""
     return [
         Finding(OK, "configuration", str(loaded.path or "built-in defaults and the environment")),
         *(
@@ -140,7 +141,7 @@ def format_findings(findings: Iterable[Finding]) -> list[str]:
 
 
 def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Runs all checks of this machine and of the configuration except those of the store."""
+    """Runs all checks that need neither the store nor the upstream."""
     yield check_address(config.server)
     yield from check_admin_key(config.server)
     yield check_open_files()
@@ -167,7 +168,11 @@ def check_address(server: ServerSection) -> Finding:
 
 
 def check_admin_key(server: ServerSection) -> Iterator[Finding]:
-    """Checks whether the admin API is protected from other machines, and whether its key is strong."""
+    """Checks whether the admin API has a key, and whether the key is strong.
+
+    Warns about a missing key if the proxy listens on a Unix socket or on an address that other machines can
+    reach, because the proxy then closes the admin API.
+    """
     key = server.admin_key.get_secret_value()
     open_to_others = server.unix_socket is not None or not is_loopback(server.host)
     if not key and open_to_others:
@@ -184,7 +189,7 @@ def check_admin_key(server: ServerSection) -> Iterator[Finding]:
 
 
 def check_open_files() -> Finding:
-    """Checks how many files and connections a process may have open at the same time."""
+    """Checks how many files and connections the proxy may have open at the same time."""
     if sys.platform == "win32":
         return Finding(NOTE, "open files", "no limit that could be read here")
     import resource
@@ -198,7 +203,10 @@ def check_open_files() -> Finding:
 
 
 def check_body_memory(server: ServerSection) -> Finding:
-    """Checks the maximum bytes of request bodies in a process, and whether the largest allowed body fits."""
+    """Checks how many bytes of request bodies a process of the proxy may hold in memory at the same time.
+
+    Warns if the largest allowed request body has more bytes.
+    """
     budget_bytes = choose_body_budget(server)
     what = f"{budget_bytes:,} bytes of request bodies at once in each process"
     if budget_bytes < server.max_body_bytes:
@@ -212,7 +220,7 @@ def check_environment_proxies(config: Config, environ: Mapping[str, str]) -> Ite
     """Checks whether upstream requests go through an HTTP proxy, and whether `OPENAI_BASE_URL` is set.
 
     `OPENAI_BASE_URL` is meant for clients. If the variable has a URL other than the proxy's own, a finding
-    says that the proxy never takes the address of its upstream from it.
+    says that the proxy never takes the address of its upstream from this variable.
     """
     target = parse_origin(config.upstream.base_url)
     proxy_url = read_environment_proxies().get_proxy_url(target.scheme, target.host, target.port)
@@ -281,7 +289,8 @@ def check_search() -> Finding:
 async def check_store(config: Config) -> AsyncIterator[Finding]:
     """Runs all checks of the store.
 
-    If the store file does not exist yet, checks only its disk, and does not create the file.
+    If the store is a file that does not exist yet, checks only the disk and the folder for the file. Does not
+    create the file.
     """
     url = config.store.url or "memory://"
     path = get_store_path(url)
@@ -303,7 +312,11 @@ async def check_store(config: Config) -> AsyncIterator[Finding]:
 
 
 def check_disk(path: Path) -> Iterator[Finding]:
-    """Checks the free space for a store file, and the permissions of the store file and its secret file."""
+    """Checks the free space for a store file, and whether other users may read the store file.
+
+    Also checks whether other users may read the file with the proxy's secret. If the store file does not
+    exist, checks instead whether the proxy can create it.
+    """
     folder = next(each for each in path.absolute().parents if each.exists())
     free = shutil.disk_usage(folder).free
     room = f"{free / 1024**3:.1f} GiB free in {folder}"
@@ -362,10 +375,10 @@ async def _check_round_trip(store: Store, display_url: str) -> Finding:
 
 
 async def _check_secret(config: Config, url: str, store: Store) -> Finding:
-    """Checks whether all proxies that share the store can use the same secret.
+    """Checks whether the proxy gets its secret: from the configuration, from a shared store or from a file.
 
-    Ids of tenants are derived from the secret. Proxies with different secrets do not find each other's stored
-    data.
+    Ids of tenants are derived from the secret. Proxies that share a store must have the same secret, because
+    otherwise they do not find each other's stored data.
     """
     if config.server.secret.get_secret_value():
         what = "configured" + ("; all replicas must have the same" if is_shared_store(url) else "")
@@ -413,7 +426,7 @@ async def _send_probe(
 ) -> tuple[httpx.Response, bytes]:
     """Sends a GET request. Returns the response and its body. Stops reading beyond `MAX_BODY_BYTES` bytes.
 
-    Redirects are not followed, so that the key is never sent to another server.
+    Does not follow redirects, so that a key in `headers` is never sent to another server.
 
     Raises:
         ProxyError: If the provider does not respond within `UPSTREAM_DEADLINE_S` seconds, or if the request
@@ -446,7 +459,8 @@ async def _fetch_models(
 ) -> tuple[httpx.Response, frozenset[str]]:
     """Returns the response to `GET /models`, and the ids of the models in it.
 
-    The set of ids is empty if the response is not a list of models.
+    The set of ids is empty if the response is not a list of models. `key` is the provider's key; empty sends
+    no key.
 
     Raises:
         ProxyError: If the provider does not respond in time, or if the request fails.
@@ -469,7 +483,7 @@ def _check_model_list(
         config: The configuration.
         key: The configured key for the upstream; empty if none is configured.
         answer: The response.
-        names: Ids of the models in the response.
+        names: Ids of the models in the response; empty if the response is not a list of models.
     """
     base_url, status = config.upstream.base_url, answer.status_code
     if status in _UNAUTHORIZED and key:
@@ -552,7 +566,12 @@ def _resolve_summary_model(settings: ModelSettings, base_url: str) -> str:
 
 
 def _check_window(config: Config, model: str, names: frozenset[str]) -> Finding:
-    """Checks whether the provider lists a model (`names`), and whether the context window is large enough."""
+    """Checks whether the provider lists a summary model, and whether its context window is large enough.
+
+    `names` are the ids of the models that the provider lists. If `names` is empty, the list is unknown, and
+    the first check is left out. A context window is large enough if it has at least `SMALL_WINDOW_TOKENS`
+    tokens.
+    """
     if names and model not in names:
         fix = "name one that the provider has in summary.model"
         return Finding(WARNING, "summary model", f"{model}: not in the provider's list", fix)
@@ -567,7 +586,10 @@ def _check_window(config: Config, model: str, names: frozenset[str]) -> Finding:
 async def _probe_summary_model(
     config: Config, settings: ModelSettings, transport: EngineTransport, base_url: str, model: str
 ) -> Finding:
-    """Asks the summary model for one word, and checks whether the model replies."""
+    """Asks the summary model for one word, and checks whether the model replies.
+
+    Does not ask if no key is configured. In this case, summary calls use the keys of clients.
+    """
     key = settings.summary.api_key.get_secret_value() or config.upstream.api_key.get_secret_value()
     if not key:
         return Finding(NOTE, "summary probe", f"{model}: not asked, because clients bring the key")

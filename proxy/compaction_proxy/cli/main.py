@@ -1,4 +1,4 @@
-"""Defines the command line.
+"""Defines the program `compaction-proxy` and its commands.
 
 Each command imports most of its modules only when it runs, so that `health` and `--help` start quickly.
 """

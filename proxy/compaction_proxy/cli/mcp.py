@@ -1,8 +1,8 @@
-"""Defines the command `mcp`, an MCP server on stdin and stdout with the tools of a running proxy's `/mcp`.
+"""Defines the command `mcp`, an MCP server on stdin and stdout. Its tools are those of a running proxy.
 
-The command sends each tool call to the proxy as a separate request, so that the proxy can be restarted
-between two calls. The command does not use the client of the MCP SDK, because that client hides the reason
-that the proxy gives when it refuses a call.
+The command sends each tool call to the proxy's MCP endpoint `/mcp` as a separate request, so that the proxy
+can be restarted between two calls. The command does not use the client of the MCP SDK, because that client
+hides the reason that the proxy gives when it refuses a call.
 """
 
 import json
@@ -32,7 +32,7 @@ from compaction_proxy.cli.console import (
 if TYPE_CHECKING:
     from compaction_proxy.gateway.mcp.tools import McpToolResult
 
-# Environment variables that may contain the client's key. The command uses the first variable that is set.
+# Environment variables that may contain the client's key. The command uses the first one that is not empty.
 KEY_VARIABLES = ("COMPACTION_PROXY_KEY", "OPENAI_API_KEY")
 MAX_ANSWER_BYTES = 1024 * 1024
 
@@ -103,10 +103,10 @@ def call_tool(client: AdminClient, name: str, arguments: Mapping[str, Any]) -> "
 
 
 def _build_credential_header(credential: str | None) -> dict[str, str]:
-    """Returns the header field with the client's credential, or no field if there is no credential.
+    """Returns the header field with the client's credential. Returns an empty dict if there is no credential.
 
     `credential` is a header `name: value`, or the path of a file that contains such a header. If `credential`
-    is None, an environment variable supplies the key.
+    is None, the function takes the key from the environment (`KEY_VARIABLES`).
     """
     if credential is not None:
         return _parse_ascii_header(credential)

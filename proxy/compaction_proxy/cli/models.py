@@ -69,8 +69,8 @@ def models(
 def _iter_model_names(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:
     """Yields the names of models that the command shows even if the running proxy has not seen them.
 
-    These are `name`, the models and summary models in the configuration and, with `all_`, the models of the
-    shipped table.
+    These are `name`, the configured summary models, the keys of `models` in the configuration that are not
+    globs and, with `all_`, the models of the shipped table.
     """
     from compaction_proxy.providers.windows import WINDOWS
 
@@ -84,7 +84,7 @@ def _iter_model_names(config: "Config", name: str | None, *, all_: bool) -> Iter
 
 
 def _describe_models(config: "Config", names: Iterable[str]) -> list[dict[str, Any]]:
-    """Describes models without a request to a proxy. Returns rows in the format of the admin API."""
+    """Describes models without a request to a proxy. Returns a row for each, as the admin API would."""
     from dataclasses import asdict
 
     from compaction_proxy.admin.queries import build_model_row

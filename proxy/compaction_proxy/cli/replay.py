@@ -118,6 +118,8 @@ def _show_progress(conversation: str, strategy: str, done: int, total: int) -> N
 def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | None) -> Iterator[str]:
     """Yields the lines of one table per conversation and, for several conversations, of a table of sums.
 
+    If a price is unknown, a last line names the unit of the costs.
+
     Args:
         results: A list for each conversation, with one result for each strategy.
         max_cells: Largest width of a line, in terminal cells. None does not cut lines.
@@ -134,7 +136,7 @@ def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | 
 
 
 def _sum_results(results: "Sequence[Sequence[ReplayResult]]") -> "list[ReplayResult]":
-    """Returns one result for each strategy, which sums up all conversations.
+    """Returns one result for each strategy. The result is the sum of the results of all conversations.
 
     Returns an empty list if there is only one conversation.
     """

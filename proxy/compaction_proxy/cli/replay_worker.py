@@ -1,6 +1,6 @@
-"""Builds the components of a rehearsal, and runs the rehearsals that a running proxy starts.
+"""Builds the parts of the proxy that a rehearsal needs, and runs the rehearsals that a running proxy starts.
 
-The components are those of the proxy, except that the store is in memory and summaries are simulated.
+The parts work as in a running proxy, except that the store is in memory and code writes the summaries.
 
 A running proxy starts `main` in a child process (see `replay.jobs`). `main` reads a line of JSON and then a
 conversation from standard input, replays the conversation, and prints the results as a JSON object.
@@ -33,13 +33,14 @@ from compaction_proxy.runtime import Components
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry import logs
 
-# Maximum bytes of the store of a rehearsal. The store needs room for one conversation with its archive.
+# Maximum bytes of the store of a rehearsal. It needs room for one conversation with its archive. A full store
+# deletes its oldest values.
 STORE_BYTES = 128 * 1024 * 1024
 # Seconds by which the simulated clock advances each time it is read. Real users take minutes between
 # requests, but a rehearsal replays requests without a pause.
 CLOCK_STEP_S = 60.0
-# Value that is added to the niceness of the process of a rehearsal, so that the rehearsal does not slow down
-# the proxy.
+# A rehearsal adds this value to the niceness of its process, so that the rehearsal does not slow down the
+# proxy.
 NICENESS = 10
 # Takes the place of the ASGI scope of a client's request, because a rehearsal has no such request. In a
 # running proxy, the path and the headers of the request determine the URL and the credential of summary
@@ -48,7 +49,7 @@ _REQUEST_SCOPE: dict[str, Any] = {"raw_path": b"/v1/chat/completions", "query_st
 
 
 def _isolate_config(config: Config) -> Config:
-    """Returns the configuration with a store in memory and a fixed secret, for reproducible results."""
+    """Returns the configuration with a store in memory. A fixed secret makes the results reproducible."""
     server = ServerSection.model_validate({**dict(config.server), "secret": "rehearsal"})
     return config.model_copy(update={"server": server, "store": StoreSection(url="memory://")})
 
@@ -61,7 +62,10 @@ def _get_summary_routes(
 
 @asynccontextmanager
 async def open_components(config: Config) -> AsyncIterator[ReplayComponents]:
-    """Yields the components of rehearsals with a configuration. Closes the components when the block ends."""
+    """Yields the components for rehearsals with the configuration `config`.
+
+    Closes the components when the caller's `async with` block ends.
+    """
     config = _isolate_config(config)
     counter = TiktokenCounter(lambda _: None)
     writer = ExtractiveSummaryModel(SimulatedProvider(counter))

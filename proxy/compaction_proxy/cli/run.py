@@ -31,14 +31,13 @@ BASE_URL_VARIABLES = (
     "OPENAI_PROXY_URL",  # LobeChat
     "LLM_BASE_URL",  # OpenHands
 )
-# Environment variables from which clients read a base URL without `/v1`. These clients add the path
-# themselves.
+# Environment variables from which clients read a base URL without `/v1`. These clients add `/v1` themselves.
 ROOT_URL_VARIABLES = (
     "OPENAI_HOST",  # goose
     "ANTHROPIC_BASE_URL",  # Claude Code, and Anthropic's libraries
 )
-# Maps each program that ignores these variables, because it reads only its own configuration file, to a text
-# that says what to do instead. As of 2026-11.
+# Some programs ignore the base URL in their environment, and read only a configuration file of their own.
+# Maps the name of each such program to a text that says what to do instead. Checked in November 2026.
 REMEDIES_BY_PROGRAM = {
     "codex": "run `compaction-proxy connect codex --apply --url {root}`, "
     "or pass -c 'openai_base_url=\"{url}\"' to it",
@@ -127,13 +126,16 @@ def _find_or_start_proxy(
     """Yields the base URL of a proxy, and whether clients need a placeholder key.
 
     The proxy is the one at `url`, else the proxy that runs on this machine, else a new proxy. A new proxy
-    stops when the block ends. A running proxy is not used if it listens on a Unix socket or uses TLS. Clients
-    need a placeholder key if the proxy has a provider key of its own and requires no client keys.
+    stops when the caller's `with` block ends. A proxy that runs on this machine is not used if it listens on
+    a Unix socket or uses TLS.
+
+    Clients need a placeholder key if the proxy has a provider key of its own and requires no client keys. For
+    a proxy at `url`, this is unknown, and no placeholder is used.
 
     Args:
-        url: Base URL of a proxy. None looks for a running one.
+        url: Base URL of a proxy. None looks for a proxy on this machine.
         config: Path of the configuration file.
-        log: Log file of a new proxy. None discards its output.
+        log: File to which a new proxy writes its output. None discards the output.
     """
     if url is not None:
         yield parse_base_url(url), False
@@ -186,7 +188,7 @@ def build_environment(
 
 
 def _run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Runs a command, forwards signals to the command, and returns its exit code as shells report it.
+    """Runs a command, forwards signals to it, and returns the command's exit code as shells report it.
 
     Does not forward SIGINT if stdin is a terminal, because the terminal itself sends the SIGINT of Ctrl-C to
     the command.

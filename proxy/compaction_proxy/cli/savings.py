@@ -69,7 +69,8 @@ def format_overview(
     """Yields the lines of a table with one line for each row of the statistics and one for the total.
 
     If some requests have no known price, a last line gives their number. The amounts do not include these
-    requests. With `by` = `total`, the only row is the total.
+    requests. If `by` is `total`, the only row of the statistics is the total, and the table has only one line
+    for it.
     """
     lines = [_format_figures(get_text(row, "of"), row) for row in rows]
     if by != "total" or not lines:

@@ -1,4 +1,4 @@
-"""Runs the proxy in the foreground, prints how clients can reach it, and reloads its configuration."""
+"""Runs the proxy in this process, prints how clients can reach the proxy, and reloads its configuration."""
 
 import asyncio
 import gc
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
     from compaction_proxy.app import Proxy  # for types only: the parent of workers does not need it
 
 DEFAULT_WINDOW_TOKENS = 128_000
-# Seconds for which a stopping proxy still accepts requests, unless configured. In this time, load balancers
-# notice that the proxy is stopping. On a loopback address there are no load balancers, so the time is 0.
+# Seconds for which a stopping proxy still accepts requests, unless `server.accept_grace_s` is set. In this
+# time, load balancers notice that the proxy is stopping. On a loopback address there are no load balancers,
+# so the time is 0.
 ACCEPT_GRACE_S = 5
 # Longest time, in seconds, from the end of the server to the exit of the process. After this time, the
 # process exits even if a thread still waits for DNS or a disk.
 EXIT_DELAY_S = 2.0
-# Seconds after which a busy thread is asked to release the interpreter lock while the event loop waits for
-# the lock.
+# If the event loop waits for the interpreter lock, the interpreter asks the thread that holds the lock to
+# release it after this many seconds.
 THREAD_SWITCH_S = 0.001
 # Thresholds of the garbage collector (`gc.set_threshold`). A full collection stops all requests, for 0.1 s if
 # many objects are cached. With these thresholds, a full collection is due only after 50 million allocations.
@@ -59,7 +60,7 @@ ReadConfig = Callable[[], LoadedConfig]
 
 
 def _describe_trigger(config: Config) -> str:
-    """Returns a text that says when conversations are compacted, for a model without an entry in `models`."""
+    """Returns a text that says when conversations are compacted if their model has no entry in `models`."""
     policy = resolve_policy(get_model_settings(config, ""))
     spending = compute_budget(DEFAULT_WINDOW_TOKENS, policy.reserves, None)
     tokens = compute_min_trigger(policy.trigger, spending)
@@ -111,7 +112,7 @@ def create_tls_context(server: ServerSection) -> ssl.SSLContext | None:
 
 
 def build_url(bound: socket.socket, server: ServerSection) -> str:
-    """Returns the URL at which clients can reach the proxy on a socket."""
+    """Returns the URL at which clients can reach the proxy that listens on the socket `bound`."""
     return serving.build_base_url(bound, "http" if server.tls_certificate is None else "https")
 
 
@@ -133,7 +134,10 @@ def announce_start(config: Config, url: str) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raises the limit of open files, which is often 1,024, to `MAX_DESCRIPTORS` or the hard limit."""
+    """Raises the limit of open files, which is often 1,024, to `MAX_DESCRIPTORS`.
+
+    If the hard limit is lower, raises the limit to the hard limit.
+    """
     if sys.platform == "win32":
         return
     import resource
@@ -145,11 +149,11 @@ def _raise_descriptor_limit() -> None:
 
 
 def configure_allocator() -> None:
-    """Configures glibc to use one memory arena, and to return the memory of large bodies to the system.
+    """Configures glibc to use one memory arena, and to return freed memory of large objects to the system.
 
     By default, each thread has a memory arena of its own with 64 MB of address space, and the process keeps
-    the memory of large bodies. The function does not change a setting whose environment variable is set. On
-    systems without glibc, it has no effect.
+    memory that large request bodies have used. The function does not change a setting whose environment
+    variable is set. On systems without glibc, the function has no effect.
     """
     settings = {name: value for name, value in ALLOCATOR_SETTINGS.items() if name not in os.environ}
     if not settings or sys.platform != "linux":
@@ -337,8 +341,8 @@ def serve_proxy(
         app,
         timeouts,
         on_stopping,
-        # In a proxy without workers, a second signal stops the server immediately. The parent process of
-        # workers handles this itself.
+        # In a proxy without workers, a second signal stops the server immediately. In a proxy with workers,
+        # the parent process receives the signals and orders the workers to stop.
         force_on_second_signal=worker_number is None,
         deadlines=serving.ClientDeadlines(
             head_s=server.head_timeout_s, body_s=server.body_timeout_s, send_s=server.send_timeout_s

@@ -91,7 +91,7 @@ _MONEY_FIELDS = (
 def _resolve_conversation(
     session: str, url: str | None, key_file: Path | None, config: Path | None
 ) -> tuple[AdminClient, str, str]:
-    """Finds a conversation by its id or the beginning of its id.
+    """Finds a conversation. `session` is its id or the beginning of its id.
 
     Returns:
         A client of the admin API, the conversation's id, and the conversation's path in the admin API.
@@ -341,7 +341,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         "input tokens": format_count(totals.get("prompt_tokens")),
         "cached": format_percent(totals.get("cached_tokens"), totals.get("prompt_tokens")),
         "output tokens": format_count(totals.get("completion_tokens")),
-        # The number of searches is shown only if the model has searched the archive.
+        # The output has this line only if the model has searched the archive.
         **({"searches by the model": format_count(totals["recalls"])} if totals.get("recalls") else {}),
         **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY_FIELDS},
         "asked of it": ", ".join(_describe_directives(record)) or "nothing",
@@ -378,7 +378,10 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
 
 
 def _describe_directives(record: JsonRow) -> Iterator[str]:
-    """Yields a text for each directive that is in force for a conversation, such as `bypass`."""
+    """Yields a text for each instruction of a user that applies to a conversation, such as `bypass`.
+
+    `record` is the conversation, as the admin API returns it.
+    """
     if record.get("compact"):
         yield "compact the next request"
     if record.get("bypass"):

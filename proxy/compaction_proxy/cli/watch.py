@@ -34,9 +34,9 @@ class StreamMessage(NamedTuple):
 
     Attributes:
         id: Id of the message, with which a new stream can continue after this message; empty if it has none.
-        kind: `compaction`, `exchange`, or `lost` if the proxy left out events because the client was too
+        kind: `compaction`, `exchange`, or `lost` if the proxy left out messages because the client was too
             slow.
-        data: The content, as undecoded JSON.
+        data: The content, as JSON text.
     """
 
     id: str
@@ -74,12 +74,14 @@ def follow_events(client: AdminClient, report_retry: Callable[[str], None]) -> I
 
     Args:
         client: The client of the admin API.
-        report_retry: Called with the reason each time the connection fails after it has worked once.
+        report_retry: Called with the reason each time the connection fails after an earlier connection has
+            worked.
 
     Raises:
-        AdminRefusedError: If the proxy refuses the request, because another attempt would be refused as well.
-        AdminUnreachableError: If the proxy does not respond and has not responded before. After a response,
-            each failure leads to another attempt.
+        AdminRefusedError: If the proxy refuses the request. The function does not try again, because the
+            proxy would refuse another request as well.
+        AdminUnreachableError: If the proxy does not respond and has not responded before. If the proxy has
+            responded before, the function tries again.
     """
     last_id, pause_s, has_connected = "", FIRST_PAUSE_S, False
     while True:
@@ -140,7 +142,10 @@ def _is_failure(kind: str, fields: Mapping[str, Any]) -> bool:
 
 
 def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
-    """Formats an event or an exchange as a line: time, kind, conversation, sizes and further details."""
+    """Formats an event or an exchange as a line: time, kind, conversation, sizes and further details.
+
+    If `kind` is `lost`, the line gives only the number of messages that the proxy left out.
+    """
     if kind == "lost":
         return f"{format_count(fields.get('lost'))} more came too fast to be told"
     what = get_text(fields, "kind") if kind == "compaction" else get_text(fields, "status")
@@ -168,7 +173,8 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-# Fields that a line shows last, each with its label. A field that is missing, empty or 0 is left out.
+# Fields that `format_event_line` puts at the end of a line, each with its label. The function leaves out a
+# field that is missing, empty or 0.
 _EXTRA_FIELDS = (
     ("strategy", "by"),
     ("round", "round"),

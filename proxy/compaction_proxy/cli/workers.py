@@ -1,4 +1,4 @@
-"""Runs proxies in child processes: the workers of `serve --workers N`, and the proxy of `run`.
+"""Runs proxies in child processes: the workers of `serve --workers N`, and the proxy that `run` starts.
 
 On Linux, the parent process opens a listening socket for each worker and keeps it open. The kernel then
 spreads connections evenly over the workers. With a single socket, one worker would get most of the
@@ -44,32 +44,33 @@ from compaction_proxy.gateway import server as serving
 from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
-# Seconds from the death of a worker to the start of its replacement. The pause doubles with each further
-# death, up to `MAX_PAUSE_S`.
+# Seconds from the death of a worker's process to the start of its next process. The pause doubles with each
+# further death of the same worker, up to `MAX_PAUSE_S`.
 PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
-# Seconds after which a running worker counts as stable. When a stable worker dies, the pause is `PAUSE_S`
-# again.
+# Seconds after which a running worker counts as stable. When a stable worker dies, the pause before its
+# restart is `PAUSE_S` again.
 STABLE_S = 60.0
-# Seconds after which the parent kills workers that still run. A normal stop allows `STOP_EXTRA_S` in addition
-# to the time that workers have for requests in progress. An immediate stop allows `STOP_NOW_S`.
+# Seconds from the order to stop until the parent kills workers that still run. In a normal stop, the parent
+# waits `STOP_EXTRA_S` longer than workers may need for requests in progress. In an immediate stop, it waits
+# `STOP_NOW_S`.
 STOP_EXTRA_S = 10.0
 STOP_NOW_S = 3.0
 # Longest time, in seconds, for which the parent waits for reports from workers before it handles signals and
 # starts workers that are due.
 POLL_S = 0.1
-# Longest times, in seconds, for the start and the stop of the proxy of `run`. At the start, the proxy reads
-# the tokenizer's vocabulary and opens the store. A stop is quick, because no client sends requests any more.
-# A proxy that needs longer to stop is killed.
+# Longest times, in seconds, for the start and the stop of the proxy that the command `run` starts. At the
+# start, the proxy reads the tokenizer's vocabulary and opens the store. If this takes longer, `run` fails. A
+# stop is quick, because no client sends requests any more. If it takes longer, the proxy is killed.
 BACKGROUND_START_S = 30.0
 BACKGROUND_STOP_S = 10.0
 
 # Reports from a worker to the parent. `STARTED` means that the worker accepts requests, and `ENDING` that it
 # begins to stop. Any other report is the reason why the worker refuses the configuration.
 STARTED, ENDING = "started", "ending"
-# Orders from the parent to a worker. An order can also be a new configuration, or None if a reload found no
-# usable configuration. A worker that receives None keeps its configuration and records the failed reload in
-# its metrics.
+# Orders from the parent to a worker: `STOP` lets the worker finish the requests in progress, `STOP_NOW` does
+# not. An order can also be a new configuration, or None if a reload found no usable configuration. A worker
+# that receives None keeps its configuration and records the failed reload in its metrics.
 STOP, STOP_NOW = "stop", "now"
 Order = LoadedConfig | str | None
 
@@ -84,8 +85,8 @@ _spawn = get_context("spawn")
 def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, number: int) -> None:
     """Runs a worker. This is the main function of the worker's process.
 
-    If the proxy does not start, the process exits with 1. A refusal of the configuration is reported to the
-    parent.
+    If the proxy does not start, the process exits with 1. If the reason is the configuration, the worker
+    first reports the problems to the parent.
 
     Args:
         loaded: The configuration and the sources of its values.
@@ -276,7 +277,8 @@ class _WorkerSupervisor:
     def _read_reports(self) -> None:
         """Reads the reports of the workers. Waits at most `POLL_S` seconds for a report.
 
-        If a pipe has reached its end, the worker's process has ended or is ending.
+        If a pipe has reached its end, the worker's process has ended or is ending. `_record_exit` then waits
+        for the end of the process.
         """
         running = [worker for worker in self.workers if worker.is_running]
         ready = wait([worker.pipe for worker in running], POLL_S)
@@ -310,9 +312,9 @@ class _WorkerSupervisor:
             logs.get_logger(__name__).log(level, log_events.WORKER_ENDED, **fields, again_in_s=pause_s)
 
     def _schedule_restart(self, worker: WorkerSlot) -> float:
-        """Schedules the restart of a worker that died.
+        """Schedules the restart of a worker that died, and removes its gauges from the workers' metrics.
 
-        The pause doubles with each death in a row (`PAUSE_S`).
+        The pause before the restart doubles with each death in a row, up to `MAX_PAUSE_S`.
 
         Returns:
             The pause in seconds.
@@ -351,7 +353,11 @@ class _WorkerSupervisor:
 def _start_process(
     target: Callable[..., None], loaded: LoadedConfig, listener: socket, argument: int | str
 ) -> tuple[SpawnProcess, Connection]:
-    """Starts a process that runs a proxy. Returns the process and the parent's end of the pipe to it."""
+    """Starts a process that runs a proxy. Returns the process and the parent's end of the pipe to it.
+
+    `target` is the main function of the process. It gets the configuration, the listening socket, the child's
+    end of the pipe, and `argument`.
+    """
     parent_end, child_end = _spawn.Pipe()
     process = _spawn.Process(target=target, args=(loaded, listener, child_end, argument), daemon=True)
     process.start()
@@ -376,8 +382,8 @@ def run_workers(loaded: LoadedConfig, read_config: ReadConfig, on_started: Calla
         raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
     create_tls_context(server)  # so that a bad certificate is reported once, not by each worker
     listeners = _open_listeners(loaded)
-    # The URL is built before the workers run, because it needs an open socket, and sockets are closed when
-    # workers stop.
+    # The URL is built before the workers run, because `build_url` needs an open socket. The parent closes the
+    # sockets when the workers must stop.
     url = build_url(listeners[0], server)
     workers = [WorkerSlot(number, listener) for number, listener in enumerate(listeners, 1)]
     supervisor = _WorkerSupervisor(loaded, read_config, listeners[0].getsockname()[1], workers)
@@ -401,7 +407,7 @@ def _open_listeners(loaded: LoadedConfig) -> list[socket]:
 
 @contextmanager
 def _open_metrics_folder() -> Iterator[None]:
-    """Creates a private folder for the metrics of the workers that are started inside the block.
+    """Creates a private folder for the metrics of workers. The caller starts the workers in the `with` block.
 
     If no folder can be created, logs a warning. Each worker then reports only its own metrics.
     """
@@ -419,7 +425,9 @@ def _open_metrics_folder() -> Iterator[None]:
 
 @contextmanager
 def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterator[str]:
-    """Runs a proxy in a child process while the block runs. Yields the URL when the proxy accepts requests.
+    """Runs a proxy in a child process until the caller's `with` block ends. Yields the URL of the proxy.
+
+    The block begins when the proxy accepts requests.
 
     Args:
         loaded: The configuration. Its settings for address, TLS and workers are replaced, because another
@@ -457,8 +465,8 @@ def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterato
 def _run_background_worker(loaded: LoadedConfig, listener: socket, parent: Connection, log_path: str) -> None:
     """Runs the proxy of `run_background_proxy`. This is the main function of the child process.
 
-    The child process starts a session of its own, so that it gets no signals from the terminal, such as
-    Ctrl-C. Its output is appended to the file `log_path`.
+    The child process leaves the process session of its parent, so that it gets no signals from the terminal,
+    such as the SIGINT of Ctrl-C. Its output is appended to the file `log_path`.
     """
     os.setsid()
     log_descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -1,6 +1,6 @@
-"""Defines the configuration and its keys, and derives the settings for a model and their policy.
+"""Defines the configuration and its keys, and derives from it the settings and the policy for a model.
 
-This module also suggests keys for wrong names, and finds what a new configuration changes.
+This module also suggests the right key for a wrong name, and compares two configurations.
 """
 
 import re
@@ -40,7 +40,7 @@ Section = TypeVar("Section", bound=BaseModel)
 class ModelSettings:
     """The settings for a model, with the overrides in the entry of `models` that matches the model's name.
 
-    There is one object for each glob, so objects are compared by identity.
+    There is one object for each key (glob) of `models`, so objects are compared by identity.
 
     Attributes:
         window: Largest number of input tokens. None uses the number that is learned from the provider, else
@@ -66,7 +66,7 @@ class ModelSettings:
 
 
 class GlobSettings(NamedTuple):
-    """The settings for the models whose names match a glob."""
+    """The settings for the models whose names match a glob. `pattern` is the glob as a regular expression."""
 
     glob: str
     pattern: re.Pattern[str]
@@ -100,7 +100,10 @@ class Config(BaseModel):
 
     @cached_property
     def settings_by_glob(self) -> tuple[GlobSettings, ...]:
-        """The settings for each glob of `models`, in the order in which the globs are tried, and for `*`."""
+        """The settings for each key (glob) of `models`, in the order in which the globs are tried.
+
+        If `models` has no key `*`, the last entry is for `*` and has no overrides.
+        """
         sections = {**self.models, "*": self.models.get("*", ModelSection())}
         return tuple(
             GlobSettings(
@@ -122,9 +125,9 @@ class Config(BaseModel):
 
 
 def _merge_mappings(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `base` with the values of `overrides` added or in place of its own.
+    """Returns a copy of `base`, in which the values of `overrides` are added or replace those of `base`.
 
-    Also merges nested mappings.
+    Merges nested mappings in the same way.
     """
     merged = dict(base)
     for key, value in overrides.items():
@@ -134,10 +137,7 @@ def _merge_mappings(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
 
 
 def _overlay_section(base: Section, overrides: Section | None) -> Section:
-    """Returns `base` with the keys that `overrides` sets in place of its own.
-
-    Other keys stay as in `base`.
-    """
+    """Returns a section with the keys that `overrides` sets, and with the other keys of `base`."""
     if overrides is None:
         return base
     merged = _merge_mappings(base.model_dump(exclude_unset=True), overrides.model_dump(exclude_unset=True))
@@ -152,7 +152,8 @@ def get_model_settings(config: Config, model: str) -> ModelSettings:
 def build_policy(settings: ModelSettings, strategy_name: str | None = None) -> Policy:
     """Builds a strategy's policy: its built-in numbers and rules, with the changes from the configuration.
 
-    The strategy's own keys are applied first. A key for all strategies that is set overrides them.
+    The strategy's own keys are applied first. Then the keys for all strategies, such as
+    `compaction.target_tokens`, override them if they are set.
 
     Args:
         settings: Settings for the model.
@@ -273,8 +274,8 @@ def suggest_key(path: KeyPath) -> str:
 def to_plain_value(value: object) -> object:
     """Converts a value to types that YAML and JSON can represent.
 
-    Replaces secrets and passwords in texts by asterisks, except empty secrets. From a section, keeps only the
-    keys that are set.
+    Replaces secrets, and passwords in texts, by asterisks. An empty secret becomes an empty text. From a
+    section, keeps only the keys that are set.
     """
     if isinstance(value, SecretStr):
         return "********" if value.get_secret_value() else ""
@@ -289,8 +290,8 @@ def to_plain_value(value: object) -> object:
     return value
 
 
-# Keys and sections that are read only when a process starts, because they configure objects that are created
-# once, such as sockets and the store. A change takes effect with the next start.
+# Keys and sections of which a change takes effect only with the next start of the proxy. They configure
+# objects that the proxy creates once, such as sockets and the store.
 RESTART_KEYS = (
     "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",
     "server.secret", "server.previous_secrets", "server.workers", "server.accept_grace_s", "server.drain_s",

@@ -45,7 +45,7 @@ class LoadedConfig:
     """A configuration and where its values come from.
 
     Attributes:
-        config: The configuration. `store.url` is filled in and absolute.
+        config: The configuration. `store.url` is set, and the path in a SQLite URL is absolute.
         origins: Origin of each dotted key: `default`, `FILE:LINE`, `environment NAME`, or an option's name.
         path: The file that was read; None if there was none.
         warnings: Warnings about settings that are valid but probably not intended, one line each.
@@ -110,7 +110,11 @@ def _is_secret(value_type: object) -> bool:
 
 
 def _read_secret(path: str) -> str:
+<<<<<<< HEAD
     """Reads a secret from a file. Removes one newline at the end.
+=======
+    """Reads a secret from the first `MAX_SECRET_BYTES` bytes of a file. Removes one newline at the end.
+>>>>>>> p5
 
     Raises:
         ValueError: If the file cannot be read, is not UTF-8, is empty, or has more than `MAX_SECRET_BYTES`.
@@ -174,7 +178,7 @@ def _iter_leaf_values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, o
 
 
 def _put_value(values: dict[str, Any], path: KeyPath, value: object) -> None:
-    """Sets one value in nested mappings, and adds the mappings that are missing on the way.
+    """Sets the value at a path in nested mappings, and adds mappings that are missing on the path.
 
     A new entry of `models` comes before the existing entries, because the first glob that matches wins.
     """
@@ -192,7 +196,7 @@ def _put_value(values: dict[str, Any], path: KeyPath, value: object) -> None:
 
 
 def _apply_override(override: ConfigOverride, values: dict[str, Any], sources: Sources) -> None:
-    """Sets the values of one override in `values`, and enters the override in `sources` as their source."""
+    """Sets the values of one override in `values`, and records the override's name as their source."""
     for place, value in reversed(list(_iter_leaf_values(override.path, override.value))):
         _put_value(values, place, value)
         for nested in [path for path in sources if path[: len(place)] == place]:
@@ -201,7 +205,7 @@ def _apply_override(override: ConfigOverride, values: dict[str, Any], sources: S
 
 
 def _find_origin(place: KeyPath, sources: Sources) -> str:
-    """Returns the origin of a key's value in the form of `LoadedConfig.origins`.
+    """Returns the origin of the value at `place`, in the form that `LoadedConfig.origins` has.
 
     If several sources set parts of the value, returns the first of them.
     """
@@ -224,7 +228,7 @@ def _drop_empty_sections(values: Mapping[str, Any], section: type[BaseModel] = C
 
 
 def _describe_error(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
-    """Describes one error of pydantic in the proxy's words, without the value, which may be a secret."""
+    """Describes an error that pydantic found. The text leaves out the value, because it may be a secret."""
     if error["type"] == "extra_forbidden":
         return f"unknown key{suggest_key(error['loc'])}"
     if error["type"] == "value_error":
@@ -238,7 +242,8 @@ def _describe_error(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetail
 def _format_problem(place: KeyPath, problem: str, sources: Sources) -> str:
     """Formats a problem with a key as one line.
 
-    The line begins with the place where the key, or the nearest section around it, is set.
+    If the key is set, the line begins with the source that sets it. Otherwise it begins with the source of
+    the nearest section around the key, if that section is set.
     """
     parents = (place[:end] for end in range(len(place), 0, -1))
     source = next((f"{sources[each]}: " for each in parents if each in sources), "")
@@ -274,10 +279,11 @@ def _validate_values(
 def load_config(
     path: Path | None, environ: Mapping[str, str], options: Iterable[ConfigOverride] = ()
 ) -> LoadedConfig:
-    """Loads the configuration from a file, the environment and options. Each overrides those before it.
+    """Loads the configuration from a file, the environment and options.
 
-    If `path` is None, the file is that in `COMPACTION_PROXY_CONFIG`, or else `./config.yaml` if it exists.
-    Without a file, only the environment and the options count.
+    The environment overrides the file, and options override both. If `path` is None, the environment variable
+    `COMPACTION_PROXY_CONFIG` names the file. If it is not set, the file is `./config.yaml` if it exists.
+    Without a file, the values come only from the environment, the options and the defaults.
 
     Raises:
         ConfigError: If the configuration cannot be used. The message has one line for each problem.

@@ -1,7 +1,7 @@
-"""The sections of the configuration: frozen models that give every key its unit and default.
+"""The sections of the configuration: immutable pydantic classes that give every key its unit and default.
 
-The names of the keys are a contract with users and never change. Some keys are reserved for later versions.
-They accept only the value that keeps today's behaviour (`OnlyValue`).
+The names of the keys never change, because configuration files of users contain them. Some keys are reserved
+for later versions. In this version, such a key accepts only one value (`OnlyValue`).
 """
 
 from difflib import get_close_matches
@@ -56,7 +56,7 @@ def _is_openai_url(url: str) -> bool:
 
 
 class WireSection(BaseModel):
-    """The provider for requests of one wire. A key that is not set falls back to `upstream`."""
+    """The provider for requests of one wire. A key that is not set takes its value from `upstream`."""
 
     model_config = STRICT
     base_url: HttpUrl | None = None
@@ -66,7 +66,7 @@ class WireSection(BaseModel):
 
 
 class WiresSection(BaseModel):
-    """Wires that have a provider of their own. Chat completions go to `upstream.base_url`."""
+    """The providers for single wires. Requests for chat completions always go to `upstream.base_url`."""
 
     model_config = STRICT
     responses: WireSection = WireSection()
@@ -99,8 +99,8 @@ class UpstreamSection(BaseModel):
     def get_provider(self, wire: str) -> tuple[str, str]:
         """Returns the base URL and the key for a wire.
 
-        Returns a key only for the origin for which it is configured. An empty key means that the proxy sends
-        the client's own key.
+        Without a key of the wire's own, the key is that of `upstream` if the base URL has the same origin as
+        `upstream.base_url`. An empty key means that the proxy sends the client's own key.
         """
         wire_section = getattr(self.wires, wire, None) or WireSection()
         key = self.api_key.get_secret_value()
@@ -123,7 +123,7 @@ Share = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, le=1, allo
 
 
 class RecallSection(BaseModel):
-    """How the model gets text of removed messages: by a search tool, or inserted into its requests."""
+    """How the model gets text of removed messages: with a search tool, or as text in its requests."""
 
     model_config = STRICT
     tool: Literal["none", "inject", "always"] = "none"
@@ -146,7 +146,7 @@ PRICE_SOURCE = "configuration"
 
 
 class SurchargeSection(BaseModel):
-    """Prices of a request above a certain size. They apply to all tokens of such a request."""
+    """Prices of requests above a certain size. They apply to all tokens of such a request."""
 
     model_config = STRICT
     above_tokens: Positive
@@ -181,14 +181,18 @@ class PricesSection(BaseModel):
     def _check_surcharge(
         cls, surcharge: SurchargeSection | None, info: ValidationInfo
     ) -> SurchargeSection | None:
-        """Checks that the input price is higher with the surcharge than without it."""
+        """Returns a surcharge unchanged if its input price is higher than the price without surcharge.
+
+        Raises:
+            ValueError: If the input price is not higher.
+        """
         without = info.data.get("input")
         if surcharge is not None and without is not None and surcharge.input <= without:
             raise ValueError(f"its input costs {surcharge.input:g}, which is not above {without:g}")
         return surcharge
 
     def to_price(self) -> ModelPrice:
-        """Returns the prices as the core's `ModelPrice`."""
+        """Returns the prices as a `ModelPrice`, with the configuration as their source."""
         return ModelPrice(tuple(self._build_tiers()), PRICE_SOURCE)
 
     def _build_tiers(self) -> list[PriceTier]:
@@ -214,7 +218,7 @@ _MEGABYTE = 1_000_000
 
 
 class ArchiveSection(BaseModel):
-    """How much text of removed messages is kept. Beyond these limits, the oldest archives are deleted."""
+    """How much text of removed messages is kept. Beyond these limits, the proxy deletes the oldest text."""
 
     model_config = STRICT
     conversation_mb: Number = 16
@@ -309,7 +313,7 @@ class StoreSection(BaseModel):
 
 
 class SessionSection(BaseModel):
-    """How a conversation is recognised. Ids only select candidates, and the messages decide between them."""
+    """How the proxy recognises a conversation: by a session id, by the credential and by the messages."""
 
     model_config = STRICT
     headers: tuple[HeaderName, ...] = SESSION_HEADERS
@@ -323,7 +327,7 @@ class SessionSection(BaseModel):
 
 
 def _drop_false(value: object) -> object:
-    """Returns None for `false`, which means that the condition is not set."""
+    """Returns None for `false`, which means that the condition is not set. Returns other values unchanged."""
     return None if value is False else value
 
 
@@ -331,7 +335,7 @@ Switch = Annotated[bool | None, AfterValidator(_drop_false)]
 
 
 class TriggerRow(BaseModel):
-    """A condition for a compaction: every field that is set must be reached. Rows are alternatives."""
+    """A compaction starts if every threshold that a row sets is reached. Of several rows, one is enough."""
 
     model_config = STRICT
     tokens: Number | None = None
@@ -419,7 +423,7 @@ class CompactionSection(BaseModel):
     @field_validator("trigger")
     @classmethod
     def _drop_inert_rows(cls, rows: tuple[TriggerRow, ...] | None) -> tuple[TriggerRow, ...] | None:
-        """Returns the rows that can start a compaction. A field that is 0 switches its row off.
+        """Returns the rows that can start a compaction, or None for None. A field of 0 switches its row off.
 
         Raises:
             ValueError: If a row sets no threshold, or sets `rework_tokens` without `cost_optimal`.
@@ -461,7 +465,7 @@ class SummarySection(BaseModel):
 
 
 class ModelSection(BaseModel):
-    """Settings for models whose name matches a glob. Its sections replace only the keys that they set."""
+    """Settings for models whose names match a glob. A section in it replaces only the keys that it sets."""
 
     model_config = STRICT
     window: Positive | None = None

@@ -84,7 +84,8 @@ def _build_trigger_field(value_type: Any, name: str, description: str) -> Policy
     """Builds the `PolicyField` for one threshold of the trigger, such as `tokens`.
 
     The value becomes a `TriggerRule` without other thresholds, so that reaching this threshold is enough to
-    start a compaction.
+    start a compaction. It replaces the first rule that has this threshold. The value None only removes that
+    rule.
     """
 
     def read_threshold(rows: Rows) -> object:
@@ -102,7 +103,8 @@ def _build_trigger_field(value_type: Any, name: str, description: str) -> Policy
 def _set_keep_messages(message_count: int, row: Policy) -> Policy:
     """Sets the number of newest messages to keep.
 
-    If the strategy's `least_messages` is one more than its `keep.messages`, it remains one more.
+    `least_messages` is the number of messages up to which the strategy does not compact. If it is one more
+    than the number of messages to keep, it remains one more.
     """
     tied = row.least_messages == row.keep.messages + 1
     least_messages = message_count + 1 if tied else row.least_messages
@@ -110,7 +112,7 @@ def _set_keep_messages(message_count: int, row: Policy) -> Policy:
 
 
 def _set_keep_iterations(iteration_count: int, keep: KeepRules) -> KeepRules:
-    """Sets the number of iterations to keep, and the number of messages to keep to two for each iteration.
+    """Sets the number of iterations to keep. Also sets the number of messages to keep, to two per iteration.
 
     An iteration usually has at least two messages: a tool call and its result.
     """
@@ -126,9 +128,10 @@ def _set_target_tokens(tokens: int | None, target: ScaledLimit | None) -> Scaled
 
 
 def _set_summary_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape | None:
-    """Sets the requested size of a summary, in tokens.
+    """Sets the requested size of a summary (`tokens`), in tokens.
 
-    Raises the allowed size in proportion; never lowers it.
+    Raises the allowed size (`max_tokens`) by the same factor, but never lowers it. Lowers the smallest size
+    (`least_tokens`) if it exceeds the requested size.
     """
     if shape is None:
         return None
@@ -137,7 +140,7 @@ def _set_summary_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape
 
 
 def _set_summary_max_tokens(tokens: int, shape: SummaryShape | None) -> SummaryShape | None:
-    """Sets the allowed size of a summary, in tokens. Lowers a requested size that is larger."""
+    """Sets the allowed size of a summary (`max_tokens`), in tokens. Lowers other sizes that exceed it."""
     if shape is None:
         return None
     requested = min(shape.tokens, tokens)
@@ -337,9 +340,9 @@ POLICY_FIELDS: Mapping[str, PolicyField] = MappingProxyType(
 
 
 def get_policy_setting(row: Policy, name: str) -> Any:  # noqa: ANN401 - a field may be of any type
-    """Returns the value of one field of a policy, in the unit of the configuration.
+    """Returns the value that the configuration key `name` has in the policy `row`, in the key's unit.
 
-    Whole numbers are `int`.
+    A float without a fraction is returned as an `int`.
     """
     field = POLICY_FIELDS[name]
     value = field.to_setting(attrgetter(field.attribute_path)(row) if field.attribute_path else row)
@@ -347,10 +350,10 @@ def get_policy_setting(row: Policy, name: str) -> Any:  # noqa: ANN401 - a field
 
 
 def replace_policy_field(row: Policy, name: str, value: object) -> Policy:
-    """Returns the policy `row` with one field set.
+    """Returns the policy `row`, changed to the value `value` of the configuration key `name`.
 
-    If the policy lacks the part that contains the field, returns the policy unchanged. For example, `prune`
-    has no summary.
+    If the policy lacks the part that the key sets, returns the policy unchanged. For example, the strategy
+    `prune` has no summary.
     """
     field = POLICY_FIELDS[name]
 
@@ -368,7 +371,10 @@ def replace_policy_field(row: Policy, name: str, value: object) -> Policy:
 
 
 def _build_section(policy: Policy, description: str, *names: str) -> Any:  # noqa: ANN401 - mypy knows no built models
-    """Builds the section of a strategy with the keys `names`. Their defaults are the values in the policy."""
+    """Builds the section of a strategy with the keys `names`. Their defaults are the values of the policy.
+
+    A strategy that writes summaries also gets the key `prompt_file`.
+    """
     fields: dict[str, Any] = {
         name: (
             POLICY_FIELDS[name].value_type,

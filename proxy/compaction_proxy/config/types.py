@@ -31,7 +31,7 @@ class OnlyValue:
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401 - pydantic's protocol
-        """Returns a schema that checks first the type of a value and then the value."""
+        """Returns a schema that checks the type of a value first, and then calls `check_value`."""
         return core_schema.no_info_after_validator_function(self.check_value, handler(source))
 
 
@@ -49,7 +49,9 @@ def _parse_auto_or_false(value: object) -> object:
 
 
 def reject_boolean(value: object) -> object:
-    """Returns a value unchanged if it is no boolean. Otherwise YAML's `on` would become the number 1.
+    """Returns a value unchanged if it is not a boolean.
+
+    Without this check, pydantic would convert `on`, which YAML reads as true, to the number 1.
 
     Raises:
         ValueError: If the value is a boolean.
@@ -77,7 +79,11 @@ class UrlOrigin(NamedTuple):
 
 
 def parse_origin(url: str) -> UrlOrigin:
-    """Returns the origin of a URL, with the host in lower case. A missing part becomes empty or 0."""
+    """Returns the origin of a URL, with the host in lower case.
+
+    A missing port becomes the default port of the scheme, or 0 for an unknown scheme. A missing scheme or
+    host becomes empty.
+    """
     parts = urlsplit(url)
     return UrlOrigin(parts.scheme, parts.hostname or "", parts.port or DEFAULT_PORTS.get(parts.scheme, 0))
 
@@ -92,9 +98,11 @@ def _split_url(url: str) -> SplitResult:
 
 
 def _check_http_url(url: str) -> str:
-    """Checks a base URL, and returns it without a trailing slash.
+    """Checks a base URL, and returns it without trailing slashes.
 
-    Errors never quote the URL, because it may hold a credential.
+    Raises:
+        ValueError: If the URL cannot be a base URL. The message never quotes the URL, because the URL may
+            contain a credential.
     """
     parts = _split_url(url)
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
@@ -123,13 +131,13 @@ def check_store_url(url: str) -> str:
 
 
 def mask_passwords(text: str) -> str:
-    """Replaces the passwords of URLs in a text by asterisks, also after `password=`."""
+    """Replaces passwords of URLs in a text by asterisks: `…://USER:PASSWORD@…` and `password=PASSWORD`."""
     masked = re.sub(r"(?<=://)([^/@:]*:)[^/]*(?=@)", r"\1********", text)
     return re.sub(r"(password=)[^&]+", r"\1********", masked)
 
 
 def require_pattern(pattern: str, problem: str) -> AfterValidator:
-    """Builds a validator that raises `ValueError(problem)` if a pattern does not match the whole text."""
+    """Builds a validator that raises `ValueError(problem)` if `pattern` does not match the whole text."""
 
     def check_text(text: str) -> str:
         if not re.fullmatch(pattern, text):

@@ -48,7 +48,7 @@ def _build_strategy_path(name: str, key: str) -> KeyPath:
 
 
 def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Yields the key of each strategy's prompt file that cannot be read, and a description of the problem.
+    """Yields the path of each strategy's key `prompt_file` whose file cannot be read, and the reason.
 
     All strategies are checked, because a request may ask for any of them.
     """
@@ -61,10 +61,16 @@ def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, st
 def _find_overriding_key(
     settings: ModelSettings, row: Policy, shared_key_path: KeyPath, own_key_names: tuple[str, ...]
 ) -> KeyPath | None:
-    """Returns the key whose value replaces a built-in value of a strategy; None if there is none.
+    """Returns the path of the key whose value replaces a built-in value of a strategy; None if no key does.
 
-    If the key for all strategies (`shared_key_path`) is set, returns this key. Otherwise returns the first of
-    the strategy's own keys (`own_key_names`) whose value differs from the built-in value.
+    If the key for all strategies (`shared_key_path`) is set, returns its path. Otherwise returns the path of
+    the first of the strategy's own keys (`own_key_names`) whose value differs from the built-in value.
+
+    Args:
+        settings: Settings for a model.
+        row: Policy of the strategy.
+        shared_key_path: Path of the key for all strategies.
+        own_key_names: Names of the strategy's own keys that set the same value.
     """
     if is_key_set_explicitly(settings.compaction, shared_key_path[1:]):
         return shared_key_path
@@ -77,10 +83,10 @@ def _find_overriding_key(
 
 
 def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Yields each key whose size leaves a compaction nothing to remove, and the reason.
+    """Yields the path of each key that sets a size with which a compaction removes nothing, and the reason.
 
-    This is the case for a target that is not below the trigger, and for a tail that is not below the target.
-    If the strategy has no target, the tail must be below the trigger.
+    These are a target that is not below the trigger, and a tail that is not below the target. If the strategy
+    has no target, the tail must be below the trigger.
     """
     row = build_policy(settings)
     if not has_active_rule(row.trigger):
@@ -167,7 +173,7 @@ def _is_own_address(config: Config, url: str) -> bool:
 
 
 def _find_summary_problems(config: Config, summary: SummarySection) -> Iterator[tuple[str, str]]:
-    """Yields each key of a summary section whose value cannot be used, and the reason.
+    """Yields the name of each key of a summary section whose value cannot be used, and the reason.
 
     `summary` is the section for one glob, with its overrides applied.
     """
@@ -270,10 +276,10 @@ def _find_data_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def resolve_store_url(config: Config, environ: Mapping[str, str]) -> str:
-    """Returns the URL of the store: the configured one, else `$REDIS_URL`, else a file or memory.
+    """Returns the URL of the store: the configured one, else `$REDIS_URL`, else that of a file or memory.
 
-    The file is in the user's data folder. If there is no such folder, the URL is `memory://`. The path in a
-    SQLite URL becomes absolute (four slashes).
+    The file is in the user's data folder. If there is no such folder, the URL is `memory://`. In a configured
+    SQLite URL, the path becomes absolute.
 
     Raises:
         ValueError: If the path begins with `~/` but `HOME` is not set, or if `$REDIS_URL` is not the URL of a

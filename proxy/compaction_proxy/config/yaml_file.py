@@ -38,13 +38,16 @@ class YamlDocument:
 
 
 class _UnsetVariableError(ValueError):
-    """A `${VAR}` without a default names a variable that is not set."""
+    """Reports that the variable of a `${VAR}` without a default is not set."""
 
 
 def expand_variables(text: str, environ: Mapping[str, str]) -> str:
-    """Replaces `${VAR}` and `${VAR:-default}` in a text. `$${` becomes `${`.
+    """Replaces `${VAR}` and `${VAR:-default}` in a text. `$${VAR}` becomes `${VAR}`.
 
     The default is used if the variable is not set or is empty.
+
+    Raises:
+        ValueError: If the variable of a `${VAR}` without a default is not set.
     """
 
     def replace_variable(found: re.Match[str]) -> str:
@@ -64,7 +67,7 @@ def _get_position(mark: yaml.Mark) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _NodeConverter:
-    """Converts YAML nodes to values.
+    """Converts YAML nodes to values, and collects the positions of keys and the problems with values.
 
     Limits the depth and the number of values, because a short file can repeat a node many times with aliases.
     """
@@ -153,13 +156,14 @@ def _build_syntax_error(path: Path, text: str, error: yaml.YAMLError) -> ConfigE
 
 
 def read_yaml(path: Path, environ: Mapping[str, str] | None) -> YamlDocument:
-    """Reads a YAML file. An empty file gives an empty mapping.
+    """Reads a YAML file. The values of an empty file are an empty mapping.
 
-    Problems with single values, such as an unset `${VAR}`, are part of the result. If `environ` is None,
-    `${VAR}` is plain text.
+    A problem with a single value, such as an unset `${VAR}`, is added to the problems of the result. If
+    `environ` is None, `${VAR}` is plain text.
 
     Raises:
-        ConfigError: If the file cannot be read, is not YAML, or contains no mapping.
+        ConfigError: If the file cannot be read, is too large or is not YAML, or if it contains something else
+            than a mapping.
     """
     text = _read_text(path)
     try:

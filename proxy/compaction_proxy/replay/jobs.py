@@ -1,4 +1,4 @@
-"""Runs rehearsals that users of the admin pages start.
+"""Runs rehearsals that users start with the admin API or its web pages.
 
 Each rehearsal runs in a separate process, so that it does not delay the requests that the proxy serves.
 """
@@ -20,17 +20,19 @@ from compaction_proxy.replay.runner import ReplayOptions
 from compaction_proxy.wires.json.slices import find_members
 from compaction_proxy.wires.json.values import encode_json
 
-# Maximum number of rehearsals that run at the same time. A further one is refused with status 429.
+# Maximum number of rehearsals that run at the same time. The proxy refuses a further one with status 429.
 MAX_PARALLEL_JOBS = 2
-# Sections of the configuration that are not sent to the subprocess. A rehearsal does not need them, because
-# it keeps everything in memory.
+# Sections of the configuration that the proxy does not send to the subprocess of a rehearsal. A rehearsal
+# does not need them, because it serves no clients and keeps all data in memory.
 UNNEEDED_SECTIONS = {"server", "store", "observability"}
-# Time limit of a rehearsal, in seconds. After this time, the subprocess is killed, and the request gets
-# status 413.
+# Time limit of a rehearsal, in seconds. After this time, the proxy kills the subprocess and refuses the
+# request for the rehearsal with status 413.
 TIMEOUT_S = 30.0
-# Maximum value of the settings in tokens in a request for a rehearsal. A higher value is refused.
+# Largest trigger, target and context window, in tokens, that a request for a rehearsal may set. The proxy
+# refuses a request with a larger number with status 400.
 MAX_TOKENS = 1_000_000_000
-# Maximum characters of an error message of the subprocess. The end of a longer message is cut off.
+# Maximum characters of an error message of the subprocess that the proxy reports. The end of a longer message
+# is cut off.
 MAX_LINE_CHARACTERS = 300
 # The subprocess imports modules from the same folders as this process (`sys.path`), not from its working
 # directory.
@@ -51,7 +53,7 @@ class ReplayJob:
     Attributes:
         conversation: Id of a stored conversation; empty if `members` holds the conversation.
         members: Members of a request body, such as `messages` and `tools`, by name, each value as JSON. If
-            `conversation` is set, these replace the members of the stored conversation that have the same
+            `conversation` is set, they replace the members of the stored conversation that have the same
             names.
         strategies: Names of the strategies to apply; empty for the configured strategy.
         options: Settings that differ from the configuration.
@@ -112,9 +114,9 @@ class ReplayJobRunner:
     """Replays conversations in subprocesses, at most `MAX_PARALLEL_JOBS` at a time.
 
     Args:
-        config: Configuration in force. Its secrets are not sent to the subprocess.
-        load_conversation: Takes the id of a conversation, and returns the stored part of it as a request
-            body.
+        config: Configuration of the proxy. Its secrets are not sent to the subprocess.
+        load_conversation: Takes the id of a conversation, and returns the stored part of the conversation as
+            a decoded request body.
         command: Command line of the subprocess. The subprocess reads the job from its standard input, and
             writes a JSON object to its standard output.
         timeout_s: Time limit of the subprocess, in seconds.
@@ -135,7 +137,7 @@ class ReplayJobRunner:
         self._slots = asyncio.Semaphore(MAX_PARALLEL_JOBS)
 
     async def run_job(self, job: ReplayJob) -> list[JsonObject]:
-        """Returns the results as JSON values (`replay.runner.ReplayResult.to_fields`), one for each strategy.
+        """Replays a conversation. Returns one result for each strategy (`runner.ReplayResult.to_fields`).
 
         Raises:
             RequestRefusedError: With status 400 if the conversation is invalid, 404 if it is unknown, 409 if
@@ -159,10 +161,11 @@ class ReplayJobRunner:
         return list(answer["results"])
 
     def _encode_input(self, job: ReplayJob, body_members: Mapping[str, bytes]) -> bytes:
-        """Encodes the input of the subprocess: a line of JSON with the options, then a request body in JSON.
+        """Encodes the input of the subprocess: a line of JSON, and then a request body in JSON.
 
-        Secrets of the configuration are replaced by asterisks in the JSON. The section `store` is left out,
-        because its URL may contain a password that would not be replaced.
+        The line contains the configuration, the strategies and the options. Asterisks replace the secrets of
+        the configuration. The section `store` is left out, because its URL may contain a password, which
+        asterisks would not replace.
         """
         header = {
             "config": self._config.model_dump(mode="json", exclude_unset=True, exclude=UNNEEDED_SECTIONS),
@@ -190,10 +193,10 @@ class ReplayJobRunner:
 
 
 def _parse_output(stdout: bytes, stderr: bytes) -> Mapping[str, Any]:
-    """Parses the output of a process that ended without an error.
+    """Parses the output of a process that ended without an error. Returns the JSON object.
 
     Raises:
-        ReplayFailedError: If the output is neither a list of results nor an error message.
+        ReplayFailedError: If the output is not a JSON object with a key `results` or `error`.
     """
     try:
         output = json.loads(stdout)
@@ -205,9 +208,10 @@ def _parse_output(stdout: bytes, stderr: bytes) -> Mapping[str, Any]:
 
 
 def _extract_last_line(stderr: bytes, code: int = 0) -> str:
-    """Returns the last line of `stderr` that is not blank, or else a text with the exit code or signal.
+    """Returns the last line of `stderr` that is not blank, cut to `MAX_LINE_CHARACTERS` characters.
 
-    The last line is usually the error that ended the process.
+    The last line is usually the error that ended the process. If all lines are blank, returns a text with the
+    exit code, or with the signal that ended the process.
     """
     lines = stderr.decode("utf-8", "replace").split("\n")
     plain = ("".join(filter(str.isprintable, line)).strip() for line in reversed(lines))

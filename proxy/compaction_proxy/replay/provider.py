@@ -1,9 +1,9 @@
-"""Simulates a provider that counts the tokens of prompts, keeps a prompt cache and writes summaries by rules.
+"""Simulates a provider with a prompt cache, and a summary model that writes summaries by rules.
 
 The provider counts tokens as OpenAI does: the tokens of each message's texts, plus `FRAME_TOKENS` for each
 message. The prompt cache contains the beginning of a prompt if an earlier prompt had the same model, tools
-and first messages. The cache serves whole blocks of 128 tokens. It serves no tokens if the beginning has
-fewer than 1,024.
+and first messages. The cache serves only whole blocks of 128 tokens. It serves no tokens if the cached
+beginning has fewer than 1,024 tokens.
 
 Summaries are extracts of realistic size. The same input always gives the same text.
 """
@@ -75,12 +75,12 @@ class SimulatedProvider:
     def count_answer_tokens(self, raw: bytes, model: str) -> int:
         """Counts the tokens of a reply, without `FRAME_TOKENS`.
 
-        `raw` is the message as JSON. If empty, returns 0.
+        `raw` is the assistant message as JSON. If `raw` is empty, returns 0.
         """
         return self._count_message(raw, model) - FRAME_TOKENS if raw else 0
 
     def count_prompt_tokens(self, prompt: ProviderPrompt) -> int:
-        """Counts the tokens of a prompt, including `FRAME_TOKENS`."""
+        """Counts the tokens of a prompt, with `FRAME_TOKENS` for each message and once for the reply."""
         messages = sum(self._count_message(raw, prompt.model) for raw in prompt.messages)
         return self._count_definitions(prompt) + messages + FRAME_TOKENS
 
@@ -114,7 +114,8 @@ class SimulatedProvider:
 def round_down_to_cache_blocks(tokens: int) -> int:
     """Returns how many tokens the cache serves if it contains the first `tokens` tokens of a prompt.
 
-    The cache serves only whole blocks. If these have fewer than `CACHE_MINIMUM_TOKENS`, returns 0.
+    The cache serves only whole blocks of `CACHE_BLOCK_TOKENS` tokens. If these blocks together have fewer
+    than `CACHE_MINIMUM_TOKENS` tokens, returns 0.
     """
     blocks = tokens - tokens % CACHE_BLOCK_TOKENS
     return blocks if blocks >= CACHE_MINIMUM_TOKENS else 0
@@ -129,7 +130,10 @@ def extract_text(message: JsonObject) -> str:
 
 
 def count_message_tokens(message: JsonObject, count: Callable[[str], int]) -> int:
-    """Counts the tokens of a message, including `FRAME_TOKENS`. `count` counts the tokens of a text."""
+    """Counts the tokens of a message: of its texts, `PART_TOKENS` for each other part, and `FRAME_TOKENS`.
+
+    `count` counts the tokens of a text.
+    """
     other_parts = [part for part in _list_parts(message) if not (isinstance(part, dict) and "text" in part)]
     texts = sum(count(text) for text in _iter_texts(message) if text)
     return texts + PART_TOKENS * len(other_parts) + FRAME_TOKENS
@@ -141,7 +145,7 @@ def _list_parts(message: JsonObject) -> list[Any]:
 
 
 def _iter_texts(message: JsonObject) -> Iterator[str]:
-    """Yields the strings of a message that the provider counts."""
+    """Yields the texts of a message whose tokens the provider counts."""
     yield from (str(message.get("role", "")), extract_text(message), str(message.get("name") or ""))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
@@ -164,7 +168,7 @@ _RUN_MARK = re.compile(r"^=== RUN \d+ ===$", re.MULTILINE)
 
 
 class SummaryCallUsage(NamedTuple):
-    """The usage of one summary call, in tokens, and the model."""
+    """The token counts of one summary call, and the name of its model."""
 
     model: str
     prompt_tokens: int
@@ -173,7 +177,7 @@ class SummaryCallUsage(NamedTuple):
 
 
 class ExtractiveSummaryModel:
-    """Implements the protocol `providers.types.SummaryModel` by rules. Serves one conversation at a time.
+    """Writes summaries by rules, as a `providers.types.SummaryModel`. Serves one conversation at a time.
 
     Attributes:
         provider: The simulated provider, which also gets the conversation's requests. Its cache may therefore
@@ -186,7 +190,10 @@ class ExtractiveSummaryModel:
         self.calls: list[SummaryCallUsage] = []
 
     def start_conversation(self, provider: SimulatedProvider) -> list[SummaryCallUsage]:
-        """Begins another conversation. Returns a list to which each later summary call appends its usage."""
+        """Begins another conversation. Returns a list to which each later summary call adds its usage.
+
+        `provider` is the simulated provider of the conversation.
+        """
         self.provider, self.calls = provider, []
         return self.calls
 
@@ -221,7 +228,8 @@ def write_summary(raw_messages: Sequence[bytes], max_tokens: int, count: Callabl
 
     A prompt may ask for one text for each of several groups of messages, which the prompt calls "runs". Each
     group then gets its own extract, below a line with the number of the group. If the prompt names sections
-    and asks for one text, the extract is the content of the first section.
+    and asks for one text, the extract is the content of the first section. The other sections have the
+    content `None`.
 
     Args:
         raw_messages: The messages of the call, as JSON.
@@ -257,7 +265,10 @@ def is_aligned_call(text: str) -> bool:
 
 
 def _list_groups(messages: Sequence[Message]) -> list[list[Message]]:
-    """Returns the messages to summarise, one group for each text that the prompt asks for."""
+    """Returns the messages to summarise, one group for each text that the prompt asks for.
+
+    In a call with transcripts, each line of an earlier summary counts as an assistant message of each group.
+    """
     prompt = messages[-1].text
     if is_aligned_call(prompt):
         spoken = [each for each in messages[:-1] if not each.is_privileged]

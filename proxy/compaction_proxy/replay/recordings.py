@@ -1,4 +1,4 @@
-"""Parses recorded conversations, and finds out which requests the client sent."""
+"""Parses recorded conversations, and derives from their messages which requests the client sent."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -60,8 +60,11 @@ class Recording:
 def parse_recording(value: object, name: str) -> Recording:
     """Parses a conversation from a JSON value: a request body, or a list of messages.
 
+    `name` is the name of the conversation.
+
     Raises:
-        RequestRefusedError: If the value is not a conversation of the Chat Completions wire.
+        RequestRefusedError: If the value is not a conversation of the Chat Completions wire, or if it
+            contains no message that a model would reply to.
     """
     body: Mapping[str, Any] = value if isinstance(value, dict) else {"messages": value}
     messages = body.get("messages")
@@ -113,15 +116,18 @@ def read_recordings(path: Path) -> Iterator[Recording]:
 
 
 def select_lengths(recording: Recording, interval: int) -> tuple[int, ...]:
-    """Returns every `interval`-th of the recording's `lengths` in order, counted back from the last."""
+    """Returns every `interval`-th of the recording's `lengths`, in order. The last one is always included."""
     return tuple(reversed(recording.lengths[::-1][::interval]))
 
 
 def _read_single_value(path: Path) -> object | None:
-    """Returns the JSON value of a file with a single value, which may have several lines.
+    """Returns the JSON value of a file that contains a single value, on one or on several lines.
 
-    Returns None if the first of several lines is a JSON value by itself, because each line then has a value
-    of its own.
+    Returns None if the file has several lines that are not blank, and the first of them is a JSON value by
+    itself. Each line then has a value of its own.
+
+    Raises:
+        RequestRefusedError: If the single value has more than `MAX_BODY_BYTES` bytes or is not JSON.
     """
     with path.open("rb") as file:
         lines = filter(bytes.strip, iter(lambda: file.readline(MAX_BODY_BYTES + 1), b""))
@@ -158,7 +164,7 @@ def _choose_name(value: object, default: str) -> str:
 
 
 def _detect_other_wire(body: Mapping[str, Any], messages: object) -> str:
-    """Returns the name of the other wire (Responses or Messages) that a body seems to have; else empty."""
+    """Returns `Responses` or `Messages` if a body seems to be a request of that wire, else an empty text."""
     listed = messages if isinstance(messages, list) else []
     items = [each for each in listed if isinstance(each, dict)]
     if ("input" in body and not listed) or any("type" in item and "role" not in item for item in items):

@@ -1,4 +1,4 @@
-"""Replays conversations: gives the requests of a recording to the compactor, in their order.
+"""Replays conversations: passes the requests of a recording to the compactor, in their order.
 
 The compactor is the same as in the proxy, but no model is called. A simulated provider counts tokens and
 simulates a prompt cache, and code writes the summaries by rules. The proxy does some work in the background
@@ -38,10 +38,10 @@ from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 from compaction_proxy.wires.usage import TokenUsage
 
-# Costs are also computed in a unit that needs no prices: uncached input tokens of the conversation's model.
-# For this, a cached token is assumed to cost a tenth of an uncached one, a token of a summary model a tenth
-# of a token of the conversation's model, and an output token as much as five input tokens. The price ratios
-# of most providers are similar.
+# A replay also computes costs in a unit that needs no prices: uncached input tokens of the conversation's
+# model. For this, it assumes that a cached token costs a tenth of an uncached one, that a token of a summary
+# model costs a tenth of a token of the conversation's model, and that an output token costs as much as five
+# input tokens. The price ratios of most providers are similar.
 CACHED_SHARE = 0.1
 SUMMARY_SHARE = 0.1
 OUTPUT_SHARE = 5.0
@@ -57,10 +57,11 @@ class RequestPoint(NamedTuple):
     Attributes:
         before: Size as the client sent it.
         after: Size as it was forwarded.
-        cached: Tokens of the forwarded request that the provider reads from its cache.
-        cached_before: Tokens that the provider would read from its cache if all requests were forwarded as
-            the client sent them.
-        round: Whether this request uses another checkpoint than the previous request.
+        cached: Tokens of the forwarded request that the provider reads from its prompt cache.
+        cached_before: Tokens that the provider would read from its prompt cache if all requests were
+            forwarded as the client sent them.
+        round: Whether this request uses another checkpoint than the previous request. False if this request
+            uses no checkpoint.
     """
 
     before: int
@@ -98,7 +99,7 @@ class PlayedRequest:
 
 
 class ReplayBill(NamedTuple):
-    """Cost of a conversation. All costs have the same unit: dollars, or uncached input tokens.
+    """Costs of a conversation. All costs of a bill have the same unit: dollars, or uncached input tokens.
 
     Attributes:
         uncompacted: Cost of the requests as the client sent them, without compaction.
@@ -106,7 +107,7 @@ class ReplayBill(NamedTuple):
         summaries: Cost of the summary calls.
         pays_back_after: Number of requests from the first compaction or summary call until the total saving,
             less the cost of summaries, becomes positive and remains positive. None if this never happens, or
-            if there was neither.
+            if the replay had no compaction and no summary call.
     """
 
     uncompacted: float
@@ -116,7 +117,7 @@ class ReplayBill(NamedTuple):
 
     @property
     def net(self) -> float:
-        """Saving by compaction less the cost of summaries, in the unit of the costs."""
+        """The saving by compaction less the cost of summaries, in the unit of the costs."""
         return self.uncompacted - self.compacted - self.summaries
 
 
@@ -183,10 +184,11 @@ class ReplayResult:
     points: tuple[RequestPoint, ...] = field(default=(), repr=False)
 
     def to_fields(self) -> dict[str, Any]:
-        """Returns the result as JSON values, including figures that are computed from its fields.
+        """Returns the result as JSON values, with three further figures, which are shares between 0 and 1.
 
-        The shares are between 0 and 1. `prefix_stability` is the share of `steady_requests` in
-        `comparable_requests`; 1 if no requests are comparable.
+        `cached_share` is the share of the forwarded tokens that the provider reads from its cache.
+        `cached_share_without` is the same share without compaction. `prefix_stability` is the share of
+        `steady_requests` in `comparable_requests`; 1 if no requests are comparable.
         """
         stability = self.steady_requests / self.comparable_requests if self.comparable_requests else 1.0
         values = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -341,7 +343,7 @@ class ReplayOptions:
 
     Attributes:
         model: Requested model.
-        trigger_tokens: T, in tokens.
+        trigger_tokens: The trigger (T), in tokens.
         target_tokens: Size to which a compaction shortens a request, in tokens.
         window: Context window of the model, in tokens.
         every: Interval of the requests to replay: 1 replays every request, 2 every second request.
@@ -358,7 +360,7 @@ class ReplayOptions:
 class ReplayComponents:
     """The parts of the proxy that a replay needs.
 
-    They work as in a server, but keep all data in memory.
+    The parts work as in a server, but keep all data in memory, and call no model.
 
     Attributes:
         compactor: Makes requests fit. It uses `summary_model` for its summaries.
@@ -397,6 +399,9 @@ async def replay_recording(
         strategy: Name of a strategy.
         options: Settings that differ from the configuration.
         progress: Called after each replayed request; see `ProgressCallback`.
+
+    Raises:
+        TimeoutError: If the background work after a response takes more than `BACKGROUND_TIMEOUT_S` seconds.
     """
     model = options.model or recording.model or DEFAULT_MODEL
     settings = _override_settings(get_model_settings(components.config, model), options)
@@ -501,7 +506,10 @@ def _parse_forwarded(sent: ProviderPrompt, ask: FitRequest, fit: FitResult) -> t
 def _find_overflow(
     provider: SimulatedProvider, window: int, prompt: ProviderPrompt, output_tokens: int
 ) -> Overflow | None:
-    """Returns the error with which the provider would refuse a prompt; None if the prompt fits."""
+    """Returns the error with which the provider would refuse a prompt; None if the prompt fits.
+
+    A prompt fits if the prompt and the requested output tokens do not exceed the context window `window`.
+    """
     size = provider.count_prompt_tokens(prompt)
     if size + output_tokens <= window:
         return None
@@ -509,16 +517,20 @@ def _find_overflow(
 
 
 async def _wait_for_background_tasks(earlier_tasks: set[asyncio.Task[Any]]) -> None:
-    """Waits for the background work of the proxy: all tasks that are not in `earlier_tasks`."""
+    """Waits for the background work of the proxy: all tasks that are not in `earlier_tasks`.
+
+    Raises:
+        TimeoutError: If the work takes more than `BACKGROUND_TIMEOUT_S` seconds.
+    """
     async with asyncio.timeout(BACKGROUND_TIMEOUT_S):
         while pending := asyncio.all_tasks() - earlier_tasks:
             await asyncio.wait(pending)
 
 
 def _override_settings(settings: ModelSettings, options: ReplayOptions) -> ModelSettings:
-    """Returns the settings with the options applied, and with no hourly limit on summary calls.
+    """Returns the settings with the options applied, and without a limit on summary calls per hour.
 
-    The hourly limit is off, because a replay makes the summary calls of several days within seconds.
+    The limit would be wrong here, because a replay makes the summary calls of several days within seconds.
     """
     over: dict[str, object] = {}
     if options.trigger_tokens is not None:

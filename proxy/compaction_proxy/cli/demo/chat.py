@@ -62,16 +62,16 @@ class DemoUsage:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The fields that all chunks of a chat completion share. `created` is in seconds since the epoch."""
+    """The fields that are the same in all chunks of a response. `created` is in seconds since the epoch."""
 
     id: str
     created: int
     model: str
 
     def wrap_fields(self, kind: str, fields: JsonObject) -> JsonObject:
-        """Returns an object with the shared fields and `fields`.
+        """Returns a JSON object with the fields of the envelope and the fields `fields`.
 
-        `kind` is its type, such as `chat.completion`.
+        `kind` is the type of the object, such as `chat.completion`.
         """
         return {
             "id": self.id,
@@ -85,9 +85,9 @@ class Envelope:
 
 
 def split_words(text: str) -> list[str]:
-    """Splits a text into pieces of up to `PIECE_WORDS` words, in which the provider streams the text.
+    """Splits a text into pieces of up to `PIECE_WORDS` words. The concatenated pieces are the whole text.
 
-    The concatenated pieces are the whole text.
+    In a streamed response, the provider sends each piece in a chunk of its own.
     """
     words = _WORD.findall(text)
     return ["".join(words[start : start + PIECE_WORDS]) for start in range(0, len(words), PIECE_WORDS)]
@@ -135,10 +135,10 @@ def _iter_deltas(reply: Reply) -> Iterator[JsonObject]:
 
 
 def encode_stream(envelope: Envelope, reply: Reply, usage: DemoUsage | None) -> Iterator[bytes]:
-    """Yields the server-sent events of a streamed reply. The last event is `[DONE]`.
+    """Yields the server-sent events of a streamed reply: the chunks, and then `[DONE]`.
 
-    If `usage` is given, every chunk has a field `usage`. Only the last chunk, which is added after the reply
-    and has no choices, contains the usage. In the others, the field is null.
+    If `usage` is given, every chunk has a field `usage`. The field is null in the chunks of the reply. A
+    further chunk after them has no choices, and contains the usage.
     """
     extra = {} if usage is None else {"usage": None}
 

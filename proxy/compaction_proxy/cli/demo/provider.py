@@ -1,7 +1,7 @@
 """Implements the demo provider: an ASGI app that serves Chat Completions, for the demo and for tests.
 
 The provider validates requests as OpenAI does, counts tokens with a real tokenizer, refuses prompts that
-exceed its context window, streams responses, and logs the requests that it receives. It serves `POST
+exceed its context window, streams responses, and logs requests for chat completions. It serves `POST
 …/chat/completions` and `GET …/models` under any path prefix, and `GET /__log`. Equal requests get equal
 responses, except for `id`, `created`, the number of cached tokens, and the ids of tool calls outside the
 script.
@@ -84,7 +84,7 @@ class DemoClient:
                 return b"".join(parts)
 
     async def wait(self, seconds: float | None) -> None:
-        """Waits for a number of seconds. If `seconds` is None, waits until the client disconnects.
+        """Waits for `seconds` seconds. If `seconds` is None, waits until the client disconnects.
 
         Raises:
             ClientDepartedError: If the client disconnects during the wait.
@@ -113,7 +113,7 @@ class DemoClient:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes, *, more: bool = False) -> None:
-        """Sends a part of the body. `more` says whether further parts follow."""
+        """Sends a part of the response body. `more` says whether further parts follow."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def send_json(self, status: int, data: bytes) -> None:
@@ -164,8 +164,8 @@ _FAULT_WORDS: dict[str, Callable[[Fault, str], Fault]] = {
 def parse_fault(text: str, base: Fault = NO_FAULT) -> Fault:
     """Parses a text such as `slow=0.5, cut=3` and returns `base` with these faults added.
 
-    The possible words are `status=N`, `hang`, `cut[=chunks]`, `garbage`, `empty`, `slow=seconds` and
-    `delay=seconds`.
+    The possible words are `status=N`, `hang`, `cut[=chunks]`, `garbage`, `empty`, `slow=seconds` (before the
+    first byte) and `delay=seconds` (before each further chunk).
 
     Raises:
         ValueError: If a word is unknown or its value is invalid.
@@ -239,9 +239,9 @@ class DemoProviderSettings:
         counter: Counts tokens.
         window: Maximum sum of prompt tokens and requested output tokens.
         models: Names of the offered models. A model with `summary` in its name writes summaries.
-        faults: Maps the name of a model to the faults of its responses. The name `*` stands for all models
-            without an entry. The request header `x-demo-fault` adds further faults.
-        log_records: Maximum number of requests in the log. If there are more, the oldest are dropped.
+        faults: Maps the name of a model to the faults of its responses. The entry `*` applies to all models
+            without an entry of their own. The request header `x-demo-fault` adds further faults.
+        log_records: Maximum number of requests in the log. Beyond it, the provider drops the oldest request.
     """
 
     counter: TokenCounter
@@ -256,7 +256,7 @@ class DemoProvider:
 
     Attributes:
         meter: Counts tokens and simulates the prompt cache.
-        departure_count: Number of requests whose clients were found to have disconnected early.
+        departure_count: Number of requests that the provider gave up because the client had disconnected.
     """
 
     def __init__(self, settings: DemoProviderSettings) -> None:
@@ -269,7 +269,10 @@ class DemoProvider:
 
     @property
     def log(self) -> tuple[SeenRequest, ...]:
-        """The requests in the log, oldest first. A request is logged just before its response begins."""
+        """The logged requests for chat completions, oldest first.
+
+        The provider logs a request after it has read the request, and before it responds.
+        """
         return tuple(self._log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -312,7 +315,7 @@ class DemoProvider:
             await self._send_completion(body, seen, fault, client)
 
     async def _read_request(self, scope: Scope, client: DemoClient) -> SeenRequest:
-        """Reads the body of a request, and gives the request its number."""
+        """Reads the body of a request. Returns the request, which gets the next number."""
         body = await client.read_body()
         self._count += 1
         headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
@@ -332,10 +335,12 @@ class DemoProvider:
     async def _begin_answer(
         self, seen: SeenRequest, refusal: Refusal | None, scope: Scope, client: DemoClient
     ) -> tuple[Fault, Refusal | None]:
-        """Logs the request, and waits if a fault delays the response.
+        """Chooses the fault of the response and logs the request. Waits if the fault delays the response.
 
         Returns:
-            The fault to produce, and the refusal to send. A refused request gets no other fault.
+            The fault, and the refusal to send; None if the request is not refused. If the provider already
+            refused the request (`refusal`), the response has no fault. An error status of the fault becomes a
+            refusal.
         """
         fault = self._settings.faults.get(seen.model) or self._settings.faults.get("*") or NO_FAULT
         try:
@@ -387,7 +392,10 @@ class DemoProvider:
         return self._shorten_reply(reply, seen)
 
     def _shorten_reply(self, reply: Reply, seen: SeenRequest) -> Reply:
-        """Cuts a reply's text to the requested output tokens. Returns a reply with tool calls unchanged."""
+        """Cuts the text of a reply to the requested limit of output tokens.
+
+        Returns the reply unchanged if it has tool calls or if there is no limit.
+        """
         limit = seen.output_tokens
         if not limit or reply.calls or self._count_reply_tokens(reply, seen.model) <= limit:
             return reply
@@ -425,7 +433,7 @@ def _get_output_tokens(body: JsonObject) -> int:
 async def send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault) -> None:
     """Streams events to the client.
 
-    If a fault cuts the stream, stops without the end of the body, so that the server closes the connection.
+    If the fault cuts the stream, sends no end of the body. The server then closes the connection.
     """
     await client.start(200, b"text/event-stream; charset=utf-8")
     for index, event in enumerate(events):
@@ -437,7 +445,7 @@ async def send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault)
 
 
 async def send_body(client: DemoClient, data: bytes, fault: Fault) -> None:
-    """Sends a response that is not streamed. If a fault cuts the response, sends only half of its body."""
+    """Sends a response that is not streamed. If the fault cuts the response, sends only half of the body."""
     if fault.garbage:
         data = GARBAGE
     if fault.empty:

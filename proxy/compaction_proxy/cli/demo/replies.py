@@ -1,12 +1,13 @@
 """Composes the replies of the demo models.
 
 The model `demo-agent` plays the assistant of the scripted conversation. The model uses only the messages of
-the request. It finds the next step of the script by the last message, so compaction of earlier messages does
-not change the step. Early messages of the script contain planted facts. The model can name a planted fact
-only if a message of the request still contains the fact.
+the request. It finds the next assistant message of the script by the last message of the request, so a
+compaction of earlier messages does not change the choice. Early messages of the script contain planted facts.
+The model can name a planted fact only if a message of the request still contains the fact.
 
 In any other conversation, the model echoes the last message. If the last message is a user message or a tool
-result with lines such as `call search {"query": "x"}`, the model calls these tools instead.
+result with lines such as `call search {"query": "x"}`, the model calls these tools instead, provided that the
+request offers them.
 
 The script is the file `conversation.json` next to this module. In this invented conversation, an engineer and
 an agent look for the cause of wrong invoices. The last turns ask about the planted facts of the first turns.
@@ -93,7 +94,10 @@ def _parse_step(data: JsonObject) -> ScriptStep:
 
 
 def _find_following_step(messages: Sequence[JsonObject], script: DemoScript) -> ScriptStep | None:
-    """Returns the step after the one whose tool result is the last message, or None if there is none."""
+    """Finds the step whose tool call has the last message as its result, and returns the step after it.
+
+    Returns None if no step of the script has this tool call, or if the step is the last one of its turn.
+    """
     call_id = messages[-1].get("tool_call_id")
     for turn in script.turns:
         for step, following in zip(turn.steps, turn.steps[1:], strict=False):

@@ -42,7 +42,7 @@ from compaction_proxy.telemetry import logs
 
 WINDOW_TOKENS = 8192
 # Longest time, in seconds, for which the demo waits for the proxy's background work after a reply. A real
-# user would take at least as long to read the reply.
+# user would take at least as long to read the reply. After this time, the demo continues.
 LONGEST_PAUSE_S = 5.0
 POLL_S = 0.001
 
@@ -84,15 +84,15 @@ async def skip_pause() -> None:
 
 @dataclass(slots=True)
 class DemoAgent:
-    """An agent that plays the user and the tools of a script against a base URL.
+    """An agent that sends the user messages and the tool results of a script to a base URL.
 
     Attributes:
         http_client: The HTTP client.
         base_url: Base URL of the proxy or the provider, without `/v1`.
         script: The scripted user messages and tool results.
         history: All messages so far. The agent only appends to this list.
-        pause: Awaited after each response. It simulates the time in which a user reads the reply or a tool
-            runs.
+        pause: Called and awaited after each response. It simulates the time in which a user reads the reply
+            or a tool runs.
     """
 
     http_client: httpx.AsyncClient
@@ -207,7 +207,10 @@ async def _wait_until_quiet(known: set[asyncio.Task[object]]) -> None:
 
 
 async def _play_directly(agent: DemoAgent, say: Say) -> Check:
-    """Plays the conversation without the proxy. The check passes if a request is refused as too long."""
+    """Plays the conversation without the proxy until an error. Returns the result of a check.
+
+    The check passes if the provider refuses a request because it exceeds the context window.
+    """
     for number, turn in enumerate(agent.script.turns, 1):
         last = (await agent.play_turn(turn.user))[-1]
         if last.status != 200:
@@ -245,7 +248,7 @@ async def _play_through_proxy(
 
 
 def _describe_turn(exchanges: Sequence[AgentExchange]) -> str:
-    """Describes the last refusal or compaction of a turn or, if there is none, its last request."""
+    """Describes a turn: its last refused or compacted exchange or, if there is none, its last exchange."""
     notes = [_describe_exchange(exchange) for exchange in exchanges]
     important = [text for text in notes if text.startswith(("refused", "compacted"))]
     return (important or notes)[-1]
@@ -284,8 +287,8 @@ def _build_expected_history(script: DemoScript) -> list[JsonObject]:
 def _check_facts(script: DemoScript, last: SeenRequest) -> Check:
     """Checks that the last request still contains the planted facts, which the model needs for its replies.
 
-    The check uses only messages before the first question about the facts, because the replies to the
-    questions repeat the facts.
+    The check searches only the messages before the first question about the facts, because the replies to
+    such questions repeat the facts.
     """
     texts = [extract_text(message) for message in last.parse_messages()]
     question = next(turn.user for turn in script.turns if any("{" in step.text for step in turn.steps))

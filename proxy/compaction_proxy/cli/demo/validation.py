@@ -119,6 +119,8 @@ def _check_tool_result(
 ) -> Refusal | None:
     """Checks a tool result, and removes its call id from `open_ids`.
 
+    Returns the refusal if the tool result is invalid, else None.
+
     Args:
         message: The tool result.
         index: Index of the message in the request.
