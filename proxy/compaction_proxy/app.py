@@ -86,7 +86,7 @@ class AdminSite:
         return self._apps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request for the admin API or an admin page. Creates both first if they do not exist yet."""
+        """Answers a request for the admin API or an admin page. The first request creates both."""
         if self._apps is None:
             async with self._lock:
                 await asyncio.to_thread(self.load)
@@ -284,8 +284,9 @@ class Proxy:
     ) -> Mapping[str, RelayEndpoint]:
         """Builds an endpoint for each wire, for requests that contain a conversation.
 
-        The keys of the result are the names of the wires. Only the endpoint for the Responses wire gets an `item_responder`, because only this wire has an input
-        item with which a client asks for a compaction (`compaction_trigger`).
+        The keys of the result are the names of the wires. Only the endpoint for the Responses wire gets an
+        `item_responder`, because only this wire has an input item with which a client asks for a compaction
+        (`compaction_trigger`).
         """
         parts = self._parts
         item_responder = CompactionItemResponder(

@@ -414,7 +414,7 @@ class Components:
             await self.exchange_log.flush()
 
     def get_readiness(self) -> Readiness:
-        """Returns whether the proxy can serve requests, whether it can reach the store, and the proxy's version."""
+        """Returns the proxy's version, whether it can serve requests, and whether it can reach the store."""
         return Readiness(self.is_ready, "ok" if self.records.is_reachable else "down", __version__)
 
     def _mint_conversation_id(self, tenant: str, prefix: bytes) -> str:

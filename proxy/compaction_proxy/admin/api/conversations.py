@@ -174,7 +174,7 @@ async def _undo(conversation: str, commands: CommandsDependency) -> Response:
     """Undo the newest compaction that is not undone yet. The response describes this compaction.
 
     The proxy does not compact the conversation again until somebody requests a compaction, or until the size
-    of a request reaches the hard mark, which is just below the size of the context window.
+    of a request reaches the hard mark (by default 90 percent of the usable context window).
     """
     return build_json_response(to_round(await commands.undo_round(conversation), undone=True))
 

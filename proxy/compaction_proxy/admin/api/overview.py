@@ -147,8 +147,8 @@ def _get_value(config: Config, place: tuple[str | int, ...]) -> object:
     return found
 
 
-# Seconds without an item after which an event stream sends a heartbeat. Without heartbeats, another proxy or a
-# load balancer between the client and this proxy might close the connection.
+# Seconds without an item after which an event stream sends a heartbeat. Without heartbeats, another proxy or
+# a load balancer between the client and this proxy might close the connection.
 HEARTBEAT_S = 15.0
 # Interval, in seconds, at which an event stream without new items checks whether it must end.
 NOTICE_S = 0.5
@@ -349,7 +349,8 @@ async def _stream_csv(
 
 _TOKENS = {"type": "integer", "minimum": 1, "nullable": True}
 # Schema of the body of a replay request, for the OpenAPI document. The function `replay` has no parameter for
-# the body. Otherwise FastAPI would decode the body on the event loop, and megabytes would delay other requests.
+# the body, because FastAPI would decode the body on the event loop. To decode megabytes there would delay
+# other requests.
 _BODY: dict[str, Any] = {
     "type": "object",
     "properties": {
