@@ -176,7 +176,7 @@ class Proxy:
         return self._parts.secret.current_key
 
     def _apply_config(self, config: Config, loaded_config: LoadedConfig | None) -> None:
-        """Builds all endpoints from a configuration. They handle all requests that arrive from now on."""
+        """Builds all endpoints from a configuration. The endpoints handle all requests from now on."""
         parts, admission, base_path = self._parts, self._admission, config.server.base_path
         upstreams = build_upstreams(config, parts.engine, self._hop_mark, parts.upstream_monitor)
         relay = partial(

@@ -1,6 +1,7 @@
 """Creates the applications for the proxy's own paths: health checks, metrics, admin API and admin pages.
 
-Below `/ui`, an error is shown as a page. On all other paths, an error is reported in OpenAI's format.
+Below the path `/ui`, the applications report an error as a page. On all other paths, they report it in
+OpenAI's format.
 """
 
 from collections.abc import Callable

@@ -41,7 +41,7 @@ REPLAY_PATH = "/admin/v1/replay"
 class BodyLimitMiddleware:
     """ASGI middleware that refuses request bodies that are too large, with status 413.
 
-    Starlette has a limit of its own, but its response cannot have OpenAI's format.
+    Starlette has such a limit, too. But a response that Starlette builds for it cannot have OpenAI's format.
 
     Attributes:
         app: Wrapped application. It must turn an `HTTPException` into a response.
@@ -217,7 +217,7 @@ def check_access(policy: AccessPolicy, scope: Scope, scheme: str = BEARER) -> Re
 
 @dataclass(frozen=True, slots=True)
 class AccessMiddleware:
-    """ASGI middleware that refuses a request without access, before anything reads the request's body.
+    """ASGI middleware that refuses requests that are not allowed, before it reads their bodies.
 
     Attributes:
         app: Wrapped application.

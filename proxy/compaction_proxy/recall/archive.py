@@ -195,7 +195,7 @@ OMISSION_NOTE = "\n[… {} characters left out …]\n"
 
 @dataclass(frozen=True, slots=True)
 class OriginalMessage:
-    """A message to be archived.
+    """A message that `build_archive` puts into an archive.
 
     Attributes:
         index: Its index among the messages of the conversation that are not fixed.
@@ -262,7 +262,7 @@ def shorten_texts(texts: Sequence[str], limit: int) -> list[str]:
 
 
 class Archive(NamedTuple):
-    """The records of an archive, to be committed together with the compaction's checkpoint.
+    """The records of an archive. The caller commits them together with the compaction's checkpoint.
 
     Attributes:
         items: The archive record and the pieces.

@@ -1,9 +1,9 @@
 """Searches texts in memory: SQLite FTS5 finds the terms, and `recall.ranking` ranks the results.
 
-Each message is one row of the FTS5 index. A long message is cut into several rows, so that a word in a long
-message counts about as much as a word in a short message. The index contains the terms that `recall.tokenize`
-finds in the rows. With it, a search finds the rows in which a term occurs. The ranking of FTS5 is not used,
-because it scores each row without its neighbours.
+Each text is that of a message. A short text is one row of the FTS5 index. A long text is cut into several
+rows, so that a word in a long message counts about as much as a word in a short message. The index contains
+the terms that `recall.tokenize` finds in each row. A search uses the index to find the rows in which a term
+occurs. It does not use the ranking of FTS5, because that ranking scores each row without its neighbours.
 """
 
 import re
@@ -50,9 +50,9 @@ class TextIndex(Protocol):
     def search(self, query: str, limit: int) -> list[TextMatch]:
         """Returns at most `limit` matching documents, best first. Returns an empty list after `close`.
 
-        Any text is a valid query. A document matches if it contains one of the query's words. If the query
-        has phrases in double quotes, a document must contain all of them. `word*` matches all words that
-        begin with `word`. Never raises.
+        Any text is a valid query. A document matches if it, or a document near it, contains one of the words
+        of the query. If the query has phrases in double quotes, the document must contain all of them.
+        `word*` matches all words that begin with `word`. Never raises.
         """
         ...
 

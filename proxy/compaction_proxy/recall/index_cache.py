@@ -175,7 +175,7 @@ class SearchIndexCache:
         """Returns an index of the messages in the archives `refs`.
 
         Uses the cached index of these archives. If there is none, or if it is too old (`MAX_AGE_S`), reads
-        the archives.
+        the archives and creates a new index.
 
         If several archives contain the same message, the index contains only the copy of the first archive.
         """

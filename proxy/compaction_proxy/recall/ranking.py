@@ -65,7 +65,7 @@ class RowScorer:
     def compute_word_weight(self, row_count: int) -> float:
         """Returns the weight of a word that occurs in `row_count` rows.
 
-        The weight is higher for rarer words.
+        The fewer rows contain a word, the higher its weight.
         """
         return log(1 + (len(self._lengths) - row_count + 0.5) / (row_count + 0.5))
 

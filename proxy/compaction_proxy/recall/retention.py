@@ -1,4 +1,4 @@
-"""Lists the archives of all conversations of a tenant, and deletes old archives that exceed the size limits.
+"""Lists the archives of all conversations of a tenant, and deletes old archives to observe size limits.
 
 The tenant's list has a line for each archive and for each deletion. After a compaction is committed,
 `ArchiveRetention` deletes the oldest archives of its conversation until the others are within the limit for a
@@ -32,9 +32,9 @@ from compaction_proxy.storage.keys import archive_piece_key, lease_key, root_arc
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 from compaction_proxy.support.lru import BoundedDict
 
-# Maximum number of archives of a tenant that `list_archives` returns. Older archives are neither searched nor
-# counted. The second number is the maximum number of lines in the tenant's list, which also has lines for
-# deletions.
+# Maximum number of archives of a tenant that `list_archives` returns. The limit for a tenant, and a search of
+# all its conversations, ignore older archives. The second number is the maximum number of lines in the
+# tenant's list, which also has lines for deletions.
 MAX_TENANT_ARCHIVES = 2_000
 _MAX_LINES = 2 * MAX_TENANT_ARCHIVES
 # A store cannot delete a single record. `ArchiveRetention` therefore overwrites the record with an empty
@@ -182,7 +182,10 @@ class ArchiveRetention:
         self._check_due_at: BoundedDict[str, float] = BoundedDict(_MAX_TENANTS)
 
     async def add_archive(self, tenant: str, ref: ArchiveRef, archive: Archive) -> None:
-        """Adds an archive that was committed to its tenant's list. Then starts `enforce_bounds` as a task."""
+        """Adds an archive to its tenant's list, and starts `enforce_bounds` as a background task.
+
+        Call it after the archive was committed.
+        """
         size = await self._count_new_bytes(tenant, ref, archive.contents)
         await self._append_lines(
             tenant, [{**archive.list_line.fields, "root": ref.root.hex(), "bytes": size}]
@@ -197,7 +200,7 @@ class ArchiveRetention:
     async def list_archives(self, tenant: str) -> list[ListedArchive]:
         """Returns the archives of a tenant that have not expired, oldest first.
 
-        Leaves out all but the newest `MAX_TENANT_ARCHIVES`.
+        If there are more than `MAX_TENANT_ARCHIVES`, returns only the newest.
         """
         lines = await self._records.read_tail(tenant_archives_key(tenant), _MAX_LINES)
         oldest = self._now() - self._ttl_s

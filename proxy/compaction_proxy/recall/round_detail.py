@@ -4,7 +4,7 @@ The details are the removed messages, the prompts of the summary calls, and the 
 messages are those that the conversation's model got in the request after the compaction. The removed messages
 are in the archive of the compaction. The prompts and the visible messages are in the detail record, which the
 proxy commits with the compaction's checkpoint. The texts in a detail record have the same size limit as those
-in an archive (`MAX_RECORD_CHARACTERS`). Neither contains fixed messages.
+in an archive (`MAX_RECORD_CHARACTERS`). Neither an archive nor a detail record contains fixed messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,8 +62,8 @@ class VisibleMessage:
         role: The message's role.
         text: The message as text, in the form of `RemovedMessage.text`.
         origin: `STAND_IN` or `KEPT`.
-        id: The message's id, `m_…`. Empty for a replacement, except for a message of the client that was
-            only shortened.
+        id: The message's id, `m_…`. Empty for a replacement that a compaction wrote. A message that a
+            compaction only shortened keeps its id.
     """
 
     role: str

@@ -22,11 +22,11 @@ SNIPPET_CHARACTERS = 300
 # A snippet leaves out a word (text without white space) that its beginning or end would cut. But if the part
 # of the word inside the snippet has more than this many characters, the snippet contains this part.
 _WORD_CHARACTERS = 24
-# A snippet begins before the match. The distance is the maximum length of the snippet divided by this number.
-# It differs if the match is close to the beginning or the end of the text.
+# Distance between the beginning of a snippet and the match, as a fraction: the maximum length of the snippet
+# is divided by this number. Near the beginning and the end of a text, the distance is different.
 _LEAD_SHARE = 3
 # Maximum bytes of text, and maximum number of archives, that a search of all conversations of a tenant reads.
-# It begins with the newest archive, and ignores the archives beyond these limits.
+# The search begins with the newest archive, and ignores the archives beyond these limits.
 SEARCHED_BYTES = 16_000_000
 SEARCHED_ARCHIVES = 500
 _NO_KNOWN_IDS: frozenset[str] = frozenset()
@@ -161,8 +161,9 @@ class ArchiveSearch:
             conversation: The conversation's id. None searches the newest archives of all conversations of
                 the tenant, up to `SEARCHED_BYTES` of text.
             query: Any text. It may contain words, prefixes (`begin*`) and "phrases" in double quotes. A
-                message matches if it contains one of the words, but it must contain all phrases. The search
-                uses only the beginning and the end of a long query (`recall.tokenize.parse_query`).
+                message matches if it, or a message near it, contains one of the words. But it must contain
+                all phrases. The search uses only the beginning and the end of a long query
+                (`recall.tokenize.parse_query`).
             limit: Maximum number of hits. A limit above `MAX_HITS` counts as `MAX_HITS`.
             known_ids: Ids of messages that may be returned even if another conversation's compaction removed
                 them, such as the messages of the caller's request.
@@ -249,7 +250,8 @@ def _build_access_filter(
 ) -> Callable[[RecalledMessage], bool]:
     """Returns a function that tells whether a search may return a message.
 
-    `known` contains the ids of messages that it may return whichever conversation they belong to.
+    `known` contains the ids of messages that the search may return even if a compaction of another
+    conversation removed them.
     """
     if conversation is None:
         return lambda _: True

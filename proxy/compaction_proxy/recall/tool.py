@@ -91,8 +91,7 @@ class RecallTool:
         Args:
             context: The caller and what it may search.
             query: Any text. Only its first 1,000 characters are used.
-            limit: Maximum number of hits, from 1 to 20. A number outside this range counts as the nearest in
-                it.
+            limit: Maximum number of hits, from 1 to 20. A smaller number counts as 1, a larger one as 20.
             scope: Where to search: `conversation` for the context's conversation, or `tenant` for all
                 conversations of the tenant.
         """

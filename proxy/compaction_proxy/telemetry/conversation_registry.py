@@ -1,8 +1,8 @@
 """Finds the tenant of a conversation by the conversation's id, and lists recent conversations.
 
 A conversation's id is a keyed digest that includes its tenant, so no two tenants share an id. The store has
-a list of conversations for each day. While a conversation is in use, each process adds at most one line an
-hour for it to the list of the current day.
+a list of conversations for each day. While a conversation is in use, each process that serves it adds at most
+one line an hour for it to the list of the current day.
 """
 
 import math
@@ -129,7 +129,7 @@ class ConversationRegistry:
                 self._due_at[key] = self._due_at[key][0], next_line_at
 
     async def find_tenant(self, conversation: str) -> str | None:
-        """Returns the stored tenant of a conversation, or None if there is none or the store fails."""
+        """Returns the stored tenant of a conversation, or None if no tenant is stored or the store fails."""
         [fields] = await self._records.get_many([conversation_tenant_key(conversation)], bypass_cache=True)
         tenant = (fields or {}).get("tenant")
         if not isinstance(tenant, str):
@@ -140,7 +140,10 @@ class ConversationRegistry:
         return tenant
 
     async def list_recent(self, limit: int) -> list[RegisteredConversation]:
-        """Returns at most `limit` conversations, the most recently used first. Leaves out deleted ones."""
+        """Returns at most `limit` conversations of the last `MAX_DAYS` days, the most recently used first.
+
+        Leaves out deleted conversations.
+        """
         recent: dict[str, RegisteredConversation] = {}
         today = int(self._now() // DAY_S)
         for day in range(today, today - MAX_DAYS, -1):
@@ -157,13 +160,13 @@ class ConversationRegistry:
     async def _collect_conversations_of_day(
         self, day: int, limit: int, found: dict[str, RegisteredConversation]
     ) -> None:
-        """Reads the list of a day, beginning with the newest line, and adds its conversations to `found`.
+        """Reads the list of a day, beginning with the newest line. Adds the conversations in it to `found`.
 
-        The last request of a conversation may be up to `LIST_INTERVAL_S` seconds later than its newest line,
-        because a process adds no more lines in this time. So the newest `limit` lines may not be the
-        conversations that were used last. The method therefore continues after it has found `limit`
-        conversations. It stops at the first line that is more than `LIST_INTERVAL_S` seconds older than the
-        line at which `found` reached `limit` conversations.
+        After a process has added a line for a conversation, it adds no other line for `LIST_INTERVAL_S`
+        seconds. So the `limit` conversations with the newest lines may not be those with the latest requests.
+        The method therefore continues after it has found `limit` conversations. It stops at the first line
+        that is more than `LIST_INTERVAL_S` seconds older than the line at which `found` reached `limit`
+        conversations.
         """
         wanted = 2 * limit
         while True:

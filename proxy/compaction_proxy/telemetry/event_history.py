@@ -52,7 +52,8 @@ MAX_ROOTS = 50
 # Maximum number of checkpoints that `list_installed_rounds` reads for each root and strategy. It ignores
 # older ones.
 MAX_CHECKPOINT_LINES = 200
-# Receives the tenant of an event, and the event. Runs on the event loop, so it must not block.
+# A function that is called with the tenant of an event and the event. It runs on the event loop, so it must
+# not block.
 EventListener = Callable[[str, Event], None]
 
 _ID_BYTES = 8
@@ -73,7 +74,7 @@ class EventBus:
     """Passes events to listeners and to the log.
 
     Attributes:
-        listeners: Receivers of events. A listener that fails does not stop the others.
+        listeners: Functions that are called with each event. If one fails, the others are still called.
     """
 
     def __init__(self, *listeners: EventListener) -> None:
@@ -88,7 +89,7 @@ class EventBus:
 
 
 def _log_event(event: Event) -> None:
-    """Logs an event in one line. Logs no `MEASURED` event, because one follows every compaction."""
+    """Logs an event in one line. Does not log `MEASURED` events, because one follows every compaction."""
     if event.kind == MEASURED:
         return
     details = {name: value for name, value in to_log_fields(event).items() if name != "kind"}
@@ -114,7 +115,7 @@ def _parse_events(lines: Iterable[Fields]) -> list[Event]:
 
 
 def _sort_and_merge_outcomes(events: Iterable[Event]) -> list[Event]:
-    """Returns the events, oldest first, and adds the information of later events to those of compactions.
+    """Sorts events by time, oldest first, and merges later events about a compaction into its own event.
 
     The event of a compaction gets the outcome from a later `INSTALLED` event, and the upstream's token count
     from a later `MEASURED` event. The result contains no `MEASURED` events, and at most one `INSTALLED` event
@@ -186,8 +187,8 @@ class EventHistory:
         """Records that a conversation has a compaction under this root. Call it before saving a compaction.
 
         If the conversation was deleted after the compaction began, marks the root as deleted instead. The
-        compaction can then not be saved. If it was saved, a later deletion of the conversation could not find
-        it, because its root is not recorded.
+        compaction can then not be saved. Otherwise a later deletion of the conversation would not find the
+        compaction, because its root is not recorded.
         """
         key, fields = roots_key(tenant, conversation), {"root": root.hex()}
         if self._records.deletion_fence.is_deleted(key):
@@ -234,8 +235,8 @@ class EventHistory:
     ) -> list[Event]:
         """Returns the events of the installed compactions of a root and a strategy.
 
-        They are in the order of the list of checkpoints. For a compaction without a stored event, the time is
-        the latest time of the compactions before it in the list.
+        The events are in the order of the list of checkpoints. If a compaction has no stored event, its event
+        gets the latest time of the compactions before it in the list.
         """
         lines = await self._records.read_tail(
             checkpoint_list_key(tenant, root, strategy), MAX_CHECKPOINT_LINES

@@ -1,7 +1,7 @@
 """Queues exchanges and processes them in the background, so that no request waits for the processing.
 
-To process an exchange means to compute its price and saving, to count it, to add it to the usage of its
-conversation and to pass it to the listeners. The module processes the queued exchanges once a second, or as
+Processing an exchange has four steps: compute its cost and saving, count it, add it to the usage of its
+conversation, and pass it to the listeners. The module processes the queued exchanges once a second, or as
 soon as `QUEUE_LENGTH` of them are queued. It writes the results to the store once a second.
 """
 
@@ -45,7 +45,7 @@ class RecordedExchange(NamedTuple):
     Attributes:
         tenant: Tenant of the exchange.
         conversation: Conversation of the exchange; None if it is unknown.
-        origin: Origin (scheme, host and port) of the upstream. It selects the price.
+        origin: Origin (scheme, host and port) of the upstream, on which the price depends.
         exchange: Figures of the exchange.
         prefixes: Prefix digests of the client's messages that are not fixed; empty if the request was not
             read.
@@ -71,8 +71,8 @@ class SavingsTracker:
 
     The cache state of a conversation says which of its messages the provider has probably cached. If a
     request was forwarded unchanged, the saving of its exchange does not depend on the cache state. The
-    tracker therefore only keeps such an exchange, to save time. Before it computes the saving of a changed
-    request, it updates the cache state with the exchanges that it has kept.
+    tracker therefore keeps such an exchange without updating the cache state, which saves time. Before it
+    computes the saving of a changed request, it updates the cache state with the exchanges that it has kept.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class ExchangeLog:
     Args:
         usage_store: Stores the usage of each conversation.
         statistics: Counts all exchanges.
-        feed: Live feed that shows exchanges.
+        feed: Live feed, on which this class publishes the newest exchanges.
         deletion_fence: Provides the start mark of each request. `usage_store` uses it to drop an exchange
             whose conversation was deleted after the request began.
         pricing: Source of prices.

@@ -149,7 +149,7 @@ class LiveFeed:
 
     @property
     def has_followers(self) -> bool:
-        """Whether this process has a follower, or had found one in another process at its last check."""
+        """Whether this process has a follower, or found one in another process at its last check."""
         return bool(self._followers) or self._has_remote_followers
 
     def publish(self, kind: str, fields: Mapping[str, Any]) -> None:
@@ -182,7 +182,10 @@ class LiveFeed:
                 waiting.extendleft(reversed(items[: (waiting.maxlen or 0) - len(waiting)]))
 
     async def list_recent_events(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
-        """Returns at most `limit` events, newest first. If `failures` is true, only events of failures."""
+        """Returns the latest events, at most `limit`, newest first.
+
+        If `failures` is true, returns only events that report a failure.
+        """
         items = await self._read_latest(COMPACTION, MAX_LINES[COMPACTION] if failures else limit)
         wanted = [item for item in items if not failures or item.fields.get("kind") in FAILURE_KINDS]
         return wanted[::-1][:limit]

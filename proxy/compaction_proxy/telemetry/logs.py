@@ -62,7 +62,8 @@ def _log_suppressed_error(event: str, error: BaseException) -> None:
 def _mask_credentials(value: object, field_name: str = "") -> object:
     """Returns the value with each credential replaced by `MASK`, also in nested dicts and lists.
 
-    If `field_name` is in `CREDENTIAL_KEYS`, returns `MASK`. Returns an object of another type as text.
+    If `field_name` is in `CREDENTIAL_KEYS`, returns `MASK`. Converts bytes and objects of unusual types to
+    text.
     """
     if field_name.lower().replace("-", "_") in CREDENTIAL_KEYS:
         return MASK

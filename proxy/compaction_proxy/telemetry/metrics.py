@@ -176,8 +176,8 @@ OTHER, UNKNOWN = "other", "unknown"
 # counts.
 ACTIVE_S = 300.0
 MAX_ACTIVE = 100_000
-# Form of a request: the strategy and the number of the compaction that the proxy has applied to it. The
-# number is None if there was none.
+# Form of a request: the strategy and the number of the compaction that the proxy has applied to the request.
+# If it has applied none, the number is None.
 _Form = tuple[str, int | None]
 # Interval, in seconds, at which `refresh_periodically` updates the gauges.
 GAUGE_REFRESH_S = 5.0
@@ -221,8 +221,8 @@ class LabelValues:
         """Returns the label value of a name, or `unknown` for an empty name.
 
         A new name gets a value of its own only if `may_add` is true and there are fewer than
-        `MAX_LABEL_VALUES` values. Otherwise it becomes `other`. The value is the name without the characters
-        after `MAX_NAME_CHARACTERS`, and with `?` in place of unprintable characters.
+        `MAX_LABEL_VALUES` values. Otherwise it becomes `other`. The value has the first `MAX_NAME_CHARACTERS`
+        characters of the name, with `?` in place of unprintable characters.
         """
         known = self._known.get(name)
         if known is not None:
@@ -328,7 +328,8 @@ class Metrics:
     def count_upstream_error(self, target: str, cause: str) -> None:
         """Counts a request whose upstream response is missing, is incomplete or has an error status.
 
-        `cause` needs no limit like the other label, because the proxy's own code chooses it from few values.
+        The label for `target` has at most `MAX_LABEL_VALUES` values. The label for `cause` needs no limit,
+        because the proxy's own code chooses `cause` from few values.
         """
         self._increment_counter("upstream_errors_total", 1, self._targets.to_label_value(target), cause)
 
@@ -343,7 +344,7 @@ class Metrics:
             self._gauges["config_last_reload_success_timestamp_seconds"].set(self._now())
 
     def refresh_gauges(self) -> None:
-        """Sets each gauge whose value changes by itself, such as the number of active conversations."""
+        """Updates the gauges that no event updates, such as the number of active conversations."""
         too_old = self._clock() - ACTIVE_S
         while self._active and next(iter(self._active.values()))[0] < too_old:
             del self._active[next(iter(self._active))]

@@ -45,9 +45,9 @@ DAY_S = 86_400
 # maximum number of pairs. A process counts all further pairs together, as `OTHERS`.
 MAX_PAIRS = 500
 OTHERS = ("other", "other")
-# A process writes an hour with more than `SMALL_PAIRS` sets of counters (of pairs or of failures) less often,
-# because such a write takes longer. The pause after each write is `PAUSE_S` seconds for each set beyond
-# `SMALL_PAIRS`.
+# A process writes the record of an hour less often if the record has more than `SMALL_PAIRS` sets of counters
+# (of pairs or of failures), because such a write takes longer. The pause after each write is `PAUSE_S`
+# seconds for each set beyond `SMALL_PAIRS`.
 SMALL_PAIRS = 50
 PAUSE_S = 0.02
 # Maximum number of hours whose counters stay in memory. It matters if the store fails for a long time: a
@@ -103,7 +103,7 @@ class ExchangeCounters:
         cached_tokens: Input tokens that upstreams had cached.
         rounds: Number of compactions.
         failures: Number of events that report a failure: a compaction was due and not made, or a request was
-            forwarded unchanged because of a fault, or although it was too long.
+            forwarded unchanged because of a fault of the proxy, or was forwarded although it was too long.
         summary_calls: Number of calls of summary models.
         summary_prompt_tokens: Input tokens of summary calls.
         summary_completion_tokens: Output tokens of summary calls.
@@ -114,8 +114,8 @@ class ExchangeCounters:
             caches.
         summary_usd: Cost of summaries, in dollars.
         overhead: Number of exchanges in each bucket of overhead, which is the time of an exchange without the
-            wait for the upstream. There is one bucket for each upper bound in `OVERHEAD_BOUNDS_S`. It
-            includes the bound itself. A last bucket counts the exchanges above all bounds.
+            wait for the upstream. There is one bucket for each upper bound in `OVERHEAD_BOUNDS_S`. A bucket
+            includes its bound. A last bucket counts the exchanges above all bounds.
     """
 
     requests: int = 0
@@ -229,7 +229,7 @@ class HourCounters:
 
     @property
     def entry_count(self) -> int:
-        """Number of sets of counters: the pairs of `pairs` and those of `failures`."""
+        """Number of sets of counters: the entries of `pairs` and the entries of `failures`."""
         return len(self.pairs) + len(self.failures)
 
 
@@ -347,8 +347,8 @@ class Statistics:
         The result has one row for each label, and is sorted by label.
 
         Args:
-            since: Start of the period, in seconds since the epoch. There is no data of the time more than
-                `ttl_s` or `MAX_READ_S` seconds ago.
+            since: Start of the period, in seconds since the epoch. The method has no data of hours that ended
+                more than `ttl_s` or `MAX_READ_S` seconds ago.
             until: End of the period, in seconds since the epoch.
             by: What each row sums up: an hour, a day, a model, a client key, or everything (`total`).
         """

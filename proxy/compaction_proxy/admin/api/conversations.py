@@ -62,7 +62,7 @@ async def _listed(
 
 @router.get("/conversations/{conversation}", response_model=Conversation)
 async def _overview(conversation: str, commands: CommandsDependency) -> Response:
-    """Get a conversation: its usage, compactions, pins, project instructions, settings, costs and savings."""
+    """Get a conversation: its usage, costs, compactions, pins and project instructions."""
     return build_json_response(to_conversation(conversation, await commands.get_overview(conversation)))
 
 
@@ -83,7 +83,7 @@ async def _forget_tenant(conversation: str, commands: CommandsDependency) -> Res
 
 @router.get("/conversations/{conversation}/export", response_model=Export)
 async def _export(conversation: str, commands: CommandsDependency) -> Response:
-    """Export all stored data of a conversation: its totals, events and archived messages."""
+    """Export the current state of a conversation, with its events and its archived messages."""
     overview, events = await commands.get_overview(conversation), await commands.list_events(conversation)
     messages = await commands.list_archived_messages(conversation)
     # An export may have megabytes. A thread encodes it as JSON, so that the event loop can relay requests
@@ -164,7 +164,7 @@ async def _message(
 
 @router.post("/conversations/{conversation}/compact", status_code=202, response_model=Marked)
 async def _compact(conversation: str, commands: CommandsDependency) -> Response:
-    """Request that the proxy compacts the next request of the conversation."""
+    """Make the proxy compact the next request of the conversation."""
     await commands.request_compaction(conversation)
     return build_json_response({"id": conversation, "compact": True}, 202)
 

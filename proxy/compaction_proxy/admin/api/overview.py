@@ -1,8 +1,8 @@
-"""Defines the admin API's endpoints for the whole proxy: statistics, events, configuration, exports, replay.
+"""Defines the endpoints of the admin API that concern the whole proxy, such as statistics and exports.
 
-The proxy sends an export while it reads the data, one conversation at a time. An export is JSON, or CSV for
-spreadsheets, and contains no text of conversations. The endpoint `conversations/{id}/export` exports one
-conversation with its text.
+An export contains the exchanges and events of conversations, or statistics, but no text of conversations. It
+is JSON, or CSV for spreadsheets. The proxy sends an export while it reads the data, one conversation at a
+time. The endpoint `conversations/{id}/export` exports one conversation with its text.
 
 A replay can load a stored conversation. The loaded conversation consists of the messages that compactions
 have removed and the messages that the last compaction has kept. The store contains only the text of these
@@ -57,7 +57,7 @@ from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
 from compaction_proxy.telemetry.statistics import COUNTS, Grouping
 from compaction_proxy.telemetry.usage import DOLLARS
 
-# The text that the response shows as the source of a configuration value if the source is not known.
+# The source that the admin API reports for a configuration value if the real source is not known.
 UNKNOWN = "unknown"
 
 router = create_router()
@@ -65,7 +65,7 @@ router = create_router()
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A configuration key, its value, and `origin`, the source of the value (such as a file or a default)."""
+    """A configuration key, its value, and the source of the value (`origin`), such as a file or a default."""
 
     key: str
     value: Any
@@ -94,7 +94,10 @@ async def _stats(
     until: TimeParameter = "0m",
     by: Grouping = "total",
 ) -> Response:
-    """Get the sums of all exchanges in the hours that the period from `since` to `until` overlaps."""
+    """Get the sums of all exchanges in the hours that the period from `since` to `until` overlaps.
+
+    `by` says what each row of the response sums up, such as an hour or a model.
+    """
     now = queries.now()
     start, stop = parse_time(since, now), parse_time(until, now)
     return build_json_response(
@@ -195,7 +198,7 @@ async def stream_events(
     heartbeat_s: float = HEARTBEAT_S,
     notice_s: float = NOTICE_S,
 ) -> AsyncGenerator[bytes]:
-    """Yields an opening, then each item of the live feed as a server-sent event.
+    """Yields an opening comment, then each item of the live feed as a server-sent event.
 
     Also yields a heartbeat after each `heartbeat_s` seconds without an item.
 
@@ -386,7 +389,7 @@ _ANSWERING = frozenset({"tool", "function"})
 def create_conversation_loader(
     commands: ConversationCommands, queries: ConversationQueries
 ) -> Callable[[str], Awaitable[JsonObject]]:
-    """Creates a function that loads a stored conversation. It takes the conversation's id.
+    """Creates a function that takes the id of a stored conversation and loads the conversation.
 
     The created function returns the members `model` and `messages` of a request of the Chat Completions wire.
     It raises `RequestRefusedError` if the conversation is unknown (404) or if too little of it is stored

@@ -43,7 +43,8 @@ from compaction_proxy.telemetry.live_feed import FeedItem
 from compaction_proxy.telemetry.statistics import Grouping, StatisticsRow
 from compaction_proxy.wires.json.slices import find_members
 
-# The time ranges that a reader can choose, each with the period that one column of the chart then covers.
+# Maps each time range that a reader can choose to the period that a column of the overview's chart then
+# covers.
 RANGES: Mapping[str, Grouping] = {"24h": "hour", "7d": "hour", "30d": "day"}
 SORTS: Mapping[Sort, str] = {
     "last": "Last request", "tokens": "Tokens", "net": "Net saved", "requests": "Requests",
@@ -229,7 +230,7 @@ class PageRoutes:
     templates: Templates
 
     async def show_overview(self, request: Request) -> Response:
-        """Shows the savings, the traffic and the latest events."""
+        """Shows the overview: savings and traffic in the chosen time range, and the latest events."""
         queries, since = self.api.queries, _choose_value(request, "since", RANGES)
         by, now = RANGES[since], queries.now()
         start = parse_time(since, now)
@@ -553,7 +554,7 @@ def _find_round_marks(
 
 
 def _get_forwarded_tokens(exchange: Exchange) -> int | None:
-    """Returns the upstream's count of a forwarded request's tokens, or the proxy's estimate if unknown."""
+    """Returns the tokens of a forwarded request as the upstream counted them, or else as the proxy did."""
     counted = exchange.first_prompt_tokens
     return exchange.tokens_after if counted is None else counted
 
