@@ -21,7 +21,8 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.storage.keys import archive_key, archive_piece_key, root_archives_key
 from compaction_proxy.storage.records import Fields, ListItem, RecordItem, RecordStore
 
-# Maximum number of archives in the list of one root. If there are more, the list loses the oldest, and a
+# Conversations with the same beginning share a root (`storage.keys`), which has a list of their archives.
+# This is the maximum number of archives in the list. If there are more, the list loses the oldest, and a
 # search of one conversation no longer finds their messages.
 MAX_ARCHIVES = 200
 
@@ -64,8 +65,8 @@ class ArchivePieceList:
 
     Attributes:
         stretches: Pieces that each contain several neighbouring messages, in the order of the messages.
-        texts: Pieces that each contain the text of one long message. In its stretch, such a message has the
-            name of the piece in place of its text.
+        texts: Pieces that each contain the text of one long message. The piece with the message itself, in
+            `stretches`, has the name of this piece in place of the text.
         size_bytes: Bytes of the message texts in the archive record itself. 0 unless an earlier version of
             the proxy wrote the archive.
     """
@@ -149,12 +150,12 @@ def parse_piece_text(fields: Fields) -> str | None:
 
 
 def parse_messages(fields: Fields, texts: Mapping[str, str] | None = None) -> Iterator[RemovedMessage]:
-    """Yields the messages of a stretch, or of an archive record that an earlier version of the proxy wrote.
+    """Yields the messages in a record: a stretch, or an archive record of an earlier version of the proxy.
 
-    Skips messages that cannot be parsed.
+    A stretch is a piece of an archive that contains several messages. Skips messages that cannot be parsed.
 
     Args:
-        fields: The fields of the stretch or archive record.
+        fields: The fields of the record.
         texts: Texts of long messages, by the names of their pieces. The function skips a long message whose
             text is missing.
     """
@@ -184,11 +185,11 @@ MAX_MESSAGE_CHARACTERS = 256 * 1024
 # Maximum number of messages in one archive. If a compaction replaces more, its archive has only the newest.
 MAX_MESSAGES = 10_000
 MAX_ROLE_CHARACTERS = 64
-# Maximum number of neighbouring messages in one stretch. Longer stretches compress better. But two
-# conversations with the same beginning can share only whole stretches. With longer stretches, more of the
-# messages that both contain would be stored twice.
+# Maximum number of neighbouring messages in one stretch, which is stored as one piece of the archive. Longer
+# stretches compress better. But two conversations with the same beginning can share only whole stretches.
+# With longer stretches, more of the messages that both contain would be stored twice.
 STRETCH_MESSAGES = 32
-# A message text of at least this many characters becomes a piece of its own, outside its stretch.
+# A message text of at least this many characters is stored as a piece of its own, apart from the message.
 PIECE_CHARACTERS = 8 * 1024
 OMISSION_NOTE = "\n[… {} characters left out …]\n"
 
@@ -266,8 +267,8 @@ class Archive(NamedTuple):
 
     Attributes:
         items: The archive record and the pieces.
-        list_line: The line for the list of the archives of the root. Without this line, a search of the
-            conversation does not find the archive.
+        list_line: The line for the list of archives that conversations with the same beginning share. Without
+            this line, a search of the conversation does not find the archive.
         contents: The names and sizes of the pieces.
     """
 
@@ -283,7 +284,7 @@ def build_archive(
 
     Args:
         tenant: The tenant that owns the conversation.
-        root: The root under which the checkpoint is stored.
+        root: The root under which the checkpoint is stored: the digest of the conversation's first messages.
         archived_round: The compaction to which the archive belongs.
         messages: The messages that this compaction replaces and no earlier compaction has archived, in order.
         ttl_s: Seconds for which the store keeps the archive.
@@ -338,10 +339,10 @@ def _build_piece(content: object, size: int) -> ArchivePieceInfo:
 
 
 def _build_stretch_row(message: RemovedMessage, texts: dict[ArchivePieceInfo, Fields]) -> list[Any]:
-    """Returns a message as a row of a stretch, which is a JSON list.
+    """Returns a message as a JSON list, as it is stored in a piece with several messages (a stretch).
 
-    If the message's text has at least `PIECE_CHARACTERS` characters, adds the text as a piece to `texts`. The
-    row then has the name of the piece in place of the text.
+    If the message's text has at least `PIECE_CHARACTERS` characters, adds the text to `texts` as a piece of
+    its own. The list then has the name of this piece in place of the text.
     """
     text: Any = message.text
     if len(message.text) >= PIECE_CHARACTERS:
@@ -365,7 +366,7 @@ class ArchiveRef(NamedTuple):
     """Identifies an archive of a tenant. Contains all parts of the archive's store key except the tenant.
 
     Attributes:
-        root: The root under which the archive is stored.
+        root: The root under which the archive is stored: the digest of the conversation's first messages.
         round: The compaction to which the archive belongs.
     """
 
@@ -392,7 +393,10 @@ def build_archive_key(tenant: str, ref: ArchiveRef) -> str:
 
 
 def _batch_pieces(pieces: Iterable[tuple[bytes, ArchivePieceInfo]]) -> Iterator[list[tuple[bytes, str]]]:
-    """Yields batches of pieces, each piece as its root and name. Leaves out pieces that occur again."""
+    """Yields the pieces in batches, each piece as its root and its name. Yields no piece twice.
+
+    A batch has at most `RECORDS_AT_ONCE` pieces and, unless it has only one piece, `BYTES_AT_ONCE` bytes.
+    """
     portion: list[tuple[bytes, str]] = []
     taken_bytes = 0
     for root, piece in dict.fromkeys(pieces):

@@ -45,8 +45,8 @@ TENANT_CHECK_INTERVAL_S = 60.0
 # Maximum number of tenants for which a process remembers when it may check the size limit again. If there are
 # more, it forgets the one that it has checked longest ago.
 _MAX_TENANTS = 1_000
-# To delete archives of a tenant, a process needs the tenant's lease, which only one process can hold. If the
-# process does not release the lease, it ends after this many seconds.
+# To delete archives of a tenant, a process needs the tenant's lease, which only one process can hold. A lease
+# that the process does not release ends after this many seconds.
 _LEASE_S = 10.0
 
 
@@ -54,8 +54,8 @@ class ArchiveBounds(NamedTuple):
     """Limits for archives, in bytes of text. 0 means no limit.
 
     Attributes:
-        conversation_bytes: Limit for all archives under one root together. These are the archives of a
-            conversation and of its branches.
+        conversation_bytes: Limit for all archives of a conversation and its branches together. They are
+            stored under the same root.
         tenant_bytes: Limit for all archives of a tenant together.
     """
 
@@ -64,7 +64,7 @@ class ArchiveBounds(NamedTuple):
 
 
 class ListedArchive(NamedTuple):
-    """An archive in the list of a root or of a tenant.
+    """An archive in the list of a tenant, or in that of a root (conversations with the same beginning).
 
     Attributes:
         ref: Identifies the archive.
@@ -194,7 +194,10 @@ class ArchiveRetention:
         self._records.background_tasks.start_once(work, lambda: self.enforce_bounds(tenant, ref.root))
 
     async def record_deleted_roots(self, tenant: str, roots: Iterable[bytes]) -> None:
-        """Records in the tenant's list that the caller has deleted all archives under these roots."""
+        """Records in the tenant's list that the caller has deleted all archives under these roots.
+
+        A root is the digest of a conversation's first messages.
+        """
         await self._append_lines(tenant, [{"gone": "root", "root": root.hex()} for root in roots])
 
     async def list_archives(self, tenant: str) -> list[ListedArchive]:
@@ -209,12 +212,17 @@ class ArchiveRetention:
         ]
 
     async def list_root_archives(self, tenant: str, root: bytes) -> list[ListedArchive]:
-        """Returns the archives in the list of a root, oldest first. Some of them may have been deleted."""
+        """Returns the archives in the list of a root, oldest first. Some of them may have been deleted.
+
+        Conversations with the same beginning share a root.
+        """
         lines = await self._records.read_tail(root_archives_key(tenant, root), MAX_ARCHIVES)
         return [held for line in lines if (held := _parse_line(line, root.hex())) is not None]
 
     async def enforce_bounds(self, tenant: str, root: bytes) -> None:
-        """Deletes the oldest archives of a root, and then of the tenant, until both are within their limits.
+        """Deletes the oldest archives until those of a root, and those of the tenant, are within the limits.
+
+        Conversations with the same beginning share a root, and count as one conversation.
 
         Does nothing if another process is deleting archives of this tenant, or if the store fails. Checks the
         limit of a tenant at most once in `TENANT_CHECK_INTERVAL_S` seconds.

@@ -110,7 +110,7 @@ def build_detail_item(
 
     Args:
         tenant: The tenant that owns the conversation.
-        root: The root under which the checkpoint is stored.
+        root: The root under which the checkpoint is stored: the digest of the conversation's first messages.
         archived_round: The compaction.
         prompts: Bounded prompts (`build_bounded_prompt`), in the order in which they were sent.
         visible_messages: The messages that the conversation's model got after the compaction. If their texts
@@ -161,7 +161,7 @@ class RoundDetailReader:
 
     Args:
         records: The store of archives and detail records.
-        history: Lists the events and the roots of conversations.
+        history: Lists the events of conversations, and the roots under which their records are stored.
     """
 
     def __init__(self, records: RecordStore, history: EventHistory) -> None:

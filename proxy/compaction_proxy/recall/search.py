@@ -1,9 +1,9 @@
 """Searches removed messages, in one conversation or in all conversations of a tenant.
 
-Conversations with the same beginning share the archives under their root. A search of one conversation must
-not return messages that only the other conversations contain. It therefore returns only messages that
-compactions of this conversation removed, and messages whose ids the caller passes. The caller passes the ids
-of messages that its own request contains.
+Conversations with the same beginning share a root, under which their archives are stored. A search of one
+conversation must not return messages that only the other conversations contain. It therefore returns only
+messages that compactions of this conversation removed, and messages whose ids the caller passes. The caller
+passes the ids of messages that its own request contains.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -123,8 +123,8 @@ class ArchiveSearch:
 
     Args:
         records: The store of the archives.
-        history: Lists the roots of conversations.
-        retention: Lists the archives of roots and tenants.
+        history: Lists the roots under which the archives of a conversation are stored.
+        retention: Lists the archives under a root, and those of a tenant.
         index_builder: Builds the search indexes.
     """
 

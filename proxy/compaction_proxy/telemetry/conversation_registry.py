@@ -124,7 +124,8 @@ class ConversationRegistry:
             list_key = recent_conversations_key(_format_day(now))
             added = await self._records.append_line(list_key, line, ttl_s=self._ttl_s, max_lines=KEPT_LINES)
             if added and key in self._due_at:  # the key is gone if the conversation was deleted meanwhile
-                # Each day has its own list, so a new line is due when the next day begins, if not earlier.
+                # The store has a separate list for each day. The next line for this conversation is therefore
+                # due when the next day begins, if not earlier.
                 next_line_at = min(now + LIST_INTERVAL_S, (now // DAY_S + 1) * DAY_S)
                 self._due_at[key] = self._due_at[key][0], next_line_at
 

@@ -41,12 +41,12 @@ from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTION_FAILED, COMPACTION_FINISHED, EVENT_NOT_ANNOUNCED
 
-# Maximum number of events in a stored list. One list has the compactions of a root, another has the other
-# events of a conversation. A list that has more events loses the oldest.
+# Maximum number of events in a stored list. One list has the compactions of all conversations with the same
+# beginning, another has the other events of one conversation. A list that has more events loses the oldest.
 KEPT_EVENTS = 200
-# Each compaction adds a line with its root to its conversation's list of roots. The first number is the
-# maximum number of lines in this list, which then loses its oldest lines. The second is the maximum number of
-# different roots that `list_roots` returns by default.
+# The proxy stores a compaction under the root of its conversation, and adds a line with this root to the
+# conversation's list of roots. The first number is the maximum number of lines in the list, which then loses
+# its oldest lines. The second is the maximum number of different roots that `list_roots` returns by default.
 KEPT_ROOT_LINES = 500
 MAX_ROOTS = 50
 # Maximum number of checkpoints that `list_installed_rounds` reads for each root and strategy. It ignores
@@ -184,7 +184,9 @@ class EventHistory:
         )
 
     async def record_root(self, tenant: str, conversation: str, root: bytes) -> None:
-        """Records that a conversation has a compaction under this root. Call it before saving a compaction.
+        """Records that a compaction of a conversation is stored under this root.
+
+        Call it before each compaction is saved.
 
         If the conversation was deleted after the compaction began, marks the root as deleted instead. The
         compaction can then not be saved. Otherwise a later deletion of the conversation would not find the
@@ -197,7 +199,7 @@ class EventHistory:
         await self._records.append_line(key, fields, ttl_s=self._ttl_s, max_lines=KEPT_ROOT_LINES)
 
     async def list_roots(self, tenant: str, conversation: str, limit: int = MAX_ROOTS) -> tuple[bytes, ...]:
-        """Returns at most `limit` roots of a conversation, the most recently used first."""
+        """Returns at most `limit` roots under which a conversation has compactions, the newest first."""
         lines = await self._records.read_tail(roots_key(tenant, conversation), KEPT_ROOT_LINES)
         roots = (_parse_hex(line.get("root")) for line in reversed(lines))
         return tuple(dict.fromkeys(root for root in roots if root))[:limit]
@@ -233,7 +235,7 @@ class EventHistory:
     async def _read_installed_rounds(
         self, tenant: str, root: bytes, strategy: str, round_events: Mapping[str, Event]
     ) -> list[Event]:
-        """Returns the events of the installed compactions of a root and a strategy.
+        """Returns the events of the installed compactions of one strategy that are stored under a root.
 
         The events are in the order of the list of checkpoints. If a compaction has no stored event, its event
         gets the latest time of the compactions before it in the list.

@@ -245,9 +245,9 @@ class LiveFeed:
         return [item for line in lines if (item := _parse_item(line)) is not None]
 
     async def _read_newer(self, kind: str, after: str) -> list[FeedItem]:
-        """Returns the items that follow the item with the id `after`.
+        """Returns the stored items of this kind that follow the item with the id `after`.
 
-        If this item is no longer in the list, returns the items with a higher id.
+        If that item is no longer stored, returns the items with a higher id.
         """
         items = await self._read_latest(kind, POLL_LINES)
         if len(items) == POLL_LINES and items[0].id > after and all(item.id != after for item in items):

@@ -219,7 +219,7 @@ class PlaygroundForm:
 
 @dataclass(frozen=True, slots=True)
 class PageRoutes:
-    """Handles the requests for the pages.
+    """Handles the requests for the admin pages.
 
     Attributes:
         api: Commands, queries and settings of the admin API, which the pages use too.

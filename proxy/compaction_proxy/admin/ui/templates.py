@@ -133,7 +133,7 @@ _ERROR_TITLES = {
 def describe_error(error: Exception) -> tuple[int, str]:
     """Returns the status of the response and the message with which a page reports `error`.
 
-    Raises `error` itself if its type is none of those below.
+    Raises `error` itself if its type is not one of those that pages report.
     """
     match error:
         case HTTPException():
