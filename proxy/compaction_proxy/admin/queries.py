@@ -74,7 +74,8 @@ class StatisticsReport(NamedTuple):
     """Sums of the exchanges and events in a period.
 
     Attributes:
-        rows: One row for each hour, day, model or client key that has any, or a single row for all.
+        rows: One row for each hour, day, model or client key that has any of them, or a single row for all of
+            them.
         total: Sum of all rows.
     """
 

@@ -78,8 +78,9 @@ class TextIndexBuilder(Protocol):
 # Maximum characters of a row of the index. `_split_rows` splits a longer text into several rows: after white
 # space if possible, otherwise after a separator (such as a hyphen), otherwise inside a word.
 ROW_CHARACTERS = 2_000
-# A search reads the indexed terms that begin with a prefix of the query, or with the first letters of a word
-# of the query. This is the maximum number of terms that it reads for one of them. It ignores further terms.
+# For each prefix in a query, a search reads the indexed terms that begin with the prefix. For each word, it
+# reads the terms that begin with the root of the word. This is the maximum number of terms that it reads for
+# one prefix or word. It ignores further terms.
 MAX_FORMS = 1_024
 # Maximum number of letters by which a form of a word may be longer than the root of the word. A search
 # ignores longer forms.

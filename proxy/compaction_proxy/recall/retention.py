@@ -312,7 +312,9 @@ class ArchiveRetention:
         known_refs: AbstractSet[ArchiveRef],
         deleted_pieces: Mapping[tuple[bytes, str], Fields],
     ) -> None:
-        """Writes deleted pieces again if an archive contains them that was committed during the deletion.
+        """Writes deleted pieces again if they are still needed.
+
+        During the deletion, another process may have committed an archive that contains some of the pieces.
 
         Args:
             tenant: The tenant that owns the archives.

@@ -90,9 +90,9 @@ class RoundDetail:
 
 
 def build_bounded_prompt(model: str, system: str, text: str) -> SummaryPrompt:
-    """Builds a `SummaryPrompt` whose instructions and text together have about `MAX_PROMPT_CHARACTERS`.
+    """Builds a `SummaryPrompt` with at most about `MAX_PROMPT_CHARACTERS` characters.
 
-    Leaves out the middle of instructions or a text that would exceed this number.
+    If the instructions and the text together have more characters, leaves out the middle of both or of one.
     """
     instructions = shorten_text(system, MAX_PROMPT_CHARACTERS // 2)
     return SummaryPrompt(model, instructions, shorten_text(text, MAX_PROMPT_CHARACTERS - len(instructions)))

@@ -237,7 +237,8 @@ def _select_ranking_words(
 def _is_code(chunk: str, terms: tuple[str, ...]) -> bool:
     """Returns whether `chunk` is a code, a part of a query that identifies one thing, such as a path.
 
-    `chunk` contains no white space. `terms` are its terms.
+    `chunk` contains no white space. `terms` are its terms. A code contains a digit, a separator inside, or a
+    change of case as in a camel-case name, or it has several terms and begins with an `_UNSPACED` character.
     """
     core = _TRIMMED_CHUNK.search(chunk)
     if not core or not terms or len(terms) > MAX_CODE_TERMS or STOP_WORDS.issuperset(terms):

@@ -1,8 +1,8 @@
 """Finds the tenant of a conversation by the conversation's id, and lists recent conversations.
 
 A conversation's id is a keyed digest that includes its tenant, so no two tenants share an id. The store has
-a list of conversations for each day. While a conversation is in use, each process that serves it adds at most
-one line an hour for it to the list of the current day.
+a list of conversations for each day. While a conversation is in use, each process that serves the
+conversation adds at most one line an hour for it to the list of the current day.
 """
 
 import math
@@ -98,8 +98,8 @@ class ConversationRegistry:
     async def record_activity(self, tenant: str, conversation: str) -> None:
         """Records that a conversation of this tenant is in use. Call it after each response.
 
-        Writes at most once in `WRITE_INTERVAL_S` for each conversation, or once in `RETRY_INTERVAL_S` while
-        the store fails. Writes nothing for a conversation that was deleted after its request began.
+        Writes at most once in `WRITE_INTERVAL_S` seconds for each conversation, or once in `RETRY_INTERVAL_S`
+        seconds while the store fails. Writes nothing if the conversation was deleted after its request began.
         """
         key, fence = conversation_key(tenant, conversation), self._records.deletion_fence
         if not self._records.is_in_use:

@@ -129,8 +129,8 @@ class ExchangeLog:
         usage_store: Stores the usage of each conversation.
         statistics: Counts all exchanges.
         feed: Live feed, on which this class publishes the newest exchanges.
-        deletion_fence: Provides the start mark of each request. `usage_store` uses it to drop an exchange
-            whose conversation was deleted after the request began.
+        deletion_fence: Says how many deletions this process had made when a request began. With this number,
+            `usage_store` recognises an exchange whose conversation was deleted later, and drops it.
         pricing: Source of prices.
 
     Attributes:
@@ -212,7 +212,6 @@ class ExchangeLog:
                     listener(entries)
 
     def _publish_newest(self) -> None:
-        """Publishes the newest exchanges since the last flush on the live feed."""
         for entry in sorted(self._newest, key=get_entry_time):
             fields = to_line(entry)
             if entry.conversation is not None:

@@ -228,10 +228,10 @@ class LiveFeed:
         return ListItem(live_feed_key(_LISTS[kind]), fields, self._ttl_s, MAX_LINES[kind])
 
     async def _check_remote_followers(self) -> None:
-        """Checks in the store whether other processes have followers, at most once in `LISTENER_CHECK_S`.
+        """Checks in the store whether other processes have followers.
 
-        Does nothing if this process has a follower or no exchanges are queued, because the result of the
-        check would then have no effect.
+        Does so at most once in `LISTENER_CHECK_S` seconds. Does nothing if this process has a follower or no
+        exchanges are queued, because the result of the check would then have no effect.
         """
         if self._followers or not self._exchanges or self._next_check_at > self._now():
             return

@@ -50,8 +50,8 @@ OTHERS = ("other", "other")
 # seconds for each set beyond `SMALL_PAIRS`.
 SMALL_PAIRS = 50
 PAUSE_S = 0.02
-# Maximum number of hours whose counters stay in memory. It matters if the store fails for a long time: a
-# process then drops the oldest hours, although it has not written them.
+# Maximum number of hours whose counters stay in memory. There are more only if the store fails for a long
+# time. A process then drops the oldest hours, although it has not written them.
 MAX_WAITING_HOURS = 48
 # Maximum number of processes in the list of a day. If there are more, the list loses the oldest entries, and
 # the sums leave out the records of those processes.
@@ -363,8 +363,8 @@ class Statistics:
     async def list_upstream_failures(self, since: float, until: float) -> list[UpstreamFailure]:
         """Returns the failures of upstreams in all hours that the period from `since` to `until` overlaps.
 
-        There is one entry for each pair of an upstream and a cause. The latest failure comes first. The times
-        are in seconds since the epoch.
+        There is one entry for each pair of an upstream and a cause. The latest failure comes first.
+        `since` and `until` are in seconds since the epoch.
         """
         failures: UpstreamFailures = {}
         async for _, hour in self._iter_hours(since, until):
@@ -372,8 +372,8 @@ class Statistics:
         return sorted(failures.values(), key=lambda each: each.last_at, reverse=True)
 
     def _get_or_create_counters(self, at: float, model: str, tenant: str, now: float) -> ExchangeCounters:
-        # A time more than `SETTLE_S` seconds ago counts as `SETTLE_S` seconds ago, because this process may
-        # have dropped the earlier hour from memory already.
+        # If `at` is more than `SETTLE_S` seconds ago, this process may have dropped that hour from memory
+        # already. The exchange or event then counts in the hour of `SETTLE_S` seconds ago.
         pairs = self._get_own_hour(int(max(at, now - SETTLE_S) // HOUR_S)).pairs
         pair = (model, derive_client_key_name(tenant))
         counters = pairs.get(pair)

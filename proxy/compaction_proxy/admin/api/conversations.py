@@ -52,7 +52,7 @@ ListLimit = Annotated[int, Query(ge=1, le=MAX_SCANNED)]
 async def _listed(
     queries: QueriesDependency, limit: ListLimit = 100, q: SearchQuery = "", sort: Sort = "last"
 ) -> Response:
-    """List conversations in the order of the property `sort`. The largest or latest value comes first.
+    """List conversations, ordered by the property that `sort` names. The largest or latest value comes first.
 
     If `q` is not empty, list only conversations whose id or model name contains this text.
     """

@@ -1,4 +1,4 @@
-"""Defines what the endpoints of the admin API share: dependencies, responses and error handlers."""
+"""Defines what the endpoints of the admin API share: FastAPI dependencies, responses and error handlers."""
 
 import asyncio
 import json
