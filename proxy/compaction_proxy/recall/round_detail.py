@@ -92,7 +92,8 @@ class RoundDetail:
 def build_bounded_prompt(model: str, system: str, text: str) -> SummaryPrompt:
     """Builds a `SummaryPrompt` with at most about `MAX_PROMPT_CHARACTERS` characters.
 
-    If the instructions and the text together have more characters, leaves out the middle of both or of one.
+    If the instructions have more than half of this number of characters, leaves out their middle. If the text
+    has more characters than then remain, leaves out the middle of the text.
     """
     instructions = shorten_text(system, MAX_PROMPT_CHARACTERS // 2)
     return SummaryPrompt(model, instructions, shorten_text(text, MAX_PROMPT_CHARACTERS - len(instructions)))
