@@ -1,4 +1,4 @@
-"""Starts the command line of the proxy for `python -m compaction_proxy`."""
+"""Runs the command-line program of the proxy if Python is started with `-m compaction_proxy`."""
 
 from compaction_proxy.cli.main import app
 

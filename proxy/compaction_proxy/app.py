@@ -1,4 +1,7 @@
-"""Builds the ASGI application from a configuration, and rebuilds its parts when the configuration changes."""
+"""Builds the proxy's ASGI application from a configuration.
+
+`Proxy.reload` applies a changed configuration while the application runs.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -60,11 +63,13 @@ HOP_BYTES = 8
 class AdminSite:
     """An ASGI application that creates the admin API and the admin pages at the first request for them.
 
-    Their libraries take a quarter of a second and many megabytes to load, and most processes never need them.
+    Most processes never get such a request. They start faster and use less memory, because the libraries of
+    the API and the pages take a quarter of a second to load and occupy many megabytes.
 
     Args:
-        create: Returns the FastAPI application of the admin API, and the application that adds the pages to
-            it. A request calls `create` in a thread, because it takes long.
+        create: Creates and returns two applications: the FastAPI application of the admin API, and an
+            application that serves the admin pages and passes all other requests to the admin API.
+            `__call__` runs `create` in a thread, because it takes long.
     """
 
     def __init__(self, create: Callable[[], "tuple[FastAPI, ASGIApp]"]) -> None:
@@ -73,12 +78,15 @@ class AdminSite:
         self._lock = asyncio.Lock()
 
     def load(self) -> "tuple[FastAPI, ASGIApp]":
-        """Returns the two applications. Calls `create` only if they do not exist yet."""
+        """Returns the applications of the admin API and of the admin pages.
+
+        The first call creates them. Later calls return the same applications.
+        """
         self._apps = self._apps or self._create()
         return self._apps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Answers a request for the admin API or an admin page. The first request creates both."""
         if self._apps is None:
             async with self._lock:
                 await asyncio.to_thread(self.load)
@@ -94,8 +102,8 @@ def _has_provider_key(config: Config) -> bool:
 def _build_client_authenticator(config: Config, *, refuses_foreign_pages: bool) -> ClientAuthenticator:
     """Builds the component that checks client keys.
 
-    If no client keys are configured, the component admits every client. With `refuses_foreign_pages`, it
-    still refuses requests that a browser sends for a web page from another machine.
+    If no client keys are configured, the component admits every client. But if `refuses_foreign_pages` is
+    true, it refuses requests that a browser sends on behalf of a web page from another machine.
     """
     server = config.server
     return ClientAuthenticator(
@@ -111,9 +119,9 @@ class Proxy:
 
     Args:
         config: The configuration.
-        components: The components that live as long as the process.
-        loaded_config: The configuration with the source of each value, which the admin API reports. None if
-            the sources are unknown.
+        components: The components that live as long as the process, such as the store.
+        loaded_config: The same configuration with the source of each value. The admin API reports the
+            sources. None if the sources are unknown.
 
     """
 
@@ -128,18 +136,18 @@ class Proxy:
         self._apply_config(config, loaded_config)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Handles one request with the current configuration, or the server's lifespan events."""
+        """Handles one request with the current configuration, or handles the start and stop of the server."""
         if scope["type"] == "lifespan":
-            # The module `gateway.server.shutdown` sets the key `stopping` in this dict when the server begins
-            # to stop.
+            # The server owns this dict. When the server begins to stop, the module `gateway.server.shutdown`
+            # sets the key `stopping` in it. Open event streams of the admin API then end.
             self._server_state = scope.get("state", {})
         return self._dispatcher(scope, receive, send)
 
     @property
     def api(self) -> "FastAPI":
-        """The FastAPI application.
+        """The FastAPI application of the admin API.
 
-        Its OpenAPI document describes the proxy's own paths and the endpoints whose requests the proxy
+        The OpenAPI document of this application also describes the endpoints whose requests the proxy
         compacts.
         """
         return self._admin_site.load()[0]
@@ -147,7 +155,7 @@ class Proxy:
     def reload(self, loaded_config: LoadedConfig) -> None:
         """Applies another configuration to all later requests.
 
-        Keys in `config.config.RESTART_KEYS` take effect only after a restart of the process.
+        A new value of a key in `config.config.RESTART_KEYS` takes effect only after a restart of the process.
 
         Raises:
             ConfigError: If a prompt file that the configuration names cannot be read. The proxy then keeps
@@ -161,14 +169,14 @@ class Proxy:
         self._apply_config(config, loaded_config)
 
     def record_reload(self, *, succeeded: bool) -> None:
-        """Counts a reload of the configuration in the metrics, as succeeded or failed."""
+        """Records in the metrics whether the last reload of the configuration succeeded."""
         self._parts.metrics.record_reload(succeeded=succeeded)
 
     def _get_secret(self) -> bytes:
         return self._parts.secret.current_key
 
     def _apply_config(self, config: Config, loaded_config: LoadedConfig | None) -> None:
-        """Builds the endpoints for a configuration. Later requests use them."""
+        """Builds all endpoints from a configuration. The endpoints handle all requests from now on."""
         parts, admission, base_path = self._parts, self._admission, config.server.base_path
         upstreams = build_upstreams(config, parts.engine, self._hop_mark, parts.upstream_monitor)
         relay = partial(
@@ -274,10 +282,11 @@ class Proxy:
         input_compactor: InputCompactor,
         items: CompactionItemCodec,
     ) -> Mapping[str, RelayEndpoint]:
-        """Builds the endpoints for requests that contain a conversation. The keys are the names of the wires.
+        """Builds an endpoint for each wire, for requests that contain a conversation.
 
-        Only the endpoint for the Responses wire gets an `item_responder`, because only this wire has an input
-        item with which a client asks for a compaction (`compaction_trigger`).
+        The keys of the result are the names of the wires. Only the endpoint for the Responses wire gets an
+        `item_responder`, because only this wire has an input item with which a client asks for a compaction
+        (`compaction_trigger`).
         """
         parts = self._parts
         item_responder = CompactionItemResponder(
@@ -331,7 +340,10 @@ class Proxy:
         wires: Mapping[str, ASGIApp],
         compact: ASGIApp,
     ) -> "tuple[FastAPI, ASGIApp]":
-        """Creates the FastAPI application of the admin API, and the application that adds the pages to it."""
+        """Creates the applications of the admin API and of the admin pages.
+
+        The application of the pages passes all requests for other paths to the application of the admin API.
+        """
         from compaction_proxy.admin.app import create_admin_app, mount_pages  # see `AdminSite`
         from compaction_proxy.gateway.routes import create_relay_routes
 
@@ -379,8 +391,8 @@ class Proxy:
         replay_jobs = ReplayJobRunner(config, create_conversation_loader(commands, queries))
 
         def is_ending() -> bool:
-            # A reload may change the access rules. Open streams then end, because their readers may no longer
-            # have access.
+            # A reload may change the rules for access. Open event streams then end, because their readers may
+            # no longer have access.
             return bool(self._server_state.get("stopping")) or self._access_policy != policy
 
         return AdminApi(commands, queries, replay_jobs, policy, settings, is_ending)
@@ -389,16 +401,18 @@ class Proxy:
 def create_app(
     config: Config, *, store: Store | None = None, loaded_config: LoadedConfig | None = None
 ) -> Proxy:
-    """Returns the proxy as an ASGI application. Its lifespan opens and closes all components.
+    """Returns the proxy as an ASGI application.
+
+    All components are opened when the server starts the application, and closed when the server stops it.
 
     Args:
         config: The configuration.
         store: A store to use in place of the configured one. None uses the configured store.
-        loaded_config: The configuration with the source of each value, which the admin API reports. None if
-            the sources are unknown.
+        loaded_config: The same configuration with the source of each value. The admin API reports the
+            sources. None if the sources are unknown.
 
     Raises:
-        ConfigError: If a prompt file cannot be read, the store cannot be opened, or a package that the
-            configuration needs is not installed.
+        ConfigError: If a prompt file cannot be read, if the URL of the store or an encryption key is not
+            valid, or if a package that the configuration needs is not installed.
     """
     return Proxy(config, Components(config, store), loaded_config)

@@ -88,11 +88,13 @@ if TYPE_CHECKING:
 
 SECRET_DEADLINE_S = 1.0
 SECRET_RETRY_S = 1.0
-# Seconds between two checks of the shared secret (`sync_periodically`). If the store loses its content, the
-# replicas use different secrets for about this time.
+# Seconds between two comparisons of a replica's secret with the secret in the shared store
+# (`sync_periodically`). If the store loses its content and another replica then stores a different secret,
+# the replicas use different secrets for at most about this time.
 SECRET_CHECK_S = 5.0
-# Maximum number of earlier secrets that a process keeps in memory. When there are more, the process drops the
-# oldest and can no longer open compaction items that were sealed with it.
+# Maximum number of earlier secrets that a process keeps in memory. If there are more, the process drops the
+# oldest. It can then no longer decrypt compaction items (`gateway.compaction_items`) that were encrypted with
+# the dropped secret.
 MAX_PREVIOUS_SECRETS = 16
 # Environment variables that may name the server to which the proxy sends traces.
 COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -107,14 +109,14 @@ def log_store_failure(error: StoreUnavailableError, suppressed: int = 0) -> None
 
     Args:
         error: The failure.
-        suppressed: Number of earlier failures with the same reason that were not logged.
+        suppressed: Number of earlier failures with the same reason that the caller did not log.
     """
     left_out = {"suppressed": suppressed} if suppressed else {}
     _log.warning(STORE_FAILED, reason=error.reason, error=type(error.__cause__ or error).__name__, **left_out)
 
 
 def open_configured_store(config: Config, store_url: str) -> Store:
-    """Opens the store at a URL. The store encrypts all values if encryption keys are configured.
+    """Opens the store at a URL. If encryption keys are configured, the opened store encrypts all values.
 
     Raises:
         ConfigError: If the URL or an encryption key is not valid, or if encryption keys are configured but
@@ -134,8 +136,8 @@ def open_configured_store(config: Config, store_url: str) -> Store:
 def choose_body_budget(server: ServerSection) -> int:
     """Returns the maximum bytes of request bodies that this process may hold in memory at the same time.
 
-    The result is `server.max_inflight_bytes` if configured. Otherwise it is computed from the memory that the
-    process may use and from the number of workers.
+    The result is `server.max_inflight_bytes` if that is configured. Otherwise the function computes the
+    result from the memory that the process may use and from the number of workers.
     """
     if server.max_inflight_bytes is not None:
         return server.max_inflight_bytes
@@ -146,10 +148,10 @@ def choose_body_budget(server: ServerSection) -> int:
 def create_tracer(config: Config) -> "OtelTracer | None":
     """Creates a tracer, or returns None if tracing is off.
 
-    Tracing is on if the configuration (`observability.otlp_endpoint`) or one of the environment variables
-    `COLLECTOR_VARIABLES` names a server for traces. `OTEL_SDK_DISABLED=true` turns tracing off. If only the
-    environment names a server and the packages for tracing are not installed, logs a warning and returns
-    None.
+    Tracing is on if the configuration (`observability.otlp_endpoint`) or one of the environment variables in
+    `COLLECTOR_VARIABLES` names a server for traces. The environment variable `OTEL_SDK_DISABLED=true` turns
+    tracing off. If only the environment names a server and the packages for tracing are not installed, the
+    function logs a warning and returns None.
 
     Raises:
         ConfigError: If the configuration names a server for traces, but the packages for tracing are not
@@ -174,19 +176,19 @@ def create_tracer(config: Config) -> "OtelTracer | None":
 
 
 class TenantSecret:
-    """The secret key of the digests that identify tenants.
+    """Holds the secret key with which the proxy computes the digests that identify tenants.
 
     The key comes from the configuration, from a file of this installation or from the shared store. Replicas
     that share a store must use the same key. Until a replica can reach the shared store, it uses a random key
-    of its own. After the replica has adopted the shared key, it no longer finds the data that it stored under
-    its own key.
+    of its own. After the replica has adopted the shared key, it no longer finds the data that it stored while
+    it used its own key. The proxy also encrypts compaction items (`gateway.compaction_items`) with this key.
 
     Args:
         config: The configuration, which may contain the current key and earlier keys.
         store_url: URL of the store. It decides whether a key that is not configured comes from a file or from
             the shared store.
         store: The store.
-        report: Called with the error if the file or the store has no usable secret.
+        report: Called with the error if the file or the store has no usable key.
 
     Attributes:
         current_key: The key that is in use.
@@ -202,10 +204,10 @@ class TenantSecret:
         self._store = None if configured or not is_shared_store(store_url) else store
 
     async def sync_with_store(self) -> bool:
-        """Adopts the secret in the shared store, or stores `current_key` there if the store has no secret.
+        """Adopts the key in the shared store, or stores `current_key` there if the store has no key.
 
-        Returns False if the store could not be used. The caller should then try again later. Returns True on
-        success, and also if the key does not come from a shared store.
+        Returns False if the store cannot be reached or has no usable key. The caller should then try again
+        later. Returns True on success, and also if the key does not come from a shared store.
         """
         if self._store is None:
             return True
@@ -224,9 +226,9 @@ class TenantSecret:
 
     @property
     def accepted_keys(self) -> tuple[bytes, ...]:
-        """The current key, followed by earlier keys, which open data that was sealed with them.
+        """The current key, followed by earlier keys. The proxy can still decrypt data with an earlier key.
 
-        An earlier key was configured as such, or was the current key of this process before.
+        The earlier keys are those in `server.previous_secrets`, and keys that were `current_key` before.
         """
         return self.current_key, *self._previous
 
@@ -234,14 +236,14 @@ class TenantSecret:
         """Calls `sync_with_store` repeatedly, because the store may lose its content.
 
         Waits `SECRET_CHECK_S` seconds after a success and `SECRET_RETRY_S` seconds after a failure. Runs
-        until its task is cancelled, but returns immediately if the key does not come from a shared store.
+        until its task is cancelled. If the key does not come from a shared store, returns immediately.
         """
         while self._store is not None:  # noqa: ASYNC110 - the store offers no event to wait for
             await asyncio.sleep(SECRET_CHECK_S if await self.sync_with_store() else SECRET_RETRY_S)
 
 
-# Longest time, in seconds, for which a request for metrics waits for exchanges that are not yet counted.
-# After this time, the response leaves them out.
+# Longest time, in seconds, for which a request for metrics waits until the queued exchanges are counted.
+# After this time, the response leaves out the exchanges that are not yet counted.
 FLUSH_LIMIT_S = 1.0
 
 
@@ -254,15 +256,15 @@ def _log_tokenizer_failure(line: str) -> None:
 
 
 class Components:
-    """The components that live as long as the process. The lifespan opens and closes all of them.
+    """The components that live as long as the process. `run_lifespan` opens and closes them.
 
     Args:
         config: The configuration. If it names no store URL, the store is in memory.
         store: A store to use in place of the configured one. None uses the configured store.
         summary_model: Writes summaries in place of the configured summary models. Only rehearsals pass an
             object. None uses the configured models.
-        clock: Returns monotonic seconds. After a failed summary, the proxy makes no new summary for that
-            conversation for a while. The clock measures this pause.
+        clock: Returns monotonic seconds. After a failed summary, the proxy pauses before it makes another
+            summary for that conversation. The clock measures this pause.
     """
 
     def __init__(
@@ -412,14 +414,14 @@ class Components:
             await self.exchange_log.flush()
 
     def get_readiness(self) -> Readiness:
-        """Returns whether the proxy can serve requests, whether it can reach the store, and its version."""
+        """Returns the proxy's version, whether it can serve requests, and whether it can reach the store."""
         return Readiness(self.is_ready, "ok" if self.records.is_reachable else "down", __version__)
 
     def _mint_conversation_id(self, tenant: str, prefix: bytes) -> str:
         return mint_conversation_id(self.secret.current_key, tenant, prefix)
 
     def create_stateless_compaction(self, config: Config) -> StatelessCompaction:
-        """Creates the component that compacts lists of messages without storing anything."""
+        """Creates the component that compacts a list of messages and leaves nothing in the store."""
         return StatelessCompaction(
             MemoryStore,
             self.message_reader,
@@ -430,7 +432,7 @@ class Components:
         )
 
     def create_compactor(self, config: Config) -> Compactor:
-        """Creates a compactor that shares the components of this process."""
+        """Creates a compactor. All compactors of this process share its store, caches and summary models."""
         request_loader = RequestLoader(
             self.message_reader,
             self.records,
@@ -454,7 +456,11 @@ class Components:
         )
 
     def create_usage_feedback(self) -> UsageFeedback:
-        """Creates the component that learns token counts and model limits from the `usage` in responses."""
+        """Creates the component that reads the token `usage` in responses.
+
+        The component learns from it the true sizes of requests, the limits of models and the effects of
+        compactions.
+        """
         return UsageFeedback(
             self.model_limits,
             self.usage_baselines,

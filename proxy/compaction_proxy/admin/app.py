@@ -1,6 +1,7 @@
 """Creates the applications for the proxy's own paths: health checks, metrics, admin API and admin pages.
 
-The applications report an unknown path as an error in OpenAI's format.
+Below the path `/ui`, the applications report an error as a page. On all other paths, they report it in
+OpenAI's format.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ ERROR_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_la
 
 
 async def _respond_http_error(request: Request, error: HTTPException) -> Response:
-    """Builds the response for an unknown path or method, or for a body that is unreadable or too large."""
+    """Builds the error response for an unknown path or method, or for an unreadable or too large body."""
     status, message = error.status_code, error.detail
     if status == 400:
         message = "The body cannot be read."
@@ -45,14 +46,14 @@ def create_admin_app(
     """Creates the application for the proxy's own paths except the admin pages.
 
     Args:
-        read_readiness: Returns the state of the server (`admin.health.create_health_routes`).
+        read_readiness: Returns the state of the server for health checks.
         base_path: Prefix of all paths. It is empty, or starts with `/` and does not end with `/`.
         api: Commands, queries and settings that the admin API uses. If None, the application has no admin
             API.
-        render_metrics: Renders the metrics (`admin.health.create_health_routes`). If None, the application
-            does not have the path `/metrics`.
-        lifespan: Opens and closes the resources of the application. It is used only if a server runs this
-            application directly, not inside the proxy's application.
+        render_metrics: Takes the value of an `Accept` header. Returns all metrics in the format that the
+            header prefers, and their content type. If None, the application has no path `/metrics`.
+        lifespan: Opens and closes the resources of the application. It runs only if a server runs this
+            application directly, and not if the proxy's application passes requests to this one.
     """
     app = FastAPI(
         title="compaction-proxy admin",

@@ -28,8 +28,8 @@ from compaction_proxy.support.net import parse_authority
 # 413. The largest useful body contains a pin of 2,000 characters, each of which takes at most 12 bytes in
 # JSON.
 MAX_BODY_BYTES = 65_536
-# Maximum bytes that `BodyBudgetMiddleware` reserves for the body of an admin request. The largest such body
-# is a form with a pasted transcript.
+# Maximum bytes that `BodyBudgetMiddleware` reserves in the memory budget for the rest of an admin request's
+# body. Further bytes count only when they arrive. The largest such body is a form with a pasted transcript.
 MAX_FORM_BYTES = 24 * 1024 * 1024
 # Maximum bytes of the body of a replay request, which contains a whole conversation. A larger body gets
 # status 413. The command `compaction-proxy replay` accepts larger conversations.
@@ -41,7 +41,7 @@ REPLAY_PATH = "/admin/v1/replay"
 class BodyLimitMiddleware:
     """ASGI middleware that refuses request bodies that are too large, with status 413.
 
-    Starlette has a limit of its own, but its response cannot have OpenAI's format.
+    Starlette has such a limit, too. But a response that Starlette builds for it cannot have OpenAI's format.
 
     Attributes:
         app: Wrapped application. It must turn an `HTTPException` into a response.
@@ -52,7 +52,10 @@ class BodyLimitMiddleware:
     path: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request to the application, and counts the bytes of the body that it reads."""
+        """Passes a request to the application, and counts the bytes of the body that the application reads.
+
+        When the application reads more than the limit, it gets an `HTTPException` with status 413.
+        """
         path = scope.get("path", "")
         if not path.startswith(self.path):
             await self.app(scope, receive, send)
@@ -73,19 +76,19 @@ class BodyLimitMiddleware:
 
 @dataclass(frozen=True, slots=True)
 class BodyBudgetMiddleware:
-    """ASGI middleware that counts the bodies of requests against the memory budget of the process.
+    """ASGI middleware that limits the memory for the bodies of requests (`gateway.body_budget`).
 
     Attributes:
         app: Wrapped application. It must turn an `OverloadedError` into a response. The application gets this
-            error when it reads a body for which the budget has no room in time.
-        budget: Memory budget for bodies.
+            error when it reads a body and the memory budget does not have enough free bytes in time.
+        budget: Memory budget, in bytes, which all bodies in this process share.
     """
 
     app: ASGIApp
     budget: BodyBudget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request to the application. Counts the request's body until the response is complete."""
+        """Passes a request to the application. Its body counts in the budget until the response has ended."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -109,7 +112,7 @@ class BodyBudgetMiddleware:
 
 BEARER = "Bearer"
 BASIC = "Basic"
-# Maps each authentication scheme to its value of the header `WWW-Authenticate`.
+# Maps each authentication scheme to the header `WWW-Authenticate` of a response with status 401.
 _CHALLENGES = {BEARER: "Bearer", BASIC: 'Basic realm="compaction-proxy", charset="UTF-8"'}
 # Maps each URL scheme to its default port.
 _PORTS = {"http": 80, "https": 443}
@@ -123,8 +126,8 @@ class AccessPolicy:
     """Rules for access to the admin API.
 
     Attributes:
-        host: Address that the server listens on, `server.host`.
-        key: Admin key; empty if none is configured.
+        host: Address on which the server listens (`server.host`).
+        key: Admin key (`server.admin_key`); empty if none is configured.
     """
 
     host: str
@@ -136,7 +139,10 @@ def _build_forbidden_error(message: str, code: str) -> RequestRefusedError:
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Returns whether an `Origin` header and a `Host` header name the same host and port."""
+    """Returns whether an `Origin` header and a `Host` header name the same host and port.
+
+    Returns False if the origin has another scheme than http and https.
+    """
     scheme, separator, rest = origin.lower().partition("://")
     if not separator or scheme not in _PORTS:
         return False
@@ -211,7 +217,7 @@ def check_access(policy: AccessPolicy, scope: Scope, scheme: str = BEARER) -> Re
 
 @dataclass(frozen=True, slots=True)
 class AccessMiddleware:
-    """ASGI middleware that checks access before the body of a request is read.
+    """ASGI middleware that refuses requests that are not allowed, before it reads their bodies.
 
     Attributes:
         app: Wrapped application.

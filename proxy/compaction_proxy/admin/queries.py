@@ -32,12 +32,13 @@ from compaction_proxy.telemetry.statistics import (
 )
 from compaction_proxy.telemetry.usage import ExchangeEntry, Totals, UsageStore
 
-# A query that searches, sorts or exports conversations reads at most this many, the most recently used. Older
-# conversations are left out.
+# A query that searches, sorts or exports conversations reads only the conversations that were used most
+# recently, at most this many. The result leaves out older conversations.
 MAX_SCANNED = 1_000
-# `list_models` lists models that were used within this time, in seconds.
+# `list_models` lists the models that clients used within this time, in seconds.
 RECENT_MODELS_S = 30 * 86_400.0
-# Maximum number of recently used conversations from which `list_models` takes the context windows of models.
+# `list_models` takes the context windows of models from the conversations that were used most recently. This
+# is the maximum number of conversations that it reads for this.
 MAX_WINDOW_SAMPLES = 200
 # Length of a checkpoint id, in bytes.
 _PLACE_BYTES = 64
@@ -48,18 +49,18 @@ Sort = Literal["last", "tokens", "net", "requests"]
 
 
 class ListedConversation(NamedTuple):
-    """A conversation in a list, with its totals."""
+    """A conversation in a list: its id, and the totals of its usage."""
 
     id: str
     totals: Totals
 
 
 class CompactionRecord(NamedTuple):
-    """A compaction of a conversation, with its effect.
+    """A compaction of a conversation, and whether it is worth its cost.
 
     Attributes:
-        event: Event of the compaction.
-        undone: Whether a user has undone the compaction. An undone compaction is not applied.
+        event: Event that reports the compaction.
+        undone: Whether a user has undone the compaction, so that the proxy no longer applies it.
         pays_back_after: Estimated number of requests after which the compaction has saved as much as it has
             cost. None if the number is unknown or if the compaction never saves its cost.
     """
@@ -70,10 +71,11 @@ class CompactionRecord(NamedTuple):
 
 
 class StatisticsReport(NamedTuple):
-    """Statistics of exchanges.
+    """Sums of the exchanges and events in a period.
 
     Attributes:
-        rows: One row for each hour, day, model or client key, or a single row for all exchanges.
+        rows: One row for each hour, day, model or client key that has any of them, or a single row for all of
+            them.
         total: Sum of all rows.
     """
 
@@ -85,8 +87,8 @@ class StatisticsReport(NamedTuple):
 class ModelRow:
     """A model: its context window in tokens, and its prices in dollars per million tokens.
 
-    An unknown price is None. `surcharge_tokens` is the request size, in tokens, above which the model costs
-    more.
+    An unknown price is None. `surcharge_tokens` is the request size, in tokens, above which every token of
+    the request costs more; None if there is no such size.
     """
 
     model: str
@@ -114,11 +116,11 @@ class ConversationQueries:
         history: Reads events of conversations.
         details: Reads details of compactions.
         directives: Reads directives for conversations, such as pins.
-        statistics: Statistics of all exchanges.
-        feed: Live feed of events and exchanges.
+        statistics: Reads the sums of all exchanges.
+        feed: Live feed, which provides the latest events and exchanges of all conversations.
         pricing: Source of prices.
         config: Configuration.
-        origin: Origin of the upstream, whose prices apply.
+        origin: Origin (scheme, host and port) of the upstream. The queries use the prices of this upstream.
         now: Returns the current time in seconds since the epoch.
     """
 
@@ -155,7 +157,7 @@ class ConversationQueries:
         return sorted(matches, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
 
     async def list_exchanges(self, conversation: str, limit: int) -> list[ExchangeEntry]:
-        """Returns the newest `limit` exchanges of a conversation, oldest first."""
+        """Returns the newest exchanges of a conversation, at most `limit`, oldest first."""
         return await self.usage.list_exchanges(await self._find_tenant(conversation), conversation, limit)
 
     async def list_compactions(self, conversation: str) -> list[CompactionRecord]:
@@ -186,8 +188,8 @@ class ConversationQueries:
 
         Args:
             since: Start of the period, in seconds since the epoch.
-            until: End of the period, in seconds since the epoch. Hours that the period covers in part are
-                included.
+            until: End of the period, in seconds since the epoch. The sums include the whole of each hour that
+                the period overlaps.
             by: What each row covers: an hour, a day, a model, a client key, or all exchanges (`total`).
         """
         await self.check_store()
@@ -198,17 +200,17 @@ class ConversationQueries:
         return StatisticsReport(tuple(rows), total)
 
     async def list_recent_items(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
-        """Returns the latest `limit` events of all conversations, newest first.
+        """Returns the latest events of all conversations, at most `limit`, newest first.
 
-        `failures` selects only failures.
+        If `failures` is true, returns only events that report a failure.
         """
         await self.check_store()
         return await self.feed.list_recent_events(limit, failures=failures)
 
     async def list_upstream_failures(self, since: float, until: float) -> tuple[list[UpstreamFailure], bool]:
-        """Returns the failures of upstreams in a period, and whether no read of the store failed.
+        """Returns the failures of upstreams in a period, and whether all reads of the store succeeded.
 
-        The latest failure comes first. If the store could not be read, the list may contain only failures
+        The latest failure comes first. If a read of the store failed, the list may contain only failures
         that this process has counted.
 
         Args:
@@ -237,7 +239,7 @@ class ConversationQueries:
     async def iter_conversations(
         self,
     ) -> AsyncIterator[tuple[ListedConversation, list[ExchangeEntry], list[Event]]]:
-        """Yields the most recently used conversations with their exchanges and events, at most `MAX_SCANNED`.
+        """Yields at most `MAX_SCANNED` conversations, each with its exchanges and events.
 
         The most recently used conversation comes first. The method reads one conversation at a time, to save
         memory.
@@ -262,7 +264,10 @@ class ConversationQueries:
         ]
 
     def _estimate_payback(self, event: Event, totals: Totals) -> float | None:
-        """Estimates after how many requests a compaction has saved its cost. None if unknown or never."""
+        """Returns the estimated number of requests after which a compaction has saved what it has cost.
+
+        Returns None if the number is unknown, or if the compaction never saves its cost.
+        """
         before, after = event.tokens_before, event.tokens_real or event.tokens_after
         if before is None or after is None:
             return None
@@ -300,7 +305,7 @@ class ConversationQueries:
 def build_model_row(
     config: Config, name: str, price: ModelPrice | None, last_window: int | None = None
 ) -> ModelRow:
-    """Builds the row of a model. The row has the prices of requests that are too small for a surcharge.
+    """Builds the row of a model. Its prices are those of requests that are too small for a surcharge.
 
     Args:
         config: The configuration.
@@ -330,7 +335,7 @@ def build_model_row(
 
 
 def _get_sort_key(totals: Totals, sort: Sort) -> tuple[float, float]:
-    """Returns the sort key of a conversation. The time of the last request decides between equal values."""
+    """Returns the sort key of a conversation: the value of `sort`, then the time of the last request."""
     net = totals.net_usd
     by: dict[Sort, float] = {
         "last": totals.last_at,

@@ -1,1 +1,1 @@
-"""Recall: the archive of removed messages and the search in it."""
+"""Archives the messages that compactions remove, and searches the archive."""

@@ -1,11 +1,13 @@
-"""Builds and reads archives, which contain the messages that compactions have replaced, as text.
+"""Builds and reads archives. An archive contains the text of the messages that a compaction has replaced.
 
-The archive of a compaction consists of one archive record and several pieces. The pieces are stored under
-digests of their content, which the archive record lists, so archives with the same root share equal pieces.
-A piece is either a stretch (up to `STRETCH_MESSAGES` neighbouring messages) or the text of one long message.
-A single commit writes the archive record, the pieces, the compaction's checkpoint, and a line in the list of
-archives of the conversation's root (`storage.keys`). Earlier versions of the proxy wrote the messages into
-the archive record itself. Such records are still read.
+The archive of a compaction consists of one archive record and several pieces. A piece is either a stretch (up
+to `STRETCH_MESSAGES` neighbouring messages) or the text of one long message. Each piece has a store key that
+contains a digest of the piece's content. Archives with the same root (`storage.keys`) therefore share equal
+pieces. The archive record lists the digests of its pieces. A single commit writes the archive record, the
+pieces, the compaction's checkpoint, and a line in the list of archives of the conversation's root.
+
+Earlier versions of the proxy wrote the messages into the archive record itself. This module still reads such
+records.
 """
 
 import hashlib
@@ -19,7 +21,9 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.storage.keys import archive_key, archive_piece_key, root_archives_key
 from compaction_proxy.storage.records import Fields, ListItem, RecordItem, RecordStore
 
-# Maximum number of archives in the list of one root.
+# Conversations with the same beginning share a root (`storage.keys`), which has a list of their archives.
+# This is the maximum number of archives in the list. If there are more, the list loses the oldest, and a
+# search of one conversation no longer finds their messages.
 MAX_ARCHIVES = 200
 
 
@@ -33,7 +37,7 @@ class RemovedMessage:
         role: Its role.
         text: The message as text, with a line for each part that is not text and for each tool call
             (`format_message_text`).
-        turn: The number of its turn, from 1; 0 if it precedes the first turn; None if unknown.
+        turn: The number of its turn, from 1; 0 if the message precedes the first turn; None if unknown.
     """
 
     id: str
@@ -60,9 +64,9 @@ class ArchivePieceList:
     """Names and sizes of the pieces of an archive.
 
     Attributes:
-        stretches: Pieces that contain messages, in the order of the messages.
-        texts: Pieces that contain the text of one long message each. In the stretch, the row of such a
-            message has the name of the piece instead of the text.
+        stretches: Pieces that each contain several neighbouring messages, in the order of the messages.
+        texts: Pieces that each contain the text of one long message. The piece with the message itself, in
+            `stretches`, has the name of this piece in place of the text.
         size_bytes: Bytes of the message texts in the archive record itself. 0 unless an earlier version of
             the proxy wrote the archive.
     """
@@ -98,7 +102,7 @@ class ArchivedRound:
 
 
 def parse_archived_round(fields: Fields) -> ArchivedRound | None:
-    """Parses the compaction from an archive record, or from a line in a list of archives.
+    """Returns the compaction that an archive record, or a line in a list of archives, belongs to.
 
     Returns None if the fields are incomplete or invalid.
     """
@@ -115,12 +119,12 @@ def parse_archived_round(fields: Fields) -> ArchivedRound | None:
 
 
 def count_utf8_bytes(text: str) -> int:
-    """Returns the number of bytes of a text as UTF-8. Accepts lone surrogates, with 3 bytes each."""
+    """Returns the number of bytes of a text as UTF-8. A lone surrogate counts as 3 bytes."""
     return len(text.encode("utf-8", "surrogatepass"))
 
 
 def parse_archive_contents(fields: Fields) -> ArchivePieceList:
-    """Returns the names and sizes of the pieces that an archive record lists, without invalid entries."""
+    """Returns the names and sizes of the pieces that an archive record lists. Skips invalid entries."""
     size_bytes = sum(count_utf8_bytes(each.text) for each in parse_messages(fields))
     return ArchivePieceList(
         _parse_pieces(fields.get("stretches")), _parse_pieces(fields.get("texts")), size_bytes
@@ -137,23 +141,23 @@ def _parse_pieces(rows: object) -> tuple[ArchivePieceInfo, ...]:
 
 
 def parse_piece_text(fields: Fields) -> str | None:
-    """Returns the text of a long message, which the archive stores in a record of its own.
+    """Returns the text of a long message from the fields of its piece.
 
-    Returns None if the fields of that record contain no text.
+    Returns None if the fields contain no text.
     """
     text = fields.get("text")
     return text if isinstance(text, str) else None
 
 
 def parse_messages(fields: Fields, texts: Mapping[str, str] | None = None) -> Iterator[RemovedMessage]:
-    """Yields the messages of a stretch, or of an archive record that an earlier version of the proxy wrote.
+    """Yields the messages in a record: a stretch, or an archive record of an earlier version of the proxy.
 
-    Skips messages that cannot be parsed.
+    A stretch is a piece of an archive that contains several messages. Skips messages that cannot be parsed.
 
     Args:
-        fields: The fields of the stretch or archive record.
-        texts: Texts of long messages, by the name of their piece. A long message whose text is missing is
-            skipped.
+        fields: The fields of the record.
+        texts: Texts of long messages, by the names of their pieces. The function skips a long message whose
+            text is missing.
     """
     rows = fields.get("messages")
     for row in rows if isinstance(rows, list) else ():
@@ -173,25 +177,26 @@ def _parse_message(row: object, texts: Mapping[str, str]) -> RemovedMessage | No
     return None
 
 
-# Maximum characters of all message texts in one archive together, or of all texts in one detail record, and
-# maximum characters of one message. Longer texts are shortened (`shorten_texts`).
+# Maximum characters of all message texts in one archive together, and maximum characters of one message text.
+# `shorten_texts` shortens longer texts. The first number also limits all texts in one detail record together
+# (`recall.round_detail`).
 MAX_RECORD_CHARACTERS = 2 * 1024 * 1024
 MAX_MESSAGE_CHARACTERS = 256 * 1024
-# Maximum number of messages in one archive. If a compaction replaces more, only the newest are archived.
+# Maximum number of messages in one archive. If a compaction replaces more, its archive has only the newest.
 MAX_MESSAGES = 10_000
 MAX_ROLE_CHARACTERS = 64
-# Maximum number of messages in one stretch. Longer stretches compress better. But if a conversation branches
-# off another one, the archives of the two can share only whole stretches. With longer stretches, more
-# messages that both conversations contain would be stored twice.
+# Maximum number of neighbouring messages in one stretch, which is stored as one piece of the archive. Longer
+# stretches compress better. But two conversations with the same beginning can share only whole stretches.
+# With longer stretches, more of the messages that both contain would be stored twice.
 STRETCH_MESSAGES = 32
-# A message text of at least this many characters becomes a separate piece.
+# A message text of at least this many characters is stored as a piece of its own, apart from the message.
 PIECE_CHARACTERS = 8 * 1024
 OMISSION_NOTE = "\n[… {} characters left out …]\n"
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalMessage:
-    """A message to be archived.
+    """A message that `build_archive` puts into an archive.
 
     Attributes:
         index: Its index among the messages of the conversation that are not fixed.
@@ -207,7 +212,11 @@ class OriginalMessage:
 
 
 def format_message_text(message: Message) -> str:
-    """Returns a message as text: its text and refusal, then a line for each other part and each tool call."""
+    """Returns a message as text.
+
+    The result has the message's text and its refusal, then a line for each part that is not text, and a line
+    for each tool call.
+    """
     lines = [message.text, message.refusal]
     lines += [f"[{part.kind}]" for part in message.parts]
     lines += [f"{call.name}({call.arguments})" for call in message.calls]
@@ -215,10 +224,10 @@ def format_message_text(message: Message) -> str:
 
 
 def shorten_text(text: str, limit: int) -> str:
-    """Shortens a text of more than `limit` characters in its middle. Returns other texts unchanged.
+    """Leaves out the middle of a text that has more than `limit` characters. Returns other texts unchanged.
 
     The result has `limit` characters of the text, half of them from its beginning and half from its end, with
-    a note between the halves. The note does not count towards `limit`.
+    a note between the halves. The characters of the note are not included in `limit`.
     """
     if len(text) <= limit:
         return text
@@ -228,10 +237,10 @@ def shorten_text(text: str, limit: int) -> str:
 
 
 def compute_cut_size(sizes: Sequence[int], limit: int) -> int:
-    """Returns the largest size to which longer items can be cut so that the sum of all is at most `limit`.
+    """Returns the size to which all larger items must be cut so that the sum of all sizes is at most `limit`.
 
-    Items that are not longer keep their size. Returns `limit` if no item must be cut. Sizes and `limit` have
-    the same unit.
+    The result is the largest such size. Smaller items keep their size. Returns `limit` if no item must be
+    cut. Sizes and `limit` have the same unit.
     """
     room = limit
     ordered = sorted(sizes)
@@ -244,21 +253,22 @@ def compute_cut_size(sizes: Sequence[int], limit: int) -> int:
 
 
 def shorten_texts(texts: Sequence[str], limit: int) -> list[str]:
-    """Shortens the longest texts of a record so that all texts keep at most `limit` characters together.
+    """Shortens the longest texts so that all texts together keep at most `limit` characters.
 
-    No text keeps more than `MAX_MESSAGE_CHARACTERS` characters. The notes in shortened texts (`shorten_text`)
-    do not count.
+    No text keeps more than `MAX_MESSAGE_CHARACTERS` characters. The notes that `shorten_text` puts into
+    shortened texts are not included in these numbers.
     """
     size = compute_cut_size([min(len(text), MAX_MESSAGE_CHARACTERS) for text in texts], limit)
     return [shorten_text(text, min(size, MAX_MESSAGE_CHARACTERS)) for text in texts]
 
 
 class Archive(NamedTuple):
-    """The records of an archive, to be committed together with the compaction's checkpoint.
+    """The records of an archive. The caller commits them together with the compaction's checkpoint.
 
     Attributes:
         items: The archive record and the pieces.
-        list_line: The line for the root's list of archives. Searches find an archive only through this list.
+        list_line: The line for the list of archives that conversations with the same beginning share. Without
+            this line, a search of the conversation does not find the archive.
         contents: The names and sizes of the pieces.
     """
 
@@ -274,10 +284,10 @@ def build_archive(
 
     Args:
         tenant: The tenant that owns the conversation.
-        root: The root under which the checkpoint is stored.
+        root: The root under which the checkpoint is stored: the digest of the conversation's first messages.
         archived_round: The compaction to which the archive belongs.
         messages: The messages that this compaction replaces and no earlier compaction has archived, in order.
-        ttl_s: Seconds for which the archive is kept.
+        ttl_s: Seconds for which the store keeps the archive.
     """
     newest = [*messages][-MAX_MESSAGES:]
     texts_left = shorten_texts([format_message_text(each.message) for each in newest], MAX_RECORD_CHARACTERS)
@@ -329,10 +339,10 @@ def _build_piece(content: object, size: int) -> ArchivePieceInfo:
 
 
 def _build_stretch_row(message: RemovedMessage, texts: dict[ArchivePieceInfo, Fields]) -> list[Any]:
-    """Returns a message as a row (a JSON list) of a stretch.
+    """Returns a message as a JSON list, as it is stored in a piece with several messages (a stretch).
 
-    If the message's text has at least `PIECE_CHARACTERS` characters, adds the text as a piece to `texts`. The
-    row then has the name of the piece instead of the text.
+    If the message's text has at least `PIECE_CHARACTERS` characters, adds the text to `texts` as a piece of
+    its own. The list then has the name of this piece in place of the text.
     """
     text: Any = message.text
     if len(message.text) >= PIECE_CHARACTERS:
@@ -342,8 +352,9 @@ def _build_stretch_row(message: RemovedMessage, texts: dict[ArchivePieceInfo, Fi
     return [message.id, message.index, message.role, text, message.turn]
 
 
-# Maximum number of pieces that one call reads from the store, and maximum bytes of text in them together. A
-# single larger piece gets a call of its own. Larger calls might exceed the time limit for calls of the store.
+# Maximum number of pieces that one call reads from the store, and maximum bytes of text in these pieces
+# together. A single piece with more bytes gets a call of its own. Larger calls might exceed the time limit
+# for calls of the store.
 RECORDS_AT_ONCE = 32
 BYTES_AT_ONCE = 1_000_000
 # Maximum number of archive records that one call reads from the store. The number is small because archive
@@ -352,10 +363,10 @@ ARCHIVES_AT_ONCE = 8
 
 
 class ArchiveRef(NamedTuple):
-    """Identifies an archive of a tenant: the parts of its store key, except the tenant.
+    """Identifies an archive of a tenant. Contains all parts of the archive's store key except the tenant.
 
     Attributes:
-        root: The root under which the archive is stored.
+        root: The root under which the archive is stored: the digest of the conversation's first messages.
         round: The compaction to which the archive belongs.
     """
 
@@ -382,7 +393,10 @@ def build_archive_key(tenant: str, ref: ArchiveRef) -> str:
 
 
 def _batch_pieces(pieces: Iterable[tuple[bytes, ArchivePieceInfo]]) -> Iterator[list[tuple[bytes, str]]]:
-    """Yields the root and name of each distinct piece, in batches (`RECORDS_AT_ONCE`, `BYTES_AT_ONCE`)."""
+    """Yields the pieces in batches, each piece as its root and its name. Yields no piece twice.
+
+    A batch has at most `RECORDS_AT_ONCE` pieces and, unless it has only one piece, `BYTES_AT_ONCE` bytes.
+    """
     portion: list[tuple[bytes, str]] = []
     taken_bytes = 0
     for root, piece in dict.fromkeys(pieces):
@@ -398,7 +412,7 @@ def _batch_pieces(pieces: Iterable[tuple[bytes, ArchivePieceInfo]]) -> Iterator[
 class ArchiveReader:
     """Reads archives.
 
-    No method raises an error if the store fails. Records that cannot be read count as missing.
+    No method raises an error if the store fails. A record that cannot be read counts as missing.
 
     Args:
         records: The store of the archives.
@@ -408,12 +422,12 @@ class ArchiveReader:
         self._records = records
 
     async def read_contents(self, tenant: str, refs: Sequence[ArchiveRef]) -> list[ArchivePieceList | None]:
-        """Returns the names and sizes of each archive's pieces, or None for a missing archive."""
+        """Returns, for each archive, the names and sizes of its pieces, or None if its record is missing."""
         found = await self._read_records(tenant, refs)
         return [parse_archive_contents(fields) if fields else None for fields in found]
 
     async def read_messages(self, tenant: str, refs: Sequence[ArchiveRef]) -> list[RecalledMessage]:
-        """Returns the messages of archives, in the order of `refs`. Skips messages in missing records."""
+        """Returns the messages of archives, in the order of `refs`, except messages in missing records."""
         archives = await self._read_records(tenant, refs)
         present = [
             (place, fields, parse_archive_contents(fields))

@@ -1,9 +1,9 @@
-"""Full-text search in memory: SQLite FTS5 finds the terms, and `recall.ranking` ranks the results.
+"""Searches texts in memory: SQLite FTS5 finds the terms, and `recall.ranking` ranks the results.
 
-The FTS5 index is small and quick to build. It contains the terms that `recall.tokenize` finds in the texts,
-and finds the rows in which a term occurs. The ranking of FTS5 is not used, because it scores each row without
-its neighbours. A long message is cut into several rows, so that a word in a long message counts about as much
-as a word in a short message.
+Each text is that of a message. A short text is one row of the FTS5 index. A long text is cut into several
+rows, so that a word in a long message counts about as much as a word in a short message. The index contains
+the terms that `recall.tokenize` finds in each row. A search uses the index to find the rows in which a term
+occurs. It does not use the ranking of FTS5, because that ranking scores each row without its neighbours.
 """
 
 import re
@@ -23,15 +23,15 @@ from compaction_proxy.recall.tokenize import ParsedQuery, parse_query, split_ter
 
 
 class TextMatch(NamedTuple):
-    """One document that a query found.
+    """A document that a search has found. A document is one of the indexed texts.
 
     Attributes:
-        document_index: Index of its text in the sequence from which the search index was built.
+        document_index: Index of the document in the sequence of texts from which the search index was built.
         score: Score of the document as a share of the highest possible score for the query, above 0 and at
             most 1. Words in neighbouring documents count in part. Words of the query that occur in no
             document lower the share. Scores of different queries are only roughly comparable.
-        offset: Offset of the best match in the text, in characters. If only neighbours match, the offset of a
-            row of the text.
+        offset: Offset of the best match in the document, in characters. If only neighbouring documents
+            match, the offset of a row of this document (`ROW_CHARACTERS`).
     """
 
     document_index: int
@@ -40,7 +40,7 @@ class TextMatch(NamedTuple):
 
 
 class TextIndex(Protocol):
-    """A search index of documents. Any thread may search. Searches of one index run one at a time."""
+    """A search index of documents. Any thread may search. If several do, their searches run in turn."""
 
     @property
     def size_bytes(self) -> int:
@@ -50,13 +50,14 @@ class TextIndex(Protocol):
     def search(self, query: str, limit: int) -> list[TextMatch]:
         """Returns at most `limit` matching documents, best first. Returns an empty list after `close`.
 
-        Any text is a query. Plain words rank the documents; one matching word is enough. A document must
-        contain every phrase in double quotes. `word*` matches all words that begin with `word`. Never raises.
+        Any text is a valid query. A document matches if it, or a document near it, contains one of the words
+        of the query. If the query has phrases in double quotes, the document must contain all of them.
+        `word*` matches all words that begin with `word`. Never raises.
         """
         ...
 
     def close(self) -> None:
-        """Frees the memory. A second call does nothing."""
+        """Frees the memory of the index. A second call does nothing."""
         ...
 
 
@@ -64,9 +65,9 @@ class TextIndexBuilder(Protocol):
     """Builds search indexes from the messages of one or several conversations."""
 
     def build(self, texts: Sequence[str]) -> TextIndex:
-        """Builds an index of texts. Neighbours in the sequence are neighbours in the conversation.
+        """Builds an index of texts. Texts that are neighbours in `texts` are neighbours in the conversation.
 
-        Many megabytes of text take seconds. Call this method in a thread.
+        Call this method in a thread, because it takes seconds for many megabytes of text.
 
         Raises:
             SearchUnavailableError: If this installation has no full-text search.
@@ -74,15 +75,18 @@ class TextIndexBuilder(Protocol):
         ...
 
 
-# Maximum characters of a row. A longer text is split into several rows: after white space if possible,
-# otherwise after a separator (such as a hyphen), otherwise inside a word.
+# Maximum characters of a row of the index. `_split_rows` splits a longer text into several rows: after white
+# space if possible, otherwise after a separator (such as a hyphen), otherwise inside a word.
 ROW_CHARACTERS = 2_000
-# Maximum number of indexed terms with a given beginning that a search reads, for a prefix or as candidates
-# for the forms of a word. Further terms are ignored.
+# For each prefix in a query, a search reads the indexed terms that begin with the prefix. For each word, it
+# reads the terms that begin with the root of the word. This is the maximum number of terms that it reads for
+# one prefix or word. It ignores further terms.
 MAX_FORMS = 1_024
-# Maximum number of letters by which a form of a word may be longer than the root of the word.
+# Maximum number of letters by which a form of a word may be longer than the root of the word. A search
+# ignores longer forms.
 MAX_ENDING_CHARACTERS = 9
-# Bytes that SQLite needs for each database in memory in addition to the pages, measured with 2,000 databases.
+# Bytes that SQLite needs for a database in memory in addition to the database's pages. Measured with 2,000
+# databases.
 _DATABASE_BYTES = 64 * 1024
 
 _WORD = re.compile(r"\S+")
@@ -97,8 +101,8 @@ _SCHEMA_SQL = """
 _ROW_COUNTS_SQL = "SELECT doc, count(*) FROM places WHERE term = ? GROUP BY doc"
 _TERMS_BY_PREFIX_SQL = "SELECT term FROM known WHERE term >= ? AND term < ? LIMIT ?"
 _MATCHING_ROWS_SQL = "SELECT rowid FROM rows WHERE rows MATCH ?"
-# The highest Unicode character. A prefix with this character appended sorts after every term with this
-# prefix.
+# The highest Unicode character. All terms that begin with a prefix sort before the prefix followed by this
+# character.
 _LAST_CHARACTER = "\U0010ffff"
 FTS5_MISSING = "The SQLite of this Python has no FTS5: what was removed cannot be searched."
 
@@ -114,7 +118,9 @@ def is_fts5_available() -> bool:
 
 
 class SqliteTextIndexBuilder:
-    """Builds indexes in memory. A megabyte of text takes about 0.3 s of processor time and 2 MB of memory.
+    """Builds indexes in memory.
+
+    An index of a megabyte of text takes about 0.3 s of processor time and 2 MB of memory.
 
     Args:
         ranking: The parameters of the ranking. None uses the defaults.
@@ -135,10 +141,10 @@ class SqliteTextIndexBuilder:
 
 
 class SqliteTextIndex:
-    """A search index of texts. Any thread may search. Searches of one index run one at a time.
+    """A search index of texts. Any thread may search. If several do, their searches run in turn.
 
     Args:
-        texts: The texts to index. Neighbours in the sequence are neighbours in the conversation.
+        texts: The texts to index. Texts that are neighbours here are neighbours in the conversation.
         ranking: The parameters of the ranking.
     """
 
@@ -164,16 +170,16 @@ class SqliteTextIndex:
         return self._size
 
     def search(self, query: str, limit: int) -> list[TextMatch]:
-        """Returns at most `limit` matching texts, best first (`TextIndex.search`).
+        """Returns at most `limit` texts that match the query, best first (`TextIndex.search`).
 
-        Among texts with equal scores, the later text comes first.
+        Of two texts with equal scores, the later one comes first.
         """
         parsed_query = parse_query(query, self._ranking.stop_words)
         with self._lock:
             return [] if self._closed or limit < 1 else self._search_locked(parsed_query, limit)
 
     def close(self) -> None:
-        """Frees the memory. Later searches find no documents."""
+        """Frees the memory of the index. Later searches find no documents."""
         with self._lock:
             self._closed = True
             self._texts = []
@@ -218,8 +224,9 @@ class SqliteTextIndex:
     def _score_words(self, parsed_query: ParsedQuery, scores: RowScorer) -> dict[str, tuple[str, float]]:
         """Adds the scores of the query's words and prefixes to `scores`.
 
-        Returns a pair for each indexed term that matches a word or prefix of the query: the word's root, or
-        the prefix followed by `*`, and the weight.
+        Returns a dict with a pair for each indexed term that matches a word or prefix of the query. The first
+        element of the pair is the word's root, or the prefix followed by `*`. The second is the weight of the
+        word or prefix.
         """
         words_by_root = {self._ranking.find_root(word): word for word in reversed(parsed_query.words)}
         groups = [(of, self._find_word_forms(word, of)) for of, word in words_by_root.items()]
@@ -235,10 +242,10 @@ class SqliteTextIndex:
         return word_weights
 
     def _find_word_forms(self, word: str, word_root: str) -> set[str]:
-        """Returns the indexed terms that are forms of a word, and the word itself."""
-        # The regular forms of a word begin with its root, but the last letter of the root may differ: the
-        # stemmer adds an e, turns a y into an i, or leaves an l (as in -ility). A last letter e, i or l is
-        # therefore left out when candidates are searched by their beginning.
+        """Returns the indexed terms with the root `word_root`, and `word` itself."""
+        # The regular forms of a word begin with its root. Only the last letter of the root may be missing or
+        # different, because the stemmer adds an e, turns a y into an i, or leaves an l (as in -ility). The
+        # method therefore leaves out a last letter e, i or l when it looks for terms with this beginning.
         shared = word_root[:-1] if len(word_root) > 2 and word_root[-1] in "eil" else word_root
         longest = len(word_root) + MAX_ENDING_CHARACTERS
         candidates = [term for term in self._find_terms_by_prefix(shared) if len(term) <= longest]
@@ -256,13 +263,13 @@ class SqliteTextIndex:
         return [term for (term,) in found]
 
     def _find_rows_with_sequence(self, name: Sequence[str]) -> list[int]:
-        """Returns the rows that contain the terms in `name` directly one after another."""
+        """Returns the numbers of the rows that contain the terms in `name` directly one after another."""
         return [row for (row,) in self._database.execute(_MATCHING_ROWS_SQL, (f'"{" ".join(name)}"',))]
 
     def _find_texts_with_phrases(self, phrases: Sequence[str]) -> set[int]:
         """Returns the indices of the texts that contain every phrase.
 
-        Ignores case and the kind of white space.
+        Does not distinguish upper and lower case, or different kinds and lengths of white space.
         """
         places = set.intersection(*(self._find_texts_with_terms(phrase) for phrase in phrases))
         wanted = [phrase.lower() for phrase in phrases]
@@ -285,11 +292,11 @@ class SqliteTextIndex:
         parsed_query: ParsedQuery,
         word_weights: Mapping[str, tuple[str, float]],
     ) -> int:
-        """Returns the offset of the best match in a text.
+        """Returns the offset of the best match in a text, in characters. `row` is the best row of the text.
 
-        The best match is the first phrase of the query. Without phrases, the best match is the first code of
-        the query that occurs in `row`, the best row of the text. Without such a code, it is the passage of
-        `row` with the most weight. If no term of `row` matches, returns the start of `row`.
+        If the query has phrases, the best match is the first phrase. Otherwise it is the first code of the
+        query (`ParsedQuery.codes`) that occurs in `row`. If no code occurs there, it is the passage of `row`
+        whose matching words have the most weight. If no term of `row` matches, returns the start of `row`.
         """
         text, start = self._texts[document_index], self._row_starts[row]
         if parsed_query.phrases:
@@ -310,7 +317,7 @@ def _normalize_text(text: str) -> str:
 
 
 def _find_original_offset(text: str, offset: int) -> int:
-    """Converts an offset in the normalised text (`_normalize_text`) to the offset in `text`."""
+    """Converts an offset in the result of `_normalize_text(text)` to the corresponding offset in `text`."""
     length = 0
     for match in _WORD.finditer(text):
         if length + len(match[0]) > offset:
@@ -320,9 +327,9 @@ def _find_original_offset(text: str, offset: int) -> int:
 
 
 def _split_rows(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the start and end offset of each row of a text, in characters.
+    """Splits a text into rows. Yields the start and end offset of each row, in characters.
 
-    An empty text has one empty row.
+    An empty text gives one empty row.
     """
     start = 0
     while len(text) - start > ROW_CHARACTERS:

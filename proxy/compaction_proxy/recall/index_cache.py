@@ -3,8 +3,8 @@
 The cache key of an index consists of the tenant and the archives in the index. An archive never changes, and
 each search reads the current list of archives. A cached index with the same key is therefore complete.
 
-Indexes are built in threads of their own. In asyncio's shared threads, indexing would delay work for which
-requests wait, such as decoding stored records.
+The module builds indexes in threads of its own. In the threads that asyncio shares, the building would delay
+work for which requests wait, such as the decoding of stored records.
 """
 
 import asyncio
@@ -18,29 +18,29 @@ from compaction_proxy.recall.archive import ArchiveReader, ArchiveRef, RecalledM
 from compaction_proxy.recall.fulltext import TextIndex, TextIndexBuilder, TextMatch
 from compaction_proxy.storage.records import RecordStore
 
-# Maximum bytes of all cached texts and indexes together. If there are more bytes, the least recently used
-# indexes are evicted.
+# Maximum bytes of all cached indexes together, including their texts. If they have more bytes, the cache
+# drops the least recently used indexes.
 MAX_CACHE_BYTES = 64 * 1024 * 1024
-# Estimated memory for each character of a message, and additional memory for each message, in bytes. In most
-# texts a character takes one byte, in some up to four.
+# Estimated memory for each character of a message, and additional memory for each message, in bytes. Python
+# needs one byte for a character in most texts, and up to four in some.
 _CHARACTER_BYTES = 2
 _MESSAGE_BYTES = 400
-# Maximum age of a cached index, in seconds. An older index is built again, because some of its archives may
-# have expired in the store.
+# Maximum age of a cached index, in seconds. The cache builds an older index again, because some of its
+# archives may have expired in the store.
 MAX_AGE_S = 3_600.0
 # Number of threads that build and search indexes. More threads would slow down the event loop, because each
 # thread can hold Python's global lock for 5 ms at a time.
 THREADS = 2
-# Maximum number of indexes whose archives are read at the same time. The archives of one index may have 16 MB
-# of text, which a thread decompresses.
+# Maximum number of indexes whose archives the cache reads at the same time. Further loads wait, to limit the
+# use of memory and threads: the archives of one index may have 16 MB of text, which a thread decompresses.
 MAX_CONCURRENT_LOADS = 2
 
 
 class MessageIndex:
-    """Messages and their search index, which the first search builds. Use the object on one event loop.
+    """Messages and their search index. The first search builds the index. Use the object on one event loop.
 
     Args:
-        messages: The messages in the order of their conversations, with None between two conversations.
+        messages: The messages of each conversation in their order, with None between two conversations.
         index_builder: Builds the index.
         threads: The threads that build and search the index.
         created_at: Time of creation, in monotonic seconds.
@@ -79,21 +79,22 @@ class MessageIndex:
 
     async def search(self, query: str, limit: int) -> list[tuple[RecalledMessage, TextMatch]]:
         """Returns at most `limit` matching messages, best first."""
-        # The search also finds the empty texts between conversations, because their neighbours match. `limit`
-        # is therefore increased by the number of empty texts, and the result below leaves them out.
+        # The index has an empty text between two conversations. A search may find it, because its neighbours
+        # match. This method therefore asks for more matches, by the number of empty texts, and leaves the
+        # empty texts out of its result.
         padded_limit = limit + len(self._messages) - len(self._by_id)
         task = asyncio.create_task(self._search_in_thread(query, padded_limit))
         self._search_tasks.add(task)
         task.add_done_callback(self._on_search_done)
-        # If the caller is cancelled, the search task continues. The next search then uses the index that this
-        # task has built.
+        # If the caller is cancelled, the task continues. The next search then uses the index that the task
+        # has built.
         hits = await asyncio.shield(task)
         return [(each, hit) for hit in hits if (each := self._messages[hit.document_index]) is not None][
             :limit
         ]
 
     def close(self) -> None:
-        """Frees the index once no search uses it."""
+        """Frees the memory of the index as soon as no search uses it."""
         self._closed = True
         self._close_if_idle()
 
@@ -112,8 +113,8 @@ class MessageIndex:
         run = asyncio.get_running_loop().run_in_executor
         async with self._build_lock:
             if self._index is None:
-                # A match counts in part for neighbouring texts. An empty text between two conversations
-                # therefore keeps their messages from being direct neighbours.
+                # A match in a text counts in part for the neighbouring texts. An empty text between two
+                # conversations reduces the effect of the messages of one on those of the other.
                 texts = [each.message.text if each else "" for each in self._messages]
                 self._index = await run(self._threads, self._index_builder.build, texts)
             index = self._index
@@ -121,9 +122,9 @@ class MessageIndex:
 
 
 def _order_messages(messages: Iterable[RecalledMessage]) -> list[RecalledMessage | None]:
-    """Sorts messages by conversation and index, and puts None between two conversations.
+    """Sorts messages by conversation and then by index, and puts None between two conversations.
 
-    If several archives contain the same message, keeps the first copy.
+    If a message occurs several times, because several archives contain it, keeps only the first copy.
     """
     first: dict[str, RecalledMessage] = {}
     for each in messages:
@@ -171,11 +172,12 @@ class SearchIndexCache:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def get_or_load(self, tenant: str, refs: Iterable[ArchiveRef]) -> MessageIndex:
-        """Returns the index of the archives `refs`.
+        """Returns an index of the messages in the archives `refs`.
 
-        Loads it if the cached index is missing or too old (`MAX_AGE_S`).
+        Uses the cached index of these archives. If there is none, or if it is too old (`MAX_AGE_S`), reads
+        the archives and creates a new index.
 
-        If several archives contain the same message, the index contains the copy of the first archive.
+        If several archives contain the same message, the index contains only the copy of the first archive.
         """
         key = (tenant, tuple(refs))
         index = self._indexes.get(key)
@@ -185,7 +187,7 @@ class SearchIndexCache:
         return await self._load_once(key)
 
     def evict_excess(self) -> None:
-        """Evicts the least recently used indexes until the rest has at most `max_bytes` bytes.
+        """Drops the least recently used indexes until the others have at most `max_bytes` bytes together.
 
         Call it after each search, because a search may build an index.
         """
@@ -198,7 +200,7 @@ class SearchIndexCache:
             total -= size
 
     async def close(self) -> None:
-        """Cancels all loads, frees all indexes and stops the threads."""
+        """Cancels all tasks that load an index, frees all indexes and stops the threads."""
         tasks = list(self._load_tasks.values())
         for task in tasks:
             task.cancel()
@@ -213,7 +215,7 @@ class SearchIndexCache:
             task = asyncio.create_task(self._load_index(name))
             self._load_tasks[name] = task
             task.add_done_callback(partial(self._on_load_done, name))
-        # If one caller is cancelled, the load continues for the other callers.
+        # If one caller is cancelled, the task continues for the other callers that wait for it.
         return await asyncio.shield(task)
 
     def _on_load_done(self, name: IndexKey, task: asyncio.Task[MessageIndex]) -> None:
@@ -251,6 +253,6 @@ class SearchIndexCache:
 
 
 def _has_archive_under_prefix(name: IndexKey, prefix: str) -> bool:
-    """Returns whether the store key of one of the index's archives begins with `prefix`."""
+    """Returns whether the store key of one of the archives in `name` begins with `prefix`."""
     tenant, places = name
     return any(build_archive_key(tenant, place).startswith(prefix) for place in places)

@@ -1,9 +1,9 @@
 """Decides whether the proxy adds its search tool to a request, so that the model can search removed messages.
 
 If the model or its server does not accept tools, the added tool causes an error that the client would not
-have got otherwise. If the configuration says whether the model accepts tools, this decides. Otherwise the
-proxy adds the tool only if the request has tools of its own, or if every service that serves a model of this
-name is known to accept tools.
+have got otherwise. If the configuration says whether the model accepts tools, the proxy relies on that.
+Otherwise it adds the tool only if the request has tools of its own, or if every service that offers a model
+of this name is known to accept tools.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from compaction_proxy.providers.windows import normalize_name
 RecallToolMode = Literal["none", "inject", "always"]
 
 # Maps the prefix of a model's name to whether the model accepts tools. The longest matching prefix decides.
-# The table contains only models that are served by their makers, or by clouds on their behalf. It contains no
-# models with open weights: whether those accept tools depends on how their server was started. Source: PyPI
-# litellm 1.109.1 (`supports_function_calling`) and the makers' model pages.
+# The table contains only models that are served by their makers, or by cloud providers for the makers. It
+# contains no models with open weights, because the start options of their server decide whether they accept
+# tools. Sources: PyPI litellm 1.109.1 (`supports_function_calling`) and the makers' pages about their models.
 _TOOL_SUPPORT: Mapping[str, bool] = MappingProxyType(
     {
         "claude": True,
@@ -67,11 +67,11 @@ _TOOL_SUPPORT: Mapping[str, bool] = MappingProxyType(
 
 
 class RecallSettings(Protocol):
-    """The recall settings that `should_offer_tool` reads."""
+    """The settings for the search tool that `should_offer_tool` reads."""
 
     @property
     def tool(self) -> RecallToolMode:
-        """When to add the tool: `none` (never), `inject` (once messages have been removed) or `always`."""
+        """When to add the tool: `none` (never), `inject` (if messages have been removed), or `always`."""
 
 
 class ToolOfferSettings(Protocol):
@@ -85,20 +85,22 @@ class ToolOfferSettings(Protocol):
     def tools(self) -> bool | None:
         """Whether the model accepts tools.
 
-        None if not configured: `should_offer_tool` then decides by the request's own tools and the model's
-        name.
+        None if this is not configured. Then `should_offer_tool` decides by the tools of the request and by
+        the name of the model.
         """
 
 
 def supports_tools(model: str) -> bool:
-    """Returns whether every service is known to accept tools for a model of this name."""
+    """Returns whether every service that offers a model of this name is known to accept tools for it."""
     return find_by_prefix(normalize_name(model), _TOOL_SUPPORT) or False
 
 
 def should_offer_tool(
     settings: ToolOfferSettings, *, is_compacted: bool, has_tools: bool, model: str
 ) -> bool:
-    """Returns whether the proxy should add its search tool to a request. Does not check the wire.
+    """Returns whether the proxy should add its search tool to a request.
+
+    The caller must check whether the proxy can add a tool to this request at all.
 
     Args:
         settings: The settings of the request's model.

@@ -1,9 +1,10 @@
-"""Scores rows of text for a query with BM25, which here counts the words of a row and of its neighbours.
+"""Scores the rows of a search index for a query. The score is BM25, extended to neighbouring rows.
 
 A conversation often names its subject only once. The message that a query looks for may therefore lack the
-words of the query, which are in the messages before it. For this reason, the word counts of a row include
-those of its neighbours: half of the count at distance 1, a quarter at distance 2, and so on. Saturation,
-which makes further repetitions of a word count less, is applied to the sum.
+words of the query, which are in the messages before it. For this reason, the count of a word in a row
+includes a part of its counts in the neighbouring rows: half of the count at distance 1, a quarter at distance
+2, and so on. The saturation of BM25, which makes further repetitions of a word count less, is applied to this
+sum.
 
 Sources: S. Robertson, H. Zaragoza, M. Taylor, "Simple BM25 extension to multiple weighted fields", CIKM 2004;
 Lucene, for word weights that are never negative.
@@ -18,9 +19,9 @@ from math import log
 from compaction_proxy.recall.stems import find_word_root
 from compaction_proxy.recall.tokenize import STOP_WORDS
 
-# Maximum distance in characters between the first and the last matching word of a passage. It is about the
-# length of a snippet. The best passage of a row is the passage whose matching words have the largest sum of
-# weights.
+# Maximum distance, in characters, between the starts of the first and the last matching word of a passage. It
+# is the default length of a snippet. The best passage of a row is the one whose matching words have the
+# largest sum of weights.
 PASSAGE_CHARACTERS = 300
 
 
@@ -29,9 +30,9 @@ class RankingParameters:
     """The parameters of the ranking.
 
     Attributes:
-        saturation: BM25's k1. With a higher value, each repetition of a word adds more to the score.
-        length_weight: BM25's b: how much a row's length reduces its word counts, from 0 (not at all) to 1
-            (in proportion to the length).
+        saturation: BM25's k1. The higher it is, the more each repetition of a word adds to the score.
+        length_weight: BM25's b: how much the length of a row reduces its word counts, from 0 (not at all) to
+            1 (in proportion to the length).
         neighbour_weights: Factors for the word counts of the neighbouring rows at distance 1, 2 and so on.
         find_root: Returns the root of a word, which is the same for all forms of the word.
         stop_words: Words of a query that are ignored if the query has other words or prefixes.
@@ -45,7 +46,9 @@ class RankingParameters:
 
 
 class RowScorer:
-    """Adds up the scores of rows for one query. The caller adds the words and codes of the query.
+    """Adds up the scores of rows for one query.
+
+    The caller adds the words and the codes of the query (`ParsedQuery`) one by one.
 
     Args:
         ranking: The parameters of the ranking.
@@ -62,14 +65,14 @@ class RowScorer:
     def compute_word_weight(self, row_count: int) -> float:
         """Returns the weight of a word that occurs in `row_count` rows.
 
-        The weight is higher for rarer words.
+        The fewer rows contain a word, the higher its weight.
         """
         return log(1 + (len(self._lengths) - row_count + 0.5) / (row_count + 0.5))
 
     def add_word(self, counts: Mapping[int, int]) -> None:
-        """Adds the scores of a word.
+        """Adds the scores of all rows for one word of the query.
 
-        `counts` maps each row to the number of occurrences of the word's forms.
+        `counts` maps each row that contains the word to the number of occurrences of the word's forms.
         """
         max_score = self.compute_word_weight(len(counts)) * (self._ranking.saturation + 1)
         self._max_score += max_score
@@ -79,7 +82,7 @@ class RowScorer:
     def add_code(self, rows: Sequence[int], term_count: int) -> None:
         """Adds the score of a code, which is a sequence of terms that identifies one thing, such as a path.
 
-        The score is high enough that a row with the whole code ranks before a row with only some of its
+        Because of this score, a row with the whole code usually ranks before a row with only some of its
         terms.
 
         Args:
@@ -92,13 +95,14 @@ class RowScorer:
             self._sums[row] += max_score
 
     def compute_relative_scores(self) -> dict[int, float]:
-        """Returns the score of each matching row as a share of the highest possible score, at most 1."""
+        """Returns the score of each matching row, as a share (at most 1) of the highest possible score."""
         return {row: score / self._max_score for row, score in self._sums.items() if score > 0}
 
     def _spread_to_neighbours(self, counts: Mapping[int, int]) -> dict[int, float]:
-        """Returns the weighted number of occurrences of a word in and around each row.
+        """Returns, for each row, the number of occurrences of a word in it and, in part, in its neighbours.
 
-        The count of each row is adjusted to the length of the row (`RankingParameters.length_weight`).
+        `counts` has the number of occurrences by row. The method first reduces the numbers of long rows
+        (`RankingParameters.length_weight`).
         """
         around: defaultdict[int, float] = defaultdict(float)
         last, length = len(self._lengths) - 1, self._ranking.length_weight
@@ -114,9 +118,10 @@ class RowScorer:
 
 
 def find_densest_match(matches: Sequence[tuple[int, str, float]]) -> int:
-    """Returns the index of the first match in the passage with the most weight. Returns 0 without matches.
+    """Returns the index, in `matches`, of the first match of the best passage. Returns 0 without matches.
 
-    A word that occurs several times in a passage counts once.
+    The best passage is the one whose matches have the largest sum of weights. In this sum, a word that occurs
+    several times in the passage counts once.
 
     Args:
         matches: Offset in characters, word and weight of each match, in the order of offsets.

@@ -1,11 +1,11 @@
-"""Lists the archives of all conversations of a tenant, and deletes old archives that exceed the size limits.
+"""Lists the archives of all conversations of a tenant, and deletes old archives to observe size limits.
 
-The tenant's list has a line for each archive and for each deletion. After a compaction is committed, the
-oldest archives of its conversation are deleted until the others are within the limit for a conversation. Then
-the tenant's oldest archives, of any conversation, are deleted until the others are within the limit for a
-tenant. A piece is deleted with the last archive that contains it. Neither step deletes the newest archive in
-its list. The size of an archive is the bytes of its text before compression. A piece that several archives
-share counts once.
+The tenant's list has a line for each archive and for each deletion. After a compaction is committed,
+`ArchiveRetention` deletes the oldest archives of its conversation until the others are within the limit for a
+conversation. Then it deletes the tenant's oldest archives, of any conversation, until the others are within
+the limit for a tenant. Neither step deletes the newest archive. A piece of an archive (`recall.archive`) is
+deleted with the last archive that contains it. The size of an archive is the number of bytes of its text
+before compression. A piece that several archives share counts once.
 
 Conversations with the same beginning share a root and its archives. Here they count as one conversation. The
 other records of a compaction, such as its checkpoint and its events, are not deleted.
@@ -32,19 +32,21 @@ from compaction_proxy.storage.keys import archive_piece_key, lease_key, root_arc
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 from compaction_proxy.support.lru import BoundedDict
 
-# Maximum number of archives of a tenant that are listed and counted; older ones are ignored. The second
-# number limits the lines in the tenant's list, which also has lines for deletions.
+# Maximum number of archives of a tenant that `list_archives` returns. The limit for a tenant, and a search of
+# all its conversations, ignore older archives. The second number is the maximum number of lines in the
+# tenant's list, which also has lines for deletions.
 MAX_TENANT_ARCHIVES = 2_000
 _MAX_LINES = 2 * MAX_TENANT_ARCHIVES
-# A store cannot delete a single record. To delete a record, it is overwritten with an empty record, which
-# expires after this many seconds.
+# A store cannot delete a single record. `ArchiveRetention` therefore overwrites the record with an empty
+# record, which expires after this many seconds.
 _TOMBSTONE_TTL_S = 1.0
-# Shortest time between two checks of a tenant's limit by one process, in seconds.
+# Shortest time, in seconds, between two checks of the size limit of one tenant by one process.
 TENANT_CHECK_INTERVAL_S = 60.0
-# Maximum number of tenants for which a process remembers when the limit may be checked again.
+# Maximum number of tenants for which a process remembers when it may check the size limit again. If there are
+# more, it forgets the one that it has checked longest ago.
 _MAX_TENANTS = 1_000
-# Lifetime, in seconds, of the lease that allows one process to delete archives of a tenant. When the lease
-# has expired or is released, another process may take it.
+# To delete archives of a tenant, a process needs the tenant's lease, which only one process can hold. A lease
+# that the process does not release ends after this many seconds.
 _LEASE_S = 10.0
 
 
@@ -52,8 +54,9 @@ class ArchiveBounds(NamedTuple):
     """Limits for archives, in bytes of text. 0 means no limit.
 
     Attributes:
-        conversation_bytes: Limit for all archives under one root: those of a conversation and its branches.
-        tenant_bytes: Limit for all archives of a tenant.
+        conversation_bytes: Limit for all archives of a conversation and its branches together. They are
+            stored under the same root.
+        tenant_bytes: Limit for all archives of a tenant together.
     """
 
     conversation_bytes: int = 0
@@ -61,12 +64,13 @@ class ArchiveBounds(NamedTuple):
 
 
 class ListedArchive(NamedTuple):
-    """An archive in the list of a root or of a tenant.
+    """An archive in the list of a tenant, or in that of a root (conversations with the same beginning).
 
     Attributes:
-        ref: The archive.
-        size_bytes: Bytes of the archive's text. In a tenant's list, the number leaves out pieces that earlier
-            archives under the same root have. 0 if an earlier version of the proxy wrote the archive.
+        ref: Identifies the archive.
+        size_bytes: Bytes of the archive's text. In a tenant's list, the number does not include pieces that
+            earlier archives under the same root also contain. 0 if an earlier version of the proxy wrote the
+            archive.
     """
 
     ref: ArchiveRef
@@ -91,7 +95,7 @@ def _get_line_key(line: Fields) -> tuple[object, object, object]:
 
 
 def _list_present_archives(lines: Iterable[Fields]) -> list[ListedArchive]:
-    """Returns the archives that a tenant's list contains and does not report as deleted, oldest first."""
+    """Returns the archives in a tenant's list, oldest first, except those that it reports as deleted."""
     found: dict[tuple[object, object, object], ListedArchive] = {}
     for line in lines:
         deleted_kind = line.get("gone")
@@ -106,9 +110,10 @@ def _list_present_archives(lines: Iterable[Fields]) -> list[ListedArchive]:
 
 
 def _count_items_to_delete(sizes: Sequence[int], bound: int) -> int:
-    """Returns how many items to delete, from the first on, so that the sum of the others is at most `bound`.
+    """Returns how many items at the start to delete so that the sum of the others is at most `bound`.
 
-    The last item is never deleted, even if it alone exceeds `bound`.
+    The result is the smallest such number. It never includes the last item, even if this item alone exceeds
+    `bound`.
     """
     total, gone = sum(sizes), 0
     while total > bound and gone < len(sizes) - 1:
@@ -118,7 +123,10 @@ def _count_items_to_delete(sizes: Sequence[int], bound: int) -> int:
 
 
 def _compute_unshared_sizes(pieces: Sequence[ArchivePieceList]) -> list[int]:
-    """Returns the bytes of each archive, oldest first as in `pieces`, without pieces that a newer one has."""
+    """Returns the bytes of each archive, without the pieces that a newer archive also contains.
+
+    `pieces` has the pieces of each archive, oldest archive first. The result has the same order.
+    """
     newer: set[ArchivePieceInfo] = set()
     sizes: list[int] = []
     for each in reversed(pieces):
@@ -129,7 +137,7 @@ def _compute_unshared_sizes(pieces: Sequence[ArchivePieceList]) -> list[int]:
 
 
 def _build_deletion_lines(refs: Iterable[ArchiveRef]) -> Iterator[Fields]:
-    """Yields the lines that record the deletion of archives."""
+    """Yields the lines for the tenant's list that record the deletion of archives."""
     for root, made in refs:
         yield {
             "gone": "archive",
@@ -140,13 +148,15 @@ def _build_deletion_lines(refs: Iterable[ArchiveRef]) -> Iterator[Fields]:
 
 
 class ArchiveRetention:
-    """Lists tenants' archives and deletes old ones that exceed the limits. Use the object on one event loop.
+    """Lists the archives of tenants, and deletes old archives if the limits are exceeded.
+
+    Use the object on one event loop.
 
     No method raises if the store fails.
 
     Args:
         records: The store of the archives.
-        ttl_s: Seconds for which archives are kept.
+        ttl_s: Seconds for which the store keeps archives.
         bounds: The limits for archives.
         clock: Returns monotonic seconds.
         now: Returns seconds since the epoch.
@@ -167,12 +177,15 @@ class ArchiveRetention:
         self._bounds = bounds
         self._clock = clock
         self._now = now
-        # Maps each tenant to the time from which the tenant's limit may be checked again, in monotonic
-        # seconds.
+        # Maps each tenant to the time, in monotonic seconds, from which this process may check the tenant's
+        # size limit again.
         self._check_due_at: BoundedDict[str, float] = BoundedDict(_MAX_TENANTS)
 
     async def add_archive(self, tenant: str, ref: ArchiveRef, archive: Archive) -> None:
-        """Adds a committed archive to its tenant's list, and starts `enforce_bounds` in the background."""
+        """Adds an archive to its tenant's list, and starts `enforce_bounds` as a background task.
+
+        Call it after the archive was committed.
+        """
         size = await self._count_new_bytes(tenant, ref, archive.contents)
         await self._append_lines(
             tenant, [{**archive.list_line.fields, "root": ref.root.hex(), "bytes": size}]
@@ -181,11 +194,17 @@ class ArchiveRetention:
         self._records.background_tasks.start_once(work, lambda: self.enforce_bounds(tenant, ref.root))
 
     async def record_deleted_roots(self, tenant: str, roots: Iterable[bytes]) -> None:
-        """Records in the tenant's list that all archives under these roots were deleted."""
+        """Records in the tenant's list that the caller has deleted all archives under these roots.
+
+        A root is the digest of a conversation's first messages.
+        """
         await self._append_lines(tenant, [{"gone": "root", "root": root.hex()} for root in roots])
 
     async def list_archives(self, tenant: str) -> list[ListedArchive]:
-        """Returns the archives of a tenant that have not expired, oldest first, but only the newest 2,000."""
+        """Returns the archives of a tenant that have not expired, oldest first.
+
+        If there are more than `MAX_TENANT_ARCHIVES`, returns only the newest.
+        """
         lines = await self._records.read_tail(tenant_archives_key(tenant), _MAX_LINES)
         oldest = self._now() - self._ttl_s
         return [held for held in _list_present_archives(lines) if held.ref.round.made_at > oldest][
@@ -193,15 +212,20 @@ class ArchiveRetention:
         ]
 
     async def list_root_archives(self, tenant: str, root: bytes) -> list[ListedArchive]:
-        """Returns the archives in the list of a root, oldest first. Some of them may already be deleted."""
+        """Returns the archives in the list of a root, oldest first. Some of them may have been deleted.
+
+        Conversations with the same beginning share a root.
+        """
         lines = await self._records.read_tail(root_archives_key(tenant, root), MAX_ARCHIVES)
         return [held for line in lines if (held := _parse_line(line, root.hex())) is not None]
 
     async def enforce_bounds(self, tenant: str, root: bytes) -> None:
-        """Deletes the oldest archives of a root, and then of the tenant, that exceed the limits.
+        """Deletes the oldest archives until those of a root, and those of the tenant, are within the limits.
+
+        Conversations with the same beginning share a root, and count as one conversation.
 
         Does nothing if another process is deleting archives of this tenant, or if the store fails. Checks the
-        limit of a tenant at most once in `TENANT_CHECK_INTERVAL_S`.
+        limit of a tenant at most once in `TENANT_CHECK_INTERVAL_S` seconds.
         """
         try:
             lease = await self._records.acquire_lease(lease_key(tenant_archives_key(tenant)), _LEASE_S)
@@ -222,7 +246,7 @@ class ArchiveRetention:
             )
 
     async def _count_new_bytes(self, tenant: str, place: ArchiveRef, pieces: ArchivePieceList) -> int:
-        """Returns the bytes of those pieces of an archive that no other archive under its root has."""
+        """Returns the bytes of those pieces of an archive that no other archive under its root contains."""
         others = [held.ref for held in await self.list_root_archives(tenant, place.root) if held.size_bytes]
         known = await self._read_piece_set(tenant, [other for other in others if other != place])
         return sum(piece.size_bytes for piece in set(pieces) - known)
@@ -265,7 +289,7 @@ class ArchiveRetention:
         return True
 
     async def _delete_archives(self, tenant: str, refs: Sequence[ArchiveRef]) -> None:
-        """Deletes archives that are all under one root, and the pieces that no other archive has."""
+        """Deletes archives, which are all under one root, and their pieces that no other archive contains."""
         if not refs:
             return
         root = refs[0].root
@@ -288,7 +312,9 @@ class ArchiveRetention:
         known_refs: AbstractSet[ArchiveRef],
         deleted_pieces: Mapping[tuple[bytes, str], Fields],
     ) -> None:
-        """Writes deleted pieces again if an archive that was committed during the deletion contains them.
+        """Writes deleted pieces again if they are still needed.
+
+        During the deletion, another process may have committed an archive that contains some of the pieces.
 
         Args:
             tenant: The tenant that owns the archives.

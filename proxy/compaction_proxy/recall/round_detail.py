@@ -1,10 +1,10 @@
-"""Builds and reads the details of a compaction, which the admin interface shows.
+"""Builds and reads the details of a compaction, which the admin API and the admin pages show.
 
 The details are the removed messages, the prompts of the summary calls, and the visible messages. Visible
 messages are those that the conversation's model got in the request after the compaction. The removed messages
-are in the archive of the compaction. The prompts and the visible messages are in the detail record, which is
-committed with the compaction's checkpoint. The detail record has the same size limit as an archive record.
-Neither the archive nor the detail record contains fixed messages.
+are in the archive of the compaction. The prompts and the visible messages are in the detail record, which the
+proxy commits with the compaction's checkpoint. The texts in a detail record have the same size limit as those
+in an archive (`MAX_RECORD_CHARACTERS`). Neither an archive nor a detail record contains fixed messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,14 +26,16 @@ from compaction_proxy.storage.keys import round_detail_key
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 from compaction_proxy.telemetry.event_history import EventHistory
 
-# Maximum number of prompts that are kept for a compaction, and maximum characters of each prompt including
-# its instructions. Only the last prompts are kept. Longer prompts are shortened in the middle.
+# Maximum number of prompts in a detail record, and maximum characters of each prompt including its
+# instructions. If a compaction has more prompts, the record has only the last ones. The middle of a longer
+# prompt is left out.
 MAX_PROMPTS = 8
 MAX_PROMPT_CHARACTERS = 64 * 1024
-# Origins of a visible message: a compaction wrote or shortened it, or the client sent it in this form.
+# The two origins of a visible message. `STAND_IN`: a compaction wrote or shortened the message. `KEPT`: the
+# client sent it in this form.
 STAND_IN, KEPT = "stand-in", "kept"
-# Stored in place of the instructions of an aligned call, in which the prompt was appended to the conversation
-# itself.
+# The text that is stored as the instructions of an aligned summary call. In such a call, the prompt follows
+# the conversation itself, and there are no other instructions.
 CONTINUED = "[The conversation itself, as it would have been forwarded, with this behind it:]"
 
 
@@ -43,7 +45,7 @@ class SummaryPrompt:
 
     Attributes:
         model: The name of the summary model.
-        system: The instructions; `CONTINUED` for an aligned call, which has no instructions of its own.
+        system: The instructions, or `CONTINUED` for an aligned call, which has no instructions of its own.
         text: The text of the prompt, without the instructions.
     """
 
@@ -60,8 +62,8 @@ class VisibleMessage:
         role: The message's role.
         text: The message as text, in the form of `RemovedMessage.text`.
         origin: `STAND_IN` or `KEPT`.
-        id: The message's id, `m_…`. Empty for a replacement, unless the replacement is a shortened original
-            message.
+        id: The message's id, `m_…`. Empty for a replacement that a compaction wrote. A message that a
+            compaction only shortened keeps its id.
     """
 
     role: str
@@ -77,7 +79,7 @@ class RoundDetail:
     Attributes:
         event: The event that reports the compaction.
         removed: The messages that the compaction removed or shortened, in the conversation's order.
-        prompts: The prompts of its summary calls, in the order of the calls; empty if there were none.
+        prompts: The prompts of the summary calls of the compaction, in their order; empty if there were none.
         visible_messages: The messages that the conversation's model got afterwards, without fixed messages.
     """
 
@@ -88,7 +90,11 @@ class RoundDetail:
 
 
 def build_bounded_prompt(model: str, system: str, text: str) -> SummaryPrompt:
-    """Builds a prompt. Shortens the instructions and the text to about `MAX_PROMPT_CHARACTERS` together."""
+    """Builds a `SummaryPrompt` with at most about `MAX_PROMPT_CHARACTERS` characters.
+
+    If the instructions have more than half of this number of characters, leaves out their middle. If the text
+    has more characters than then remain, leaves out the middle of the text.
+    """
     instructions = shorten_text(system, MAX_PROMPT_CHARACTERS // 2)
     return SummaryPrompt(model, instructions, shorten_text(text, MAX_PROMPT_CHARACTERS - len(instructions)))
 
@@ -101,16 +107,16 @@ def build_detail_item(
     visible_messages: Sequence[VisibleMessage],
     ttl_s: float,
 ) -> RecordItem:
-    """Builds the detail record to commit together with a compaction's checkpoint and archive.
+    """Builds the detail record of a compaction. The caller commits it with the checkpoint and the archive.
 
     Args:
         tenant: The tenant that owns the conversation.
-        root: The root under which the checkpoint is stored.
+        root: The root under which the checkpoint is stored: the digest of the conversation's first messages.
         archived_round: The compaction.
         prompts: Bounded prompts (`build_bounded_prompt`), in the order in which they were sent.
-        visible_messages: The messages that the conversation's model got afterwards. If they are too large,
-            the longest messages are shortened to their beginning and end.
-        ttl_s: Seconds for which the record is kept.
+        visible_messages: The messages that the conversation's model got after the compaction. If their texts
+            are too long for the record, the longest ones lose their middle.
+        ttl_s: Seconds for which the store keeps the record.
     """
     kept_prompts = prompts[-MAX_PROMPTS:]
     room = MAX_RECORD_CHARACTERS - sum(len(each.system) + len(each.text) for each in kept_prompts)
@@ -155,8 +161,8 @@ class RoundDetailReader:
     """Reads the details of compactions. No method raises if the store fails.
 
     Args:
-        records: The store of archives and details.
-        history: The event history, which lists the compactions.
+        records: The store of archives and detail records.
+        history: Lists the events of conversations, and the roots under which their records are stored.
     """
 
     def __init__(self, records: RecordStore, history: EventHistory) -> None:
@@ -169,7 +175,8 @@ class RoundDetailReader:
     ) -> RoundDetail | None:
         """Returns the details of a compaction, or None if the conversation has no such compaction.
 
-        If neither the archive nor the detail record can be read, the result contains only the event.
+        If neither the archive nor the detail record can be read, the result contains only the event of the
+        compaction.
 
         Args:
             tenant: The tenant that owns the conversation.

@@ -1,9 +1,9 @@
 """Searches removed messages, in one conversation or in all conversations of a tenant.
 
-Conversations with the same beginning share the archives under their root. A search of one conversation must
-not return messages of the others. It therefore returns only messages that compactions of this conversation
-removed, and messages whose ids the caller gives. The caller gives the ids of messages that its own request
-contained.
+Conversations with the same beginning share a root, under which their archives are stored. A search of one
+conversation must not return messages that only the other conversations contain. It therefore returns only
+messages that compactions of this conversation removed, and messages whose ids the caller passes. The caller
+passes the ids of messages that its own request contains.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,14 +19,14 @@ from compaction_proxy.telemetry.event_history import EventHistory
 
 MAX_HITS = 100
 SNIPPET_CHARACTERS = 300
-# Maximum characters of a word (text without white space) that is left out because an end of the snippet cuts
-# it. If the part of the word inside the snippet is longer, it stays.
+# A snippet leaves out a word (text without white space) that its beginning or end would cut. But if the part
+# of the word inside the snippet has more than this many characters, the snippet contains this part.
 _WORD_CHARACTERS = 24
-# A snippet begins before the match, at a distance of the maximum length of the snippet divided by this
-# number. The distance differs if the match is close to the beginning or the end of the text.
+# Distance between the beginning of a snippet and the match, as a fraction: the maximum length of the snippet
+# is divided by this number. Near the beginning and the end of a text, the distance is different.
 _LEAD_SHARE = 3
-# Maximum bytes of text, and maximum number of archives, that one search of all conversations of a tenant
-# reads. Older archives are not searched.
+# Maximum bytes of text, and maximum number of archives, that a search of all conversations of a tenant reads.
+# The search begins with the newest archive, and ignores the archives beyond these limits.
 SEARCHED_BYTES = 16_000_000
 SEARCHED_ARCHIVES = 500
 _NO_KNOWN_IDS: frozenset[str] = frozenset()
@@ -40,13 +40,13 @@ class SearchHit:
         message_id: The message's id, `m_…`.
         index: Its index among the messages of the conversation that are not fixed.
         role: Its role.
-        round: The number of the compaction that removed it.
+        round: The number of the compaction that removed the message.
         strategy: The strategy of that compaction.
         at: Time of that compaction, in seconds since the epoch.
         score: Score as a share of the highest possible score, above 0 and at most 1 (`fulltext.TextMatch`).
-        snippet: The text around the best match, on one line (`snippet_characters` in `ArchiveSearch.search`).
-        conversation: The conversation of that compaction, `c_…`.
-        turn: The number of its turn, from 1; 0 if it precedes the first turn; None if unknown.
+        snippet: A part of the message's text around the best match, on one line.
+        conversation: The id of the conversation in which that compaction was made, `c_…`.
+        turn: The number of the message's turn, from 1; 0 if it precedes the first turn; None if unknown.
     """
 
     message_id: str
@@ -64,7 +64,8 @@ class SearchHit:
 def _extract_snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -> str:
     """Returns at most `characters` characters around the match at offset `at`, on one line.
 
-    Leaves out a word that an end of the snippet cuts, unless more than `_WORD_CHARACTERS` of it are inside.
+    Leaves out a word that the beginning or the end of the snippet cuts, unless more than `_WORD_CHARACTERS`
+    characters of the word are inside the snippet.
     """
     start = max(0, min(at - characters // _LEAD_SHARE, len(text) - characters))
     stop = start + characters
@@ -77,9 +78,10 @@ def _extract_snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -
 
 
 def _is_cut_word(text: str, at: int, word: Sequence[str]) -> bool:
-    """Returns whether offset `at` cuts a word of which at most `_WORD_CHARACTERS` are in the snippet.
+    """Returns whether a snippet must leave out the word that its beginning or end, at offset `at`, cuts.
 
-    `word` is a list with the part of the word that is in the snippet, or an empty list.
+    `word` is a list with the part of the word that is inside the snippet, or an empty list. If this part has
+    more than `_WORD_CHARACTERS` characters, the result is False.
     """
     inside = not (text[at - 1].isspace() or text[at].isspace())
     return inside and all(len(each) <= _WORD_CHARACTERS for each in word)
@@ -102,7 +104,7 @@ def _build_hit(recalled: RecalledMessage, found: TextMatch, characters: int) -> 
 
 
 def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
-    """Returns the newest archives, newest first, up to `SEARCHED_ARCHIVES` and `SEARCHED_BYTES`.
+    """Returns the newest archives within `SEARCHED_ARCHIVES` and `SEARCHED_BYTES`, newest first.
 
     Returns the newest archive even if it alone exceeds `SEARCHED_BYTES`.
     """
@@ -117,12 +119,12 @@ def _select_newest(archives: Iterable[ListedArchive]) -> list[ArchiveRef]:
 
 
 class ArchiveSearch:
-    """Searches archives. No method raises an error if the store fails, or because of the text of a query.
+    """Searches archives. No method raises an error because the store fails or because of a query's text.
 
     Args:
         records: The store of the archives.
-        history: The event history, which lists the roots of conversations.
-        retention: Lists the archives.
+        history: Lists the roots under which the archives of a conversation are stored.
+        retention: Lists the archives under a root, and those of a tenant.
         index_builder: Builds the search indexes.
     """
 
@@ -139,7 +141,7 @@ class ArchiveSearch:
         self._index_cache = SearchIndexCache(records, index_builder)
 
     async def close(self) -> None:
-        """Frees the cached indexes and stops their threads."""
+        """Frees the cached search indexes, and stops the threads that build and search them."""
         await self._index_cache.close()
 
     async def search(
@@ -158,8 +160,9 @@ class ArchiveSearch:
             tenant: The tenant that owns the archives.
             conversation: The conversation's id. None searches the newest archives of all conversations of
                 the tenant, up to `SEARCHED_BYTES` of text.
-            query: Any text. It may contain words (one matching word is enough), prefixes (`begin*`) and
-                "phrases" in double quotes. Only the beginning and the end of a long query are used
+            query: Any text. It may contain words, prefixes (`begin*`) and "phrases" in double quotes. A
+                message matches if it, or a message near it, contains one of the words. But it must contain
+                all phrases. The search uses only the beginning and the end of a long query
                 (`recall.tokenize.parse_query`).
             limit: Maximum number of hits. A limit above `MAX_HITS` counts as `MAX_HITS`.
             known_ids: Ids of messages that may be returned even if another conversation's compaction removed
@@ -175,9 +178,9 @@ class ArchiveSearch:
         places = await self._find_archives(tenant, conversation, known_ids)
         index = await self._index_cache.get_or_load(tenant, places)
         is_allowed = _build_access_filter(conversation, known_ids)
-        # Messages of other conversations may rank before messages that the caller may see. If the index
-        # contains other conversations, the search therefore returns all matches, and the filter below selects
-        # from them.
+        # Messages of other conversations, which the caller must not see, may rank before messages of this
+        # one. If the index contains other conversations, the search therefore returns all matches, and the
+        # filter below selects from them.
         search_limit = (
             len(index) if conversation and any(map(_build_foreign_filter(conversation), places)) else most
         )
@@ -214,7 +217,7 @@ class ArchiveSearch:
         return sorted(found.values(), key=lambda each: (each.message.index, each.round.made_at))
 
     async def record_deleted_roots(self, tenant: str, roots: Iterable[bytes]) -> None:
-        """Records that all archives under these roots were deleted, so that no later search reads them."""
+        """Records that the caller has deleted all archives under these roots. Later searches ignore them."""
         await self._retention.record_deleted_roots(tenant, roots)
 
     async def _find_archives(
@@ -222,9 +225,9 @@ class ArchiveSearch:
     ) -> Sequence[ArchiveRef]:
         """Returns the archives to search.
 
-        The archives of the conversation come first, newest first. If `known` (message ids) is not empty, the
-        archives of other conversations under the same roots follow. If `conversation` is None, the result has
-        the newest archives of the tenant.
+        The archives of the conversation come first, newest first. If `known`, which has message ids, is not
+        empty, the archives of other conversations under the same roots follow. If `conversation` is None,
+        returns the newest archives of the tenant instead.
         """
         if conversation is None:
             return _select_newest(await self._retention.list_archives(tenant))
@@ -238,16 +241,17 @@ class ArchiveSearch:
 
 
 def _build_foreign_filter(conversation: str) -> Callable[[ArchiveRef], bool]:
-    """Returns a predicate for archives that belong to another conversation."""
+    """Returns a function that tells whether an archive belongs to another conversation than this one."""
     return lambda place: place.round.conversation != conversation
 
 
 def _build_access_filter(
     conversation: str | None, known: AbstractSet[str]
 ) -> Callable[[RecalledMessage], bool]:
-    """Returns a predicate for messages that a search may return.
+    """Returns a function that tells whether a search may return a message.
 
-    `known` contains the caller's message ids.
+    `known` contains the ids of messages that the search may return even if a compaction of another
+    conversation removed them.
     """
     if conversation is None:
         return lambda _: True

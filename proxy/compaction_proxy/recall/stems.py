@@ -1,7 +1,8 @@
-"""Stems English words with Porter's stemmer (the library snowballstemmer) and a table of irregular forms.
+"""Finds the stems of English words, with Porter's stemmer (from the library snowballstemmer).
 
-Two words count as forms of one word if their stems are equal. A stem may differ from every form of the word.
-The stemmer knows only English endings. A word with characters other than a to z, or with fewer than three
+A stem is a word without its endings. It need not be a word itself. Two words count as forms of the same word
+if their stems are equal. A table maps irregular forms to their basic form, because the stemmer knows only
+regular English endings. A word with other characters than the letters a to z, or with fewer than three
 letters, is its own stem.
 """
 
@@ -12,8 +13,8 @@ from pkgutil import resolve_name
 _STEMMER = "snowballstemmer:stemmer"  # imported if used: it takes 14 MB of memory
 _CACHED_STEMS = 16_384  # number of words; the stemmer takes 40 µs for each
 _LETTERS = re.compile(r"[a-z]{3,}")
-# Each text lists the forms of one irregular word, with the basic form first. A form that two words share
-# (left, found, saw) is listed only for the more common meaning.
+# Each text lists the forms of one irregular word, with the basic form first. A form that belongs to two
+# words, such as left, found or saw, is listed only for the more common word.
 _IRREGULAR = (
     "be am is are was were been being", "go went gone goes", "have has had", "do does did done", "say said",
     "get got gotten", "make made", "know knew known", "think thought", "take took taken", "see saw seen",
@@ -47,8 +48,8 @@ def stem_word(word: str) -> str:
     """Returns the stem of a word, which must be in lower case."""
     if not _LETTERS.fullmatch(word):
         return word
-    # Each call creates a stemmer, because a stemmer keeps the word in its attributes and several threads call
-    # this function.
+    # Several threads call this function, and a stemmer keeps the current word in its attributes. Each call
+    # therefore creates a stemmer of its own.
     stem: str = resolve_name(_STEMMER)("porter").stemWord(word)
     return stem
 
@@ -59,5 +60,5 @@ def find_word_root(word: str) -> str:
 
 
 def list_irregular_forms(word_root: str) -> list[str]:
-    """Returns all forms of the irregular words with this root, including their basic forms."""
+    """Returns the forms of the irregular words whose root is `word_root`, including their basic forms."""
     return sorted(form for form in _BASE_FORMS if find_word_root(form) == word_root)

@@ -1,10 +1,10 @@
 """Splits texts into the terms of an index, and parses queries.
 
 A term usually consists of the letters, digits and Unicode marks between two separators, in lower case and
-without accents. Terms are not stemmed, so that a search can also find an exact text. The search decides which
-terms are forms of one word (`recall.stems`). A name in camel case gives a term for the whole name and one for
-each of its pieces. A number with thousands separators gives a term without the separators. Text in a script
-without spaces between words gives a term for each pair of neighbouring characters.
+without accents. A term keeps its ending, so that a search can also find an exact text. The search decides
+which terms are forms of the same word (`recall.stems`). A name in camel case gives a term for the whole name
+and one for each of its pieces. A number with thousands separators gives a term without the separators. Text
+in a writing system without spaces between words gives a term for each pair of neighbouring characters.
 """
 
 import re
@@ -14,12 +14,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Maximum characters of a term. If there are more letters and digits without a separator, only the first ones
-# become a term.
+# Maximum characters of a term. If there are more letters and digits without a separator between them, only
+# the first ones become a term.
 MAX_TERM_CHARACTERS = 128
-# Limits of a query. If a query has too many characters or words, only its beginning and its end are used,
-# because a question usually comes before or after the text that it is about. Of other parts, only the first
-# ones are used.
+# Limits of a query. If a query has too many characters or words, `parse_query` uses only those at its
+# beginning and its end, because a question usually comes before or after the text that it is about. If it has
+# too many phrases, prefixes or codes, `parse_query` uses only the first ones. It cuts off the end of a longer
+# phrase. A longer code gives only words, and a name with more camel-case pieces gives only one term.
 MAX_QUERY_CHARACTERS = 8_192
 MAX_QUERY_WORDS = 64
 MAX_QUERY_PHRASES = 16
@@ -28,19 +29,19 @@ MAX_QUERY_PREFIXES = 8
 MAX_QUERY_CODES = 16
 MAX_CODE_TERMS = 32
 MAX_CAMEL_PIECES = 8
-# Minimum characters of a code that contains digits (`ParsedQuery.codes`). Shorter numbers occur too often to
-# identify one thing.
+# Minimum characters of a code (`ParsedQuery.codes`) that contains a digit. A shorter text with a digit is no
+# code, because short numbers occur too often to identify one thing.
 MIN_CODE_CHARACTERS = 5
 
-# Scripts without spaces between words: Thai and Lao; Myanmar; Khmer; Chinese, Japanese and Korean with their
-# extensions.
+# Characters of writing systems without spaces between words: Thai and Lao; Myanmar; Khmer; Chinese, Japanese
+# and Korean with their extensions.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
 )
-# Ranges of Unicode marks inside words: accents, points of Hebrew and Arabic, vowel signs of Indian scripts,
-# and signs above and below the letters of the scripts in `_UNSPACED`. The ranges also contain letters between
-# the marks, which does no harm, because letters belong to words as well.
+# Ranges of Unicode marks inside words: accents, points of Hebrew and Arabic, vowel signs of Indian writing
+# systems, and signs above and below the characters in `_UNSPACED`. The ranges also contain some letters. This
+# does no harm, because letters belong to words as well.
 _MARKS = (
     "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0903\u093a-\u0963\u0981-\u0983\u09bc-\u0a03"
     "\u0a3c-\u0dff\u0e31-\u0e3a\u0e47-\u0e4e\u0eb1-\u0ecd\u102b-\u103e\u17b6-\u17d3"
@@ -51,7 +52,7 @@ _RUN = re.compile(rf"{_CONTRACTED}|{_GROUPED}|(?:[^\W_]+|[{_MARKS}]+)+")
 _UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 _IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*|[0-9]+")
-# Letters that Unicode decomposition does not reduce to plain letters.
+# Maps letters to plain letters, if Unicode normalisation does not already do so.
 _STROKES = str.maketrans(
     {"ø": "o", "ł": "l", "đ": "d", "\u0131": "i", "æ": "ae", "œ": "oe", "þ": "th", "ð": "d"}
 )
@@ -62,8 +63,8 @@ _DIGIT = re.compile(r"[0-9]")
 _CAMEL_CASE = re.compile(r"[a-z0-9][A-Z]|[A-Z]{2}[a-z]{2}")
 _TRIMMED_CHUNK = re.compile(r"[^\W_](?:.*[^\W_])?", re.DOTALL)
 
-# Words that occur in many questions and say nothing about their subject. `parse_query` ignores these words if
-# the query has other words or prefixes.
+# Words that occur in many questions and say nothing about the subject of a question. `parse_query` ignores
+# them if the query has other words or prefixes.
 _STOP_WORD_TEXT = """
 a about after again all also am an and any are as at be because been before being both but by
 can could d did do does doing done down each few for from further had has have having he her
@@ -93,12 +94,13 @@ class ParsedQuery:
     """The parts of a query.
 
     Attributes:
-        words: Terms by which results are ranked, without duplicates. Stop words are included only if the
-            query has no other words and no prefixes.
+        words: Terms by which a search ranks its results, without duplicates. They include stop words only if
+            the query has no other words and no prefixes.
         prefixes: Beginnings of terms, from words of the query that end with `*`.
         codes: Parts of the query that identify one thing, such as a path, an id, a version or an amount. A
             code has no white space. Each code is given as the sequence of its terms.
-        phrases: Texts that every result must contain. A search ignores case and the kind of white space.
+        phrases: Texts that every result must contain. A search does not distinguish upper and lower case, or
+            kinds and lengths of white space.
     """
 
     words: tuple[str, ...] = ()
@@ -108,7 +110,7 @@ class ParsedQuery:
 
 
 def split_terms(text: str) -> Iterator[Term]:
-    """Yields the terms of a text in their order.
+    """Yields the terms of a text in their order in the text.
 
     The pieces of a camel-case name come before the whole name.
     """
@@ -132,11 +134,11 @@ def split_terms(text: str) -> Iterator[Term]:
 
 
 def fold_case(run: str) -> str:
-    """Returns a text of letters, digits and marks in lower case and without accents."""
+    """Returns `run`, a text of letters, digits and Unicode marks, in lower case and without accents."""
     if run.isascii():
         return run.lower()
     plain = "".join(each for each in unicodedata.normalize("NFKD", run) if not unicodedata.combining(each))
-    # Folding can add characters that a term must not contain, such as the apostrophe of "ŉ".
+    # The conversion can add characters that a term must not contain. For example, "ŉ" gives an apostrophe.
     return "".join(_RUN.findall(plain.casefold().translate(_STROKES))) or run
 
 
@@ -158,11 +160,11 @@ def _split_run(run: str) -> tuple[str, ...]:
 
 
 def _split_unspaced(run: str, start: int) -> Iterator[Term]:
-    """Yields the terms of a text that contains characters of scripts without spaces.
+    """Yields the terms of a text that contains characters of writing systems without spaces (`_UNSPACED`).
 
-    Each such character gives a term together with the next such character. The last character before another
-    script or the end gives a term of its own. `_split_run` splits the other parts of `run`. `start` is the
-    offset of `run` in the whole text.
+    Each of these characters gives a term of two characters, together with the next one. The last one before
+    another character or the end gives a term of one character. `_split_run` splits the other parts of `run`.
+    `start` is the offset of `run` in the whole text.
     """
     for match in _UNSPACED_RUN.finditer(run):
         part, at = match[0], start + match.start()
@@ -174,7 +176,7 @@ def _split_unspaced(run: str, start: int) -> Iterator[Term]:
 
 
 def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> ParsedQuery:
-    """Parses a query. Any text is valid. Leaves out parts that exceed the limits (`MAX_QUERY_…`)."""
+    """Parses a query, which may be any text. Leaves out what exceeds the limits above (`MAX_QUERY_…`)."""
     if len(query) > MAX_QUERY_CHARACTERS:
         query = f"{query[: MAX_QUERY_CHARACTERS // 2]} {query[-MAX_QUERY_CHARACTERS // 2 :]}"
     phrases = [" ".join(each.split())[:MAX_PHRASE_CHARACTERS].strip() for each in _PHRASE.findall(query)]
@@ -198,9 +200,9 @@ def parse_query(query: str, stop_words: AbstractSet[str] = STOP_WORDS) -> Parsed
 
 
 def _drop_repeated_last_characters(found: Iterable[Term]) -> tuple[str, ...]:
-    """Returns the terms without single characters that repeat the end of the term before them.
+    """Returns the terms, but without each term of one character that repeats the end of the term before it.
 
-    `_split_unspaced` yields such a character after the last pair of characters.
+    `_split_unspaced` yields such a term after the last pair of characters.
     """
     terms: list[str] = []
     for term in found:
@@ -216,11 +218,10 @@ def _is_lone_character(term: str) -> bool:
 def _select_ranking_words(
     words: Iterable[str], stop_words: AbstractSet[str], *, allow_stop_words: bool
 ) -> tuple[str, ...]:
-    """Returns the words by which results are ranked, at most `MAX_QUERY_WORDS`.
+    """Returns the words by which a search ranks its results, at most `MAX_QUERY_WORDS`.
 
     Leaves out stop words, unless all words are stop words and `allow_stop_words` is true. If there are too
-    many words, returns the first half and the second half of the allowed number, from the beginning and the
-    end.
+    many words, returns only those at the beginning and at the end, half of the allowed number from each.
     """
     ranking_words = [word for word in words if word not in stop_words] or (
         list(words) if allow_stop_words else []
@@ -234,7 +235,11 @@ def _select_ranking_words(
 
 
 def _is_code(chunk: str, terms: tuple[str, ...]) -> bool:
-    """Returns whether a part of a query without white space identifies one thing, such as a path."""
+    """Returns whether `chunk` is a code, a part of a query that identifies one thing, such as a path.
+
+    `chunk` contains no white space. `terms` are its terms. A code contains a digit, a separator inside, or a
+    change of case as in a camel-case name, or it has several terms and begins with an `_UNSPACED` character.
+    """
     core = _TRIMMED_CHUNK.search(chunk)
     if not core or not terms or len(terms) > MAX_CODE_TERMS or STOP_WORDS.issuperset(terms):
         return False

@@ -1,7 +1,7 @@
 """Implements the search tool, with which a model or an agent searches removed messages.
 
 Every result is text for a model. No method raises an error if the store fails or if the arguments of a call
-are wrong. The result then describes the problem and says what the model can do.
+are wrong. In such a case, the result describes the problem and says what the model can do.
 """
 
 import json
@@ -25,10 +25,10 @@ Scope = Literal["conversation", "tenant"]
 
 MAX_HITS: Final = 20
 MAX_QUERY_CHARACTERS: Final = 1_000
-# Maximum characters of all snippets of one search together, unless each of many hits gets the minimum length
-# (`SNIPPET_CHARACTERS`). About 2,000 tokens have this many characters.
+# The snippets of one search share this many characters (about 2,000 tokens) equally. But each snippet may
+# have at least `SNIPPET_CHARACTERS` characters, so the snippets of many hits together may have more.
 _MAX_SNIPPETS_CHARACTERS: Final = 5_000
-# Maximum characters of the arguments of a call. If they are longer, the result is `USAGE_TEXT`.
+# Maximum characters of the arguments of a call. If they have more, the result of the call is `USAGE_TEXT`.
 _MAX_ARGUMENTS_CHARACTERS: Final = 64_000
 _NO_IDS: frozenset[str] = frozenset()
 USAGE_TEXT: Final = (
@@ -46,10 +46,10 @@ class RecallContext(NamedTuple):
 
     Attributes:
         tenant: The tenant whose conversations the caller may search.
-        conversation: The conversation to search, `c_…`. None if the caller has no conversation.
+        conversation: The id of the conversation to search, `c_…`. None if the caller has no conversation.
         known_ids: Ids of messages that may be returned even if another conversation's compaction removed
             them, such as the messages of the caller's request.
-        source: Kind of the caller, such as `model`. Metrics have it as a label.
+        source: The kind of the caller, such as `model`. A metric counts searches by this kind.
     """
 
     tenant: str
@@ -65,7 +65,7 @@ class RecallTool:
         archive_search: Searches the archives.
         count: Returns the number of tokens of a text. It is called for texts of at most a few thousand
             characters.
-        is_store_reachable: Returns whether the store is reachable. It must return without waiting.
+        is_store_reachable: Returns whether the store can be reached. It must return without waiting.
         on_search: Called for each search with `RecallContext.source` and the outcome (`found` or `nothing`).
     """
 
@@ -85,12 +85,12 @@ class RecallTool:
     async def search(
         self, context: RecallContext, query: str, *, limit: int = 5, scope: Scope = "conversation"
     ) -> str:
-        """Returns the best hits as text of at most 2,000 tokens. Without hits, the text says so.
+        """Returns the best hits as text of at most about 2,000 tokens. Without hits, the text says so.
 
         Args:
             context: The caller and what it may search.
             query: Any text. Only its first 1,000 characters are used.
-            limit: Maximum number of hits, 1 to 20.
+            limit: Maximum number of hits, from 1 to 20. A smaller number counts as 1, a larger one as 20.
             scope: Where to search: `conversation` for the context's conversation, or `tenant` for all
                 conversations of the tenant.
         """
@@ -119,16 +119,17 @@ class RecallTool:
     async def read_message(
         self, context: RecallContext, message_id: str, lines: str = "", *, scope: Scope = "conversation"
     ) -> str:
-        """Returns a message or some of its lines as text of at most 2,000 tokens.
+        """Returns a message or some of its lines as text of at most about 2,000 tokens.
 
         If there is no such message, the text says so.
 
         Args:
             context: The caller and what it may search.
             message_id: The message's id, `m_…`.
-            lines: The lines to show, such as "10-40"; empty for all. The result contains only as many lines
+            lines: The lines to return, such as "10-40"; empty for all. The result contains only as many lines
                 as fit into 2,000 tokens.
-            scope: Where to search, as in `search`. `tenant` searches the context's conversation first.
+            scope: Where to look for the message, as in `search`. With `tenant`, the method looks in the
+                context's conversation first.
         """
         found = await self._find_message(context, message_id.strip(), scope)
         if found is None:
@@ -136,11 +137,12 @@ class RecallTool:
         return format_message(_quote_message(found, context), lines, self._count_tokens)
 
     async def answer_call(self, context: RecallContext, arguments: str) -> str:
-        """Returns the result of a model's call of `memory_search`.
+        """Returns the result of a model's call of the search tool (`memory_search`).
 
         Args:
             context: The caller and what it may search.
-            arguments: The arguments as JSON. If they cannot be used, the result is `USAGE_TEXT`.
+            arguments: The arguments of the call as JSON. If they contain neither a query nor an id, or are
+                not valid, the result is `USAGE_TEXT`.
         """
         parsed = _parse_arguments(arguments)
         query, message_id = (_to_text(parsed.get(name)) for name in ("query", "id"))
@@ -175,7 +177,7 @@ def _quote_message(found: RecalledMessage, context: RecallContext) -> QuotedMess
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """Returns the arguments by name, or an empty dict if the text is not a usable JSON object."""
+    """Returns the arguments by name, or an empty dict if the text is too long or no valid JSON object."""
     if len(arguments) > _MAX_ARGUMENTS_CHARACTERS or has_too_many_brackets(arguments):
         return {}
     try:
@@ -186,6 +188,6 @@ def _parse_arguments(arguments: str) -> dict[str, Any]:
 
 
 def _to_text(value: object) -> str:
-    """Converts a string or a number to text without white space around it. Returns "" for any other value."""
+    """Returns a string without white space around it, a number as text, or "" for any other value."""
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value).strip() if numeric or isinstance(value, str) else ""

@@ -1,1 +1,1 @@
-"""Reporting: events, exchanges, usage, statistics, metrics, traces and logs."""
+"""Records and reports what the proxy does: events, exchanges, usage, statistics, metrics, traces and logs."""

@@ -1,7 +1,8 @@
 """Finds the tenant of a conversation by the conversation's id, and lists recent conversations.
 
 A conversation's id is a keyed digest that includes its tenant, so no two tenants share an id. The store has
-one list for each day. Each process adds at most one line an hour to this list for each conversation in use.
+a list of conversations for each day. While a conversation is in use, each process that serves the
+conversation adds at most one line an hour for it to the list of the current day.
 """
 
 import math
@@ -20,15 +21,17 @@ from compaction_proxy.storage.keys import (
 )
 from compaction_proxy.storage.records import Fields, RecordStore
 
-# Shortest time between two writes of a conversation's tenant, in seconds.
+# Shortest time, in seconds, between two writes of a conversation's tenant by one process.
 WRITE_INTERVAL_S = 60.0
-# Shortest time between a failed write and the next attempt, in seconds.
+# Shortest time, in seconds, between a failed write of a conversation's tenant and the next attempt.
 RETRY_INTERVAL_S = 1.0
-# Maximum number of conversations whose next write times are kept in memory.
+# Maximum number of conversations for which a process remembers when it may write again. If there are more, it
+# forgets the one that it has written longest ago, and writes with the next request of that conversation.
 MAX_CONVERSATIONS = 10_000
-# Shortest time between two lines that a process adds for a conversation to the list of a day, in seconds.
+# Shortest time, in seconds, between two lines that a process adds for one conversation to the list of a day.
 LIST_INTERVAL_S = 3_600.0
-# Maximum number of lines that the list of a day keeps, and number of days that `list_recent` reads.
+# Maximum number of lines in the list of a day, which then loses its oldest lines, and maximum number of days
+# whose lists `list_recent` reads.
 KEPT_LINES = 10_000
 MAX_DAYS = 31
 DAY_S = 86_400
@@ -40,7 +43,8 @@ class RegisteredConversation(NamedTuple):
     Attributes:
         id: Id of the conversation, `c_…`.
         tenant: Owner of the conversation.
-        last_at: Time of its last request, in seconds since the epoch.
+        last_at: Time of its last request, or of its line in the list if no later time is known, in seconds
+            since the epoch.
     """
 
     id: str
@@ -60,13 +64,15 @@ def _parse_line(line: Fields) -> RegisteredConversation | None:
 
 
 class ConversationRegistry:
-    """Stores the tenants and the last use of conversations. Use it on one event loop.
+    """Stores which tenant owns a conversation, and when the conversation was last used.
+
+    Use it on one event loop.
 
     No method raises if the store fails.
 
     Args:
         records: Store for the tenants and for the lists of days.
-        ttl_s: Lifetime of a stored tenant, and of a day's list, after it was last written, in seconds.
+        ttl_s: Seconds for which a stored tenant or a day's list is kept after it was last written.
         clock: Returns monotonic seconds.
         now: Returns the seconds since the epoch.
     """
@@ -83,8 +89,8 @@ class ConversationRegistry:
         self._ttl_s = ttl_s
         self._clock = clock
         self._now = now
-        # By conversation key: the times from which the tenant may be written again (by `clock`), and from
-        # which a new line may be added to the day's list (by `now`).
+        # Maps each conversation's store key to two times: when its tenant may be written again (by `clock`),
+        # and when a line for it may be added to the list of a day again (by `now`).
         self._due_at: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._was_unavailable = False
         records.on_delete_callbacks.append(self._forget_prefix)
@@ -92,8 +98,8 @@ class ConversationRegistry:
     async def record_activity(self, tenant: str, conversation: str) -> None:
         """Records that a conversation of this tenant is in use. Call it after each response.
 
-        Writes at most once a minute for each conversation, or once a second while the store fails. Writes
-        nothing for a conversation that was deleted after its request began.
+        Writes at most once in `WRITE_INTERVAL_S` seconds for each conversation, or once in `RETRY_INTERVAL_S`
+        seconds while the store fails. Writes nothing if the conversation was deleted after its request began.
         """
         key, fence = conversation_key(tenant, conversation), self._records.deletion_fence
         if not self._records.is_in_use:
@@ -118,12 +124,13 @@ class ConversationRegistry:
             list_key = recent_conversations_key(_format_day(now))
             added = await self._records.append_line(list_key, line, ttl_s=self._ttl_s, max_lines=KEPT_LINES)
             if added and key in self._due_at:  # the key is gone if the conversation was deleted meanwhile
-                # Each day has its own list, so a new line is due when the next day begins, if not earlier.
+                # The store has a separate list for each day. The next line for this conversation is therefore
+                # due when the next day begins, if not earlier.
                 next_line_at = min(now + LIST_INTERVAL_S, (now // DAY_S + 1) * DAY_S)
                 self._due_at[key] = self._due_at[key][0], next_line_at
 
     async def find_tenant(self, conversation: str) -> str | None:
-        """Returns the stored tenant of a conversation, or None if there is none or the store fails."""
+        """Returns the stored tenant of a conversation, or None if no tenant is stored or the store fails."""
         [fields] = await self._records.get_many([conversation_tenant_key(conversation)], bypass_cache=True)
         tenant = (fields or {}).get("tenant")
         if not isinstance(tenant, str):
@@ -134,7 +141,10 @@ class ConversationRegistry:
         return tenant
 
     async def list_recent(self, limit: int) -> list[RegisteredConversation]:
-        """Returns at most `limit` conversations, the most recently used first."""
+        """Returns at most `limit` conversations of the last `MAX_DAYS` days, the most recently used first.
+
+        Leaves out deleted conversations.
+        """
         recent: dict[str, RegisteredConversation] = {}
         today = int(self._now() // DAY_S)
         for day in range(today, today - MAX_DAYS, -1):
@@ -151,12 +161,13 @@ class ConversationRegistry:
     async def _collect_conversations_of_day(
         self, day: int, limit: int, found: dict[str, RegisteredConversation]
     ) -> None:
-        """Adds a day's conversations to `found`, from the newest line back.
+        """Reads the list of a day, beginning with the newest line. Adds the conversations in it to `found`.
 
-        A process adds at most one line for a conversation in `LIST_INTERVAL_S`, so the last request of a
-        conversation may be later than its line. The method therefore continues after it has found `limit`
-        conversations. It stops at the first line that is more than `LIST_INTERVAL_S` seconds older than the
-        line at which `found` reached `limit` conversations.
+        After a process has added a line for a conversation, it adds no other line for `LIST_INTERVAL_S`
+        seconds. So the `limit` conversations with the newest lines may not be those with the latest requests.
+        The method therefore continues after it has found `limit` conversations. It stops at the first line
+        that is more than `LIST_INTERVAL_S` seconds older than the line at which `found` reached `limit`
+        conversations.
         """
         wanted = 2 * limit
         while True:

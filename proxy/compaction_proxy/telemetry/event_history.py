@@ -1,12 +1,13 @@
 """Publishes events, and stores and reads the events of a conversation, such as its compactions.
 
 `EventBus` passes each event to the log and to all listeners, such as metrics and the live feed. It stores
-nothing. `EventHistory` stores events. A compaction's event is published after it has been stored.
+nothing. `EventHistory` stores events. The proxy publishes a compaction's event only after it has stored the
+event.
 
-A conversation's root is the prefix digest of its first four messages (`storage.keys`). The event of a
-compaction is stored under the root, in one write with the checkpoint. Other events are stored under the
-conversation's id. A conversation whose beginning was edited has several roots. Conversations that begin with
-the same messages share a root, so each event contains the id of its conversation.
+A conversation's root is the prefix digest of its first four messages that are not fixed (`storage.keys`). The
+proxy stores the event of a compaction under the root, in one write with the checkpoint. It stores other
+events under the conversation's id. A conversation whose beginning was edited has several roots. Conversations
+that begin with the same messages share a root, so each event contains the id of its conversation.
 """
 
 import logging
@@ -40,16 +41,19 @@ from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTION_FAILED, COMPACTION_FINISHED, EVENT_NOT_ANNOUNCED
 
-# Maximum number of events that are kept in each list: the compactions of a root, or the other events of a
-# conversation.
+# Maximum number of events in a stored list. One list has the compactions of all conversations with the same
+# beginning, another has the other events of one conversation. A list that has more events loses the oldest.
 KEPT_EVENTS = 200
-# Each compaction adds a line to its conversation's list of roots. These are the maximum number of lines that
-# the list keeps, and the maximum number of different roots that are read.
+# The proxy stores a compaction under the root of its conversation, and adds a line with this root to the
+# conversation's list of roots. The first number is the maximum number of lines in the list, which then loses
+# its oldest lines. The second is the maximum number of different roots that `list_roots` returns by default.
 KEPT_ROOT_LINES = 500
 MAX_ROOTS = 50
-# Maximum number of checkpoints that are read for each root and strategy.
+# Maximum number of checkpoints that `list_installed_rounds` reads for each root and strategy. It ignores
+# older ones.
 MAX_CHECKPOINT_LINES = 200
-# Receives the tenant of an event, and the event. Runs on the event loop, so it must not block.
+# A function that is called with the tenant of an event and the event. It runs on the event loop, so it must
+# not block.
 EventListener = Callable[[str, Event], None]
 
 _ID_BYTES = 8
@@ -58,7 +62,7 @@ _log = structlog.get_logger()
 
 
 def ignore_event(_tenant: str, _event: Event) -> None:
-    """Discards an event. Use it as the listener where events must not be logged, stored or shown."""
+    """Does nothing. Pass this function as the listener if events must not be logged, stored or shown."""
 
 
 def generate_event_id() -> str:
@@ -70,7 +74,7 @@ class EventBus:
     """Passes events to listeners and to the log.
 
     Attributes:
-        listeners: Receivers of events. A listener that fails does not stop the others.
+        listeners: Functions that are called with each event. If one fails, the others are still called.
     """
 
     def __init__(self, *listeners: EventListener) -> None:
@@ -85,7 +89,7 @@ class EventBus:
 
 
 def _log_event(event: Event) -> None:
-    """Logs an event in one line. Skips `MEASURED` events, because one follows every compaction."""
+    """Logs an event in one line. Does not log `MEASURED` events, because one follows every compaction."""
     if event.kind == MEASURED:
         return
     details = {name: value for name, value in to_log_fields(event).items() if name != "kind"}
@@ -102,7 +106,7 @@ def _log_listener_failure(error: BaseException) -> None:
 
 
 def build_round_event_line(tenant: str, root: bytes, event: Event, ttl_s: float) -> ListItem:
-    """Builds the stored line of a compaction's event. The caller writes the line with the checkpoint."""
+    """Builds the line to store for a compaction's event. The caller writes it with the checkpoint."""
     return ListItem(round_events_key(tenant, root), to_fields(event), ttl_s, KEPT_EVENTS)
 
 
@@ -111,10 +115,11 @@ def _parse_events(lines: Iterable[Fields]) -> list[Event]:
 
 
 def _sort_and_merge_outcomes(events: Iterable[Event]) -> list[Event]:
-    """Returns the events, oldest first, and completes the events of compactions with later events.
+    """Sorts events by time, oldest first, and merges later events about a compaction into its own event.
 
-    An `INSTALLED` event adds the outcome to its compaction, and a `MEASURED` event adds the upstream's token
-    count. The result contains no `MEASURED` events, and at most one `INSTALLED` event for each checkpoint.
+    The event of a compaction gets the outcome from a later `INSTALLED` event, and the upstream's token count
+    from a later `MEASURED` event. The result contains no `MEASURED` events, and at most one `INSTALLED` event
+    for each checkpoint.
     """
     ordered = sorted(events, key=lambda event: event.at)
     rounds = {index: event for index, event in enumerate(ordered) if event.kind == COMPACTED}
@@ -131,7 +136,7 @@ def _sort_and_merge_outcomes(events: Iterable[Event]) -> list[Event]:
 
 
 def _apply_outcome(round_event: Event, event: Event) -> Event:
-    """Returns a compaction's event with the outcome or token count of a later event.
+    """Returns a compaction's event with the outcome or the upstream's token count from a later event.
 
     If `round_event` already has a token count, the result keeps that count.
     """
@@ -164,7 +169,7 @@ class EventHistory:
 
     Args:
         records: Store for the events.
-        ttl_s: Lifetime of a list of events after its newest event, in seconds.
+        ttl_s: Seconds for which a list of events is kept after an event was last added.
     """
 
     def __init__(self, records: RecordStore, ttl_s: float) -> None:
@@ -172,18 +177,20 @@ class EventHistory:
         self._ttl_s = ttl_s
 
     async def record_event(self, tenant: str, event: Event) -> bool:
-        """Stores an event that is not a compaction. Returns whether it was saved."""
+        """Stores an event that does not report a compaction. Returns whether the store has saved it."""
         key = events_key(tenant, event.conversation)
         return await self._records.append_line(
             key, to_fields(event), ttl_s=self._ttl_s, max_lines=KEPT_EVENTS
         )
 
     async def record_root(self, tenant: str, conversation: str, root: bytes) -> None:
-        """Records that a conversation has a compaction under this root. Call it before saving a compaction.
+        """Records that a compaction of a conversation is stored under this root.
 
-        If the conversation was deleted after the compaction began, marks the root as deleted instead. This
-        prevents the save. Otherwise a later deletion of the conversation could not find the compaction,
-        because its root is not recorded.
+        Call it before each compaction is saved.
+
+        If the conversation was deleted after the compaction began, marks the root as deleted instead. The
+        compaction can then not be saved. Otherwise a later deletion of the conversation would not find the
+        compaction, because its root is not recorded.
         """
         key, fields = roots_key(tenant, conversation), {"root": root.hex()}
         if self._records.deletion_fence.is_deleted(key):
@@ -192,13 +199,17 @@ class EventHistory:
         await self._records.append_line(key, fields, ttl_s=self._ttl_s, max_lines=KEPT_ROOT_LINES)
 
     async def list_roots(self, tenant: str, conversation: str, limit: int = MAX_ROOTS) -> tuple[bytes, ...]:
-        """Returns at most `limit` roots of a conversation, the most recently used first."""
+        """Returns at most `limit` roots under which a conversation has compactions, the newest first."""
         lines = await self._records.read_tail(roots_key(tenant, conversation), KEPT_ROOT_LINES)
         roots = (_parse_hex(line.get("root")) for line in reversed(lines))
         return tuple(dict.fromkeys(root for root in roots if root))[:limit]
 
     async def list_events(self, tenant: str, conversation: str) -> list[Event]:
-        """Returns a conversation's events, oldest first, as completed by `_sort_and_merge_outcomes`."""
+        """Returns a conversation's events, oldest first.
+
+        The event of a compaction includes its outcome and the upstream's token count if later events
+        reported them.
+        """
         lines = await self._records.read_tail(events_key(tenant, conversation), KEPT_EVENTS)
         events = _parse_events(lines)
         for root in await self.list_roots(tenant, conversation):
@@ -209,8 +220,8 @@ class EventHistory:
     async def list_installed_rounds(self, tenant: str, conversation: str) -> list[Event]:
         """Returns the events of a conversation's installed compactions, of every strategy, newest first.
 
-        A staged compaction is not included until it is installed. If a compaction has no stored event, its
-        event is built from its checkpoint.
+        Leaves out staged compactions that are not installed yet. If a compaction has no stored event, builds
+        its event from its checkpoint.
         """
         events = await self.list_events(tenant, conversation)
         round_events = {event.place: event for event in events if event.kind == COMPACTED and event.place}
@@ -224,9 +235,10 @@ class EventHistory:
     async def _read_installed_rounds(
         self, tenant: str, root: bytes, strategy: str, round_events: Mapping[str, Event]
     ) -> list[Event]:
-        """Returns the installed compactions of a root and a strategy, in the order of the checkpoint list.
+        """Returns the events of the installed compactions of one strategy that are stored under a root.
 
-        A compaction without a stored event gets the time of the newest compaction before it in the list.
+        The events are in the order of the list of checkpoints. If a compaction has no stored event, its event
+        gets the latest time of the compactions before it in the list.
         """
         lines = await self._records.read_tail(
             checkpoint_list_key(tenant, root, strategy), MAX_CHECKPOINT_LINES
@@ -250,7 +262,10 @@ class EventHistory:
 
 
 def _build_event_from_checkpoint(place: bytes, fields: Fields | None, at: float) -> Event | None:
-    """Builds the event of a compaction from its checkpoint; None if there is no checkpoint."""
+    """Builds the event of a compaction, with the time `at`, from the fields of its checkpoint.
+
+    Returns None if there is no valid checkpoint.
+    """
     stored = checkpoint.from_fields(fields) if fields else None
     if stored is None:
         return None

@@ -1,8 +1,8 @@
 """Queues exchanges and processes them in the background, so that no request waits for the processing.
 
-To process an exchange is to price it, count it, add it to the usage of its conversation and pass it to the
-listeners. Queued exchanges are processed once a second, or as soon as `QUEUE_LENGTH` of them are queued. The
-results are written to the store once a second.
+Processing an exchange has four steps: compute its cost and saving, count it, add it to the usage of its
+conversation, and pass it to the listeners. The module processes the queued exchanges once a second, or as
+soon as `QUEUE_LENGTH` of them are queued. It writes the results to the store once a second.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from compaction_proxy.telemetry.live_feed import EXCHANGE, EXCHANGES_PER_S, Live
 from compaction_proxy.telemetry.statistics import Statistics
 from compaction_proxy.telemetry.usage import ExchangeEntry, UsageStore, get_entry_time, to_line
 
-# Maximum number of conversations whose cache state (`SavingsTracker`) is kept in memory.
+# Maximum number of conversations whose cache state `SavingsTracker` keeps in memory. If there are more, it
+# drops the one whose last exchange is the oldest.
 MAX_TRACKED_CONVERSATIONS = 1_000
-# Maximum number of exchanges of a conversation that are kept because their requests were forwarded unchanged.
-# They are kept until an exchange with a changed request needs the cache state. If there are more, only the
-# newest are kept.
+# `SavingsTracker` keeps exchanges whose requests were forwarded unchanged until it needs them for the saving
+# of a changed request. This is the maximum number that it keeps for one conversation. It drops older ones.
 MAX_DEFERRED = 4
 
 
@@ -45,13 +45,14 @@ class RecordedExchange(NamedTuple):
     Attributes:
         tenant: Tenant of the exchange.
         conversation: Conversation of the exchange; None if it is unknown.
-        origin: Origin (scheme, host and port) of the upstream. It selects the price.
+        origin: Origin (scheme, host and port) of the upstream, on which the price depends.
         exchange: Figures of the exchange.
         prefixes: Prefix digests of the client's messages that are not fixed; empty if the request was not
             read.
-        counted_tokens: Our uncalibrated token counts of the client's request and of the forwarded request;
-            zeros if the request was not read.
-        start_mark: Start mark of the request (`storage.deletions`).
+        counted_tokens: Token counts of the client's request and of the forwarded request, as the proxy counts
+            them without calibration; zeros if the request was not read.
+        start_mark: Number of deletions that this process had made when the request began
+            (`storage.deletions`); None if unknown.
     """
 
     tenant: str
@@ -64,24 +65,27 @@ class RecordedExchange(NamedTuple):
 
 
 class SavingsTracker:
-    """Tracks which messages providers have cached, to compute savings. For use on one event loop.
+    """Computes the savings of exchanges from the cache states of conversations.
 
-    The cache state of a conversation says which of its messages the provider has cached. If a
+    Use it on one event loop.
+
+    The cache state of a conversation says which of its messages the provider has probably cached. If a
     request was forwarded unchanged, the saving of its exchange does not depend on the cache state. The
-    tracker therefore only keeps such an exchange. Before it computes the saving of a changed request, it adds
-    the exchanges that it has kept to the cache state.
+    tracker therefore keeps such an exchange without updating the cache state, which saves time. Before it
+    computes the saving of a changed request, it updates the cache state with the exchanges that it has kept.
     """
 
     def __init__(self) -> None:
-        # By tenant and conversation: the cache state, and the later exchanges that it does not include yet.
+        # Maps a tenant and a conversation to the cache state, and to the later exchanges that the cache state
+        # does not include yet.
         self._known: BoundedDict[tuple[str, str], tuple[CacheState, deque[RecordedExchange]]] = BoundedDict(
             MAX_TRACKED_CONVERSATIONS
         )
 
     def track_exchange(self, recorded: RecordedExchange, price: ModelPrice | None) -> Saving | None:
-        """Returns the saving of an exchange; None if it is unknown. Call it in the order of the exchanges.
+        """Returns the saving of an exchange; None if unknown. Call this method in the order of the exchanges.
 
-        `price` is the price of the requested model; None if it is unknown.
+        `price` is the price of the model that the client asked for; None if unknown.
         """
         exchange, (sent, forwarded) = recorded.exchange, recorded.counted_tokens
         key = recorded.tenant, recorded.conversation or ""
@@ -103,30 +107,34 @@ class SavingsTracker:
         return saving
 
 
-# Receives exchanges, after their requests have ended. Runs on the event loop, so it must not block.
+# A function that is called with exchanges after their requests have ended. It runs on the event loop, so it
+# must not block.
 ExchangeListener = Callable[[Sequence[ExchangeEntry]], None]
 
 FLUSH_INTERVAL_S = 1.0
-# When this many exchanges are queued, they are processed before the periodic flush (`FLUSH_INTERVAL_S`).
-# Otherwise the queue would grow to megabytes on a busy server. A short queue is also processed faster,
-# because its memory is still in the processor's cache.
+# As soon as this many exchanges are queued, `ExchangeLog` processes them without waiting for the next
+# periodic flush. Otherwise the queue would grow to megabytes on a busy server. A short queue also takes less
+# time per exchange, because its memory is still in the processor's cache.
 QUEUE_LENGTH = 64
 
 _log = structlog.get_logger()
 
 
 class ExchangeLog:
-    """Queues exchanges, then prices, counts and writes them in the background. Use it on one event loop.
+    """Queues exchanges, then processes them and writes the results in the background.
+
+    Use it on one event loop.
 
     Args:
         usage_store: Stores the usage of each conversation.
         statistics: Counts all exchanges.
-        feed: Live feed that shows exchanges.
-        deletion_fence: Gives the start mark of each request, so that a deletion after it is noticed.
+        feed: Live feed, on which this class publishes the newest exchanges.
+        deletion_fence: Says how many deletions this process had made when a request began. With this number,
+            `usage_store` recognises an exchange whose conversation was deleted later, and drops it.
         pricing: Source of prices.
 
     Attributes:
-        listeners: Receivers of exchanges. A listener that fails does not stop the others.
+        listeners: Functions that are called with exchanges. If one fails, the others are still called.
     """
 
     def __init__(
@@ -143,7 +151,7 @@ class ExchangeLog:
         self._deletion_fence = deletion_fence
         self._pricing = pricing
         self._queue: list[RecordedExchange] = []
-        # The newest exchanges, for the live feed.
+        # The newest exchanges since the last flush. The next flush publishes them on the live feed.
         self._newest: deque[ExchangeEntry] = deque(maxlen=EXCHANGES_PER_S)
         self._savings = SavingsTracker()
         self._task: asyncio.Task[None] | None = None
@@ -159,9 +167,9 @@ class ExchangeLog:
         prefixes: tuple[bytes, ...] = (),
         counted_tokens: tuple[int, int] = (0, 0),
     ) -> None:
-        """Queues one exchange. Must be fast, because the request waits for this call.
+        """Queues one exchange. This method must be fast, because the request waits for it.
 
-        `RecordedExchange` describes the arguments, which are its fields.
+        Each argument is the field of `RecordedExchange` with the same name.
         """
         start_mark = self._deletion_fence.get_start_mark()
         self._queue.append(
@@ -171,11 +179,11 @@ class ExchangeLog:
             asyncio.get_running_loop().call_soon(self._drain_queue)
 
     def start(self) -> None:
-        """Starts the background task."""
+        """Starts the background task, which calls `flush` once a second."""
         self._task = asyncio.create_task(self._flush_periodically())
 
     async def close(self) -> None:
-        """Writes everything that is queued and stops the background task."""
+        """Stops the background task, then processes the queued exchanges and writes all results."""
         if self._task is not None:
             async with self._flushing:  # lets a write in progress finish
                 self._task.cancel()
@@ -185,7 +193,7 @@ class ExchangeLog:
         await self._usage_store.close()
 
     async def flush(self) -> None:
-        """Processes all queued exchanges and writes the results."""
+        """Processes all queued exchanges and writes the results to the store."""
         async with self._flushing:
             self._drain_queue()
             self._publish_newest()
@@ -194,7 +202,7 @@ class ExchangeLog:
                     await flush()
 
     def _drain_queue(self) -> None:
-        """Processes all queued exchanges and notifies the listeners."""
+        """Processes all queued exchanges, without writing to the store, and passes them to the listeners."""
         queue, self._queue = self._queue, []
         with suppress_and_report(_log_write_failure):
             entries = list(map(self._add_exchange, queue))
@@ -204,7 +212,6 @@ class ExchangeLog:
                     listener(entries)
 
     def _publish_newest(self) -> None:
-        """Publishes the newest exchanges since the last flush on the live feed."""
         for entry in sorted(self._newest, key=get_entry_time):
             fields = to_line(entry)
             if entry.conversation is not None:
@@ -213,7 +220,10 @@ class ExchangeLog:
         self._newest.clear()
 
     def _add_exchange(self, recorded: RecordedExchange) -> ExchangeEntry:
-        """Prices an exchange and adds it to the usage of its conversation and to the live feed."""
+        """Computes the saving of an exchange, and adds the exchange to the usage of its conversation.
+
+        Also keeps the exchange for the live feed, unless the usage store drops it.
+        """
         tenant, conversation, exchange = recorded.tenant, recorded.conversation, recorded.exchange
         price = self._pricing.get_price(exchange.model, recorded.origin)
         entry = ExchangeEntry(tenant, conversation, exchange, self._savings.track_exchange(recorded, price))

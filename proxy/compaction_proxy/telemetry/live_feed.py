@@ -1,9 +1,9 @@
-"""The live feed: current events and exchanges of all workers and replicas.
+"""Writes and reads the live feed: the newest events and exchanges of all workers and replicas.
 
-The feed holds figures and ids, but no text of a conversation. A reader of the feed is called a follower.
-Events are always written. Exchanges are written only while any process has a follower, and then at most
-`EXCHANGES_PER_S` per second and process. Events and exchanges have separate lists, so that the many
-exchanges of a busy server do not push out events.
+The feed contains figures and ids, but no text of a conversation. A reader of the feed is called a follower.
+A process writes all its events. It writes exchanges only while any process has a follower, and then at most
+`EXCHANGES_PER_S` a second. The store has separate lists for events and exchanges, so that the many exchanges
+of a busy server do not displace events.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import FEED_NOT_READ
 
-# Fields that are removed from an event: texts of the conversation, and the ids of messages.
+# Fields of an event that the feed leaves out: texts of the conversation, and the ids of messages.
 HIDDEN_FIELDS = CONTENT_FIELDS | {"message_ids"}
 
 COMPACTION = "compaction"
@@ -40,7 +40,8 @@ LOST = "lost"
 POLL_S = 1.0
 MAX_LINES = {COMPACTION: 2_000, EXCHANGE: 1_000}
 _LISTS = {COMPACTION: "events", EXCHANGE: "exchanges"}
-# A poll first reads this many lines. If more lines are new since the last poll, it reads the whole list.
+# A poll (a read of the lists in the store) first reads this many lines of a list. If all of them are new
+# since the last poll, it reads the whole list.
 POLL_LINES = 64
 EXCHANGES_PER_S = 50
 # Maximum number of events that may wait to be written. If there are more, the oldest event is dropped.
@@ -59,8 +60,9 @@ class FeedItem(NamedTuple):
     """One item of the live feed.
 
     Attributes:
-        id: Unique id that rises with time. A `lost` item has the id of the item after it.
-        kind: `compaction` (an event), `exchange`, or `lost` (the follower was too slow, and items were
+        id: Unique id. It begins with the time, so later items have higher ids. A `lost` item has the id of
+            the item after it.
+        kind: `compaction` (an event), `exchange`, or `lost` (the follower read too slowly, so items were
             dropped).
         fields: For an event, its fields without texts and message ids. For an exchange, its fields and its
             `conversation` if that is known. For `lost`, the number of dropped items in the field `lost`.
@@ -72,7 +74,7 @@ class FeedItem(NamedTuple):
 
 
 class _Follower:
-    """Queue of items for one reader of the feed."""
+    """Queue of the items that one reader of the feed has not read yet."""
 
     def __init__(self) -> None:
         self.waiting: deque[FeedItem] = deque(maxlen=MAX_FOLLOWER_ITEMS)
@@ -81,9 +83,10 @@ class _Follower:
         self._prepended_ids: frozenset[str] = frozenset()
 
     def prepend_items(self, items: list[FeedItem]) -> None:
-        """Puts older items before the waiting ones.
+        """Puts older items, `items`, before the items that already wait.
 
-        Drops duplicates from the waiting items, and later from the items that `push_item` receives.
+        An item may occur both in `items` and among the waiting items, or `push_item` may get it again later.
+        The follower still gets it only once.
         """
         newer = [item for item in self.waiting if item not in items]
         self.waiting.clear()
@@ -126,7 +129,7 @@ class LiveFeed:
 
     Args:
         records: Store for the lists of items.
-        ttl_s: Lifetime of a list after its newest line, in seconds.
+        ttl_s: Seconds for which a list is kept after a line was last added.
         now: Returns the seconds since the epoch.
     """
 
@@ -146,23 +149,26 @@ class LiveFeed:
 
     @property
     def has_followers(self) -> bool:
-        """Whether this process has a follower, or the last check found one in another process."""
+        """Whether this process has a follower, or found one in another process at its last check."""
         return bool(self._followers) or self._has_remote_followers
 
     def publish(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """Queues an item for the next flush. Only the newest `EXCHANGES_PER_S` exchanges stay queued."""
+        """Queues an item for the next `flush`.
+
+        At most `EXCHANGES_PER_S` exchanges and `MAX_WAITING` events stay queued. The oldest are dropped.
+        """
         waiting = self._exchanges if kind == EXCHANGE else self._events
         waiting.append(FeedItem(self._create_item_id(), kind, fields))
 
     def on_event(self, _tenant: str, event: Event) -> None:
-        """Publishes an event (an `event_history.EventListener`). Ignores `MEASURED` events."""
+        """Publishes an event. Ignores `MEASURED` events. This is an `event_history.EventListener`."""
         if event.kind != MEASURED:
             self.publish(COMPACTION, _to_public_fields(event))
 
     async def flush(self) -> None:
         """Writes the queued items. Drops the queued exchanges if no process has a follower.
 
-        Call it once a second: each call writes at most `EXCHANGES_PER_S` exchanges.
+        Each call writes at most `EXCHANGES_PER_S` exchanges. Call it once a second.
         """
         await self._check_remote_followers()
         if not self.has_followers:
@@ -176,7 +182,10 @@ class LiveFeed:
                 waiting.extendleft(reversed(items[: (waiting.maxlen or 0) - len(waiting)]))
 
     async def list_recent_events(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
-        """Returns at most `limit` events, the newest first. With `failures`, returns only failures."""
+        """Returns the latest events, at most `limit`, newest first.
+
+        If `failures` is true, returns only events that report a failure.
+        """
         items = await self._read_latest(COMPACTION, MAX_LINES[COMPACTION] if failures else limit)
         wanted = [item for item in items if not failures or item.fields.get("kind") in FAILURE_KINDS]
         return wanted[::-1][:limit]
@@ -184,10 +193,10 @@ class LiveFeed:
     async def follow(self, after_id: str | None = None) -> AsyncGenerator[FeedItem, None]:
         """Yields the stored items that are newer than the item with the id `after_id`, then new items.
 
-        Without `after_id`, yields only new items. If the reader is too slow, drops the oldest waiting items
-        and yields a `lost` item.
+        Without `after_id`, yields only new items. If the caller reads too slowly, so that more than
+        `MAX_FOLLOWER_ITEMS` items wait, drops the oldest of them and yields a `lost` item.
 
-        Ends when the feed is closed, or when the reader closes the generator (`aclose`).
+        Ends when `close` is called, or when the caller closes the generator (`aclose`).
         """
         follower = _Follower()
         self._add_follower(follower)
@@ -202,7 +211,7 @@ class LiveFeed:
             self._remove_follower(follower)
 
     async def close(self) -> None:
-        """Ends `follow` for all followers and writes the queued items."""
+        """Ends all generators that `follow` has returned, and writes the queued items."""
         self._closed = True
         for follower in self._followers:
             follower.has_items.set()
@@ -219,10 +228,10 @@ class LiveFeed:
         return ListItem(live_feed_key(_LISTS[kind]), fields, self._ttl_s, MAX_LINES[kind])
 
     async def _check_remote_followers(self) -> None:
-        """Checks in the store whether other processes have followers, at most once in `LISTENER_CHECK_S`.
+        """Checks in the store whether other processes have followers.
 
-        Skips the check if this process has a follower or no exchanges are queued, because the result then has
-        no effect.
+        Does so at most once in `LISTENER_CHECK_S` seconds. Does nothing if this process has a follower or no
+        exchanges are queued, because the result of the check would then have no effect.
         """
         if self._followers or not self._exchanges or self._next_check_at > self._now():
             return
@@ -236,9 +245,9 @@ class LiveFeed:
         return [item for line in lines if (item := _parse_item(line)) is not None]
 
     async def _read_newer(self, kind: str, after: str) -> list[FeedItem]:
-        """Returns the items that follow the item with the id `after`.
+        """Returns the stored items of this kind that follow the item with the id `after`.
 
-        If this item is no longer in the list, returns the items with a higher id.
+        If that item is no longer stored, returns the items with a higher id.
         """
         items = await self._read_latest(kind, POLL_LINES)
         if len(items) == POLL_LINES and items[0].id > after and all(item.id != after for item in items):
@@ -263,7 +272,7 @@ class LiveFeed:
             self._poll = None
 
     async def _poll_store(self, start_id: str) -> None:
-        """Passes new items of the store to all followers, once a second.
+        """Reads the new items in the store once a second and passes them to all followers of this process.
 
         Also records in the store that this process has followers, so that other processes write exchanges.
         """

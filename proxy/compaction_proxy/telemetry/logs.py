@@ -1,6 +1,6 @@
-"""Configures logging: one line per event on stderr, from the proxy and its libraries, without credentials.
+"""Configures logging: the log lines of the proxy and of its libraries go to stderr, without credentials.
 
-Text of messages is never logged: events carry only counts, ids and reasons.
+The proxy logs counts, ids and reasons, but never the text of a conversation's messages.
 """
 
 import logging
@@ -16,8 +16,8 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 from compaction_proxy.support.fail_open import suppress_and_report
 
-# Id of the current request, which is added to each log line. The log lines of a compaction have the id of the
-# request that started it, even if they are written after that request has ended.
+# Id of the current request, which `add_request_id` adds to each log line. The log lines of a compaction have
+# the id of the request that started the compaction, even if that request has already ended.
 REQUEST_ID: ContextVar[str] = ContextVar("request")
 
 CREDENTIAL_KEYS = frozenset(
@@ -49,8 +49,8 @@ def suppress_and_log(event: str) -> suppress_and_report:
     It suppresses the same exceptions as `suppress_and_report`, and logs each as a warning.
 
     Args:
-        event: The name of the log event (`support.log_events`). The event has the type of the exception in
-            its field `error`.
+        event: The name of the log event (`support.log_events`). The field `error` of the log line contains
+            the type of the exception.
     """
     return suppress_and_report(partial(_log_suppressed_error, event))
 
@@ -60,9 +60,10 @@ def _log_suppressed_error(event: str, error: BaseException) -> None:
 
 
 def _mask_credentials(value: object, field_name: str = "") -> object:
-    """Returns the value with each credential replaced by `MASK`, at any depth of nesting.
+    """Returns the value with each credential replaced by `MASK`, also in nested dicts and lists.
 
-    The whole value is replaced if `field_name` is in `CREDENTIAL_KEYS`.
+    If `field_name` is in `CREDENTIAL_KEYS`, returns `MASK`. Converts bytes and objects of unusual types to
+    text.
     """
     if field_name.lower().replace("-", "_") in CREDENTIAL_KEYS:
         return MASK
@@ -78,7 +79,7 @@ def _mask_credentials(value: object, field_name: str = "") -> object:
 
 
 def scrub_event(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Replaces credentials in a log event, found by field names and by patterns in text, with `MASK`."""
+    """Replaces the credentials in a log event with `MASK`. Finds them by field names and text patterns."""
     internal = ("_record", "_from_structlog")
     return {key: value if key in internal else _mask_credentials(value, key) for key, value in event.items()}
 
@@ -94,7 +95,10 @@ def _escape_match(found: re.Match[str]) -> str:
 
 
 def escape_control_characters(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Escapes control characters, so that they do not reach a terminal. A traceback keeps its line breaks."""
+    """Escapes control characters in texts, so that none reaches a terminal.
+
+    Does not escape the line breaks of a traceback.
+    """
     escaped = {}
     for key, value in event.items():
         lines = value.split("\n") if key == "exception" and isinstance(value, str) else [value]
@@ -113,7 +117,7 @@ def _build_renderers(style: Literal["json", "console"]) -> list[Processor]:
 
 
 def configure_logging(style: Literal["json", "console"] = "json", level: int = logging.INFO) -> None:
-    """Sends all log lines of at least `level` to stderr, in the given style.
+    """Sends all log lines whose level is at least `level` to stderr, as JSON or as text for a console.
 
     A second call replaces the earlier configuration.
     """
@@ -150,11 +154,11 @@ def configure_logging(style: Literal["json", "console"] = "json", level: int = l
 
 
 def raise_library_log_levels() -> None:
-    """Hides log messages of libraries below the level `WARNING`, such as startup and connection messages."""
+    """Hides the log lines of three libraries below the level `WARNING`, such as those about connections."""
     for library in ("uvicorn", "httpx", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """Returns the logger of a module; use it as `log.info(EVENT, tokens_before=…)`."""
+    """Returns the logger of the module `name`. Example: `log.info(EVENT, tokens_before=…)`."""
     return cast("FilteringBoundLogger", structlog.stdlib.get_logger(name))

@@ -1,8 +1,8 @@
-"""Prometheus metrics: counted from exchanges and events, and rendered on request.
+"""Counts exchanges and events as Prometheus metrics, and renders the metrics on request.
 
 If there are several workers, each keeps its figures in its own files in a shared folder. The file names
-contain the worker's number. The worker that renders the metrics adds up all files. A worker that replaces
-another one gets the same number and continues its files.
+contain the worker's number. The worker that renders the metrics adds up the figures in all files. A worker
+that replaces an ended worker gets the same number, and adds to the files of the ended worker.
 """
 
 import asyncio
@@ -33,7 +33,8 @@ from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.telemetry.statistics import OVERHEAD_BOUNDS_S
 from compaction_proxy.telemetry.usage import ExchangeEntry
 
-# Upper bounds of histogram buckets: seconds if the name ends in `_S`, shares (0..1) if it ends in `_SHARES`.
+# Upper bounds of the buckets of histograms. They are in seconds if the name of the constant ends in `_S`, and
+# shares from 0 to 1 if it ends in `_SHARES`.
 STORE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 10)
 SUMMARY_S = (0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 UPSTREAM_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 600)
@@ -50,9 +51,9 @@ class MetricSpec(NamedTuple):
     Attributes:
         help_text: Text that explains the metric in the output.
         labels: Names of the labels.
-        buckets: Upper bounds of a histogram's buckets.
-        multiprocess_mode: How the values of a gauge from several workers are combined. The values of workers
-            that have ended are ignored.
+        buckets: Upper bounds of the buckets of a histogram; empty for a counter or a gauge.
+        multiprocess_mode: For a gauge, how the values of several workers are combined: as their sum, maximum
+            or minimum. Only workers that are running count.
     """
 
     help_text: str
@@ -161,36 +162,41 @@ GAUGES: Mapping[str, MetricSpec] = {
     ),
 }
 
-# Environment variable from which prometheus_client reads the folder that several workers share.
+# Environment variable from which the library prometheus_client reads the path of the folder that several
+# workers share.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 # Clients choose some label values, such as model names. These are the maximum number of different values of a
-# label, and the maximum length of a value, in characters.
+# label, and the maximum length of a value, in characters. Further values become `OTHER`. The end of a longer
+# value is cut off.
 MAX_LABEL_VALUES = 100
 MAX_NAME_CHARACTERS = 100
 OTHER, UNKNOWN = "other", "unknown"
-# Time for which a conversation counts as active after a request, in seconds, and largest number of
-# conversations that are kept as active.
+# Seconds for which a conversation counts as active after a request, and maximum number of conversations that
+# can count as active at the same time. If there are more, the one whose last request is the oldest no longer
+# counts.
 ACTIVE_S = 300.0
 MAX_ACTIVE = 100_000
-# Form of a request: the strategy and number of the compaction that is applied to it.
+# Form of a request: the strategy and the number of the compaction that the proxy has applied to the request.
+# If it has applied none, the number is None.
 _Form = tuple[str, int | None]
-# Interval at which gauges are refreshed, in seconds.
+# Interval, in seconds, at which `refresh_periodically` updates the gauges.
 GAUGE_REFRESH_S = 5.0
 
-# Keeps the figures in memory even if `FOLDER_VARIABLE` is set in the environment. A process that is one of
-# several workers calls `use_shared_folder` afterwards.
+# If `FOLDER_VARIABLE` is set in the environment, prometheus_client keeps figures in files. This assignment
+# makes it keep them in memory. A process that is one of several workers calls `use_shared_folder` afterwards.
 values.ValueClass = values.MutexValue
-# The creation times of counters would double the number of time series, and no dashboard needs them.
+# By default, prometheus_client also outputs the creation time of each counter. This would double the number
+# of time series, and no dashboard needs it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def use_shared_folder(folder: str, worker: int) -> None:
-    """Keeps the figures of this process in a folder that several workers share.
+    """Makes this process keep its figures in a folder that several workers share.
 
     Call it before a `Metrics` is created.
 
     Args:
-        folder: Folder that all workers of a proxy share.
+        folder: Path of the folder that all workers of a proxy share.
         worker: Number of this worker. No two processes that run at the same time may share a number.
     """
     os.environ[FOLDER_VARIABLE] = folder
@@ -198,14 +204,14 @@ def use_shared_folder(folder: str, worker: int) -> None:
 
 
 def remove_worker_gauges(folder: str, worker: int) -> None:
-    """Removes the gauges of a worker that has ended from the shared folder. Its counters stay."""
+    """Deletes the gauges of an ended worker from the shared folder. The worker's counters stay there."""
     mark_process_dead(worker, folder)  # type: ignore[no-untyped-call]
 
 
 class LabelValues:
     """Maps names that clients choose to label values, and limits the number of different values.
 
-    The first `MAX_LABEL_VALUES` names keep their own value. Every other name becomes `other`.
+    The first `MAX_LABEL_VALUES` names each get a label value of their own. Every other name becomes `other`.
     """
 
     def __init__(self) -> None:
@@ -214,8 +220,9 @@ class LabelValues:
     def to_label_value(self, name: str, *, may_add: bool = True) -> str:
         """Returns the label value of a name, or `unknown` for an empty name.
 
-        A new name gets its own value only if `may_add` is true and the limit is not reached. Otherwise it
-        becomes `other`.
+        A new name gets a value of its own only if `may_add` is true and there are fewer than
+        `MAX_LABEL_VALUES` values. Otherwise it becomes `other`. The value has the first `MAX_NAME_CHARACTERS`
+        characters of the name, with `?` in place of unprintable characters.
         """
         known = self._known.get(name)
         if known is not None:
@@ -229,7 +236,7 @@ class LabelValues:
 
 
 class Metrics:
-    """The metrics of this process, and of the other workers if there are any.
+    """Counts the metrics of this process, and renders those of all workers.
 
     Args:
         version: Version of the proxy.
@@ -237,8 +244,10 @@ class Metrics:
         now: Returns the seconds since the epoch.
 
     Attributes:
-        breakers: For each target with a circuit breaker, a function that returns whether the breaker is open.
-        figures: For each gauge without labels that changes with time, a function that returns its value.
+        breakers: For each target that the proxy stops using after failures, a function that returns whether
+            the proxy has stopped using it now. The key is the name of the target.
+        figures: For some gauges without labels, a function that returns the current value. The key is the
+            name of the gauge.
     """
 
     def __init__(
@@ -271,7 +280,8 @@ class Metrics:
                 registry=self._registry
             )  # not with several workers, because it would show only the worker that renders the metrics
         self._models, self._reasons, self._targets = LabelValues(), LabelValues(), LabelValues()
-        # Time and form of each conversation's last request. The last used conversation is at the end.
+        # The time and the form of each conversation's last request. The most recently used conversation is at
+        # the end.
         self._active: BoundedDict[str, tuple[float, _Form]] = BoundedDict(MAX_ACTIVE)
         self.breakers: dict[str, Callable[[], bool]] = {}
         self.figures: dict[str, Callable[[], float]] = {}
@@ -281,7 +291,7 @@ class Metrics:
     def count_exchanges(self, entries: Iterable[ExchangeEntry]) -> None:
         """Counts exchanges, which must be in order, oldest first.
 
-        Counts exchanges with equal labels together, because that is faster.
+        To save time, adds exchanges with equal labels to the metrics in one step.
         """
         alike: defaultdict[tuple[str, str, int], list[ExchangeEntry]] = defaultdict(list)
         stable: list[float] = []
@@ -299,7 +309,7 @@ class Metrics:
         self._observe_amounts("compaction_prefix_stable_ratio", stable)
 
     def on_event(self, _tenant: str, event: Event) -> None:
-        """Counts a compaction or a failure (an `EventListener`). Ignores other events."""
+        """Counts an event of a compaction or failure. Ignores other events. This is an `EventListener`."""
         if event.kind in FAILURE_KINDS:
             self._increment_counter(
                 "compaction_failures_total", 1, self._reasons.to_label_value(event.reason)
@@ -318,22 +328,23 @@ class Metrics:
     def count_upstream_error(self, target: str, cause: str) -> None:
         """Counts a request whose upstream response is missing, is incomplete or has an error status.
 
-        The proxy's own code chooses `cause`, so the number of its values is small.
+        The label for `target` has at most `MAX_LABEL_VALUES` values. The label for `cause` needs no limit,
+        because the proxy's own code chooses `cause` from few values.
         """
         self._increment_counter("upstream_errors_total", 1, self._targets.to_label_value(target), cause)
 
     def count_archive_search(self, source: str, outcome: str) -> None:
-        """Counts a search in the archive. The proxy's own code chooses both arguments, from few values."""
+        """Counts a search in the archive, by the kind of its caller and by whether it found anything."""
         self._increment_counter("compaction_recall_searches_total", 1, source, outcome)
 
     def record_reload(self, *, succeeded: bool) -> None:
-        """Records that a configuration was read, and whether it was accepted."""
+        """Records whether the proxy has accepted the configuration that it has read last."""
         self._gauges["config_last_reload_successful"].set(int(succeeded))
         if succeeded:
             self._gauges["config_last_reload_success_timestamp_seconds"].set(self._now())
 
     def refresh_gauges(self) -> None:
-        """Updates the gauges whose values change with time."""
+        """Updates the gauges that no event updates, such as the number of active conversations."""
         too_old = self._clock() - ACTIVE_S
         while self._active and next(iter(self._active.values()))[0] < too_old:
             del self._active[next(iter(self._active))]
@@ -344,9 +355,9 @@ class Metrics:
             self._gauges["circuit_breaker_state"].labels(target).set(int(is_open()))
 
     async def refresh_periodically(self) -> None:
-        """Refreshes the gauges every `GAUGE_REFRESH_S` seconds until cancelled.
+        """Calls `refresh_gauges` every `GAUGE_REFRESH_S` seconds until its task is cancelled.
 
-        Another worker may render the gauges of this worker, and cannot refresh them.
+        Another worker may render the gauges of this worker, but only this worker can refresh them.
         """
         while True:
             self.refresh_gauges()
@@ -355,8 +366,8 @@ class Metrics:
     async def render(self, accept: str = "") -> tuple[bytes, str]:
         """Returns all metrics as text, and the media type of the text.
 
-        The format is OpenMetrics if the request header `Accept`, given as `accept`, contains its media type.
-        Otherwise it is the plain format of Prometheus.
+        `accept` is the value of the request header `Accept`. If it contains the media type of OpenMetrics,
+        the text is in this format. Otherwise it is in the plain text format of Prometheus.
         """
         self.refresh_gauges()
         return await asyncio.to_thread(self._render_registry, "application/openmetrics-text" in accept)
@@ -372,7 +383,7 @@ class Metrics:
         return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def _count_round(self, event: Event) -> None:
-        """Counts a compaction that was made, or that was due and failed."""
+        """Counts a compaction that the proxy has made, or that was due and failed."""
         made = event.kind == COMPACTED
         trigger = event.reason.partition(",")[0] if made else ""  # the reason of a failure is not a trigger
         outcome = event.outcome if made else FAILED
@@ -389,14 +400,14 @@ class Metrics:
     def _track_stability(self, conversation: str, form: _Form, now: float) -> tuple[float, ...]:
         """Returns `(1,)` if a request has the same form as the conversation's last request, else `(0,)`.
 
-        Returns an empty tuple if the last request is unknown. Keeps the form for the next call.
+        Returns an empty tuple if the last request is unknown. Stores `form` for the next call.
         """
         before = self._active.get(conversation)
         self._active[conversation] = now, form
         return () if before is None else (float(before[1] == form),)
 
     def _count_group(self, model: str, code: int, exchanges: Sequence[Exchange]) -> None:
-        """Counts the durations, the token usage and the sizes of exchanges with equal labels."""
+        """Adds the durations, the token usage and the sizes of exchanges with equal labels to the metrics."""
         self._observe_amounts("compaction_overhead_seconds", [each.overhead_s for each in exchanges])
         first = [each.first_byte_s for each in exchanges if each.first_byte_s is not None]
         self._observe_amounts("upstream_time_to_first_chunk_seconds", first, model)

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: spans of client requests, upstream calls and compactions."""
+"""Creates OpenTelemetry traces, with a trace span for each request, upstream call and compaction."""
 
 import asyncio
 import threading
@@ -19,7 +19,8 @@ from compaction_proxy.core.event import COMPACTED, FAILED, Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.support.lru import BoundedDict
 
-# Names of providers in the OpenTelemetry conventions, by host. Other providers are named by their host.
+# Maps the host of a provider to the provider's name in the OpenTelemetry conventions. The name of any other
+# provider is its host.
 PROVIDERS = {
     "api.openai.com": "openai",
     "api.anthropic.com": "anthropic",
@@ -34,15 +35,16 @@ PROVIDERS = {
 
 
 def get_provider_name(host: str) -> str:
-    """Returns the name of the provider at a host, as in the OpenTelemetry conventions."""
+    """Returns the provider's name in the OpenTelemetry conventions, or `host` for an unknown provider."""
     return "azure.ai.openai" if host.endswith(".openai.azure.com") else PROVIDERS.get(host, host)
 
 
 SERVICE = "compaction-proxy"
-# Time limit for sending the last OpenTelemetry spans when the process ends, in seconds.
+# Time limit, in seconds, for sending the last OpenTelemetry spans when the process ends. Spans that are not
+# sent by then are lost.
 CLOSE_S = 1.5
-# Maximum number of requests whose OpenTelemetry span contexts are kept, so that the trace span of a
-# compaction can link to that of its request. If there are more, the oldest context is dropped.
+# Maximum number of requests whose OpenTelemetry span contexts stay in memory, so that the trace span of a
+# compaction can link to the trace span of its request. If there are more, the oldest context is dropped.
 MAX_REQUESTS = 10_000
 _FIELDS = (b"traceparent", b"tracestate")
 _NS = 1_000_000_000
@@ -53,29 +55,29 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def create_span_processor(endpoint: str) -> BatchSpanProcessor:
-    """Creates a processor that sends OpenTelemetry spans to a collector.
+    """Creates a processor that sends OpenTelemetry spans to a collector (a server for traces).
 
     `endpoint` is the base URL of the collector. If it is empty, the environment variables `OTEL_EXPORTER_…`
-    configure the collector.
+    name the collector.
     """
     traces_url = f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=traces_url))
 
 
 class OtelTracer:
-    """Traces requests, and the decisions about them, with OpenTelemetry.
+    """Creates OpenTelemetry spans for client requests, upstream calls and compactions.
 
-    No method blocks the event loop or raises. Without a tracer, the trace headers of clients are forwarded
-    unchanged.
+    No method blocks the event loop or raises. If the proxy has no tracer, it forwards the trace headers of
+    clients unchanged.
 
     Args:
         upstream: Base URL of the upstream.
         version: Version of the proxy.
-        processor: Receives OpenTelemetry spans when they end.
+        processor: Gets each OpenTelemetry span when the span ends, and sends it to a collector.
     """
 
     def __init__(self, upstream: str, version: str, processor: SpanProcessor) -> None:
-        # The variable OTEL_SERVICE_NAME overrides `SERVICE`.
+        # The environment variable OTEL_SERVICE_NAME may set a name in place of `SERVICE`.
         name = OTELResourceDetector().detect().attributes.get(SERVICE_NAME, SERVICE)
         resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: version})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -85,7 +87,10 @@ class OtelTracer:
         self._requests: BoundedDict[str, SpanContext] = BoundedDict(MAX_REQUESTS)
 
     def start_request(self, headers: Sequence[tuple[bytes, bytes]], request_id: str) -> "OtelTrace":
-        """Starts the trace span of a client request, in the trace that its headers name or in a new trace."""
+        """Starts the trace span of a client request.
+
+        The trace span belongs to the trace that the headers of the request name, or else to a new trace.
+        """
         carrier = {
             name.decode("latin-1"): text.decode("latin-1") for name, text in headers if name in _FIELDS
         }
@@ -95,7 +100,7 @@ class OtelTracer:
         return OtelTrace(self._spans, span, self._about)
 
     def set_upstream(self, upstream: str) -> None:
-        """Describes the upstream with this base URL in the OpenTelemetry spans of later requests."""
+        """Sets the base URL of the upstream that the OpenTelemetry spans of later requests describe."""
         self._about = _build_upstream_attributes(upstream)
 
     def on_event(self, _tenant: str, event: Event) -> None:
@@ -136,11 +141,11 @@ class OtelTracer:
         span.end(int(event.at * _NS))
 
     async def close(self) -> None:
-        """Sends the remaining OpenTelemetry spans within `CLOSE_S` seconds. Spans that take longer are lost.
+        """Sends the remaining OpenTelemetry spans. Spans that are not sent within `CLOSE_S` seconds are lost.
 
-        The exporter tries for 10 s and cannot be interrupted. It therefore runs in a daemon thread, because
-        the process does not wait for such a thread when it ends. It would wait for a thread of the event
-        loop's executor.
+        `shutdown` may take 10 s and cannot be interrupted. It therefore runs in a daemon thread, for which
+        the process does not wait when it ends. The process would wait for a thread of the event loop's
+        executor.
         """
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
@@ -155,12 +160,12 @@ class OtelTracer:
 
 
 class OtelTrace:
-    """Trace of one client request.
+    """Creates and ends the trace spans of one client request.
 
     Args:
         spans: OpenTelemetry tracer that creates spans.
         span: OpenTelemetry span of the request.
-        upstream_attributes: Attributes that the OpenTelemetry span of each upstream call gets.
+        upstream_attributes: Attributes for the OpenTelemetry span of each upstream call.
     """
 
     __slots__ = ("_about", "_question", "_span", "_spans")
@@ -174,7 +179,8 @@ class OtelTrace:
     def start_upstream_call(self, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
         """Starts the trace span of an upstream call. Returns `headers` with the trace context of this span.
 
-        Call it for each call of the upstream, also when a shortened request is sent again after a refusal.
+        Call this method for each upstream call. A second call for the same client request means that the
+        upstream has refused the request, and that the proxy sends a shortened request.
         """
         if self._question is not None:  # a second call means that the upstream refused the first one
             _mark_failed(self._question, "refused")
@@ -187,7 +193,7 @@ class OtelTrace:
         return [*(field for field in headers if field[0].lower() not in _FIELDS), *ours]
 
     def end_request(self, exchange: Exchange, conversation: str | None) -> None:
-        """Ends all trace spans of the request. Call it after the response, or when no response will come."""
+        """Ends all trace spans of the request. Call it after the response, or if no response will come."""
         error = str(exchange.code or "no-answer") if exchange.has_failed or not exchange.code else ""
         _set_attributes(
             self._span,
@@ -228,7 +234,7 @@ class OtelTrace:
 
 
 def _build_upstream_attributes(base_url: str) -> SpanAttributes:
-    """Builds the attributes that the OpenTelemetry spans of all calls to one upstream share."""
+    """Builds the attributes that are the same in the OpenTelemetry spans of all calls of one upstream."""
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     return {
@@ -240,7 +246,7 @@ def _build_upstream_attributes(base_url: str) -> SpanAttributes:
 
 
 def _set_attributes(span: Span, attributes: SpanAttributes) -> None:
-    """Sets the attributes whose value is known."""
+    """Sets the attributes whose value is known, which means neither None nor an empty text."""
     span.set_attributes({name: value for name, value in attributes.items() if value not in (None, "")})
 
 

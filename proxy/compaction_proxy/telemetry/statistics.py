@@ -1,10 +1,11 @@
-"""Statistics: sums of all exchanges by hour, model and client key, over all processes.
+"""Adds up all exchanges and events by hour, model and client key, and stores and reads the sums.
 
-Every process has its own record for each hour, and always writes the whole record. Processes therefore never
-overwrite each other's counts, and a repeated write does no harm. A process that reads statistics adds up the
-records of all processes, and caches the sums of hours that ended some time ago. The statistics hold model
-names and digests of client keys, but no data of a single conversation. They therefore stay when a
-conversation is deleted. Failures of upstreams are counted separately, by target and cause.
+Every process has its own record in the store for each hour, and always writes the whole record. Processes
+therefore never overwrite each other's counts, and a repeated write does no harm. A process that reads
+statistics adds up the records of all processes, and caches the sums of hours that ended some time ago. The
+statistics contain model names and digests of client keys, but no data of a single conversation. They
+therefore stay in the store when a conversation is deleted. The module counts failures of upstreams
+separately, by target and cause.
 """
 
 import asyncio
@@ -40,40 +41,44 @@ from compaction_proxy.telemetry.usage import DOLLARS, ExchangeEntry, parse_figur
 HOUR_S = 3_600
 HOURS_OF_A_DAY = 24
 DAY_S = 86_400
-# A process has one set of counters for each pair of a model and a client key in an hour. This is the maximum
-# number of pairs. All further pairs are counted together, as `OTHERS`.
+# For each hour, a process has one set of counters for each pair of a model and a client key. This is the
+# maximum number of pairs. A process counts all further pairs together, as `OTHERS`.
 MAX_PAIRS = 500
 OTHERS = ("other", "other")
-# An hour with more than `SMALL_PAIRS` counters (of pairs or failures) is written less often: the pause after
-# each write is `PAUSE_S` seconds for every counter above this number.
+# A process writes the record of an hour less often if the record has more than `SMALL_PAIRS` sets of counters
+# (of pairs or of failures), because such a write takes longer. The pause after each write is `PAUSE_S`
+# seconds for each set beyond `SMALL_PAIRS`.
 SMALL_PAIRS = 50
 PAUSE_S = 0.02
-# Maximum number of hours whose unwritten counters stay in memory while the store fails.
+# Maximum number of hours whose counters stay in memory. There are more only if the store fails for a long
+# time. A process then drops the oldest hours, although it has not written them.
 MAX_WAITING_HOURS = 48
-# Maximum number of processes whose records are kept and read for a day.
+# Maximum number of processes in the list of a day. If there are more, the list loses the oldest entries, and
+# the sums leave out the records of those processes.
 MAX_WRITERS = 1_000
-# Seconds after the end of an hour during which late exchanges are still added to it. After that, a process
-# drops the hour from its memory once it is written.
+# Seconds after the end of an hour during which a process still adds late exchanges to the hour. After that,
+# it drops the hour from its memory as soon as it has written the hour.
 SETTLE_S = 900.0
-# Lifetime of the cached sums of an hour, in seconds. Only hours that ended more than twice `SETTLE_S` ago are
-# cached.
+# Seconds for which a process caches the sums of an hour. It caches only hours that ended more than twice
+# `SETTLE_S` ago, because other processes may still add to hours that ended later.
 CACHE_TTL_S = 3_600.0
-# Length, in seconds, of the longest period that one query reads. The period ends at the present time.
+# A query leaves out all hours that ended more than this many seconds ago.
 MAX_READ_S = 400.0 * DAY_S
 CACHE_BYTES = 8 * 1024 * 1024
-# Approximate memory for one cached counter, in bytes.
+# Approximate memory, in bytes, for one cached set of counters.
 PAIR_BYTES = 1_000
-# Number of days that are read from the store at the same time.
+# Maximum number of days that one query reads from the store at the same time.
 DAYS_AT_ONCE = 4
 _WRITER_BYTES = 8
 
 Grouping = Literal["hour", "day", "model", "key", "total"]
-# Maximum number of pairs of an upstream and a cause for which a process keeps separate counts of failures in
-# one hour. Failures of all further pairs are counted together, as `OTHERS`.
+# For each hour, a process counts the failures of each pair of an upstream and a cause separately. This is the
+# maximum number of pairs. A process counts the failures of all further pairs together, as `OTHERS`.
 MAX_FAILURES = 500
 
 
-# Upper bounds of the overhead buckets, in seconds. One more bucket counts everything above the last bound.
+# Upper bounds, in seconds, of the buckets that count exchanges by their overhead: the time that the proxy
+# itself took. One more bucket counts the exchanges above the last bound.
 OVERHEAD_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _BUCKETS = len(OVERHEAD_BOUNDS_S) + 1
 COUNTS = (
@@ -85,7 +90,7 @@ COUNTS = (
 
 @dataclass(slots=True)
 class ExchangeCounters:
-    """Sums of exchanges and events. Mutable, because every request adds to them.
+    """Sums of exchanges and events. The class is mutable, because every request adds to the sums.
 
     Attributes:
         requests: Number of exchanges.
@@ -97,8 +102,8 @@ class ExchangeCounters:
         completion_tokens: Output tokens, as upstreams counted them.
         cached_tokens: Input tokens that upstreams had cached.
         rounds: Number of compactions.
-        failures: Number of failures: a compaction was not made, or a request was forwarded unchanged or too
-            long.
+        failures: Number of events that report a failure: a compaction was due and not made, or a request was
+            forwarded unchanged because of a fault of the proxy, or was forwarded although it was too long.
         summary_calls: Number of calls of summary models.
         summary_prompt_tokens: Input tokens of summary calls.
         summary_completion_tokens: Output tokens of summary calls.
@@ -108,9 +113,9 @@ class ExchangeCounters:
         cache_loss_usd: Additional dollars that the same exchanges cost because compaction broke prompt
             caches.
         summary_usd: Cost of summaries, in dollars.
-        overhead: Number of exchanges per bucket of overhead (the time of an exchange without the wait for the
-            upstream). There is one bucket for each upper bound in `OVERHEAD_BOUNDS_S`, which includes the
-            bound, and a last bucket for everything above.
+        overhead: Number of exchanges in each bucket of overhead, which is the time of an exchange without the
+            wait for the upstream. There is one bucket for each upper bound in `OVERHEAD_BOUNDS_S`. A bucket
+            includes its bound. A last bucket counts the exchanges above all bounds.
     """
 
     requests: int = 0
@@ -139,7 +144,7 @@ class ExchangeCounters:
         return self.gross_usd - self.cache_loss_usd - self.summary_usd
 
     def add_entry(self, entry: ExchangeEntry) -> None:
-        """Adds one exchange, with its cost if that is known."""
+        """Adds the figures of one exchange, and its cost and saving if they are known."""
         exchange, saving = entry.exchange, entry.saving
         self.requests += 1
         self.failed += exchange.has_failed
@@ -158,7 +163,7 @@ class ExchangeCounters:
             self.unpriced += 1
 
     def add_event(self, event: Event) -> None:
-        """Adds one event. Ignores an event that only reports an upstream's token count (`MEASURED`)."""
+        """Adds the figures of one event, unless it only reports an upstream's token count (`MEASURED`)."""
         if event.kind == MEASURED:
             return
         self.rounds += event.kind == COMPACTED
@@ -179,10 +184,10 @@ class ExchangeCounters:
         self.overhead = list(map(add, self.overhead, other.overhead))
 
     def compute_overhead_quantile_s(self, share: float) -> float | None:
-        """Returns the overhead that a share of the exchanges (0..1) does not exceed, in seconds.
+        """Returns the overhead, in seconds, that this `share` (0 to 1) of the exchanges does not exceed.
 
-        Returns None without exchanges. The result is interpolated within a bucket and never exceeds the last
-        bound.
+        Returns None if there are no exchanges. The result is interpolated within a bucket. It is at most the
+        last bound, even if exchanges have a higher overhead.
         """
         wanted = share * sum(self.overhead)
         low, passed = 0.0, 0
@@ -194,7 +199,7 @@ class ExchangeCounters:
 
 
 def to_fields(counters: ExchangeCounters) -> dict[str, Any]:
-    """Returns the counters as JSON values. Leaves out counters that are zero."""
+    """Returns the counters as JSON values, by name. Leaves out counters that are zero."""
     values = {each.name: getattr(counters, each.name) for each in fields(counters)}
     return {name: value for name, value in values.items() if value and (name != "overhead" or any(value))}
 
@@ -215,8 +220,8 @@ class HourCounters:
     """Counters of one hour, from one or more processes.
 
     Attributes:
-        pairs: Counters by model and client key.
-        failures: Failures of upstreams, by target and cause.
+        pairs: A set of counters for each pair of a model and a client key.
+        failures: The failures of upstreams, by upstream and cause.
     """
 
     pairs: dict[tuple[str, str], ExchangeCounters] = field(default_factory=dict)
@@ -224,12 +229,12 @@ class HourCounters:
 
     @property
     def entry_count(self) -> int:
-        """Number of separate counters."""
+        """Number of sets of counters: the entries of `pairs` and the entries of `failures`."""
         return len(self.pairs) + len(self.failures)
 
 
 class StatisticsRow(NamedTuple):
-    """Counters with a label: an hour (`2026-11-22T13`, UTC), a day, a model, a key, or `total`."""
+    """Counters and their label: an hour (`2026-11-22T13`, UTC), a day, a model, a client key, or `total`."""
 
     label: str
     counters: ExchangeCounters
@@ -246,7 +251,7 @@ def _format_row_label(by: Grouping, hour: int, pair: tuple[str, str]) -> str:
 
 
 def _merge_hours(hours: Iterable[HourCounters]) -> HourCounters:
-    """Returns the sums of the counters of several processes for one hour."""
+    """Adds up the counters of several processes for the same hour."""
     merged = HourCounters()
     for hour in hours:
         add_failures(merged.failures, hour.failures.values())
@@ -278,7 +283,7 @@ class Statistics:
 
     Args:
         records: Store for the counters.
-        ttl_s: Lifetime of an hour's record, in seconds.
+        ttl_s: Seconds for which the store keeps the record of an hour after its last write.
         now: Returns the seconds since the epoch.
     """
 
@@ -299,7 +304,8 @@ class Statistics:
     def add_entries(self, entries: Iterable[ExchangeEntry]) -> None:
         """Counts exchanges, each in the hour in which it began.
 
-        An exchange that began more than `SETTLE_S` seconds ago counts in the hour of `SETTLE_S` seconds ago.
+        Counts an exchange that began more than `SETTLE_S` seconds ago as if it had begun `SETTLE_S` seconds
+        ago.
         """
         now = self._now()
         for entry in entries:
@@ -307,7 +313,7 @@ class Statistics:
             self._get_or_create_counters(exchange.at, exchange.model, entry.tenant, now).add_entry(entry)
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Counts one event under the model that the conversation uses (an `EventListener`)."""
+        """Counts one event under the model that its conversation uses. This is an `EventListener`."""
         self._get_or_create_counters(event.at, event.asked, tenant, self._now()).add_event(event)
 
     def record_upstream_failure(self, target: str, cause: str) -> None:
@@ -319,9 +325,10 @@ class Statistics:
         add_failures(failures, [UpstreamFailure(target, cause, 1, now)])
 
     async def flush(self, *, force: bool = False) -> None:
-        """Writes the hours that have changed.
+        """Writes the hours whose counters have changed since their last write.
 
-        Skips hours with many pairs until their pause is over (`PAUSE_S`), unless `force` is set.
+        If `force` is false, skips hours with many counters until the pause after their last write is over
+        (`PAUSE_S`).
         """
         async with self._flushing:
             for hour in sorted(self._unwritten):
@@ -335,11 +342,14 @@ class Statistics:
             self._drop_old_hours()
 
     async def list_rows(self, since: float, until: float, by: Grouping) -> list[StatisticsRow]:
-        """Returns the sums of the hours that overlap `[since, until)`, one row per label, sorted by label.
+        """Returns the sums of all hours that the period from `since` to `until` overlaps.
+
+        The result has one row for each label, and is sorted by label.
 
         Args:
-            since: Seconds since the epoch. Times more than `ttl_s` or `MAX_READ_S` seconds ago have no data.
-            until: Seconds since the epoch.
+            since: Start of the period, in seconds since the epoch. The method has no data of hours that ended
+                more than `ttl_s` or `MAX_READ_S` seconds ago.
+            until: End of the period, in seconds since the epoch.
             by: What each row sums up: an hour, a day, a model, a client key, or everything (`total`).
         """
         sums: dict[str, ExchangeCounters] = {}
@@ -351,15 +361,19 @@ class Statistics:
         return [StatisticsRow(label, sums[label]) for label in sorted(sums)]
 
     async def list_upstream_failures(self, since: float, until: float) -> list[UpstreamFailure]:
-        """Returns the failures of upstreams, the latest first, in the hours that overlap `[since, until)`."""
+        """Returns the failures of upstreams in all hours that the period from `since` to `until` overlaps.
+
+        There is one entry for each pair of an upstream and a cause. The latest failure comes first.
+        `since` and `until` are in seconds since the epoch.
+        """
         failures: UpstreamFailures = {}
         async for _, hour in self._iter_hours(since, until):
             add_failures(failures, hour.failures.values())
         return sorted(failures.values(), key=lambda each: each.last_at, reverse=True)
 
     def _get_or_create_counters(self, at: float, model: str, tenant: str, now: float) -> ExchangeCounters:
-        # An exchange from more than `SETTLE_S` ago counts as if it was `SETTLE_S` ago, because its own hour
-        # may have been dropped from memory already.
+        # If `at` is more than `SETTLE_S` seconds ago, this process may have dropped that hour from memory
+        # already. The exchange or event then counts in the hour of `SETTLE_S` seconds ago.
         pairs = self._get_own_hour(int(max(at, now - SETTLE_S) // HOUR_S)).pairs
         pair = (model, derive_client_key_name(tenant))
         counters = pairs.get(pair)
@@ -369,7 +383,7 @@ class Statistics:
         return counters
 
     def _get_own_hour(self, number: int) -> HourCounters:
-        """Returns this process's counters of an hour, and marks the hour as unwritten."""
+        """Returns this process's counters of an hour, and records that the hour must be written."""
         self._unwritten.add(number)
         if number not in self._own_hours:
             self._own_hours[number] = HourCounters()
@@ -397,7 +411,7 @@ class Statistics:
         return written
 
     async def _iter_hours(self, since: float, until: float) -> AsyncIterator[tuple[int, HourCounters]]:
-        """Yields the number (hours since the epoch) and sums of each hour in this period, oldest first."""
+        """Yields the number (hours since the epoch) and the sums of each hour of the period, oldest first."""
         first = int(max(since, self._now() - min(self._ttl_s, MAX_READ_S)) // HOUR_S)
         last = math.ceil(min(until, self._now() + DAY_S) / HOUR_S)
         days = [list(hours) for _, hours in groupby(range(first, last), _format_time)]
@@ -409,9 +423,10 @@ class Statistics:
                     yield hour, counted[hour]
 
     async def _load_hours_of_day(self, hours: Sequence[int]) -> dict[int, HourCounters]:
-        """Returns the sums of all processes for these hours of one day.
+        """Returns the sums over all processes for `hours`, which are hours of the same day.
 
-        They come from the cache, or else from the store and from the counters in this process's memory.
+        Takes the sums of an hour from the cache. If they are not there, adds up the records in the store and
+        the counters in this process's memory.
         """
         now = self._now()
         known = {hour: held[1] for hour in hours if (held := self._cached_hours.get(hour)) and held[0] > now}
@@ -429,7 +444,10 @@ class Statistics:
         return known
 
     async def _read_stored_hours(self, hours: Sequence[int]) -> list[tuple[int, HourCounters]]:
-        """Reads the stored hours of one day from all processes. Skips own hours that are in memory."""
+        """Reads the records of all processes for `hours`, which are hours of the same day.
+
+        Leaves out this process's own records of hours that it has in memory.
+        """
         day = _format_time(hours[0])
         lines = await self._records.read_tail(statistics_writers_key(day), MAX_WRITERS)
         writers = {writer for line in lines if isinstance(writer := line.get("writer"), str)}
@@ -441,14 +459,14 @@ class Statistics:
         ]
         keys = [hourly_counts_key(day, hour % HOURS_OF_A_DAY, writer) for hour, writer in asked]
         found = await self._records.get_many(keys, bypass_cache=True) if keys else []
-        # In the record cache, statistics would displace records that requests need.
+        # In the cache of `RecordStore`, these records would displace others that requests need.
         self._records.evict_cached_prefix(day_statistics_prefix(day))
         return [(hour, _parse_hour(fields)) for (hour, _), fields in zip(asked, found, strict=True) if fields]
 
     def _drop_old_hours(self) -> None:
-        """Drops from memory this process's hours that are written and ended more than `SETTLE_S` ago.
+        """Frees the memory of hours that ended more than `SETTLE_S` seconds ago and are already written.
 
-        Also drops the oldest hours, even if they are not written, if there are more than `MAX_WAITING_HOURS`.
+        If more than `MAX_WAITING_HOURS` hours remain, also drops the oldest, even if they are not written.
         """
         settled = int((self._now() - SETTLE_S) // HOUR_S)
         for number in [each for each in self._own_hours if each < settled and each not in self._unwritten]:

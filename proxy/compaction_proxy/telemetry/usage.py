@@ -1,8 +1,8 @@
-"""Usage of conversations: their totals and exchanges, collected in memory and written periodically.
+"""Collects the usage of conversations (totals and exchanges) in memory, and writes it periodically.
 
-To write, a process leases the conversation's record, reads the stored totals, adds its own and writes the
-sum. The lease ensures that replicas that share a conversation do not overwrite each other's sums. The
-exchanges are written right after the totals that include them.
+To write, a process takes a lease on the conversation's record, reads the stored totals, adds its own and
+writes the sum. The lease ensures that processes that serve the same conversation do not overwrite each
+other's sums. The process writes the exchanges right after the totals that include them.
 """
 
 import asyncio
@@ -21,28 +21,30 @@ from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.keys import conversation_key, exchanges_key, lease_key
 from compaction_proxy.storage.records import ListItem, RecordStore
 
-# Maximum number of conversations whose usage may wait to be written. Exchanges of further conversations are
-# dropped.
+# Maximum number of conversations whose usage may wait to be written. `UsageStore` drops exchanges of further
+# conversations.
 MAX_WAITING = 10_000
-# Maximum number of lines (one per exchange) of a conversation that may wait to be written, and maximum number
-# of its lines that the store keeps. The totals include all exchanges.
+# Each exchange is stored as a line. These are the maximum number of lines of a conversation that may wait to
+# be written, and the maximum number that the store keeps. If there are more, the oldest lines are dropped.
+# The totals still include their exchanges.
 MAX_LINES = 32
 KEPT_LINES = 1_000
-# Lifetime of a lease, in seconds.
+# Seconds after which a lease that was not released ends, so that another process may take it.
 LEASE_S = 5.0
-# When this process ends, another process may hold the lease of a conversation. So the process tries several
-# times to write the usage before it drops it. These are the number of attempts, and the pause between two
-# attempts, in seconds.
+# When this process ends, another process may hold the lease of a conversation. This process therefore tries
+# several times to write its usage before it drops the usage. These are the number of attempts, and the pause
+# between two attempts, in seconds.
 LAST_TRIES = 20
 LAST_TRY_INTERVAL_S = 0.05
-# Age of a lease, in seconds, after which no write is started under it. It is well below `LEASE_S`, so that
-# even a slow write ends before another process can get the lease.
+# Age of a lease, in seconds, after which the holder no longer starts a write. It is well below `LEASE_S`, so
+# that even a slow write ends before another process can get the lease.
 LEASE_SAFE_S = 2.5
 
 
-# Figures in dollars, which `Totals` and `statistics.ExchangeCounters` share.
+# Names of the fields that contain dollars, in both `Totals` and `statistics.ExchangeCounters`.
 DOLLARS = ("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd")
-# Figures of `Totals` that are summed. Each other figure comes from the latest exchange for which it is known.
+# Fields of `Totals` that are sums over exchanges and events. Each other field has the value of the latest
+# exchange for which it is known.
 SUMMED = (
     "requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens", "recalls", "rounds",
     "priced", *DOLLARS,
@@ -68,7 +70,7 @@ class ExchangeEntry(NamedTuple):
 
 
 def to_line(entry: ExchangeEntry) -> dict[str, Any]:
-    """Returns an exchange and its saving as JSON values. Leaves out unknown values."""
+    """Returns an exchange and its saving as JSON values, by name. Leaves out unknown values."""
     values = exchanges_of.to_fields(entry.exchange)
     return values if entry.saving is None else {**values, "saving": entry.saving._asdict()}
 
@@ -91,7 +93,10 @@ _PARSERS: Mapping[Any, Callable[[object], Any]] = {
 
 
 def parse_figures(record: type, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the stored numbers and texts of a dataclass. Leaves out missing and invalid values."""
+    """Returns the numbers and texts in `stored` that belong to fields of the dataclass `record`, by name.
+
+    Leaves out invalid values.
+    """
     kinds = {each.name: each.type for each in fields(record) if each.name in stored and each.type in _PARSERS}
     parsed = {name: _PARSERS[kind](stored[name]) for name, kind in kinds.items()}
     return {name: value for name, value in parsed.items() if value is not None}
@@ -99,7 +104,7 @@ def parse_figures(record: type, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Totals:
-    """Usage of a conversation. Mutable, because each request adds to it.
+    """Usage of a conversation. The class is mutable, because each request adds to the usage.
 
     Attributes:
         model: Model of the latest request whose model is known; empty if there was none.
@@ -109,7 +114,7 @@ class Totals:
         prompt_tokens: Input tokens, as the upstream counted them.
         completion_tokens: Output tokens, as the upstream counted them.
         cached_tokens: Input tokens that the upstream had cached.
-        recalls: Number of times that a response continued after the model had searched removed messages.
+        recalls: Number of further replies that the model gave after it had searched removed messages.
         rounds: Number of compactions.
         priced: Number of requests whose price is known.
         cost_usd: Cost of the requests whose price is known, in dollars. Summaries are not included.
@@ -151,7 +156,7 @@ class Totals:
         return self.gross_usd - self.cache_loss_usd - self.summary_usd if self.priced else None
 
     def add_entry(self, entry: ExchangeEntry) -> None:
-        """Adds one request, with its cost if that is known."""
+        """Adds the figures of one request, and its cost and saving if they are known."""
         exchange, saving = entry.exchange, entry.saving
         self.requests += 1
         self.request_bytes += exchange.request_bytes
@@ -167,15 +172,18 @@ class Totals:
         self._update_latest(exchange, exchange.at)
 
     def add_totals(self, other: "Totals") -> None:
-        """Adds the figures of `other` that are summed, and takes over its other figures if they are newer."""
+        """Adds the figures of `other` that are sums.
+
+        Replaces the other figures, such as `model`, by those of `other` if these are at least as recent.
+        """
         for name in SUMMED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._update_latest(other, other.last_at)
 
     def _update_latest(self, source: "Exchange | Totals", at: float) -> None:
-        """Copies from `source` the figures that are not summed.
+        """Copies the known figures that are not sums, such as `model`, from `source`, whose time is `at`.
 
-        A known figure is replaced only if `source` is at least as recent.
+        If a figure is already known here, replaces it only if `at` is not before `last_at`.
         """
         is_later = at >= self.last_at
         for name, value in zip(_LATEST, _get_latest(source), strict=True):
@@ -187,13 +195,13 @@ class Totals:
 
 
 def to_fields(totals: Totals) -> dict[str, Any]:
-    """Returns the totals as JSON values. Leaves out unknown values."""
+    """Returns the totals as JSON values, by name. Leaves out values that are None."""
     values = {each.name: getattr(totals, each.name) for each in fields(totals)}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def from_fields(stored: Mapping[str, Any] | None) -> Totals:
-    """Restores totals from stored fields. A missing or invalid value becomes 0, empty or unknown."""
+    """Restores totals from stored fields. A missing or invalid value gets the default of its field."""
     return Totals(**parse_figures(Totals, stored or {}))
 
 
@@ -204,7 +212,7 @@ class _PendingUsage:
     Attributes:
         lines_key: Store key of the conversation's list of exchanges.
         totals: Sums of all exchanges that are not written yet.
-        entries: The newest `MAX_LINES` of these exchanges.
+        entries: The newest of these exchanges, at most `MAX_LINES`.
     """
 
     lines_key: str
@@ -224,7 +232,7 @@ class UsageStore:
 
     Args:
         records: Store for totals and exchanges.
-        ttl_s: Lifetime of a conversation's records after their last write, in seconds.
+        ttl_s: Seconds for which the store keeps the records of a conversation after their last write.
         clock: Returns monotonic seconds.
     """
 
@@ -238,15 +246,16 @@ class UsageStore:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     def add_entry(self, conversation: str, entry: ExchangeEntry, start_mark: int | None) -> bool:
-        """Adds an exchange to its conversation. Returns False if it is dropped.
+        """Adds an exchange to the pending usage of its conversation. Returns False if it drops the exchange.
 
-        An exchange is dropped if the usage of too many conversations waits to be written, or if the
-        conversation was deleted since the start of the request.
+        Drops the exchange if the usage of too many conversations waits to be written (`MAX_WAITING`), or if
+        the conversation was deleted after the request began.
 
         Args:
             conversation: Id of the conversation.
             entry: The exchange and its saving.
-            start_mark: Start mark of the request (`storage.deletions`).
+            start_mark: Number of deletions that this process had made when the request began
+                (`storage.deletions`); None if unknown.
         """
         waiting = self._get_or_create_pending(entry.tenant, conversation, start_mark)
         if waiting is None:
@@ -256,9 +265,9 @@ class UsageStore:
         return True
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Adds a compaction, the cost of a summary, or both to the totals of the conversation.
+        """Adds the compaction that an event reports, and the event's cost, to the conversation's totals.
 
-        This is an `EventListener`.
+        Ignores events that report no compaction and have no cost. This is an `EventListener`.
         """
         paid, made = event.cost_usd or 0.0, event.kind == COMPACTED
         if event.kind == MEASURED or not event.conversation or not (paid or made):
@@ -271,7 +280,10 @@ class UsageStore:
             waiting.totals.rounds += made
 
     async def flush(self) -> None:
-        """Writes the pending usage. Usage of a conversation that another process has leased stays pending."""
+        """Writes the pending usage.
+
+        The usage of a conversation stays pending if another process holds the lease on its record.
+        """
         for key in list(self._pending):
             if not self._records.is_in_use:
                 return  # the other usage stays pending until the store answers again
@@ -279,7 +291,7 @@ class UsageStore:
                 await self._write_under_lease(key)
 
     async def close(self) -> None:
-        """Writes the pending usage. Usage that cannot be written within about a second is lost."""
+        """Writes the pending usage. Drops usage that it cannot write within about a second."""
         for _ in range(LAST_TRIES):
             await self.flush()
             if not self._pending or not self._records.is_in_use:
@@ -287,7 +299,7 @@ class UsageStore:
             await asyncio.sleep(LAST_TRY_INTERVAL_S)
 
     async def list_exchanges(self, tenant: str, conversation: str, limit: int) -> list[ExchangeEntry]:
-        """Returns at most `limit` of the newest stored exchanges of a conversation, oldest first."""
+        """Returns the newest stored exchanges of a conversation, at most `limit`, oldest first."""
         lines = await self._records.read_tail(exchanges_key(tenant, conversation), limit)
         return [
             ExchangeEntry(tenant, conversation, exchange, _parse_saving(line.get("saving")))
@@ -296,9 +308,10 @@ class UsageStore:
         ]
 
     async def read_totals(self, conversations: Sequence[tuple[str, str]]) -> list[Totals]:
-        """Returns the stored totals of conversations, each given as tenant and id, in the same order.
+        """Returns the stored totals of conversations, in the order of `conversations`.
 
-        The totals of a conversation are zero if none are stored or they cannot be read.
+        Each conversation is given as its tenant and its id. If the totals of a conversation are not stored
+        or cannot be read, returns zeros for it.
         """
         keys = [conversation_key(tenant, conversation) for tenant, conversation in conversations]
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []
@@ -309,7 +322,8 @@ class UsageStore:
     ) -> _PendingUsage | None:
         """Returns the pending usage of a conversation, which the caller may add to.
 
-        Returns None if the conversation was deleted since `start_mark`, or if too many conversations wait.
+        Returns None if the conversation was deleted after `start_mark`, or if the usage of too many other
+        conversations is pending (`MAX_WAITING`).
         """
         key = conversation_key(tenant, conversation)
         if self._records.deletion_fence.is_deleted_since(key, start_mark):
@@ -348,8 +362,8 @@ class UsageStore:
             for entry in sorted(waiting.entries, key=get_entry_time)
         ]
         if await self._records.overwrite(key, to_fields(totals), ttl_s=self._ttl_s) and lines:
-            # If the totals were not saved, no lines are written. This happens, for example, if a newer
-            # version of the proxy has written the record.
+            # If the totals could not be saved, the lines are not written either. A record with the totals
+            # cannot be overwritten, for example, if a newer version of the proxy has written it.
             await self._records.write(lines)
 
     def _forget_prefix(self, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""Endpoints of the admin API for conversations: lists, events, contents and commands."""
+"""Defines the endpoints of the admin API that read, change or delete the data of conversations."""
 
 import asyncio
 from dataclasses import asdict
@@ -52,9 +52,9 @@ ListLimit = Annotated[int, Query(ge=1, le=MAX_SCANNED)]
 async def _listed(
     queries: QueriesDependency, limit: ListLimit = 100, q: SearchQuery = "", sort: Sort = "last"
 ) -> Response:
-    """List conversations in the order of `sort`, the largest value first.
+    """List conversations, ordered by the property that `sort` names. The largest or latest value comes first.
 
-    `q` selects conversations whose id or model contains this text.
+    If `q` is not empty, list only conversations whose id or model name contains this text.
     """
     found = await queries.list_conversations(limit, text=q, sort=sort)
     return build_json_response({"conversations": [schemas.to_conversation_row(each) for each in found]})
@@ -62,7 +62,7 @@ async def _listed(
 
 @router.get("/conversations/{conversation}", response_model=Conversation)
 async def _overview(conversation: str, commands: CommandsDependency) -> Response:
-    """Get a conversation: its totals, compactions, pins, project instructions, state and costs."""
+    """Get a conversation: its usage, costs, compactions, pins and project instructions."""
     return build_json_response(to_conversation(conversation, await commands.get_overview(conversation)))
 
 
@@ -83,10 +83,10 @@ async def _forget_tenant(conversation: str, commands: CommandsDependency) -> Res
 
 @router.get("/conversations/{conversation}/export", response_model=Export)
 async def _export(conversation: str, commands: CommandsDependency) -> Response:
-    """Export all stored data of a conversation: its totals, events and archived messages."""
+    """Export the current state of a conversation, with its events and its archived messages."""
     overview, events = await commands.get_overview(conversation), await commands.list_events(conversation)
     messages = await commands.list_archived_messages(conversation)
-    # An export may have megabytes. It is encoded in a thread, so that the event loop can relay requests
+    # An export may have megabytes. A thread encodes it as JSON, so that the event loop can relay requests
     # meanwhile.
     return await asyncio.to_thread(
         lambda: build_json_response(
@@ -122,9 +122,9 @@ async def _compactions(conversation: str, queries: QueriesDependency) -> Respons
 
 @router.get("/conversations/{conversation}/compactions/{place}", response_model=schemas.CompactionDetail)
 async def _compaction(conversation: str, place: str, queries: QueriesDependency) -> Response:
-    """Get a compaction, with the removed messages and the summary prompts.
+    """Get a compaction, with the messages that it removed and the prompts of its summary calls.
 
-    The response also contains the messages that the model saw after the compaction.
+    The response also contains the messages that the conversation's model saw after the compaction.
     """
     made, found = await queries.get_compaction(conversation, place)
     return await asyncio.to_thread(
@@ -141,9 +141,10 @@ async def _search(
     limit: HitLimit = 20,
     scope: Scope = "conversation",
 ) -> Response:
-    """Search the messages that compactions have removed. The best matches come first.
+    """Search the messages that compactions have removed. The best match comes first.
 
-    `q` may contain words, beginnings of words (`begin*`) and phrases in double quotes.
+    `q` may contain words, beginnings of words (`begin*`) and phrases in double quotes. `scope` is
+    `conversation` for this conversation, or `tenant` for all conversations of its tenant.
     """
     found = await commands.search_archive(conversation, q, limit, everywhere=scope == "tenant")
     return build_json_response({"hits": [asdict(each) for each in found]})
@@ -163,31 +164,31 @@ async def _message(
 
 @router.post("/conversations/{conversation}/compact", status_code=202, response_model=Marked)
 async def _compact(conversation: str, commands: CommandsDependency) -> Response:
-    """Have the next request of the conversation compacted."""
+    """Make the proxy compact the next request of the conversation."""
     await commands.request_compaction(conversation)
     return build_json_response({"id": conversation, "compact": True}, 202)
 
 
 @router.post("/conversations/{conversation}/undo", response_model=Round)
 async def _undo(conversation: str, commands: CommandsDependency) -> Response:
-    """Undo the newest compaction.
+    """Undo the newest compaction that is not undone yet. The response describes this compaction.
 
-    The conversation is not compacted again until a user requests a compaction, or until a request does not
-    fit the context window.
+    The proxy does not compact the conversation again until somebody requests a compaction, or until the size
+    of a request reaches the hard mark (by default 90 percent of the usable context window).
     """
     return build_json_response(to_round(await commands.undo_round(conversation), undone=True))
 
 
 @router.post("/conversations/{conversation}/bypass", response_model=Bypass)
 async def _bypass(conversation: str, commands: CommandsDependency) -> Response:
-    """Forward the conversation's requests unchanged from now on. Its stored data is kept."""
+    """Forward the conversation's requests unchanged from now on. The proxy keeps the stored data."""
     await commands.bypass_compaction(conversation)
     return build_json_response({"id": conversation, "bypass": True})
 
 
 @router.post("/conversations/{conversation}/resume", response_model=Bypass)
 async def _resume(conversation: str, commands: CommandsDependency) -> Response:
-    """End a bypass: the conversation's requests are compacted again when necessary."""
+    """End a bypass. The proxy compacts the conversation's requests again when necessary."""
     await commands.resume_compaction(conversation)
     return build_json_response({"id": conversation, "bypass": False})
 
@@ -213,20 +214,20 @@ async def _unpin(conversation: str, pin: str, commands: CommandsDependency) -> R
 
 @router.get("/conversations/{conversation}/instructions", response_model=ProjectInstructions)
 async def _instructions(conversation: str, commands: CommandsDependency) -> Response:
-    """List the project instructions of a conversation, such as a CLAUDE.md. No compaction removes them."""
+    """List the project instructions of a conversation, such as a CLAUDE.md, which no compaction removes."""
     directives = await commands.get_instructions(conversation)
     return build_json_response({"instructions": to_instructions(directives)})
 
 
 @router.delete("/conversations/{conversation}/instructions/{instruction}", response_model=ProjectInstructions)
 async def _remove_instruction(conversation: str, instruction: str, commands: CommandsDependency) -> Response:
-    """Remove project instructions. Requests that the proxy rewrites no longer contain them."""
+    """Remove project instructions. When the proxy rewrites a request, it leaves them out from now on."""
     await commands.set_instruction_removed(conversation, instruction)
     return await _instructions(conversation, commands)
 
 
 @router.post("/conversations/{conversation}/instructions/{instruction}", response_model=ProjectInstructions)
 async def _restore_instruction(conversation: str, instruction: str, commands: CommandsDependency) -> Response:
-    """Restore removed project instructions. Requests that the proxy rewrites contain them again."""
+    """Restore removed project instructions. When the proxy rewrites a request, it keeps them again."""
     await commands.set_instruction_removed(conversation, instruction, removed=False)
     return await _instructions(conversation, commands)

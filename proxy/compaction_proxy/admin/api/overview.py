@@ -1,13 +1,13 @@
-"""Endpoints of the admin API for the whole proxy: statistics, events, models, configuration, exports, replay.
+"""Defines the endpoints of the admin API that concern the whole proxy, such as statistics and exports.
 
-An export is sent while its data is read, one conversation at a time. An export is JSON, or CSV for
-spreadsheets, and contains no text of conversations. The endpoint `conversations/{id}/export` exports one
-conversation with its text.
+An export contains the exchanges and events of conversations, or statistics, but no text of conversations. It
+is JSON, or CSV for spreadsheets. The proxy sends an export while it reads the data, one conversation at a
+time. The endpoint `conversations/{id}/export` exports one conversation with its text.
 
 A replay can load a stored conversation. The loaded conversation consists of the messages that compactions
-have removed and the messages that remained after the last compaction. The store contains only the text of
-these messages. A stored tool call is a line with its name and arguments. Fixed messages and tool definitions
-are not stored. The results of such a replay are therefore approximate.
+have removed and the messages that the last compaction has kept. The store contains only the text of these
+messages, in which a tool call is a line with its name and arguments. Fixed messages and tool definitions are
+not stored. The results of such a replay are therefore approximate.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
 from compaction_proxy.telemetry.statistics import COUNTS, Grouping
 from compaction_proxy.telemetry.usage import DOLLARS
 
-# The reported source of a configuration value whose source is not known.
+# The source that the admin API reports for a configuration value if the real source is not known.
 UNKNOWN = "unknown"
 
 router = create_router()
@@ -65,7 +65,7 @@ router = create_router()
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A configuration key, its value, and the source of the value (such as a file or a default)."""
+    """A configuration key, its value, and the source of the value (`origin`), such as a file or a default."""
 
     key: str
     value: Any
@@ -94,7 +94,10 @@ async def _stats(
     until: TimeParameter = "0m",
     by: Grouping = "total",
 ) -> Response:
-    """Get the sums of all exchanges, in the whole hours that overlap the time from `since` to `until`."""
+    """Get the sums of all exchanges in the hours that the period from `since` to `until` overlaps.
+
+    `by` says what each row of the response sums up, such as an hour or a model.
+    """
     now = queries.now()
     start, stop = parse_time(since, now), parse_time(until, now)
     return build_json_response(
@@ -106,9 +109,9 @@ async def _stats(
 async def _upstream_failures(
     queries: QueriesDependency, since: TimeParameter = "24h", until: TimeParameter = "0m"
 ) -> Response:
-    """List the failures of upstreams by target and cause.
+    """List the failures of upstreams, one row for each pair of an upstream and a cause.
 
-    The list covers the whole hours that overlap the time from `since` to `until`.
+    The list covers all hours that the period from `since` to `until` overlaps.
     """
     now = queries.now()
     start, stop = parse_time(since, now), parse_time(until, now)
@@ -119,7 +122,7 @@ async def _upstream_failures(
 
 @router.get("/models", response_model=schemas.Models)
 async def _models(queries: QueriesDependency) -> Response:
-    """List the context windows and prices of models."""
+    """List the context windows and prices of models that are configured by name or were used recently."""
     return build_json_response({"models": [asdict(each) for each in await queries.list_models()]})
 
 
@@ -130,7 +133,7 @@ async def _config(settings: SettingsDependency) -> Response:
 
 
 def build_configuration(settings: AdminSettings) -> Configuration:
-    """Builds the response that shows the current configuration, with masked secrets."""
+    """Returns the current configuration as the admin API and the pages show it, with masked secrets."""
     return Configuration(settings.path or None, tuple(_list_values(settings)), settings.warnings)
 
 
@@ -147,10 +150,10 @@ def _get_value(config: Config, place: tuple[str | int, ...]) -> object:
     return found
 
 
-# Seconds without an event after which a stream sends a heartbeat. Without heartbeats, a proxy or load
-# balancer between client and server might close the connection.
+# Seconds without an item after which an event stream sends a heartbeat. Without heartbeats, another proxy or
+# a load balancer between the client and this proxy might close the connection.
 HEARTBEAT_S = 15.0
-# Interval, in seconds, at which a stream without events checks whether the server is stopping.
+# Interval, in seconds, at which an event stream without new items checks whether it must end.
 NOTICE_S = 0.5
 MAX_ID_CHARACTERS = 64
 STREAM_OPENING = b": here begins what happens from now on\n\n"
@@ -162,7 +165,7 @@ LastId = Annotated[str, Header(max_length=MAX_ID_CHARACTERS)]
 
 @router.get("/events", response_model=schemas.FedEvents)
 async def _recent(queries: QueriesDependency, limit: ListLimit = 100, *, failures: bool = False) -> Response:
-    """List the latest events of all conversations, newest first. With `failures`, list only failures."""
+    """List the latest events of all conversations, newest first. `failures=true` selects only failures."""
     found = await queries.list_recent_items(limit, failures=failures)
     return build_json_response(
         {"events": [{**schemas.to_item_fields(each), "feed": each.id} for each in found]}
@@ -177,10 +180,11 @@ async def _recent(queries: QueriesDependency, limit: ListLimit = 100, *, failure
 async def _stream(
     request: Request, queries: QueriesDependency, last_event_id: LastId = ""
 ) -> StreamingResponse:
-    """Stream events and exchanges of all conversations, as server-sent events.
+    """Stream the events and exchanges of all conversations, as server-sent events (SSE).
 
-    The type of a message is `compaction` (any event of a conversation), `exchange`, or `lost` (the client was
-    too slow, so that events were left out).
+    The type of a server-sent event is `compaction` (for any event of a conversation), `exchange`, or `lost`
+    (the client read too slowly, so the proxy has left out items). If the header `Last-Event-ID` names an
+    item, the stream begins with the stored items that are newer.
     """
     await queries.check_store()
     body = stream_events(queries.feed.follow(last_event_id or None), get_api(request).is_stopping)
@@ -194,12 +198,12 @@ async def stream_events(
     heartbeat_s: float = HEARTBEAT_S,
     notice_s: float = NOTICE_S,
 ) -> AsyncGenerator[bytes]:
-    """Yields feed items as server-sent events, and heartbeats in pauses.
+    """Yields an opening comment, then each item of the live feed as a server-sent event.
 
-    Yields a heartbeat after each `heartbeat_s` seconds without an item.
+    Also yields a heartbeat after each `heartbeat_s` seconds without an item.
 
-    Ends after the last item, or about `notice_s` seconds after `is_stopping` begins to return True. Then
-    closes `items`.
+    Ends after the last item, or at most about `notice_s` seconds after `is_stopping` begins to return True.
+    Then closes `items`.
     """
     clock = asyncio.get_running_loop().time
     last_sent_at = clock()
@@ -228,7 +232,7 @@ async def stream_events(
 
 
 def format_event(item: FeedItem) -> bytes:
-    """Formats a feed item as a server-sent event, without texts of the conversation."""
+    """Formats an item of the live feed as a server-sent event, without texts of the conversation."""
     data = json.dumps(schemas.to_item_fields(item), allow_nan=False)
     return f"id: {item.id}\nevent: {item.kind}\ndata: {data}\n\n".encode()
 
@@ -238,9 +242,9 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def format_csv_line(values: Iterable[object]) -> str:
-    """Formats a line of CSV (RFC 4180), including its line ending. None becomes an empty cell.
+    """Returns a line of CSV (RFC 4180), including its line ending. None becomes an empty cell.
 
-    A text that a spreadsheet program would treat as a formula gets the prefix `'`.
+    The function puts `'` before a text that a spreadsheet program would treat as a formula.
     """
     line = io.StringIO()
     cells = [f"'{each}" if isinstance(each, str) and each.startswith(FORMULAS) else each for each in values]
@@ -263,7 +267,7 @@ STATS_COLUMNS = (
 async def _json(queries: QueriesDependency, since: TimeParameter = "30d") -> StreamingResponse:
     """Export the 1,000 most recently used conversations, and the daily statistics from `since` until now.
 
-    Exchanges and events of these conversations are included even if they are older than `since`.
+    The export contains the exchanges and events of these conversations even if they are older than `since`.
     """
     await queries.check_store()
     start = parse_time(since, queries.now())
@@ -277,9 +281,10 @@ async def _csv(
     since: TimeParameter = "30d",
     by: Grouping = "day",
 ) -> StreamingResponse:
-    """Export exchanges from `since` until now, one per line. With `of=stats`, export rows of the statistics.
+    """Export the exchanges of the 1,000 most recently used conversations from `since` until now, as CSV.
 
-    The exchanges are those of the 1,000 most recently used conversations.
+    Each line has one exchange. With `of=stats`, export the statistics from `since` until now instead. Each
+    line then has the sums of one hour, day, model or client key, as `by` says.
     """
     await queries.check_store()
     start = parse_time(since, queries.now())
@@ -298,7 +303,7 @@ def _build_attachment(body: AsyncIterator[bytes], kind: str, name: str) -> Strea
 
 
 async def _stream_json(queries: ConversationQueries, since: float) -> AsyncIterator[bytes]:
-    """Yields a JSON export in pieces: one for each conversation, then one for the statistics."""
+    """Yields the JSON export in parts: one for each conversation, then one for the statistics."""
     opening = b'{"conversations":['
     async for listed, exchanges, events in queries.iter_conversations():
         fields = schemas.to_conversation_row(listed)
@@ -346,8 +351,9 @@ async def _stream_csv(
 
 
 _TOKENS = {"type": "integer", "minimum": 1, "nullable": True}
-# Schema of the body of a replay request, for the OpenAPI document. The endpoint has no body parameter that
-# FastAPI would decode, because decoding megabytes on the event loop would delay other requests.
+# Schema of the body of a replay request, for the OpenAPI document. The function `replay` has no parameter for
+# the body, because FastAPI would decode the body on the event loop. To decode megabytes there would delay
+# other requests.
 _BODY: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -368,7 +374,10 @@ _BODY: dict[str, Any] = {
     openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _BODY}}}},
 )
 async def replay(request: Request) -> Response:
-    """Compute what each strategy would do with a conversation, and at what cost. No model is called."""
+    """Compute what each strategy would forward for a conversation, and what that would cost.
+
+    The computation calls no model.
+    """
     job = await asyncio.to_thread(parse_job, await request.body())
     return build_json_response({"results": await get_api(request).replay_jobs.run_job(job)})
 
@@ -380,10 +389,11 @@ _ANSWERING = frozenset({"tool", "function"})
 def create_conversation_loader(
     commands: ConversationCommands, queries: ConversationQueries
 ) -> Callable[[str], Awaitable[JsonObject]]:
-    """Creates a function that takes the id of a stored conversation and returns it as a request body.
+    """Creates a function that takes the id of a stored conversation and loads the conversation.
 
-    The created function raises `RequestRefusedError` if the conversation is unknown (404) or if too little of
-    it is stored (409).
+    The created function returns the members `model` and `messages` of a request of the Chat Completions wire.
+    It raises `RequestRefusedError` if the conversation is unknown (404) or if too little of it is stored
+    (409).
     """
 
     async def load_conversation(conversation: str) -> JsonObject:
@@ -402,13 +412,13 @@ def create_conversation_loader(
 def rebuild_messages(
     removed: Sequence[RemovedMessage], visible: Sequence[VisibleMessage]
 ) -> list[JsonObject]:
-    """Rebuilds the messages that a conversation had at its last compaction.
+    """Rebuilds the messages that a conversation had at its last compaction, without fixed messages.
 
     Args:
-        removed: Messages that compactions removed. Of several messages with the same index, the last in the
-            sequence is used.
-        visible: Messages that the model saw after the last compaction. Only messages that the compaction kept
-            are used.
+        removed: Messages that compactions removed. If several messages have the same index, the function
+            uses the last of them.
+        visible: Messages that the model saw after the last compaction. The function uses only those that the
+            compaction kept, and not the replacements.
 
     Raises:
         RequestRefusedError: If too little of the conversation is stored (409).
@@ -429,9 +439,9 @@ def rebuild_messages(
 def _to_wire_messages(texts: Sequence[tuple[str, str]]) -> list[JsonObject]:
     """Converts pairs of a role and a text to messages of the Chat Completions wire.
 
-    The ids of tool calls are not stored. Therefore, each tool result gets a new call with a new id, which is
-    added to the assistant message before the result. If there is no such message, the tool result becomes a
-    user message.
+    The ids of tool calls are not stored. Therefore, the function makes a new tool call with a new id for each
+    tool result, and adds the call to the assistant message before the result. If there is no such message,
+    the tool result becomes a user message.
     """
     messages: list[JsonObject] = []
     caller: JsonObject | None = None

@@ -1,4 +1,4 @@
-"""Shared parts of the admin API: dependencies, responses, error handlers, and `install_api`."""
+"""Defines what the endpoints of the admin API share: FastAPI dependencies, responses and error handlers."""
 
 import asyncio
 import json
@@ -43,13 +43,13 @@ def parse_time(text: str, now: float) -> float:
 
 
 API_PATH = "/admin/v1"
-# Message of the response with status 503, which a query or command gets if the store cannot be used.
+# Message of the response (status 503) to a query or command if the store cannot be used.
 STORE_UNAVAILABLE = "The store cannot be used right now."
 
 
 @dataclass(frozen=True, slots=True)
 class AdminSettings:
-    """The configuration that the proxy runs with, and its sources.
+    """The current configuration of the proxy, and the sources of its values.
 
     Attributes:
         config: The configuration.
@@ -69,13 +69,13 @@ class AdminApi:
     """The objects that the routes of the admin API use.
 
     Attributes:
-        commands: Commands on conversations.
-        queries: Queries on conversations.
+        commands: Runs commands that read or change conversations.
+        queries: Runs queries about conversations, statistics and models.
         replay_jobs: Replays conversations.
         access_policy: Rules for access, including the admin key.
-        settings: Configuration that `/config` shows.
-        is_stopping: Returns whether streams must end, because the server is stopping or because the access
-            policy has changed.
+        settings: The configuration that the endpoint `/config` shows.
+        is_stopping: Returns whether open event streams must end, because the server is stopping or because
+            the rules for access have changed.
     """
 
     commands: ConversationCommands
@@ -87,7 +87,7 @@ class AdminApi:
 
 
 def get_api(request: Request) -> AdminApi:
-    """Returns the admin API that is installed in the application that handles the request."""
+    """Returns the `AdminApi` that `install_api` has stored in the application that handles the request."""
     found: AdminApi = request.app.state.api
     return found
 
@@ -112,16 +112,17 @@ SettingsDependency = Annotated[AdminSettings, Depends(_get_settings)]
 def create_router() -> APIRouter:
     """Creates an empty router for paths below `/admin/v1`.
 
-    The router's `HTTPBearer` dependency only describes the admin key in the OpenAPI document.
+    The `HTTPBearer` dependency checks nothing. It only makes the OpenAPI document describe the admin key.
     `AccessMiddleware` checks the key.
     """
     return APIRouter(prefix=API_PATH, dependencies=[Depends(HTTPBearer(auto_error=False))])
 
 
 def build_json_response(content: Mapping[str, Any], status: int = 200) -> Response:
-    """Builds a JSON response. All characters outside ASCII are escaped.
+    """Builds a JSON response that browsers and proxies must not cache.
 
-    The response can therefore contain any text from clients, even lone surrogates, which UTF-8 cannot encode.
+    Escapes all characters outside ASCII. The response can therefore contain any text from clients, even lone
+    surrogates, which UTF-8 cannot encode.
     """
     body = json.dumps(content, allow_nan=False).encode()
     return Response(body, status, {"cache-control": "no-store"}, "application/json")
@@ -130,7 +131,7 @@ def build_json_response(content: Mapping[str, Any], status: int = 200) -> Respon
 async def _get_openapi(request: Request) -> Response:
     """Returns the OpenAPI document.
 
-    FastAPI builds the document at the first call. This takes long, so this function runs it in a thread.
+    FastAPI builds the document at the first call. A thread makes this call, because it takes long.
     """
     return build_json_response(await asyncio.to_thread(request.app.openapi))
 
@@ -143,7 +144,7 @@ async def _respond_refused(
 
 
 async def _respond_invalid_request(request: Request, error: RequestValidationError) -> Response:
-    """Responds to a request that does not match the schema. The response repeats no value of the request."""
+    """Responds to a request that does not match the schema. The response contains no value of the request."""
     messages = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
     return await _respond_refused(request, RequestRefusedError(422, "; ".join(messages), "invalid_request"))
 
@@ -169,9 +170,10 @@ ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[A
 
 
 def install_api(app: FastAPI, api: AdminApi, base_path: str, routers: Iterable[APIRouter]) -> None:
-    """Installs the admin API in an application. `base_path` is the prefix of all paths.
+    """Adds the routes of the admin API to `app`. `base_path` is the prefix of all paths.
 
-    Also adds the middleware that checks access and limits the size of request bodies.
+    Also stores `api` in `app.state`, where `get_api` finds it, and adds the middleware that checks access and
+    limits the size of request bodies.
     """
     app.state.api = api
     described = create_router()

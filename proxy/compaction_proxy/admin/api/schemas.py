@@ -1,7 +1,7 @@
 """Schemas of the requests and responses of the admin API. FastAPI generates the OpenAPI document from them.
 
-If a response contains an object of another package, its schema takes the fields from the class of that
-object.
+Some responses contain the fields of a class from another package, such as `Event`. The schema of such a
+response takes the names and types of these fields from the class.
 """
 
 from collections.abc import Iterable, Mapping
@@ -45,7 +45,8 @@ def _select_values(record: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
-# Names of the fields that responses take from `Totals`, `RemovedMessage`, `VisibleMessage` and `Event`.
+# Names of the fields that responses take from other classes. The four tuples have fields of `Totals`,
+# `RemovedMessage`, `VisibleMessage` and `Event`, in this order.
 _CONVERSATION_FIELDS = (
     "model", "requests", "last_at", "prompt_tokens", "completion_tokens", "cached_tokens", "tokens_before",
     "tokens_after", "trigger", "window", "status", "rounds",
@@ -359,7 +360,11 @@ def to_item_fields(item: FeedItem) -> dict[str, Any]:
 
 
 def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
-    """Converts counters to JSON values. If no exchange has a known price, amounts in dollars are None."""
+    """Converts counters to JSON values.
+
+    If there are exchanges that did not fail, and none of them has a known price, all amounts in dollars are
+    None.
+    """
     priced = not counters.unpriced or counters.unpriced < counters.requests - counters.failed
     dollars = _select_values(counters, _MONEY_FIELDS) if priced else dict.fromkeys(_MONEY_FIELDS)
     return {
@@ -397,12 +402,12 @@ def to_round(event: Event, *, undone: bool) -> dict[str, Any]:
 
 
 def to_pins(pins: Iterable[str]) -> list[dict[str, str]]:
-    """Converts texts of pins to the fields of `Pin`, with their ids."""
+    """Converts each text of a pin to the fields of a `Pin`: the id of the pin and the text."""
     return [{"id": build_pin_id(text), "text": text} for text in pins]
 
 
 def to_instructions(directives: Directives) -> list[dict[str, Any]]:
-    """Returns the project instructions in the directives, as fields of `ProjectInstruction`."""
+    """Converts each of the project instructions in `directives` to the fields of a `ProjectInstruction`."""
     return [
         {"id": each.id, **each._asdict(), "removed": each.id in directives.removed}
         for each in directives.instructions

@@ -16,8 +16,8 @@ from compaction_proxy.recall.archive import RemovedMessage
 from compaction_proxy.recall.round_detail import STAND_IN, VisibleMessage
 
 RUN_WORDS = 3
-# Maximum characters of each side of a comparison. Further characters count as not contained in the other
-# text. With this limit, a comparison takes at most 100 ms on one core.
+# Maximum characters of each of two compared texts. Further characters count as not contained in the other
+# text. With this limit, a comparison takes at most 100 ms on one processor core.
 MAX_COMPARED_CHARACTERS = 100_000
 # A distinctive word has at least `_DISTINCTIVE_CHARACTERS` characters and matches `_DISTINCTIVE`: it contains
 # a digit, a sign such as `/`, or a dot between letters.
@@ -29,9 +29,9 @@ _ENDS = ".:!?-#="
 
 @dataclass(frozen=True, slots=True)
 class DiffPiece:
-    """A piece of one of two compared texts.
+    """A piece of a text that was compared with another text.
 
-    `is_shared` is whether the piece counts as kept in the other text.
+    `is_shared` says whether the piece counts as contained in the other text.
     """
 
     text: str
@@ -44,7 +44,7 @@ class DiffWords:
 
     Attributes:
         runs: All sequences of `RUN_WORDS` successive words.
-        distinctive: All distinctive words.
+        distinctive: All distinctive words, such as paths and numbers.
     """
 
     runs: AbstractSet[tuple[str, ...]]
@@ -52,9 +52,9 @@ class DiffWords:
 
 
 def index_words(texts: Iterable[str]) -> DiffWords:
-    """Builds one index of several texts.
+    """Builds one index of the words of several texts.
 
-    Indexes only the first `MAX_COMPARED_CHARACTERS` characters of the texts, counted over all of them.
+    Indexes at most `MAX_COMPARED_CHARACTERS` characters of all texts together, and ignores the rest.
     """
     runs: set[tuple[str, ...]] = set()
     distinctive: set[str] = set()
@@ -68,9 +68,10 @@ def index_words(texts: Iterable[str]) -> DiffWords:
 
 
 def split_pieces(text: str, other: DiffWords) -> list[DiffPiece]:
-    """Splits a text into pieces that count as kept in the indexed text `other`, and the pieces between them.
+    """Splits `text` into pieces that the indexed text `other` contains, and the pieces between them.
 
-    Compares only the first `MAX_COMPARED_CHARACTERS` characters. The rest counts as not contained.
+    Compares only the first `MAX_COMPARED_CHARACTERS` characters of `text`. The rest counts as not contained
+    in `other`.
     """
     matches = list(_WORD.finditer(text[:MAX_COMPARED_CHARACTERS]))
     kept = _find_kept([_normalize_word(match[0]) for match in matches], other)
@@ -101,7 +102,7 @@ def _iter_runs(words: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _normalize_word(word: str) -> str:
-    """Returns a word for comparison: in lower case, without punctuation at its end."""
+    """Returns a word in the form that is compared: in lower case, without punctuation at its end."""
     return word.rstrip(_ENDS).lower()
 
 
@@ -109,8 +110,8 @@ def _is_distinctive(word: str) -> bool:
     return len(word) >= _DISTINCTIVE_CHARACTERS and _DISTINCTIVE.search(word) is not None
 
 
-# Maximum characters that a pane shows of a message that was removed or kept, and maximum number of messages
-# in a pane. The page shows the number of characters and messages that are left out.
+# Maximum characters that a pane shows of a message that is not a replacement, and maximum number of messages
+# in a pane. The page shows how many characters and messages a pane leaves out.
 MAX_SHOWN_CHARACTERS = 4_000
 MAX_SHOWN_MESSAGES = 200
 
@@ -121,8 +122,8 @@ class PaneMessage:
 
     Attributes:
         message: The message.
-        pieces: The shown part of the message's text, in pieces.
-        left_out: Number of characters that are not shown.
+        pieces: The part of the message's text that the pane shows, split into pieces.
+        left_out: Number of characters of the text that the pane does not show.
         stand_in: Whether the message is a replacement that a compaction made.
     """
 
@@ -138,12 +139,13 @@ class RoundPanes:
 
     Attributes:
         removed: Messages that the compaction removed. `DiffPiece.is_shared` says whether the summary or a
-            replacement contains a piece.
-        removed_left_out: Number of removed messages that are not shown.
-        summary: Text of the summary. `is_shared` says whether the removed messages contain a piece.
+            replacement contains the piece.
+        removed_left_out: Number of removed messages that the pane does not show.
+        summary: Text of the summary, split into pieces. `is_shared` says whether the removed messages contain
+            the piece.
         seen: Messages that the model saw after the compaction. In a replacement, `is_shared` says whether the
-            removed messages contain a piece. In any other message, `is_shared` is False.
-        seen_left_out: Number of messages that the model saw but that are not shown.
+            removed messages contain the piece. In any other message, `is_shared` is False.
+        seen_left_out: Number of messages that the model saw but that the pane does not show.
     """
 
     removed: Sequence[PaneMessage]
@@ -156,9 +158,10 @@ class RoundPanes:
 def build_panes(
     summary: str, removed: Sequence[RemovedMessage], seen: Sequence[VisibleMessage]
 ) -> RoundPanes:
-    """Builds the panes for a compaction.
+    """Builds the panes on the page of a compaction.
 
-    The function compares only a part of long texts (`MAX_COMPARED_CHARACTERS`), which takes at most 100 ms.
+    The function compares only a part of long texts (`MAX_COMPARED_CHARACTERS`), so that it takes at most
+    100 ms.
 
     Args:
         summary: Text of the summary.
@@ -182,8 +185,8 @@ def _compare_messages(
 ) -> list[PaneMessage]:
     """Builds the messages of a pane, and compares them with the indexed text `other`.
 
-    Compares only removed messages and replacements, because kept messages need no comparison. Compares at
-    most `MAX_COMPARED_CHARACTERS` characters in total.
+    Compares only removed messages and replacements. Other messages are the client's own, which the compaction
+    kept unchanged. Compares at most `MAX_COMPARED_CHARACTERS` characters of all messages together.
     """
     panes: list[PaneMessage] = []
     remaining = MAX_COMPARED_CHARACTERS

@@ -1,7 +1,8 @@
-"""The pages: overview, conversations, one conversation or compaction, failures, playground and settings.
+"""Handles the requests for the admin pages, such as the overview and the page of a conversation.
 
-Each button on a conversation's page runs a command and then redirects to a page. The playground shows what
-each strategy would forward for a conversation, and at what cost. It calls no provider.
+A button on a conversation's page sends a form. The proxy then runs a command and redirects the browser to a
+page. The playground is a page that shows what each strategy would forward for a conversation, and what that
+would cost. It calls no model.
 
 The templates write the data of a chart into an HTML attribute, as JSON. The script `static/pages.js` draws
 the chart from this data. Next to each chart is a table with the same figures, for readers who cannot see the
@@ -42,14 +43,15 @@ from compaction_proxy.telemetry.live_feed import FeedItem
 from compaction_proxy.telemetry.statistics import Grouping, StatisticsRow
 from compaction_proxy.wires.json.slices import find_members
 
-# Maps each time range that a reader can choose to the period that one column of the overview's chart covers.
+# Maps each time range that a reader can choose to the period that a column of the overview's chart then
+# covers.
 RANGES: Mapping[str, Grouping] = {"24h": "hour", "7d": "hour", "30d": "day"}
 SORTS: Mapping[Sort, str] = {
     "last": "Last request", "tokens": "Tokens", "net": "Net saved", "requests": "Requests",
 }  # fmt: skip
 # Maps each scope of a search to its name on the page.
 SCOPES = {"conversation": "this conversation", "tenant": "all conversations of this tenant"}
-# Confirmations that a page shows after an action. The query parameter `done` selects one of them.
+# Maps each action to the confirmation that a page then shows. The query parameter `done` names the action.
 ACTION_MESSAGES = {
     "compact": "The next request of this conversation will be compacted.",
     "undo": "The newest round is not applied any more.",
@@ -68,8 +70,8 @@ RECENT_EVENTS = 10
 MAX_HITS = 50
 MAX_FORM_BYTES = 65_536
 _MAX_FIELDS = 100
-# Maximum bytes of a transcript that is pasted into the playground. The form may have three times as many
-# bytes, because its encoding takes three bytes for each special character of JSON.
+# Maximum bytes of a transcript in the playground's form. A larger one gets status 413. The whole form may
+# have three times as many bytes, because URL encoding takes three bytes for each special character of JSON.
 MAX_PASTED_BYTES = 8 * 1024 * 1024
 _MAX_FORM_BYTES = 3 * MAX_PASTED_BYTES
 TOO_LARGE = (
@@ -78,20 +80,20 @@ TOO_LARGE = (
 _TOO_LARGE = 413
 _OFFERED_CONVERSATIONS = 50
 _TRANSCRIPT_FIELDS = ("messages", "tools", "model")
-# Maximum number of columns in a chart. If there are more requests or periods, the chart shows only the
-# newest.
+# Maximum number of columns in a chart. Each column shows a request or a period. If there are more requests
+# or periods, the chart shows only the newest.
 MAX_COLUMNS = 500
-# Dash patterns of lines in a chart, one for each strategy. A pattern lists the lengths of dashes and gaps in
-# turn, in pixels. The empty pattern is a solid line.
+# Dash patterns for the lines of a chart, one for each strategy. A pattern lists the lengths of a dash, a gap,
+# the next dash and so on, in pixels. The empty pattern is a solid line.
 DASHES = ((), (8, 4), (2, 3), (12, 3, 2, 3), (4, 4), (1, 2), (16, 4))
 _STEPS_S = {"hour": 3_600, "day": 86_400}
-# A value of a form is decoded in pieces of at most this many bytes. To decode megabytes in a single call
-# would hold the interpreter lock for seconds.
+# `_decode_component` decodes a value of a form in pieces of at most this many bytes. A single call for
+# megabytes would hold Python's global lock for seconds, and the event loop would have to wait.
 _PIECE_BYTES = 65_536
 
 
 async def read_form(request: Request, limit_bytes: int = MAX_FORM_BYTES) -> dict[str, list[str]]:
-    """Reads the fields of a form, `application/x-www-form-urlencoded`. Returns the values of each field.
+    """Reads a form (`application/x-www-form-urlencoded`). Returns the values of each field, by its name.
 
     Raises:
         RequestRefusedError: If the form is larger than `limit_bytes` (413), has another content type (415),
@@ -126,9 +128,9 @@ def _decode_component(raw: bytes) -> str:
 
 
 def _split_pieces(raw: bytes) -> Iterator[bytes]:
-    """Splits encoded text into pieces of at most `_PIECE_BYTES` bytes.
+    """Splits URL-encoded text into pieces of at most `_PIECE_BYTES` bytes.
 
-    Does not split escapes such as `%20`.
+    An escape such as `%20` is never divided between two pieces.
     """
     start = 0
     while start < len(raw):
@@ -168,7 +170,7 @@ def _read_query(request: Request) -> str:
 
 
 async def get_or_none(answer: Awaitable[_T]) -> _T | None:
-    """Awaits a query and returns its result, or None if the store cannot be reached."""
+    """Awaits `answer` and returns its result, or None if the store cannot be reached."""
     try:
         return await answer
     except StoreUnavailableError:
@@ -183,7 +185,8 @@ def _parse_events(items: Iterable[FeedItem]) -> list[Event]:
 def _group_values(values: Iterable[Value]) -> dict[str, list[Value]]:
     """Groups configuration values by section.
 
-    The section is the first word of a key or, for a key of a strategy, its first three words.
+    The section is the part of a key before its first dot. For the keys of a strategy, it is the part before
+    the third dot, such as `compaction.strategies.anchored`.
     """
     sections: dict[str, list[Value]] = {}
     for each in values:
@@ -195,15 +198,15 @@ def _group_values(values: Iterable[Value]) -> dict[str, list[Value]]:
 
 @dataclass(frozen=True, slots=True)
 class PlaygroundForm:
-    """Values of the playground's form.
+    """The values of the form on the playground, with which a user starts a replay.
 
     Attributes:
         transcript: A list of messages or a whole request, as JSON; empty for a stored conversation.
         conversation: Id of a stored conversation. It is used only if `transcript` is empty.
         model: Name of the model; empty for the model in the transcript or the stored conversation.
         strategies: Names of the strategies to compare.
-        trigger: The trigger T, in tokens; 0 for each strategy's own trigger.
-        window: Context window of the model, in tokens; 0 for the context window that the proxy knows.
+        trigger: T, in tokens; 0 for the T that each strategy computes itself.
+        window: Context window of the model, in tokens; 0 for the one that the proxy knows.
     """
 
     transcript: str = ""
@@ -216,18 +219,18 @@ class PlaygroundForm:
 
 @dataclass(frozen=True, slots=True)
 class PageRoutes:
-    """Handles the requests for the pages.
+    """Handles the requests for the admin pages.
 
     Attributes:
         api: Commands, queries and settings of the admin API, which the pages use too.
-        templates: Templates of the pages.
+        templates: Renders the pages.
     """
 
     api: AdminApi
     templates: Templates
 
     async def show_overview(self, request: Request) -> Response:
-        """Shows the savings, the traffic and the latest events."""
+        """Shows the overview: savings and traffic in the chosen time range, and the latest events."""
         queries, since = self.api.queries, _choose_value(request, "since", RANGES)
         by, now = RANGES[since], queries.now()
         start = parse_time(since, now)
@@ -252,7 +255,7 @@ class PageRoutes:
         )
 
     async def show_conversations(self, request: Request) -> Response:
-        """Shows the list of conversations, filtered and sorted."""
+        """Shows at most `MAX_ROWS` conversations, filtered by the parameter `q` and sorted by `sort`."""
         query, sort = _read_query(request), _choose_value(request, "sort", SORTS)
         return await self.templates.render_page(
             "conversations.html",
@@ -267,7 +270,7 @@ class PageRoutes:
         )
 
     async def show_conversation(self, request: Request) -> Response:
-        """Shows one conversation: its requests, compactions and pins, and the actions for it."""
+        """Shows one conversation: its requests, compactions and pins, and buttons that run commands on it."""
         queries, name = self.api.queries, request.path_params["name"]
         overview, stored, rounds = await asyncio.gather(
             self.api.commands.get_overview(name),
@@ -291,7 +294,7 @@ class PageRoutes:
         )
 
     async def show_compaction(self, request: Request) -> Response:
-        """Shows a compaction: the removed messages, the summary, and the messages that the model then saw."""
+        """Shows a compaction: the removed messages, the summary, and what the model saw afterwards."""
         name, place = request.path_params["name"], request.path_params["place"]
         made, detail = await self.api.queries.get_compaction(name, place)
         panes = await asyncio.to_thread(
@@ -310,7 +313,7 @@ class PageRoutes:
         )
 
     async def show_search(self, request: Request) -> Response:
-        """Shows removed messages that match a query, the best match first."""
+        """Shows at most `MAX_HITS` removed messages that match the query, the best match first."""
         name, query = request.path_params["name"], _read_query(request)
         scope = _choose_value(request, "scope", SCOPES)
         search, everywhere = self.api.commands.search_archive, scope == "tenant"
@@ -326,7 +329,10 @@ class PageRoutes:
         )
 
     async def show_message(self, request: Request) -> Response:
-        """Shows a removed message. Cuts off the end of a long text unless the parameter `whole` is given."""
+        """Shows a removed message.
+
+        Cuts off the end of a long text unless the URL has the query parameter `whole`.
+        """
         name = request.path_params["name"]
         found = await self.api.commands.get_archived_message(name, request.path_params["message"])
         whole = request.query_params.get("whole") is not None
@@ -339,7 +345,7 @@ class PageRoutes:
         )
 
     async def show_failures(self, request: Request) -> Response:
-        """Shows failures of upstreams and of compaction.
+        """Shows the failures of upstreams, and the latest events that report a failure.
 
         If the store cannot be reached, shows only failures of upstreams that this process has counted.
         """
@@ -377,13 +383,13 @@ class PageRoutes:
         )
 
     async def run_action(self, request: Request) -> Response:
-        """Runs a command on a conversation, then redirects to a page.
+        """Runs a command on a conversation, then redirects the browser to a page that confirms it.
 
-        The path of the request names the conversation and the command.
+        The path of the request contains the id of the conversation and the name of the command (`action`).
 
         Raises:
-            RequestRefusedError: If the command does not exist (404), the form cannot be read, or the command
-                is refused for this conversation.
+            RequestRefusedError: If there is no such command (404), if the form cannot be read (`read_form`),
+                or if the command cannot be run on this conversation.
         """
         name, action = request.path_params["name"], request.path_params["action"]
         commands = self.api.commands
@@ -415,7 +421,7 @@ class PageRoutes:
         return await self._render_playground(PlaygroundForm(conversation=name))
 
     async def run_replay(self, request: Request) -> Response:
-        """Runs the replay that the playground's form describes. Shows the results or an error with the form.
+        """Runs the replay that the form describes. Shows the form again, with the results or an error.
 
         Raises:
             RequestRefusedError: If the transcript is too large or the replay takes too long (413), or if the
@@ -455,14 +461,12 @@ class PageRoutes:
 
 
 def _build_base_url(request: Request) -> str:
-    """Returns the `base_url` that clients should use, derived from the `Host` header of this request."""
+    """Returns the base URL for clients of the proxy: the scheme and host of this request, and `/v1`."""
     return f"{request.url.scheme}://{request.headers.get('host', '')}/v1"
 
 
 def build_period_chart(rows: Sequence[StatisticsRow], by: str, since: float, until: float) -> str:
-    """Builds the data of the chart of sent, forwarded and cached tokens and of compactions over time.
-
-    Returns JSON.
+    """Builds the data of the chart that shows the tokens and the compactions of each hour or day, as JSON.
 
     Args:
         rows: Statistics of the hours or days that have exchanges.
@@ -488,9 +492,10 @@ def build_period_chart(rows: Sequence[StatisticsRow], by: str, since: float, unt
 
 
 def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[CompactionRecord]) -> str:
-    """Builds the data of the chart of a conversation's requests. Returns JSON.
+    """Builds the data of the chart of a conversation's requests, as JSON.
 
-    The chart shows the sizes of the newest requests in tokens, and which requests applied a new compaction.
+    The chart shows the sizes of the newest requests in tokens. It marks each request to which a compaction
+    was applied for the first time.
     """
     drawn = exchanges[-MAX_COLUMNS:]
     first = len(exchanges) - len(drawn)
@@ -510,7 +515,7 @@ def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[Compact
 
 
 def build_strategies_chart(results: Sequence[JsonObject]) -> str:
-    """Builds the data of the chart of the tokens that each strategy would forward. Returns JSON.
+    """Builds the data of the chart of the tokens that each strategy would forward, as JSON.
 
     `results` is the return value of `ReplayJobRunner.run_job`.
     """
@@ -533,7 +538,8 @@ def _find_round_marks(
     """Returns, for each request, the number and the checkpoint id (`place`) of its new compaction.
 
     A compaction is new for the first request to which it is applied. For a request without a new compaction,
-    the entry is None. The number 0 means that only tool results were shortened. The id is empty if unknown.
+    the entry is None. The number 0 means that the proxy only shortened tool results. The id is empty if it is
+    unknown.
     """
     places = {each.event.round: each.event.place for each in rounds}
     shortened = {each.event.request: each.event.place for each in rounds if each.event.round == 0}
@@ -548,13 +554,13 @@ def _find_round_marks(
 
 
 def _get_forwarded_tokens(exchange: Exchange) -> int | None:
-    """Returns the size of a forwarded request in tokens: the upstream's count, else the proxy's estimate."""
+    """Returns the tokens of a forwarded request as the upstream counted them, or else as the proxy did."""
     counted = exchange.first_prompt_tokens
     return exchange.tokens_after if counted is None else counted
 
 
 def _parse_timestamp(text: str) -> int:
-    """Parses an hour or a day, such as `2026-11-22T13`. Returns its start in seconds since the epoch."""
+    """Returns the start of an hour (`2026-11-22T13`) or a day (`2026-11-22`), in seconds since the epoch."""
     return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
 
 
@@ -579,7 +585,7 @@ def _parse_number(text: str) -> int:
 
 
 def _build_job(form: PlaygroundForm) -> ReplayJob:
-    """Builds the replay job that a form describes. Does not decode the transcript, which may be large.
+    """Builds the replay job that a form describes. To save time, copies the transcript without decoding it.
 
     Raises:
         RequestRefusedError: If the transcript is too large (413), if it is not valid JSON or has no messages
@@ -609,7 +615,7 @@ def _build_refusal(message: str) -> RequestRefusedError:
 
 
 def _split_transcript(text: bytes) -> dict[str, bytes]:
-    """Returns the messages of a transcript as JSON. If it is a whole request, also returns tools and model.
+    """Returns the member `messages` of a transcript and, if it is a request, `tools` and `model`, as JSON.
 
     Raises:
         RequestRefusedError: If the transcript is too large (413), or if it is neither a list nor a request

@@ -1,6 +1,6 @@
 """Renders templates into responses, and serves static files.
 
-Templates escape all values that they insert. A template that uses an undefined name raises an error. Each
+Templates escape all text that they insert. Rendering fails if a template uses a name that has no value. Each
 response has headers that restrict what the browser may do with the page.
 """
 
@@ -30,10 +30,10 @@ from compaction_proxy.core.errors import (
 )
 from compaction_proxy.support import formatting
 
-# Characters that a browser does not show, or that change how a browser shows the text around them: control
-# characters except tab and line feed; soft hyphen; direction marks; zero-width characters except the joiners
-# that some scripts need; line and paragraph separators; tag characters. The pattern also contains lone
-# surrogates, which UTF-8 cannot encode.
+# Matches characters that a browser does not show, or that change how a browser shows the text around them:
+# control characters except tab and line feed; soft hyphen; direction marks; zero-width characters except the
+# joiners that some writing systems need; line and paragraph separators; tag characters. The pattern also
+# matches lone surrogates, which UTF-8 cannot encode.
 _MISLEADING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -45,14 +45,14 @@ def _format_code_point(match: re.Match[str]) -> str:
 
 
 def escape_misleading_characters(text: str) -> str:
-    """Replaces invisible and misleading characters by visible text such as `⟨U+202E⟩`, and CRLF by LF."""
+    """Replaces each character that `_MISLEADING` matches by text such as `⟨U+202E⟩`, and CRLF by LF."""
     return _MISLEADING.sub(_format_code_point, text.replace("\r\n", "\n"))
 
 
 def finalize_value(value: object) -> object:
-    """Escapes misleading characters in a text before a template inserts the text.
+    """Escapes misleading characters in a text before a template inserts it.
 
-    Values of other types and HTML are returned unchanged.
+    Returns a text that is marked as HTML, and a value of any other type, unchanged.
     """
     return (
         escape_misleading_characters(value)
@@ -70,9 +70,9 @@ HEADERS = {
     ),
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # With `no-referrer`, browsers would send `Origin: null` with the forms of these pages, and the access
-    # check would refuse the forms. `same-origin` also keeps browsers from sending the page's address to other
-    # sites.
+    # With `same-origin`, browsers do not send the address of a page to other sites. The value `no-referrer`
+    # would do the same. But browsers would then send `Origin: null` with the forms of these pages, and
+    # `check_access` would refuse the forms.
     "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -99,7 +99,7 @@ _FILTERS = {
 
 @cache
 def _create_environment() -> Environment:
-    """Creates the template environment at the first call. Later calls return the same environment."""
+    """Returns the template environment of Jinja. The first call creates it."""
     environment = Environment(
         loader=FileSystemLoader(ADMIN_FOLDER / "templates"),
         autoescape=True,
@@ -131,9 +131,9 @@ _ERROR_TITLES = {
 
 
 def describe_error(error: Exception) -> tuple[int, str]:
-    """Returns the status and the message with which a page reports an error.
+    """Returns the status of the response and the message with which a page reports `error`.
 
-    Raises `error` itself if it is not one of the errors that pages report.
+    Raises `error` itself if its type is not one of those that pages report.
     """
     match error:
         case HTTPException():
@@ -152,13 +152,13 @@ class Templates:
     """Renders pages and serves their static files.
 
     Attributes:
-        root: Path prefix of all pages.
+        root: Prefix of the paths of all pages and static files.
     """
 
     root: str
 
     async def render_page(self, template: str, status: int = 200, **variables: Any) -> Response:  # noqa: ANN401 - any values
-        """Renders a page in a thread, because a long page would delay requests on the event loop."""
+        """Renders a page in a thread, because a long page on the event loop would delay other requests."""
         text = await asyncio.to_thread(self._render_template, template, variables)
         return HTMLResponse(text, status, {**HEADERS, "cache-control": "no-store"})
 
@@ -178,8 +178,8 @@ class Templates:
     async def serve_static(self, request: Request) -> Response:
         """Serves a static file.
 
-        Pages add a hash of the file's content to the URL, as the parameter `v`. With this parameter, browsers
-        may cache the file for a year.
+        Pages add a hash of the file's content to its URL, as the parameter `v`. If a request has this
+        parameter, the response allows browsers to cache the file for a year.
 
         Raises:
             RequestRefusedError: If there is no such file (404).
