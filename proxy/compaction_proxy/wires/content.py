@@ -1,4 +1,4 @@
-"""Converts JSON messages of any wire to `Message` objects.
+"""Contains what all wires share to convert JSON messages to `Message` objects.
 
 The same content has the same digest on every wire.
 """
@@ -13,9 +13,9 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import ContentPart, Message
 from compaction_proxy.wires.json.values import JsonObject, TextCutter, as_string, decode_value, hash_base64
 
-# A message with more content parts than this is not parsed, because no model could read it.
+# A message whose content has more parts than this is refused, because no model could read it.
 MAX_PARTS: Final = 10_000
-# The largest estimate for a part of unknown kind, in tokens.
+# The largest estimate for a content part of unknown kind, in tokens.
 UNKNOWN_PART_TOKENS: Final = 1_000
 
 _Decoded = TypeVar("_Decoded")
@@ -25,9 +25,9 @@ class UncountedMessage(NamedTuple):
     """A message whose tokens are not counted yet.
 
     Attributes:
-        record: The message. Its digest and its tokens are not set.
-        digest: The message's digest.
-        nontext_tokens: An estimate of the tokens of all parts that are not text. It is not calibrated.
+        record: The message. Its fields `digest` and `tokens` are not set.
+        digest: The digest of the message.
+        nontext_tokens: An estimate of the tokens of the content that is not text. It is not calibrated.
     """
 
     record: Message
@@ -40,8 +40,8 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
 
     Attributes:
         decode: Decodes the JSON of a piece. Raises `UnreadableBodyError` if that is impossible.
-        convert: Builds the `Message` from the bytes of a piece and their decoded form. Does not set its
-            digest. Raises `UnreadableBodyError` if that is impossible.
+        convert: Builds the `Message` from the bytes of a piece and their decoded form. Does not set the
+            digest of the message. Raises `UnreadableBodyError` if that is impossible.
         has_nontext: Returns whether a message has content other than text.
         estimate: Estimates the tokens of the content that is not text, given a decoded piece and the model.
             The result is not calibrated.
@@ -107,7 +107,7 @@ def read_content(
     """Returns the text and the other parts of a message's content or of a tool's result.
 
     Args:
-        content: The content: a string or a list of parts.
+        content: A string or a list of parts. None gives an empty text, and any other value its JSON as text.
         read_text: Returns the text of a part; None if the part is not text.
         build_part: Builds the `ContentPart` of a part that is not text, given the part and the length of the
             text before it. Returns None if the part is left out.
@@ -132,7 +132,7 @@ def read_content(
 
 
 def get_kind(part: object) -> str:
-    """Returns the type of a part or a block; empty if it has none."""
+    """Returns the `type` of an element of a message's content; empty if it has none."""
     return as_string(part.get("type")) if isinstance(part, Mapping) else ""
 
 
@@ -175,7 +175,8 @@ def estimate_unknown_part(part: Any) -> int:
     The estimate never exceeds the number of bytes of the part's JSON. The check by size that lets small
     requests pass unparsed (the gate) relies on this.
     """
-    # A client may write a float more briefly than Python does, such as 1e9. So each counts as one byte.
+    # A client may write a float with fewer bytes than Python does, such as 1e9. So each float counts as one
+    # byte.
     shortest = json.loads(json.dumps(part), parse_float=lambda _: 0)
     text = json.dumps(shortest, ensure_ascii=False, separators=(",", ":"))
     return min(UNKNOWN_PART_TOKENS, len(text.encode("utf-8", "surrogatepass")))
@@ -184,7 +185,11 @@ def estimate_unknown_part(part: Any) -> int:
 def shorten_member(
     fields: JsonObject, name: str, cut: TextCutter, shorten_part: Callable[[Any], Any]
 ) -> JsonObject:
-    """Returns an object with the member `name` shortened, which is a text or a list of parts."""
+    """Returns the object with its member `name` shortened.
+
+    If the member is a text, `cut` shortens it. If it is a list, `shorten_part` shortens each of its elements.
+    Any other member stays unchanged.
+    """
     content = fields.get(name)
     if isinstance(content, str):
         return {**fields, name: cut(content)}

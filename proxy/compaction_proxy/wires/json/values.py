@@ -27,16 +27,16 @@ from compaction_proxy.wires.json.slices import (
 
 JsonObject = dict[str, Any]
 
-# JSON of at most this many bytes is decoded in one call.
+# JSON of at most this many bytes is decoded in one call. Longer JSON is decoded in pieces.
 LONG_BYTES = 128 * 1024
 # JSON longer than `LONG_BYTES` is refused if it has more opening brackets, commas and colons outside strings
 # than this, because no model could read such a message.
 MAX_STRUCTURAL = 60_000
-# Objects and arrays are searched for long strings down to this depth. The levels are the message, its
-# content, a part of the content, and the value of the part.
+# Objects and arrays are split into their values only down to this depth of nesting. Deeper ones are decoded
+# in one call. The levels are the message, its content, a part of the content, and the value of the part.
 _MAX_DEPTH = 4
-# Objects and arrays with more items than this are decoded in one call and not item by item. So many items are
-# short as a rule, and decoding item by item helps only if there are long strings.
+# Objects and arrays with more items than this are decoded in one call and not item by item. Decoding item by
+# item helps only if an item is long, and if there are so many items, each of them is usually short.
 _MAX_ITEMS = 10_000
 
 
@@ -121,7 +121,8 @@ def hash_base64(text: str) -> bytes:
         ValueError: If the text is not base64.
     """
     hasher = hashlib.sha256()
-    # The padding is decoded together with the group of four characters before it, as the decoder requires.
+    # All groups of four characters are decoded in pieces, except for the last group and its padding, which
+    # the decoder must get in one call.
     padded = text.find("=")
     whole = (len(text) if padded < 0 else padded) // 4 * 4
     whole = max(0, whole - 4) if whole < len(text) or padded >= 0 else whole
@@ -147,7 +148,7 @@ def as_string(value: object) -> str:
 
 
 def parse_json(data: bytes) -> object:
-    """Parses JSON; returns None if it is invalid. NaN and Infinity, which Python accepts, are valid here."""
+    """Parses JSON; returns None if it is invalid. Accepts NaN and Infinity, although they are not JSON."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -159,7 +160,10 @@ def parse_json(data: bytes) -> object:
 
 
 def is_json_object(text: str) -> bool:
-    """Returns whether a text is a complete JSON object. Returns False if it has too many brackets."""
+    """Returns whether a text is a complete JSON object.
+
+    Returns False without parsing if the text has so many brackets that its value could take too much memory.
+    """
     if has_too_many_brackets(text):
         return False
     try:
@@ -173,7 +177,7 @@ def encode_ascii_json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-# A text in the arguments of a tool call is shortened only if it has at least this many characters.
+# A text in the arguments of a tool call is cut only if it has at least this many characters.
 LONG_ARGUMENT = 200
 
 TextCutter = Callable[[str], str]
@@ -199,7 +203,7 @@ def cut_long_argument(text: str, cut: TextCutter) -> str:
 
 
 def cut_long_texts(value: Any, cut: TextCutter) -> Any:
-    """Returns a JSON value in which texts of at least `LONG_ARGUMENT` characters are cut, except for keys."""
+    """Returns a JSON value with its texts of at least `LONG_ARGUMENT` characters cut. Keys are not cut."""
     if isinstance(value, str):
         return cut_long_argument(value, cut)
     if isinstance(value, list):
@@ -210,10 +214,10 @@ def cut_long_texts(value: Any, cut: TextCutter) -> Any:
 
 
 def cut_arguments(arguments: str, cut: TextCutter) -> str:
-    """Returns the arguments of a tool call with long texts cut.
+    """Returns the arguments of a tool call, with texts of at least `LONG_ARGUMENT` characters cut.
 
-    The result of valid JSON is valid JSON with the same keys. Arguments that are not valid JSON, or have too
-    many brackets to be parsed, are cut like plain text.
+    If the arguments are valid JSON, the result is valid JSON with the same keys. Arguments that are not valid
+    JSON, or have too many brackets to be parsed, are cut like one text.
     """
     if has_too_many_brackets(arguments):
         return cut_long_argument(arguments, cut)
