@@ -117,7 +117,10 @@ def _build_part(part: Any, text_offset: int) -> ContentPart | None:
 
 
 def _hash_payload(kind: str, part: Any) -> bytes:
-    """Returns the SHA-256 of a part's inline data or URL (see `hash_address`); of its JSON if it has neither."""
+    """Returns the SHA-256 of a part's inline data or URL (see `hash_address`).
+
+    If the part has neither, returns the SHA-256 of its JSON.
+    """
     inner = part.get(kind) if isinstance(part, Mapping) else None
     if isinstance(inner, str):
         return hash_address(inner)
