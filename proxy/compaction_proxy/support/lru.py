@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 class BoundedDict(OrderedDict[Key, Value]):
     """A dict with a limited number of entries.
 
-    If a new key exceeds the limit, the dict removes the key that was written longest ago.
+    If a new key would exceed the limit, the dict removes the key that was written longest ago.
 
     Args:
         max_entries: The largest number of entries.
@@ -33,7 +33,7 @@ class BoundedDict(OrderedDict[Key, Value]):
 class LruCache(Generic[Key, Value]):
     """A cache with a limited number of bytes.
 
-    If a new value exceeds the limit, the cache removes the values that were used longest ago.
+    If a new value would exceed the limit, the cache removes the values that were used longest ago.
 
     Args:
         max_bytes: The largest number of bytes of all values together. The caller of `put` gives the size of

@@ -71,7 +71,7 @@ def _read_physical_bytes() -> int | None:
 
 
 def _read_free_address_bytes(proc: Path) -> int | None:
-    """Returns how many more bytes of address space RLIMIT_AS allows, at least 0; None if there is no limit."""
+    """Returns how many more bytes of address space RLIMIT_AS allows, at least 0; None if it is unlimited."""
     if resource is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)

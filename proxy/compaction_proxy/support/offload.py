@@ -13,7 +13,7 @@ from typing import TypeVar
 _EXECUTOR = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
 
 # Data of at most this many bytes is processed on the event loop, because that takes less than a millisecond.
-# More data is processed in a thread.
+# More data is usually processed in a thread.
 MAX_INLINE_BYTES = 256 * 1024
 
 _Result = TypeVar("_Result")

@@ -162,16 +162,19 @@ def parse_options(members: Mapping[str, bytes], wire: Wire) -> tuple[str, int | 
 
 
 def shorten_model_name(model: str) -> str:
-    """Returns the name; its beginning and a digest if it has more than `MAX_MODEL_CHARACTERS` characters."""
+    """Returns the name of a model.
+
+    If the name has more than `MAX_MODEL_CHARACTERS` characters, returns its beginning and a digest instead.
+    """
     if len(model) <= MAX_MODEL_CHARACTERS:
         return model
     return f"{model[:64]}…{hashlib.sha256(model.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 
 def build_probe_body(raw: bytes, wire: Wire) -> bytes | None:
-    """Builds a copy of a request body with the output limit `PROBE_TOKENS`, without streaming.
+    """Builds the body of a probe: a copy of a request body with the output limit `PROBE_TOKENS`.
 
-    The copy asks for one response only (`n`). Returns None if `raw` is not a JSON object.
+    The copy asks for a single response that is not a stream. Returns None if `raw` is not a JSON object.
     """
     fields = decode_small_json(raw)
     if not isinstance(fields, dict):
@@ -243,7 +246,8 @@ _decode_short_option = lru_cache(maxsize=1_024)(decode_small_json)
 def rewrite_messages(body: RequestBody, messages: Sequence[Message]) -> bytes:
     """Returns the client's body with these messages in place of its own.
 
-    The wire first adapts the messages so that the provider accepts them, and the members that depend on them.
+    The wire first adapts the messages so that the provider accepts them. It also adapts the members that must
+    change together with the messages.
     """
     return splice_messages(body, body.wire.adapt_for_provider(body.raw, messages))
 
@@ -261,7 +265,7 @@ def splice_messages(body: RequestBody, adapted: AdaptedMessages) -> bytes:
 
 
 def _replace_slices(raw: bytes, replacements: Mapping[Slice, bytes]) -> bytes:
-    """Returns the bytes with each slice replaced by its new value; `raw` itself if there are none."""
+    """Returns the bytes with each slice replaced by its new value; `raw` itself if no slice is given."""
     if not replacements:
         return raw
     parts, done = list[bytes](), 0

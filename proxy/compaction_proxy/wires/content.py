@@ -1,4 +1,4 @@
-"""Contains what all wires share to convert JSON messages to `Message` objects.
+"""Defines the classes and functions with which all wires convert JSON messages to `Message` objects.
 
 The same content has the same digest on every wire.
 """
@@ -13,7 +13,7 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import ContentPart, Message
 from compaction_proxy.wires.json.values import JsonObject, TextCutter, as_string, decode_value, hash_base64
 
-# A message whose content has more parts than this is refused, because no model could read it.
+# `read_content` refuses a content with more parts than this, because no model could read it.
 MAX_PARTS: Final = 10_000
 # The largest estimate for a content part of unknown kind, in tokens.
 UNKNOWN_PART_TOKENS: Final = 1_000
@@ -53,7 +53,7 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
     estimate: Callable[[_Decoded, str], int]
 
     def parse_message(self, raw: bytes) -> Message:
-        """Parses a piece, and sets the digest of the message. Its `tokens` are 0.
+        """Parses a piece. Returns the message with its digest, and with 0 as its `tokens`.
 
         Raises:
             UnreadableBodyError: If the bytes are not a valid piece.
@@ -159,7 +159,7 @@ def hash_address(url: str) -> bytes:
 
 
 def hash_part(part: Any) -> bytes:
-    """Returns the SHA-256 of the JSON of a message part of unknown kind, without its `cache_control`."""
+    """Returns the SHA-256 of the JSON of a content part, without the part's `cache_control`."""
     plain = {k: v for k, v in part.items() if k != "cache_control"} if isinstance(part, Mapping) else part
     return hash_text(json.dumps(plain, sort_keys=True, default=str))
 
@@ -170,10 +170,10 @@ def count_base64_bytes(data: str) -> int:
 
 
 def estimate_unknown_part(part: Any) -> int:
-    """Estimates the tokens of a part of unknown kind.
+    """Estimates the tokens of a content part of unknown kind.
 
-    The estimate never exceeds the number of bytes of the part's JSON. The check by size that lets small
-    requests pass unparsed (the gate) relies on this.
+    The estimate never exceeds the number of bytes of the part's JSON, and is at most `UNKNOWN_PART_TOKENS`.
+    The gate relies on this: it lets requests with few bytes pass unparsed.
     """
     # A client may write a float with fewer bytes than Python does, such as 1e9. So each float counts as one
     # byte.

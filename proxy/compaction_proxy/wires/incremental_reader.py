@@ -40,7 +40,8 @@ BeginningKey = tuple[str, str | None, int, bytes]
 class BodyBeginning(NamedTuple):
     """Describes the beginning of a body, so that the reader recognises later bodies with the same beginning.
 
-    The beginning is all bytes up to the end of the last message. The bytes themselves are not stored.
+    The beginning is all bytes up to the end of the last message. Of these bytes, only the last `ENDING_BYTES`
+    are stored, in the key.
 
     Attributes:
         fingerprint: A keyed digest of the beginning.
@@ -77,8 +78,8 @@ def build_beginning_key(raw: bytes, stop: int, owner: ConversationKey) -> Beginn
 def find_last_message_end(raw: bytes, messages_slice: Slice) -> int:
     """Returns the position at which a body's last message ends.
 
-    The result is 0 if the messages are not an array, or if more than `MAX_SPACE_BYTES` of white space follow
-    the last one.
+    The result is 0 if the messages are not an array, or if more than `MAX_SPACE_BYTES` bytes of white space
+    follow the last message.
     """
     if not raw.startswith(b"[", messages_slice.start):  # a string in place of a list of one message
         return 0
@@ -131,7 +132,7 @@ class IncrementalReader:
     async def read_without_blocking(
         self, raw: bytes, tenant: str, conversation: str | None = None
     ) -> RequestBody:
-        """Splits a request body like `read`, but in a thread if the body is large (`MAX_INLINE_GROWN_BYTES`).
+        """Splits a request body like `read`, but reads large bodies in a thread (`MAX_INLINE_GROWN_BYTES`).
 
         Raises:
             UnreadableBodyError: In the same cases as `body.parse_body`.

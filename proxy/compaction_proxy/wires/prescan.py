@@ -1,8 +1,8 @@
-"""Finds single values in a request body of any wire, mostly without parsing the whole body.
+"""Finds single values in a request body of any wire. Most functions do so without decoding the whole body.
 
-Two parts of the proxy use this module: the gate, which is the check by size that lets small requests pass
-unparsed, and the code that handles a provider's error about a request that is too long. Functions that search
-the bytes by a pattern may also find similar text at other places of the body.
+The module is used by the gate, which is the check by size that lets small requests pass unparsed, and by the
+code that handles a provider's error about a request that is too long. Functions that search the bytes by a
+pattern may also find similar text elsewhere in the body.
 """
 
 import re
@@ -95,9 +95,9 @@ def _join_text(content: object) -> str:
     return content if isinstance(content, str) else ""
 
 
-# The patterns match only keys: inside a string, the quotes of `"model"` would be escaped, and no colon would
-# follow. The lookbehind follows the literal text, because Python would have to try a pattern that begins with
-# a lookbehind at every byte.
+# `_MODEL` and `_OUTPUT` match only keys of objects and their values: inside a string, the quotes would be
+# escaped. The lookbehind in a pattern follows the literal text, because Python must try a pattern that begins
+# with a lookbehind at every byte.
 _MODEL = re.compile(rb'"model"(?<!\\"model")\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _OUTPUT = re.compile(rb'"max_(?<!\\"max_)(?:completion_|output_)?tokens"\s*:\s*(\d{1,18}+)\d*+\b')
 _MEDIA = re.compile(rb'"(?:(?:input_)?(?:image|audio|file)(?:_url)?|video_url|document|computer_screenshot)"')
@@ -137,7 +137,7 @@ class MentionedNumbers:
     """The whole numbers in a body, with or without thousands separators and escapes.
 
     Use `in` to test whether a number occurs. A number is also found if it is the end of a longer number with
-    separators, such as 234 in 1,234. Only the first `MAX_NUMBER_SEARCH_BYTES` of a body are searched.
+    separators, such as 234 in 1,234. Only the first `MAX_NUMBER_SEARCH_BYTES` bytes of a body are searched.
 
     Args:
         raw: The body.

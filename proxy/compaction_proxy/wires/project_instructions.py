@@ -260,7 +260,7 @@ def find_client_by_prompt(text: str) -> str:
 def find_client_by_messages(messages: Sequence[Message]) -> str:
     """Returns the name of the client that sends these messages; empty if the client is unknown.
 
-    The first privileged message must be a system prompt of the client.
+    The client is recognised by the text of the first privileged message.
     """
     return find_client_by_prompt(next((each.text for each in messages if each.is_privileged), ""))
 
@@ -299,7 +299,10 @@ def starts_like_instructions(text: str, client: str) -> bool:
 
 
 def may_hold_form(raw: bytes, client: str) -> bool:
-    """Returns False if a message cannot contain project instructions of the client. Does not parse it."""
+    """Returns whether a message may contain project instructions of the client. Does not parse the message.
+
+    If the result is False, the message certainly contains none.
+    """
     if client not in CLIENTS or raw.find(b'"tool_result"') >= 0 or raw.find(b'"user"') < 0:
         return False
     return raw.find(b"\\u003c") >= 0 or any(
@@ -343,7 +346,8 @@ def divide_messages(
 ) -> Iterator[tuple[Message, Sequence[tuple[bytes, Instruction | None]]]]:
     """Yields each new message, with the result of `split_off_instructions` for it.
 
-    A message directly after a tool result is not divided. An empty sequence is yielded with it.
+    A message directly after a tool result is not divided. An empty sequence then takes the place of the
+    result.
 
     Args:
         before: The messages before the new ones.

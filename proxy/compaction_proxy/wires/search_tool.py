@@ -1,8 +1,9 @@
 """Adds the proxy's search tool to requests, and joins the responses before and after calls of the tool.
 
 With this tool, a model searches the messages that compactions have removed. If a response calls the tool, the
-proxy sends the results to the upstream in a further request. The client sees all responses as one. Each wire
-has its own `SearchTool`, and filters that remove the calls of the tool from responses.
+proxy answers the calls: it sends their results to the upstream in a further request. The client sees all
+responses as one. Each wire has its own `SearchTool`, and filters that remove the calls of the tool from
+responses.
 """
 
 import zlib
@@ -130,7 +131,7 @@ class StreamJoiner:
     Attributes:
         is_first_answer: Whether the current response is the first one.
         may_answer_calls: Whether the proxy may answer calls of the search tool in the current response. If
-            False, these calls are only removed.
+            False, these calls are removed and not answered.
         previous_usage: The usage of all earlier responses together.
         usage: What has arrived of the current response's usage.
         buffered_events: Events of the current response. `start_next_answer` builds the message of the
@@ -404,7 +405,7 @@ class SearchTool:
             the JSON of a member of the request's body (`json.slices.read_member`).
         build_turn: Builds the elements that the proxy adds to the messages of the next request. These are the
             message of the latest response, and the results of the calls in it, in order. The arguments are
-            this message and the texts of the results. A joiner returns the message.
+            this message, which a joiner has returned, and the texts of the results.
         open_stream_joiner: Creates a joiner for streams, given the tool's name.
         open_answer_joiner: Creates a joiner for responses that are not streams, given the tool's name.
         requires_same_tools: Returns whether a provider accepts the elements that `build_turn` has built only

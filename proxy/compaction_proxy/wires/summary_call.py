@@ -19,18 +19,18 @@ from compaction_proxy.wires.json.slices import find_members
 from compaction_proxy.wires.json.values import as_object, parse_json
 from compaction_proxy.wires.usage import UsageFormat, as_token_count
 
-# The message that a summary call contains between tool results at the end of the conversation and the user
-# message with the prompt, because this user message may not directly follow tool results.
+# If a conversation ends with tool results, a summary call adds this message before the user message with the
+# prompt, because a user message may not directly follow tool results.
 ACKNOWLEDGEMENT: Final = Message(role="assistant", text="Understood.")
-# Matches the names of OpenAI's reasoning models. They accept no temperature, name the output limit
-# `max_completion_tokens`, and count thinking tokens towards this limit.
+# Matches the names of OpenAI's reasoning models. These models accept no temperature, expect the output limit
+# in `max_completion_tokens`, and count thinking tokens towards this limit.
 _REASONING: Final = re.compile(r"(?:^|/)(?:o\d|gpt-5(?!.*chat)|gpt-[6-9])", re.IGNORECASE)
 # The tokens for thinking that are added to the output limit of a call to a reasoning model, if the call does
 # not continue the client's conversation.
 REASONING_ALLOWANCE_TOKENS: Final = 2_000
 # The tokens for thinking that are added to the output limit of a call to a reasoning model, if the call
-# continues the client's conversation. They are more, because such a call keeps the client's reasoning effort,
-# on which the prompt cache depends.
+# continues the client's conversation. Such a call keeps the client's reasoning effort, because the prompt
+# cache depends on it. This effort may be high, so these tokens are more.
 CLIENT_EFFORT_ALLOWANCE_TOKENS: Final = 8_000
 _CACHE_KEY_HOSTS: Final = re.compile(r"api\.openai\.com|.+\.openai\.azure\.com")
 # The fields of a provider's error that may contain the name of a refused parameter. Other fields are ignored,

@@ -70,7 +70,7 @@ class UsageFormat(NamedTuple):
         return self.find_other_usage(answer) if usage is None and self.find_other_usage else usage
 
     def get_answer(self, event: JsonObject) -> JsonObject:
-        """Returns the part of an event that has the form of a response."""
+        """Returns the part of an event that has the form of a response; empty if there is none."""
         return as_object(event.get(self.event_member)) if self.event_member else event
 
     def parse_body(self, body: bytes, *, is_event: bool = False) -> TokenUsage | None:
@@ -87,7 +87,7 @@ class UsageFormat(NamedTuple):
 
 
 def as_token_count(value: object) -> int | None:
-    """Returns the value if it is an integer from 0 to less than `_IMPLAUSIBLE_TOKENS`, else None."""
+    """Returns the value if it is an integer of at least 0 and below `_IMPLAUSIBLE_TOKENS`, else None."""
     return value if type(value) is int and 0 <= value < _IMPLAUSIBLE_TOKENS else None
 
 
@@ -103,7 +103,7 @@ def build_usage(prompt: object, completion: object, cached: object) -> TokenUsag
 def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator[JsonObject]:
     """Yields the decoded data of those events in `tail` that match the pattern, the last event first.
 
-    The data of an event must be one line. If it is not a JSON object, the result is an empty object.
+    The data of an event must be one line. Yields an empty object for data that is not a JSON object.
     """
     for line in reversed(tail.replace(b"\r", b"\n").split(b"\n")):
         if line.startswith(b"data:") and pattern.search(line):
@@ -135,9 +135,9 @@ def _find_usage_in_tail(
 ) -> TokenUsage | None:
     """Finds the usage among the last members of a body that is too large to keep.
 
-    The text `"usage":` may also occur in the model's reply. To exclude this, the function puts the opening
-    braces of the body before the bytes from `"usage":` to the end of the body. Only if the result is valid
-    JSON, the text is the real member.
+    The text `"usage":` may also occur in the model's reply. To exclude this, the function takes the bytes
+    from `"usage":` to the end of the body, and puts the beginning of a body, such as `{`, before them. The
+    text is the real member only if the result is valid JSON.
 
     Args:
         usage_format: The format of the wire.
@@ -196,7 +196,8 @@ class UsageTap:
     def feed(self, chunk: bytes) -> None:
         """Takes the next bytes of the body, as the upstream sent them.
 
-        Only decompresses the bytes and copies them into a buffer. Raises no error if they are damaged.
+        Copies the bytes into a buffer, and decompresses them first if the body is compressed. Raises no error
+        if the bytes are damaged.
         """
         if self._inflater is None:
             self._buffer_bytes(chunk)
@@ -228,8 +229,8 @@ class UsageTap:
                 return self._format.parse_body(head + tail)
             usage = _find_usage_in_tail(self._format, tail)
             return usage or _find_usage_in_head(head, self._format.parse_counts)
-        # The kept bytes may begin in the middle of a line, and the rest of this line may look like a complete
-        # line. So it is separated from the lines after it.
+        # `tail` may begin in the middle of a line, and the rest of this line may look like a complete line.
+        # So this rest is separated from the lines after it.
         first, *lines = (b"", head + tail) if whole else _LINE_ENDS.split(tail, 1)
         rest = lines[0] if lines else b""
         if self._format.parse_stream:

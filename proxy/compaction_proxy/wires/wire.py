@@ -25,8 +25,8 @@ class MemberNames(NamedTuple):
         output_limits: Members that limit the output, in tokens. The first one that sets a limit is used.
         prompt_members: Members other than the messages that count as prompt tokens, such as tools.
         skip_indicators: Members that show whether the body must be left unchanged (`Wire.find_skip_reason`).
-        thinking_budgets: Where a body sets limits for thinking, in tokens. Each pair contains the name of a
-            member, and the key of the limit in this member. Providers require a higher output limit.
+        thinking_budgets: Where a body sets budgets for thinking, in tokens. Each pair consists of the name of
+            a member and the key of a budget in this member. The output limit must exceed the budget.
     """
 
     messages: str
@@ -77,7 +77,7 @@ class Wire:
         path_suffix: The end of the paths to which clients post conversations.
         digest_seed: The first bytes of the input of prefix digests. Each wire has a different seed, so that
             requests of one wire never match the compactions of another wire.
-        member_names: The names of body members.
+        member_names: The names of the body members that the proxy reads.
         split_message_list: Splits the value of `member_names.messages` into elements. Raises
             `UnreadableBodyError` if the proxy cannot handle the value.
         find_skip_reason: Returns why the proxy must not change a body; empty if it may. The argument is the

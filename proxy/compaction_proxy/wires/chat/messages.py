@@ -1,4 +1,4 @@
-"""Converts chat messages to `Message` objects and back, and shortens them.
+"""Converts messages of the Chat Completions wire to `Message` objects and back, and shortens them.
 
 It also estimates the tokens of the parts of messages that are not text.
 """

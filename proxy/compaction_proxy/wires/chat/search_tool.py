@@ -434,8 +434,9 @@ class ChatStreamFilter:
     def _may_continue(self, reason: str) -> bool:
         """Returns whether the proxy answers the calls of the search tool and continues the response.
 
-        The result is False if the client must answer calls as well, or if the response is too large to keep.
-        It is also False if `reason`, the finish reason, shows that the response was cut off.
+        The result is False if the proxy may not answer calls in this response, if the response also calls
+        tools of the client, or if it is too large to keep. It is also False if `reason`, the finish reason,
+        shows that the response was cut off.
         """
         return (
             self._stream.may_answer_calls
@@ -520,7 +521,7 @@ def get_choice(payload: Mapping[str, Any]) -> JsonObject:
 def find_usage_holders(payload: JsonObject) -> list[JsonObject]:
     """Returns those objects in an event or a response that have a member `usage`.
 
-    They are the event itself, its first choice (Kimi) and its `x_groq` (Groq).
+    It searches the event or the response itself, its first choice (for Kimi) and its `x_groq` (for Groq).
     """
     holders = (payload, get_choice(payload), as_object(payload.get("x_groq")))
     return [holder for holder in holders if isinstance(holder.get("usage"), dict)]

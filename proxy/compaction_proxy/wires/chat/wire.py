@@ -30,8 +30,8 @@ from compaction_proxy.wires.summary_call import (
 from compaction_proxy.wires.usage import TokenUsage, UsageFormat, as_token_count, build_usage
 from compaction_proxy.wires.wire import MemberNames, Wire
 
-# The reasoning efforts that summary calls request. If a provider refuses one, later calls request the next
-# one. No model accepts both `minimal` and `none`.
+# The reasoning efforts that summary calls try, in this order. If a provider refuses one, later calls use the
+# next one. No model accepts both `minimal` and `none`.
 REASONING_EFFORTS: Final = ("minimal", "none", "low")
 # A summary call that continues the client's conversation does not copy these members of the client's request.
 # They affect only the response to that request, except for `messages`, which the call replaces.

@@ -3,11 +3,11 @@
 Values are checked to be valid JSON, but no Python objects are built from them. So the bytes of a value stay
 exactly as they are, including big integers and white space. msgspec does the check. But it is slow if strings
 contain many escapes, and it refuses lone surrogates, which JSON allows. In both cases, msgspec gets a copy of
-the JSON in which hash signs replace the escapes (`mask_escapes`). In this copy, all values have the same
-positions.
+the JSON without escapes (`mask_escapes`). In this copy, all values have the same positions.
 
-A call of a function that is written in C holds the interpreter lock until it ends. So only fast functions
-process megabytes of JSON in one call. All others process a piece of `PIECE_BYTES` bytes in each call.
+Each call of msgspec, or of another function that is written in C, holds the interpreter lock until it ends.
+So only fast functions process megabytes of JSON in one call. All others process a piece of `PIECE_BYTES`
+bytes in each call.
 """
 
 import codecs
@@ -25,7 +25,7 @@ from compaction_proxy.core.errors import UnreadableBodyError
 PIECE_BYTES = 64 * 1024
 # If a piece of JSON has more than one escape per `BYTES_PER_ESCAPE` bytes, `mask_escapes` replaces its
 # escapes, because a decoder would take more than twice as long as without escapes. A numeric escape, such as
-# `\u00e9`, counts as `NUMERIC_ESCAPE_WEIGHT` escapes, because it takes longer.
+# `\u00e9`, counts as `NUMERIC_ESCAPE_WEIGHT` escapes, because a decoder takes longer for it.
 BYTES_PER_ESCAPE = 5
 NUMERIC_ESCAPE_WEIGHT = 8
 # The length in bytes of the longest escape, a pair of surrogates such as `\ud83d\ude00`.
@@ -173,8 +173,9 @@ MAX_STRUCTURAL = 1_000_000
 # saves memory: each member takes at least 300 bytes.
 MAX_MEMBERS = 10_000
 # An array is checked before it is split if it has more than `MAX_UNCHECKED_ARRAY_BYTES` bytes, and more than
-# one comma per `MIN_ELEMENT_BYTES` bytes. It is refused if its elements have fewer than `MIN_ELEMENT_BYTES`
-# bytes on average, because each element takes at least 140 bytes of memory. Every message has more bytes.
+# one comma per `MIN_ELEMENT_BYTES` bytes. It is refused if its elements are not objects, or have fewer than
+# `MIN_ELEMENT_BYTES` bytes on average. The reason is that each element takes at least 140 bytes of memory.
+# Every message has more bytes than `MIN_ELEMENT_BYTES`.
 MAX_UNCHECKED_ARRAY_BYTES = 16 * 1024
 MIN_ELEMENT_BYTES = 8
 

@@ -2,8 +2,9 @@
 
 A call of a decoder holds the interpreter lock until it ends, so megabytes of JSON are decoded in pieces. Most
 of a large message is usually one long string, such as a text or an image. So the objects and arrays that
-contain it are first split into undecoded values. Then long strings are decoded piece by piece, and each other
-value in one call. The result and the errors are the same as if one call decoded the whole message.
+contain long strings are first split into undecoded values. Then each long string is decoded piece by piece,
+and each other value in one call. The result and the errors are the same as if one call decoded the whole
+message.
 """
 
 import base64
@@ -121,8 +122,8 @@ def hash_base64(text: str) -> bytes:
         ValueError: If the text is not base64.
     """
     hasher = hashlib.sha256()
-    # All groups of four characters are decoded in pieces, except for the last group and its padding, which
-    # the decoder must get in one call.
+    # All groups of four characters are decoded in pieces, except for the last group. The decoder must get
+    # this group and its padding in one call.
     padded = text.find("=")
     whole = (len(text) if padded < 0 else padded) // 4 * 4
     whole = max(0, whole - 4) if whole < len(text) or padded >= 0 else whole
@@ -133,12 +134,12 @@ def hash_base64(text: str) -> bytes:
 
 
 def as_object(value: object) -> JsonObject:
-    """Returns the value if it is a JSON object, else an empty one."""
+    """Returns the value if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: object) -> list[Any]:
-    """Returns the value if it is a list, else an empty one."""
+    """Returns the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 

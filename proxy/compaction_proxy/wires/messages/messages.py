@@ -8,7 +8,7 @@ Messages are encoded as an array in which user and assistant must alternate. So 
 same role are written as one element of the array. A message without such a neighbour keeps its bytes. In an
 element that contains several messages, the content blocks keep their bytes, but their order may change. A
 user's element begins with the tool results, because they must directly follow their calls. An assistant's
-element begins with thinking.
+element begins with thinking if one of its messages has any.
 
 A message is shortened block by block. Blocks that need no change keep their bytes. Thinking is signed by its
 provider, so it stays unchanged. The client's cache marks (`cache_control`) are removed: the client moves them
@@ -116,7 +116,7 @@ def split_content_blocks(raw: bytes) -> tuple[bytes, ...]:
 
 
 def is_reminder(block: bytes) -> bool:
-    """Returns whether a content block is a reminder: text that the client adds to the user's text."""
+    """Returns whether a content block is a reminder: text in `<system-reminder>` tags, which clients add."""
     if _REMINDER not in block:
         return False
     return is_decoded_reminder(as_object(decode_value(block)))
@@ -274,7 +274,7 @@ _TURNS: Final = frozenset({_ASSISTANT, _USER})
 # Types of content blocks that are neither in the `text` nor in the `parts` of a `Message`. Calls have a
 # separate field, and thinking is left out because only the model reads it.
 _NONCONTENT_KINDS: Final = THINKING | {CALL}
-# Maps types of content blocks to the types of such parts on the Chat Completions wire.
+# Maps the type of a content block to the type that the same content has on the Chat Completions wire.
 _CHAT_KINDS: Final = {"image": "image_url", "document": "file"}
 
 
@@ -423,7 +423,10 @@ def _estimate_block(block: Any, model: str) -> int:
 
 
 def _get_image_url(source: Mapping[str, Any]) -> str:
-    """Returns the URL of an image; for inline data, a data URL with the first `_HEADER_CHARACTERS` of it."""
+    """Returns the URL of an image.
+
+    For inline data, it is a data URL with the first `_HEADER_CHARACTERS` characters of the data.
+    """
     data = source.get("data")
     return (
         f"data:;base64,{data[:_HEADER_CHARACTERS]}" if isinstance(data, str) else str(source.get("url", ""))

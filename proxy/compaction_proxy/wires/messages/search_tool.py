@@ -92,8 +92,8 @@ def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
     return [message, {"role": "user", "content": results}]
 
 
-# Matches the events of the first response that must be parsed. Events with text of the model do not match,
-# because quotes in JSON strings are escaped.
+# Matches the events of the first response that must be parsed. It does not match if only the model's text
+# contains one of these names, because quotes in JSON strings are escaped.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:message_start|content_block_start|message_delta|message_stop|error)"|\[DONE\]'
 )

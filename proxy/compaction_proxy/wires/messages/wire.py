@@ -71,8 +71,8 @@ _FIRST_SERVER_ERROR_STATUS: Final = 500
 # The tokens for thinking that are added to the output limit of a summary call, if the client has set no
 # thinking budget. `CLIENT_ALLOWANCE_TOKENS` applies if the call continues a client's conversation and the
 # client's request has the member `thinking`. The call keeps this member, because the prompt cache depends on
-# it. In other cases, `DEFAULT_ALLOWANCE_TOKENS` applies to new models, and no tokens are added for older
-# ones.
+# it. In other cases, `DEFAULT_ALLOWANCE_TOKENS` applies to new Claude models. No tokens are added for older
+# models.
 DEFAULT_ALLOWANCE_TOKENS: Final = 2_000
 CLIENT_ALLOWANCE_TOKENS: Final = 8_000
 

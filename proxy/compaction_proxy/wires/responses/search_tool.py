@@ -37,8 +37,8 @@ from compaction_proxy.wires.sse import DONE_DATA, read_data, replace_data
 CALL: Final = "function_call"
 RESULT: Final = "function_call_output"
 _REASONING: Final = "reasoning"
-# Types of items of a response to which the client need not reply with a result. These are the model's text
-# and reasoning, and calls of tools that the provider runs itself.
+# Types of items of a response for which the client need not send a result. These are the model's text and
+# reasoning, and calls of tools that the provider runs itself.
 _SELF_CONTAINED_TYPES: Final = frozenset(
     {"message", _REASONING, "web_search_call", "file_search_call", "code_interpreter_call"}
     | {"image_generation_call", "mcp_call", "mcp_list_tools", "compaction"}
@@ -106,8 +106,8 @@ _OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "resp
 _COMPLETED_EVENT: Final = "response.completed"
 _END_EVENTS: Final = frozenset({_COMPLETED_EVENT, "response.incomplete", "response.failed"})
 _ITEM_DONE_EVENT: Final = "response.output_item.done"
-# Matches the events of the first response that must be parsed. Events with text of the model do not match,
-# because quotes in JSON strings are escaped.
+# Matches the events of the first response that must be parsed. It does not match if only the model's text
+# contains one of these names, because quotes in JSON strings are escaped.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:response\.(?:created|queued|in_progress|output_item\.(?:added|done)|completed|incomplete|failed)'
     rb'|error)"|\[DONE\]'
@@ -134,8 +134,8 @@ class ResponsesStreamFilter:
 
     def _reset_answer(self) -> None:
         self._own_call_keys: set[int | str] = set()
-        # The output index that the client sees for an item. The keys are those of `_get_item_key`, which come
-        # from the upstream's events.
+        # Maps the key of an item in the upstream's events (`_get_item_key`) to the output index that the
+        # client sees.
         self._client_indices: dict[int | str, int] = {}
         self._answer_items: list[JsonObject] = []  # items of a response that the next one continues
 
@@ -185,8 +185,8 @@ class ResponsesStreamFilter:
     def _is_hidden(self, event: bytes, payload: JsonObject) -> bool:
         """Returns whether an event belongs to a call of the search tool, so that the client must not see it.
 
-        Also keeps what later events depend on: the item in the event, or the id and the sequence number in a
-        `response.created` event.
+        Also stores what is needed to change later events: the item in the event, or the sequence number and
+        the members in `_ENVELOPE` of a `response.created` event.
         """
         if payload.get("type") == "response.created":
             self._envelope = {
@@ -209,7 +209,7 @@ class ResponsesStreamFilter:
         return key in self._own_call_keys
 
     def _renumber_event(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the event with the output index and the sequence number that follow for the client.
+        """Returns the event with the output index and the sequence number that the client must see.
 
         If neither number changes, returns the same bytes.
         """
