@@ -567,8 +567,8 @@ def _group_turns(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]
 
     Each group becomes one element of the array `messages`. The array must begin with a user message. If it
     would begin with an assistant message, a user message is added before it. A privileged message is allowed
-    only after a user message. If a compaction has removed the user message before it, it is written after the
-    next group of user messages.
+    only after a user message. If a compaction has removed that user message, the privileged message is
+    written after the next group of user messages.
     """
     turns: list[tuple[str, list[Message]]] = []
     waiting: list[Message] = []  # privileged messages that wait for the end of a group of user messages
