@@ -53,7 +53,7 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
     estimate: Callable[[_Decoded, str], int]
 
     def parse_message(self, raw: bytes) -> Message:
-        """Parses a piece. Returns the message with its digest, and with 0 as its `tokens`.
+        """Parses a piece, the JSON of one message. Returns the message with its digest. Its `tokens` are 0.
 
         Raises:
             UnreadableBodyError: If the bytes are not a valid piece.
@@ -62,7 +62,9 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
         return record.with_digest_and_tokens(compute_message_digest(record), 0)
 
     def parse_uncounted(self, raw: bytes, model: str) -> UncountedMessage:
-        """Parses a piece, and estimates the tokens of its content that is not text, for `model`.
+        """Parses a piece, the JSON of one message. Does not count the tokens of the message's text.
+
+        For `model`, it estimates the tokens of the content that is not text.
 
         Raises:
             UnreadableBodyError: If the bytes are not a valid piece.
@@ -73,7 +75,10 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
         return UncountedMessage(record, compute_message_digest(record), tokens)
 
     def estimate_nontext_tokens(self, raw: bytes, model: str) -> int:
-        """Estimates the tokens of a piece's content that is not text; 0 if the piece is invalid."""
+        """Estimates the tokens of the content of a piece that is not text; 0 if the piece is invalid.
+
+        A piece is the JSON of one message.
+        """
         try:
             return self.estimate(self.decode(raw), model)
         except UnreadableBodyError:
@@ -87,7 +92,7 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
 
 
 def decode_fields(raw: bytes) -> JsonObject:
-    """Decodes a piece that is one object.
+    """Decodes a piece (the JSON of one message; see `Wire`) that is one object.
 
     Raises:
         UnreadableBodyError: With the reason `no-messages` if the piece is not an object. With the reason

@@ -114,7 +114,7 @@ class StreamFilter(Protocol):
         """
 
     def encode_error_event(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client, given the error's body on this wire."""
+        """Returns the event that reports an error to the client. `body` is the JSON of the error."""
 
 
 class StreamJoiner:

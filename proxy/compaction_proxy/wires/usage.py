@@ -1,9 +1,9 @@
 """Reads the token usage of a response while the response is forwarded, without delaying or changing it.
 
-While the proxy forwards the bytes, it only copies them into a buffer of limited size. It parses them when the
-response has ended. Usage is read only from the JSON member in which a provider reports it, never from text of
-the model that mentions usage. The position of this member differs between wires, so each wire has its own
-`UsageFormat`.
+While the proxy forwards the bytes, it only decompresses them and copies them into a buffer of limited size.
+It parses the buffer when the response has ended. Usage is read only from the JSON member in which a provider
+reports it, never from text of the model that mentions usage. The position of this member differs between
+wires, so each wire has its own `UsageFormat`.
 """
 
 import re

@@ -404,7 +404,7 @@ class ChatStreamFilter:
         return message
 
     def encode_error_event(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client, given the error's body on this wire."""
+        """Returns the event that reports an error to the client. `body` is the JSON of the error."""
         return b"data: %b\n\n" % body
 
     def filter_event(self, event: bytes) -> bytes:

@@ -241,7 +241,7 @@ def skip_space(raw: bytes, start: int) -> int:
 
 
 def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
-    """Returns the elements of a JSON array, each as a copy of its bytes that does not keep `raw` alive.
+    """Returns the elements of a JSON array. Each is a copy of its bytes, so that `raw` can be freed.
 
     Raises:
         UnreadableBodyError: With the reason `no-array` if `raw` is not a JSON array. With the reason

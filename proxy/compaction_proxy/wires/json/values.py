@@ -178,7 +178,7 @@ def encode_ascii_json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-# A text in the arguments of a tool call is cut only if it has at least this many characters.
+# A text in the arguments of a tool call is shortened only if it has at least this many characters.
 LONG_ARGUMENT = 200
 
 TextCutter = Callable[[str], str]
@@ -199,12 +199,15 @@ def encode_json(value: Any) -> bytes:
 
 
 def cut_long_argument(text: str, cut: TextCutter) -> str:
-    """Returns a text from the arguments of a tool call, cut if it has at least `LONG_ARGUMENT` characters."""
+    """Returns a text, shortened by `cut` if it has at least `LONG_ARGUMENT` characters."""
     return cut(text) if len(text) >= LONG_ARGUMENT else text
 
 
 def cut_long_texts(value: Any, cut: TextCutter) -> Any:
-    """Returns a JSON value with its texts of at least `LONG_ARGUMENT` characters cut. Keys are not cut."""
+    """Returns a JSON value whose texts of at least `LONG_ARGUMENT` characters are shortened by `cut`.
+
+    Keys are not shortened.
+    """
     if isinstance(value, str):
         return cut_long_argument(value, cut)
     if isinstance(value, list):
@@ -215,10 +218,10 @@ def cut_long_texts(value: Any, cut: TextCutter) -> Any:
 
 
 def cut_arguments(arguments: str, cut: TextCutter) -> str:
-    """Returns the arguments of a tool call, with texts of at least `LONG_ARGUMENT` characters cut.
+    """Returns the arguments of a tool call. `cut` shortens texts of at least `LONG_ARGUMENT` characters in them.
 
     If the arguments are valid JSON, the result is valid JSON with the same keys. Arguments that are not valid
-    JSON, or have too many brackets to be parsed, are cut like one text.
+    JSON, or have too many brackets to be parsed, are shortened like one text.
     """
     if has_too_many_brackets(arguments):
         return cut_long_argument(arguments, cut)

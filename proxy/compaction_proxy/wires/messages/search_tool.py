@@ -138,7 +138,7 @@ class MessagesStreamFilter:
         return message
 
     def encode_error_event(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client, given the error's body on this wire."""
+        """Returns the event that reports an error to the client. `body` is the JSON of the error."""
         payload = {"type": "error", **decode_event(body)}
         return b"event: error\ndata: %b\n\n" % encode_ascii_json(payload)
 

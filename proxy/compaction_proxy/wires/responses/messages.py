@@ -171,12 +171,12 @@ def group_into_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def may_continue_piece(item: bytes) -> bool:
-    """Returns whether a next item may belong to the same piece as this item."""
+    """Returns whether the item that follows this one may belong to the same piece (see `Wire`)."""
     return _classify_raw_item(item) is ItemGrouping.RUN
 
 
 def regroups_previous(items: tuple[bytes, ...]) -> bool:
-    """Returns whether one of these items forms one piece with all items before it."""
+    """Returns whether one of these items forms one piece (see `Wire`) with all items before it."""
     return any(_classify_raw_item(each) is ItemGrouping.COMPACTED for each in items)
 
 
@@ -192,7 +192,7 @@ def find_skip_reason(indicators: Mapping[str, bytes]) -> str:
 
 
 def split_items(piece: bytes) -> tuple[bytes, ...]:
-    """Splits a piece into the bytes of its items.
+    """Splits a piece (see `Wire`), which is the JSON of one or more items, into the bytes of each item.
 
     Raises:
         UnreadableBodyError: If the bytes are not a valid piece.
@@ -204,7 +204,7 @@ def split_items(piece: bytes) -> tuple[bytes, ...]:
 
 
 def decode_items(piece: bytes) -> list[dict[str, Any]]:
-    """Decodes the items of a piece.
+    """Decodes a piece (see `Wire`), which is the JSON of one or more items.
 
     Raises:
         UnreadableBodyError: If the bytes are not a valid piece. The reason is `not-json`, `no-messages`,
@@ -338,7 +338,8 @@ def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...], str]:
     """Returns the text, the other parts and the refusal of a message's content or a call's output.
 
     Raises:
-        UnreadableBodyError: With the reason `too-many` if the content has too many parts.
+        UnreadableBodyError: With the reason `too-many` if the content has more than `content.MAX_PARTS`
+            parts.
     """
     text, parts = read_content(content, _read_text, _build_part)
     refusals = [
@@ -475,9 +476,10 @@ def _sum_item_tokens(items: Sequence[JsonObject], model: str) -> int:
 def _select_read_items(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
     """Returns those items of a piece with a provider's compaction that the model reads.
 
-    Providers return a compaction item together with some messages, and the model reads both. But if the piece
-    also contains calls or their results, the client has sent the compacted input together with the compaction
-    item. In this case, the model reads only the compaction items.
+    Such a piece consists of a compaction item and all items before it. Providers return a compaction item
+    together with some messages, and the model reads both. But if the piece also contains calls or their
+    results, the client has sent the compacted input together with the compaction item. In this case, the
+    model reads only the compaction items.
     """
     is_uncut = any(get_item_kind(each) in {*OUTPUT_TYPES_BY_CALL, *CALL_TYPES_BY_OUTPUT} for each in items)
     return [each for each in items if not is_uncut or get_item_kind(each) in COMPACTION_TYPES]
@@ -580,7 +582,7 @@ def _shorten_item(raw: bytes, cut: TextCutter, handle: str) -> bytes:
 def _shorten_fields(item: JsonObject, cut: TextCutter, handle: str) -> JsonObject:
     kind = get_item_kind(item)
     if kind == "message":
-        # With an empty handle, `_shorten_part` keeps the parts that are not text.
+        # An assistant message keeps its parts that are not text. So `_shorten_part` gets no handle.
         note_handle = "" if item.get("role") == "assistant" else handle
         return shorten_member(item, "content", cut, partial(_shorten_part, cut=cut, handle=note_handle))
     if kind == "shell_call_output":

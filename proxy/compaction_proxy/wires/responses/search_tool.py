@@ -153,7 +153,7 @@ class ResponsesStreamFilter:
         return message
 
     def encode_error_event(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client, given the error's body on this wire."""
+        """Returns the event that reports an error to the client. `body` is the JSON of the error."""
         # OpenAI documents that the fields of the error are directly in the event, but its SDKs read them from
         # the field `error`. So the event has both.
         details = decode_event(body).get("error")
