@@ -75,9 +75,9 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
         return UncountedMessage(record, compute_message_digest(record), tokens)
 
     def estimate_nontext_tokens(self, raw: bytes, model: str) -> int:
-        """Estimates the tokens of the content of a piece that is not text; 0 if the piece is invalid.
+        """Estimates the tokens of a message's content that is not text, such as images.
 
-        A piece is the JSON of one message.
+        `raw` is a piece, the JSON of one message. Returns 0 if it is not a valid piece.
         """
         try:
             return self.estimate(self.decode(raw), model)

@@ -197,7 +197,8 @@ def _decode_text(body: bytes, content_encoding: str) -> str | None:
 def _iter_error_texts(root: object) -> Iterator[str]:
     """Yields the codes and messages in an error of any structure, outermost first.
 
-    If a string contains JSON, this JSON is parsed and searched as well.
+    If a string contains JSON, this JSON is parsed and searched as well. The fields `n_prompt_tokens` and
+    `n_ctx` of llama.cpp are yielded as one text.
     """
     nodes = deque([root])
     for _ in range(_MAX_NODES):

@@ -113,7 +113,7 @@ MAX_READ_THREADS = 2
 
 
 class IncrementalReader:
-    """Reads request bodies, and remembers how they begin.
+    """Reads request bodies, and remembers their beginnings to parse only the new part of later bodies.
 
     Args:
         key: 32 random bytes, the secret key of the fingerprints. It prevents clients from constructing two

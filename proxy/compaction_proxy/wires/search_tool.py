@@ -301,7 +301,7 @@ class ItemFormat(NamedTuple):
         is_complete: Returns whether a response is complete, that is, not cut off.
         build_message: Builds the message of a response from its items, as `SearchTool.build_turn` expects it.
         adapt_end: Changes the last response in place, for example its stop reason. The second argument says
-            whether all its calls were calls of the search tool.
+            whether the response calls the search tool and no tool of the client.
     """
 
     list_member: str

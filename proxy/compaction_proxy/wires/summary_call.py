@@ -1,7 +1,7 @@
 """Helps the wires to build summary calls, and finds out which members of a call a provider refuses.
 
-A summary call is a request of the proxy to the summary model. It contains either only text that the proxy has
-written, or the client's conversation followed by the prompt. In the second form, the tools and all other
+A summary call is a request of the proxy to the summary model. It contains either only messages that the proxy
+has written, or the client's messages followed by the prompt. In the second form, the tools and all other
 members that affect the prompt keep exactly the client's bytes, so that the provider's prompt cache applies.
 """
 
@@ -30,7 +30,7 @@ _REASONING: Final = re.compile(r"(?:^|/)(?:o\d|gpt-5(?!.*chat)|gpt-[6-9])", re.I
 REASONING_ALLOWANCE_TOKENS: Final = 2_000
 # The tokens for thinking that are added to the output limit of a call to a reasoning model, if the call
 # continues the client's conversation. Such a call keeps the client's reasoning effort, because the prompt
-# cache depends on it. This effort may be high, so these tokens are more.
+# cache depends on it. This effort may be high, so more tokens are added.
 CLIENT_EFFORT_ALLOWANCE_TOKENS: Final = 8_000
 _CACHE_KEY_HOSTS: Final = re.compile(r"api\.openai\.com|.+\.openai\.azure\.com")
 # The fields of a provider's error that may contain the name of a refused parameter. Other fields are ignored,

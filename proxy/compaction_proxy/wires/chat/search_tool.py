@@ -194,7 +194,11 @@ class ToolCallFilter:
 
 
 def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
-    """Merges a piece into `fields`, which contain the earlier pieces of the same object."""
+    """Merges a piece into `fields`, which contain the earlier pieces of the same object.
+
+    Objects are merged member by member. Texts in `_STREAMED_FIELDS`, and parts of a name, are appended to the
+    earlier text. Any other value replaces the earlier value, unless it is None or an empty text.
+    """
     for key, value in piece.items():
         previous = fields.get(key)
         is_text = isinstance(previous, str) and isinstance(value, str)

@@ -218,7 +218,7 @@ def cut_long_texts(value: Any, cut: TextCutter) -> Any:
 
 
 def cut_arguments(arguments: str, cut: TextCutter) -> str:
-    """Returns the arguments of a tool call. `cut` shortens texts of at least `LONG_ARGUMENT` characters in them.
+    """Returns the arguments of a tool call, in which `cut` has shortened long texts (`LONG_ARGUMENT`).
 
     If the arguments are valid JSON, the result is valid JSON with the same keys. Arguments that are not valid
     JSON, or have too many brackets to be parsed, are shortened like one text.

@@ -247,7 +247,9 @@ def _encode_error(error: ClientFacingError) -> bytes:
 
 
 def _drop_refused_content(raw: bytes, refusal: bytes) -> bytes | None:
-    """Returns the body without thinking if the provider has refused the thinking; else None.
+    """Returns the body without thinking if the provider has refused the thinking.
+
+    Returns None if the error has another cause, or if the thinking cannot be removed.
 
     The provider refuses thinking that follows other messages than when the model wrote it. This happens if a
     compaction was in force at that time, and was later undone or has expired. The thinking then follows the

@@ -582,7 +582,7 @@ def _shorten_item(raw: bytes, cut: TextCutter, handle: str) -> bytes:
 def _shorten_fields(item: JsonObject, cut: TextCutter, handle: str) -> JsonObject:
     kind = get_item_kind(item)
     if kind == "message":
-        # An assistant message keeps its parts that are not text. So `_shorten_part` gets no handle.
+        # An assistant message keeps its parts that are not text. So `_shorten_part` gets an empty handle.
         note_handle = "" if item.get("role") == "assistant" else handle
         return shorten_member(item, "content", cut, partial(_shorten_part, cut=cut, handle=note_handle))
     if kind == "shell_call_output":
