@@ -420,8 +420,8 @@ def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ..
 
     The messages between two replies or tool results are examined together. If they contain instructions but
     no other text of the user, the user has probably pasted the last of them. So the `instruction` of this
-    message becomes None. If the client's message was divided, this applies to all its parts. The `instruction`
-    stays if the next message is the reply that the client itself adds after such instructions
+    message becomes None. If the client's message was divided, this applies to all its parts. The
+    `instruction` stays if the next message is the reply that the client itself adds after such instructions
     (`InstructionForm.client_reply`).
     """
     unmarked = list(messages)

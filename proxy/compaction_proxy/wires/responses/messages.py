@@ -596,9 +596,9 @@ def _shorten_fields(item: JsonObject, cut: TextCutter, handle: str) -> JsonObjec
 
 
 def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
-    """Shortens a text part. Replaces any other part by a note that contains `handle`.
+    """Shortens the text or the refusal of a part. Replaces any other part by a note that contains `handle`.
 
-    If `handle` is empty, parts that are not text stay unchanged.
+    If `handle` is empty, other parts stay unchanged.
     """
     if isinstance(part, str):
         return cut(part)
