@@ -96,16 +96,16 @@ def _is_number(value: object) -> bool:
 
 
 class StreamFilter(Protocol):
-    """Hides the calls of the search tool in the streams of one wire. Each `StreamJoiner` has its own filter.
+    """Hides the calls of the proxy's search tool in the streams of one wire.
 
-    One filter reads all responses that are joined, one after the other.
+    Each `StreamJoiner` has its own filter, which reads all responses that are joined, one after the other.
     """
 
     def filter_event(self, event: bytes) -> bytes:
         """Returns the bytes to send to the client in place of an event of the upstream."""
 
     def list_own_calls(self) -> Iterable[str]:
-        """Returns the arguments of each call of the search tool in the current response."""
+        """Returns the arguments of each call of the proxy's search tool in the current response."""
 
     def end_answer(self) -> JsonObject:
         """Ends the current response. Returns its message, as `SearchTool.build_turn` expects it.
@@ -118,10 +118,11 @@ class StreamFilter(Protocol):
 
 
 class StreamJoiner:
-    """Joins one or more upstream streams into one stream for the client. Hides calls of the search tool.
+    """Joins one or more upstream streams into one stream for the client.
 
-    If a response calls the search tool and no tool of the client, its end is not sent to the client. The
-    client gets the upstream's next response as a continuation of this response.
+    Calls of the proxy's search tool are hidden from the client. If a response calls this tool and no tool of
+    the client, its end is not sent to the client. The client gets the upstream's next response as a
+    continuation of this response.
 
     Args:
         open_filter: Creates a filter for the events of the wire. The filter reads the attributes of the
@@ -191,7 +192,7 @@ class StreamJoiner:
 
 
 class AnswerFilter(Protocol):
-    """Hides the calls of the search tool in responses of one wire that are not streams.
+    """Hides the calls of the proxy's search tool in responses of one wire that are not streams.
 
     Attributes:
         call_marker: Bytes that every response with a tool call contains. Without them, it need not be parsed.
@@ -224,7 +225,9 @@ class AnswerFilter(Protocol):
 
 
 class AnswerJoiner:
-    """Joins one or more upstream responses that are not streams, and hides the calls of the search tool.
+    """Joins one or more upstream responses that are not streams into one response for the client.
+
+    Calls of the proxy's search tool are hidden from the client.
 
     Args:
         open_filter: Creates a filter of the wire, given the name of the search tool.
@@ -244,11 +247,11 @@ class AnswerJoiner:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The arguments of each call of the search tool in the latest response, as the model wrote them."""
+        """The arguments of each call of the proxy's search tool in the latest response."""
         return self._filter.calls
 
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
-        """Returns the body for the client, or None if the proxy must first answer calls of the search tool.
+        """Returns the body for the client, or None if the proxy must first answer calls of its search tool.
 
         If the first response has no calls of the tool, returns `body` itself. If a later response is not a
         JSON object, returns no bytes.
@@ -315,7 +318,7 @@ class ItemFormat(NamedTuple):
 
 
 class ItemAnswerFilter:
-    """Hides the calls of the search tool in responses that contain a list of items; see `AnswerFilter`.
+    """Hides the calls of the proxy's search tool in responses with a list of items; see `AnswerFilter`.
 
     Args:
         item_format: The format of the responses.
@@ -347,7 +350,7 @@ class ItemAnswerFilter:
         return not self._calls_client and self._format.is_complete(self._payload)
 
     def keep_answer(self) -> JsonObject:
-        """Stores the items that are not calls of the search tool, for `complete_answer`.
+        """Stores the items that are not calls of the proxy's search tool, for `complete_answer`.
 
         Returns the message of the response, as `SearchTool.build_turn` expects it.
         """

@@ -108,7 +108,7 @@ class ToolCallFilter:
 
     @property
     def has_only_own_calls(self) -> bool:
-        """Whether the response calls the search tool and no tool of the client."""
+        """Whether the response calls the proxy's search tool and no tool of the client."""
         return bool(self.own_calls) and not self.client_call_count
 
     def filter_pieces(self, pieces: list[Any]) -> list[Any]:
@@ -367,7 +367,7 @@ _EVENT_PATTERN: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usa
 
 
 class ChatStreamFilter:
-    """Hides calls of the search tool in streams on the Chat Completions wire; see `StreamFilter`.
+    """Hides calls of the proxy's search tool in streams on the Chat Completions wire; see `StreamFilter`.
 
     In the first response, events without calls, finish reason or usage are forwarded without parsing. Later
     responses are changed so that they continue the first response: their events get its id, do not repeat the
@@ -387,7 +387,7 @@ class ChatStreamFilter:
         self._has_finish_reason = False  # the provider has given a finish reason
 
     def list_own_calls(self) -> list[str]:
-        """Returns the arguments of each call of the search tool in the current response."""
+        """Returns the arguments of each call of the proxy's search tool in the current response."""
         return [call.arguments for call in self._calls.own_calls]
 
     def end_answer(self) -> JsonObject:
@@ -436,7 +436,7 @@ class ChatStreamFilter:
         return self._filter_payload(event, payload)
 
     def _may_continue(self, reason: str) -> bool:
-        """Returns whether the proxy answers the calls of the search tool and continues the response.
+        """Returns whether the proxy answers the calls of its search tool and continues the response.
 
         The result is False if the proxy may not answer calls in this response, if the response also calls
         tools of the client, or if it is too large to keep. It is also False if `reason`, the finish reason,
@@ -473,7 +473,7 @@ class ChatStreamFilter:
         return b"" if is_empty else replace_data(event, encode_ascii_json(payload))
 
     def _filter_choice(self, choice: JsonObject) -> bool:
-        """Removes calls of the search tool from a choice, and returns whether the choice has changed.
+        """Removes calls of the proxy's search tool from a choice, and returns whether the choice has changed.
 
         If the response will be continued, also removes the finish reason. If the response will not be
         continued and has no calls left, changes the finish reason `tool_calls` to `stop`.
@@ -532,7 +532,7 @@ def find_usage_holders(payload: JsonObject) -> list[JsonObject]:
 
 
 class ChatAnswerFilter:
-    """Hides calls of the search tool in responses on the Chat Completions wire; see `AnswerFilter`.
+    """Hides calls of the proxy's search tool in responses on the Chat Completions wire; see `AnswerFilter`.
 
     Args:
         name: The name of the search tool.
@@ -606,7 +606,7 @@ _EXCLUDING_MEMBERS: Final = ("functions", "function_call", "audio")
 
 
 def _allows_tool(read: MemberReader) -> bool:
-    """Returns whether the search tool may be added to a request. Returns False in these cases.
+    """Returns whether the proxy may add its search tool to a request. Returns False in these cases.
 
     - The body has a tool choice but no tools. Providers refuse such a body, and the client should see this
       error. If the search tool were added, they would accept the body.

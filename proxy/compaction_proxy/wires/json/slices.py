@@ -76,7 +76,7 @@ def _find_cut(raw: bytes, start: int, stop: int) -> int:
 
 
 def mask_escapes(raw: bytes, *, mask_all: bool = False) -> bytes | bytearray:
-    """Returns the JSON without escapes: hash signs replace the backslashes and the escaped quotes.
+    """Replaces escapes in JSON, so that a decoder is fast: backslashes and escaped quotes become hash signs.
 
     All values keep their positions and lengths. Only escapes change, so invalid JSON stays invalid. If
     nothing changes, returns `raw` itself.

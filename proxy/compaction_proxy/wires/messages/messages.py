@@ -608,7 +608,7 @@ def _put_thoughts_first(
     """Returns the content blocks of consecutive assistant messages in an order that begins with thinking.
 
     Moves the thinking blocks at the beginning of one message, the first one that has thinking, before all
-    other blocks. If no message has thinking, the order stays the same.
+    other blocks. If this is the first message, or if no message has thinking, the order stays the same.
 
     Args:
         run: The messages, which will be written as one element.

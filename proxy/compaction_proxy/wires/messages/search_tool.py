@@ -92,8 +92,8 @@ def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
     return [message, {"role": "user", "content": results}]
 
 
-# Matches the events of the first response that must be parsed. It does not match if only the model's text
-# contains one of these names, because quotes in JSON strings are escaped.
+# Matches the events of the first response that must be parsed. Names in the model's text do not match,
+# because quotes in JSON strings are escaped. Only `[DONE]` may also match the model's text.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:message_start|content_block_start|message_delta|message_stop|error)"|\[DONE\]'
 )
@@ -108,7 +108,7 @@ _COUNTS: Final = (
 
 
 class MessagesStreamFilter:
-    """Hides calls of the search tool in streams on the Messages wire; see `StreamFilter`.
+    """Hides calls of the proxy's search tool in streams on the Messages wire; see `StreamFilter`.
 
     In the first response, events before the first call of the search tool are forwarded unchanged. A content
     block that calls the search tool is left out, and later blocks get lower indices, so that no index is
@@ -126,7 +126,7 @@ class MessagesStreamFilter:
         self._client_call_count = 0
 
     def list_own_calls(self) -> Iterable[str]:
-        """Returns the arguments of each call of the search tool in the current response."""
+        """Returns the arguments of each call of the proxy's search tool in the current response."""
         return self._own_calls.values()
 
     def end_answer(self) -> JsonObject:
@@ -286,7 +286,7 @@ _ITEM_FORMAT: Final = ItemFormat(
 
 
 def _allows_tool(read: MemberReader) -> bool:
-    """Returns whether the search tool may be added to a request. Returns False in these cases.
+    """Returns whether the proxy may add its search tool to a request. Returns False in these cases.
 
     - The body has a `tool_choice` other than `auto`. With `any` or `tool`, each response of the upstream must
       call a tool, and with `none`, no response may call one.

@@ -106,8 +106,8 @@ _OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "resp
 _COMPLETED_EVENT: Final = "response.completed"
 _END_EVENTS: Final = frozenset({_COMPLETED_EVENT, "response.incomplete", "response.failed"})
 _ITEM_DONE_EVENT: Final = "response.output_item.done"
-# Matches the events of the first response that must be parsed. It does not match if only the model's text
-# contains one of these names, because quotes in JSON strings are escaped.
+# Matches the events of the first response that must be parsed. Names in the model's text do not match,
+# because quotes in JSON strings are escaped. Only `[DONE]` may also match the model's text.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:response\.(?:created|queued|in_progress|output_item\.(?:added|done)|completed|incomplete|failed)'
     rb'|error)"|\[DONE\]'
@@ -116,7 +116,7 @@ _SEQUENCE_MARKER: Final = b'"sequence_number"'
 
 
 class ResponsesStreamFilter:
-    """Hides calls of the search tool in streams on the Responses wire; see `StreamFilter`.
+    """Hides calls of the proxy's search tool in streams on the Responses wire; see `StreamFilter`.
 
     In the first response, events before the first call of the search tool are forwarded unchanged. An item
     that calls the search tool is left out. Later items get lower output indices, and later events lower
@@ -140,7 +140,7 @@ class ResponsesStreamFilter:
         self._answer_items: list[JsonObject] = []  # items of a response that the next one continues
 
     def list_own_calls(self) -> Iterable[str]:
-        """Returns the arguments of each call of the search tool in the current response."""
+        """Returns the arguments of each call of the proxy's search tool in the current response."""
         return [
             read_arguments(item) for item in self._answer_items if is_call(item, CALL, self._stream.tool_name)
         ]
@@ -183,7 +183,7 @@ class ResponsesStreamFilter:
         return b"" if self._is_hidden(event, payload) else self._renumber_event(event, payload)
 
     def _is_hidden(self, event: bytes, payload: JsonObject) -> bool:
-        """Returns whether an event belongs to a call of the search tool, so that the client must not see it.
+        """Returns whether an event belongs to a call of the proxy's search tool, which the client must not see.
 
         Also stores what is needed to change later events: the item in the event, or the sequence number and
         the members in `_ENVELOPE` of a `response.created` event.
@@ -278,7 +278,7 @@ _ITEM_FORMAT: Final = ItemFormat(
 
 
 def _allows_tool(read: MemberReader) -> bool:
-    """Returns whether the search tool may be added to a request. Returns False in these cases.
+    """Returns whether the proxy may add its search tool to a request. Returns False in these cases.
 
     - The provider stores the responses, for example because `store` is not false. The client could then
       continue a stored response by its id, although that response ends in a call of the search tool.
