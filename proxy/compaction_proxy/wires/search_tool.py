@@ -121,8 +121,8 @@ class StreamJoiner:
     """Joins one or more upstream streams into one stream for the client.
 
     Calls of the proxy's search tool are hidden from the client. If a response calls this tool and no tool of
-    the client, its end is not sent to the client. The client gets the upstream's next response as a
-    continuation of this response.
+    the client, the joiner leaves out the end of the response. The client gets the upstream's next response as
+    a continuation of this response.
 
     Args:
         open_filter: Creates a filter for the events of the wire. The filter reads the attributes of the

@@ -183,7 +183,7 @@ class ResponsesStreamFilter:
         return b"" if self._is_hidden(event, payload) else self._renumber_event(event, payload)
 
     def _is_hidden(self, event: bytes, payload: JsonObject) -> bool:
-        """Returns whether an event belongs to a call of the proxy's search tool, which the client must not see.
+        """Returns whether an event belongs to a call of the proxy's search tool. The client must not get it.
 
         Also stores what is needed to change later events: the item in the event, or the sequence number and
         the members in `_ENVELOPE` of a `response.created` event.
