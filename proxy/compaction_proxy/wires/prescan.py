@@ -18,7 +18,7 @@ MAX_MEMBER_BYTES = 16_384
 
 
 class BodyOutline(msgspec.Struct, gc=False):
-    """The members of a body that name its session or limit its output, as undecoded JSON.
+    """The members of a body that may identify its session or limit its output, as undecoded JSON.
 
     An attribute is empty if the body does not have the member.
 

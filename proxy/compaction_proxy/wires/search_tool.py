@@ -476,7 +476,10 @@ def add_tool(support: ToolSupport, tool: bytes) -> bytes:
 
 
 def _set_member(raw: bytes, place: Slice | None, name: str, value: bytes) -> bytes:
-    """Returns the body with the value of a member replaced, or with the member added at its end."""
+    """Returns the body with the value of a member replaced.
+
+    If the body does not have the member, adds it at the end of the body.
+    """
     if place:
         return b"".join((raw[: place.start], value, raw[place.stop :]))
     stop = raw.rindex(b"}")

@@ -129,7 +129,10 @@ def is_decoded_reminder(fields: Mapping[str, Any]) -> bool:
 
 
 def is_blank(block: bytes) -> bool:
-    """Returns whether a content block is empty text or only white space. Providers refuse such blocks."""
+    """Returns whether a content block is a text without characters other than white space.
+
+    Providers refuse such blocks. A block with more than `_BLANK_BYTES` bytes is assumed not to be blank.
+    """
     if len(block) > _BLANK_BYTES or b'"text"' not in block:
         return False
     fields = as_object(decode_value(block))

@@ -1,4 +1,4 @@
-"""Converts pieces of a Responses input to `Message` objects and back, and shortens them.
+"""Converts pieces of the `input` of a request to `Message` objects and back, and shortens them.
 
 It also estimates the tokens of the content that is not text, such as images, reasoning, and items that the
 provider has made. A piece is the JSON of one `Message` (see `Wire`). It consists of one item of the input, or
@@ -486,7 +486,7 @@ def _select_read_items(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
 
 
 def _estimate_text(parts: list[Any]) -> int:
-    """Estimates the tokens of those content parts that are text."""
+    """Estimates the tokens of those content parts that are text, by the number of their characters."""
     return sum([len(each["text"]) for each in parts if is_text(each)]) // _BYTES_PER_TOKEN
 
 
