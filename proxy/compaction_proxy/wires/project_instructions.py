@@ -123,9 +123,9 @@ CLIENTS: Final[Mapping[str, ClientProfile]] = {
             InstructionForm(
                 INSTRUCTIONS, "<user_instructions>", "</user_instructions>", re.compile(r"\A<(user)_")
             ),
-            # The first text of this form contains all members, and later ones contain only members that have
-            # changed. A text replaces an earlier text with the same members. So the names of the members form
-            # the path.
+            # The first text of this form contains all XML elements, such as `<cwd>`. Later texts contain only
+            # the elements that have changed. A text replaces an earlier text with the same elements. So the
+            # names of the elements form the path.
             InstructionForm(
                 ENVIRONMENT,
                 "<environment_context>",

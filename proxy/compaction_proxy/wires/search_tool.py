@@ -218,7 +218,7 @@ class AnswerFilter(Protocol):
         """
 
     def complete_answer(self) -> None:
-        """Changes the last response for the client.
+        """Completes the last response, which the client gets.
 
         Removes the calls of the search tool, and adds the content of the earlier responses.
         """
@@ -358,7 +358,7 @@ class ItemAnswerFilter:
         return self._format.build_message(self._items)
 
     def complete_answer(self) -> None:
-        """Changes the last response for the client.
+        """Completes the last response, which the client gets.
 
         Removes the calls of the search tool, and adds the items of the earlier responses.
         """
@@ -425,10 +425,10 @@ class SearchTool:
     requires_same_tools: Callable[[Sequence[Mapping[str, Any]]], bool] = _never_requires_same_tools
 
     def inspect_tool_support(self, raw: bytes, name: str) -> ToolSupport:
-        """Returns whether the proxy can add a tool of this name to a body, with what `add_tool` needs.
+        """Finds the tools of a body, and whether the proxy can add a tool of this name to it.
 
-        It cannot add the tool if the body already has a tool of this name, if the body's `tools` are not a
-        list, or if `allows_tool` returns False.
+        The proxy cannot add the tool if the body already has a tool of this name, if the body's `tools` are
+        not a list, or if `allows_tool` returns False.
 
         Raises:
             UnreadableBodyError: If the body is not a JSON object (see `json.slices.find_members`).

@@ -573,7 +573,7 @@ class ChatAnswerFilter:
         return content.build_message(self._call_filter.own_calls)
 
     def complete_answer(self) -> None:
-        """Changes the last response for the client.
+        """Completes the last response, which the client gets.
 
         Removes the calls of the search tool, and adds the text of the earlier responses.
         """
