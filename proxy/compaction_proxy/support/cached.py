@@ -16,7 +16,7 @@ class cached_attribute(Generic[Instance, Value]):  # noqa: N801 - used as a deco
     class can be removed when Python 3.11 is no longer supported.
 
     Args:
-        work: Computes the value.
+        work: The decorated method, which computes the value.
     """
 
     def __init__(self, work: Callable[[Instance], Value]) -> None:
@@ -25,6 +25,9 @@ class cached_attribute(Generic[Instance, Value]):  # noqa: N801 - used as a deco
         self.__doc__ = work.__doc__
 
     def __get__(self, instance: Instance, owner: type[Instance]) -> Value:
-        """Computes the value and stores it in the instance. Later reads find the value there."""
+        """Computes the value and stores it in the instance.
+
+        Later reads find the value in the instance, so Python does not call this method again.
+        """
         value = instance.__dict__[self._name] = self._work(instance)
         return value

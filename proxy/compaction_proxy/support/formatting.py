@@ -7,8 +7,8 @@ UNKNOWN = "n/a"
 MINUS = "\N{MINUS SIGN}"
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 
-# Maps the code of each reason why a request was forwarded unchanged or without a summary (`Event.reason`) to
-# a text.
+# Maps the code of each reason why the proxy forwarded a request unchanged or without a summary
+# (`Event.reason`) to a text.
 REASON_TEXTS = {
     "breaker-open": "the summary model has failed repeatedly and is left alone for a while",
     "budget": "this client has had all the summaries of this hour",
@@ -52,13 +52,13 @@ _STATUSES = {
     "http-403": "the summary model refused the credential",
     "http-429": "the summary model's provider asked to slow down",
 }
-# Maps the prefix of a reason's code to a text. `describe_reason` uses these texts for codes that are neither
-# in `REASON_TEXTS` nor in `_STATUSES`.
+# Maps the beginning of a reason's code to a text. `describe_reason` uses these texts for codes that are
+# neither in `REASON_TEXTS` nor in `_STATUSES`.
 _FAMILIES = {
     "http-": "the summary model answered with an error",
     "store-": "the store could not be read or written",
 }
-# The text for the code of each reason why a compaction was due (`describe_due_reasons`).
+# Maps the code of each reason why a compaction was due to a text.
 DUE_REASON_TEXTS = {
     "cost_optimal": "cheapest here",
     "force": "asked for",
@@ -119,7 +119,7 @@ def format_usd(value: float | None) -> str:
     """Formats an amount in dollars. None becomes `n/a`.
 
     The amount gets two decimals, such as `$1.23`. An amount below one cent gets four decimals, and an amount
-    below half of $0.0001 becomes `<$0.0001`. These limits apply to the amount without its sign.
+    below $0.00005 becomes `<$0.0001`. Zero becomes `$0.00`. The sign does not count for these limits.
     """
     if value is None:
         return UNKNOWN
@@ -144,7 +144,10 @@ def format_count(value: float | None) -> str:
 
 
 def format_short_number(value: float | None) -> str:
-    """Formats a number briefly, in thousands (k), millions (M) or billions (G): 950, 4.1k, 312k, 1.6M."""
+    """Formats a number briefly, such as 950, 4.1k (thousands), 1.6M (millions) or 2G (billions).
+
+    None becomes `n/a`.
+    """
     if value is None:
         return UNKNOWN
     for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -174,9 +177,9 @@ def format_milliseconds(seconds: float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Formats a duration, given in seconds: in milliseconds below one second, else in seconds.
+    """Formats a duration, given in seconds, such as `850 ms` or `1.5 s`. None becomes `n/a`.
 
-    None becomes `n/a`.
+    Durations below one second are formatted in milliseconds.
     """
     return format_milliseconds(seconds) if seconds is None or seconds < 1 else f"{seconds:.1f} s"
 
@@ -201,8 +204,8 @@ def _to_utc(timestamp: float) -> time.struct_time:
 def format_age(timestamp: float | None, now: float) -> str:
     """Formats the time from `timestamp` to `now` in days, hours, minutes or seconds, such as `3 h ago`.
 
-    Both arguments are in seconds since the epoch. The text has the largest unit of which at least one has
-    passed. If `timestamp` is None or 0, returns `n/a`.
+    Both arguments are in seconds since the epoch. The unit is the largest one of which at least one has
+    passed. If `timestamp` is later than `now`, returns `0 s ago`. If it is None or 0, returns `n/a`.
     """
     if not timestamp:
         return UNKNOWN
@@ -230,16 +233,20 @@ def format_setting(value: object) -> str:
 
 
 def describe_reason(code: str) -> str:
-    """Returns a text for the code of a reason, followed by the code in parentheses.
+    """Returns the text for the code of an event's reason, followed by the code in parentheses.
 
-    If the code is unknown, returns only the code, with spaces in place of hyphens.
+    If there is no text for the code, returns only the code, with spaces in place of hyphens.
     """
     text = REASON_TEXTS.get(code) or _STATUSES.get(code) or _FAMILIES.get(code.partition("-")[0] + "-")
     return f"{text} ({code})" if text else code.replace("-", " ")
 
 
 def describe_due_reasons(codes: str) -> str:
-    """Returns a text for the reasons why a compaction was due. `codes` are separated by commas."""
+    """Returns the texts for the reasons why a compaction was due, separated by commas.
+
+    `codes` contains the codes of the reasons, separated by commas. If it is empty, returns `n/a`. A code
+    without a text is returned with spaces in place of hyphens.
+    """
     return (
         ", ".join(DUE_REASON_TEXTS.get(word) or word.replace("-", " ") for word in codes.split(","))
         or UNKNOWN
@@ -247,10 +254,10 @@ def describe_due_reasons(codes: str) -> str:
 
 
 def describe_upstream_cause(code: str) -> str:
-    """Returns a text for the code of an upstream failure's cause.
+    """Returns the text for the code of an upstream failure's cause.
 
-    The code `http-503` becomes `upstream answered 503`. An unknown code is returned with spaces in place of
-    hyphens.
+    A code that contains an HTTP status, such as `http-503`, becomes `upstream answered 503`. Another code
+    without a text is returned with spaces in place of hyphens; an empty code becomes `n/a`.
     """
     family, _, status = code.partition("-")
     if family == "http":
@@ -259,5 +266,5 @@ def describe_upstream_cause(code: str) -> str:
 
 
 def describe_event_kind(code: str) -> str:
-    """Returns a text for the code of a kind of event. Returns an unknown code unchanged."""
+    """Returns the text for the kind of an event. A kind without a text is returned unchanged."""
     return EVENT_KIND_TEXTS.get(code, code)

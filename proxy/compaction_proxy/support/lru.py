@@ -1,4 +1,7 @@
-"""Defines a dict with a limited number of entries and a cache with limited bytes. Both drop old entries."""
+"""Defines a dict with a limited number of entries, and a cache with a limited number of bytes.
+
+If there is no room for a new entry, both remove old entries.
+"""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
@@ -10,10 +13,10 @@ Value = TypeVar("Value")
 class BoundedDict(OrderedDict[Key, Value]):
     """A dict with a limited number of entries.
 
-    If the dict is full, a new key displaces the key that was written longest ago.
+    If a new key would exceed the limit, the dict removes the key that was written longest ago.
 
     Args:
-        max_entries: Maximum number of entries.
+        max_entries: The largest number of entries.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -28,10 +31,13 @@ class BoundedDict(OrderedDict[Key, Value]):
 
 
 class LruCache(Generic[Key, Value]):
-    """A cache with limited bytes. If a new value does not fit, it displaces the least recently used values.
+    """A cache with a limited number of bytes.
+
+    If a new value would exceed the limit, the cache removes the values that were used longest ago.
 
     Args:
-        max_bytes: Maximum bytes of all values together, as given in the calls of `put`.
+        max_bytes: The largest number of bytes of all values together. The caller of `put` gives the size of
+            each value.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -40,10 +46,7 @@ class LruCache(Generic[Key, Value]):
         self._bytes = 0
 
     def get(self, key: Key) -> Value | None:
-        """Returns the value under `key`, or None if there is none.
-
-        The value then counts as the most recently used.
-        """
+        """Returns the value under `key`, or None if there is none. The call counts as a use of the value."""
         entry = self._held.get(key)
         if entry is None:
             return None
@@ -53,7 +56,7 @@ class LruCache(Generic[Key, Value]):
     def put(self, key: Key, value: Value, size_bytes: int) -> None:
         """Stores a value of `size_bytes` bytes under `key`, in place of the earlier value.
 
-        If `size_bytes` exceeds the limit of the whole cache, only removes the earlier value.
+        If `size_bytes` exceeds the limit of the whole cache, removes the earlier value and stores nothing.
         """
         self.remove(key)
         if size_bytes > self._max_bytes:
@@ -64,7 +67,7 @@ class LruCache(Generic[Key, Value]):
             self._bytes -= self._held.popitem(last=False)[1][1]
 
     def list_keys(self) -> list[Key]:
-        """Returns all keys, the least recently used first."""
+        """Returns all keys. The key whose value was used longest ago comes first."""
         return list(self._held)
 
     def remove(self, key: Key) -> None:

@@ -17,9 +17,8 @@ class MemoryLimits(NamedTuple):
     """Memory limits in bytes. None means that the operating system sets no limit or does not report it.
 
     Attributes:
-        memory_bytes: Memory that this process may use. If other processes are under the same limit, they
-            share this memory.
-        address_bytes: Address space that this process may use in addition to its present address space.
+        memory_bytes: The memory that this process may use. Other processes may use a part of it.
+        address_bytes: The address space that this process may use in addition to its present address space.
     """
 
     memory_bytes: int | None
@@ -27,14 +26,14 @@ class MemoryLimits(NamedTuple):
 
 
 def read_memory_limits(proc_folder: Path = PROC, cgroup_folder: Path = CGROUPS) -> MemoryLimits:
-    """Reads the memory limits of control groups, of the machine and of this process.
+    """Reads the limits of the memory and of the address space of this process.
 
-    `memory_bytes` is the smallest of the machine's memory and the limits of the control groups (versions 1
-    and 2) that apply to this process.
+    The limit of the memory is the smallest of these sizes: the machine's memory, and the limits of all
+    control groups (versions 1 and 2) that apply to this process.
 
     Args:
-        proc_folder: Folder in which the system describes this process (`/proc/self`).
-        cgroup_folder: Folder where control groups are mounted.
+        proc_folder: The folder in which the system describes this process (`/proc/self`).
+        cgroup_folder: The folder in which the system describes control groups.
     """
     limits = [
         limit
@@ -48,8 +47,8 @@ def _read_cgroup_limits(proc_folder: Path, cgroup_folder: Path) -> Iterator[int 
     """Yields the memory limits, in bytes, of the control groups of this process and of all groups above them.
 
     Yields None for a group without a readable limit. In a container, the path in `/proc/self/cgroup` may not
-    exist. The root folder of the control groups then has the limit of the container, so this function also
-    reads the root folder.
+    exist. The limit of the container is then in the root folder of the control groups, which this function
+    also reads.
     """
     for line in _read_text(proc_folder / "cgroup").splitlines():
         _, controllers, path = f"{line}::".split(":")[:3]
@@ -72,7 +71,7 @@ def _read_physical_bytes() -> int | None:
 
 
 def _read_free_address_bytes(proc: Path) -> int | None:
-    """Returns RLIMIT_AS less the used address space, in bytes, at least 0. None if there is no limit."""
+    """Returns how many more bytes of address space RLIMIT_AS allows, at least 0; None if it is unlimited."""
     if resource is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -84,7 +83,7 @@ def _read_free_address_bytes(proc: Path) -> int | None:
 
 
 def _parse_number(text: str) -> int | None:
-    """Parses a whole number. Returns None for any other text, such as `max`."""
+    """Parses a whole number. Returns None for any other text, such as `max`, which means no limit."""
     return int(text) if text.strip().isdigit() else None
 
 

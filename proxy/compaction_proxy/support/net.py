@@ -1,12 +1,12 @@
-"""Parses a host with an optional port, as the request headers `Host` and `Origin` contain it."""
+"""Parses a host with an optional port, which the request headers `Host` and `Origin` contain."""
 
 from urllib.parse import urlsplit
 
 
 def parse_authority(value: str, default_port: int | None = None) -> tuple[str, int | None] | None:
-    """Parses a text `host[:port]`. Returns the host in lower case, and the port.
+    """Parses a text of the form `host[:port]`. Returns the host in lower case, and the port.
 
-    If the text has no port, the returned port is `default_port`. If the text has another form, the result is
+    If the text has no port, the returned port is `default_port`. If the text does not have this form, returns
     None.
     """
     try:

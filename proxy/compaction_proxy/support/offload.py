@@ -9,19 +9,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-# The whole process has one executor, because all threads share one interpreter lock. The executor starts its
-# thread at the first call of `run_in_worker`.
+# The only executor of the process. It starts its thread at the first call of `run_in_worker`.
 _EXECUTOR = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
 
-# Largest size of data, in bytes, that is processed on the event loop. Processing this much data takes less
-# than a millisecond.
+# Data of at most this many bytes is processed on the event loop, because that takes less than a millisecond.
+# More data is usually processed in a thread.
 MAX_INLINE_BYTES = 256 * 1024
 
 _Result = TypeVar("_Result")
 
 
 async def run_in_worker(work: Callable[[], _Result]) -> _Result:
-    """Runs `work` in the worker thread, after all earlier work, and returns its result.
+    """Runs `work` in the worker thread, after all work of earlier calls, and returns its result.
 
     If the caller is cancelled before `work` begins, `work` does not run. If the caller is cancelled later,
     `work` still runs to its end, and later work waits for it.
@@ -30,9 +29,9 @@ async def run_in_worker(work: Callable[[], _Result]) -> _Result:
 
 
 async def run_in_worker_if_large(size_bytes: int, work: Callable[[], _Result]) -> _Result:
-    """Runs `work` in the worker thread if it processes much data, and returns its result.
+    """Runs `work` in the worker thread if it processes more than `MAX_INLINE_BYTES`. Returns its result.
 
-    `size_bytes` is the size of that data in bytes. If it is at most `MAX_INLINE_BYTES`, `work` runs on the
-    event loop.
+    Otherwise, runs it directly, on the event loop. `size_bytes` is the size of the data that `work`
+    processes.
     """
     return work() if size_bytes <= MAX_INLINE_BYTES else await run_in_worker(work)

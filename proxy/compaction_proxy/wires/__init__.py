@@ -1,5 +1,6 @@
-"""Wire formats: a package for each format, and modules that all formats share.
+"""Converts the bytes of requests and responses to objects of `core`, and such objects to bytes.
 
-They parse the bytes of requests and responses into objects of `core`, such as `core.message.Message`, and
-encode such objects as bytes. The packages `core` and `compaction` do not depend on a format; see `wire.Wire`.
+A wire is a format of requests and responses. Each wire has its own package: `chat`, `responses` and
+`messages`. All wires share the other modules. The packages `core` and `compaction` do not depend on the
+format, because `wire.Wire` has a function for each operation that differs between wires.
 """

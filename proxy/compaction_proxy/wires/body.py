@@ -1,8 +1,8 @@
 """Splits a request body of any wire, and builds a new body with other messages.
 
-There is no schema. The proxy never decodes members that it does not understand, so they stay unchanged. A
-forwarded body differs from the client's body only in the array of messages, and in the members that must
-change together with this array.
+The body is not checked against a schema. The proxy never decodes members that it does not understand, so they
+stay unchanged. A new body differs from the client's body only in the array of messages, and in the members
+that must change together with this array.
 """
 
 import hashlib
@@ -17,33 +17,35 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
 from compaction_proxy.wires.wire import AdaptedMessages, Wire
 
-# A list with more messages is not parsed, because no model could read such a conversation.
+# A body is not rewritten if its list of messages has more elements than this, because no model could read
+# such a conversation.
 MAX_MESSAGES = 100_000
-# Longest model name that is used unchanged. A longer name is invalid anyway, so only its beginning and a
-# digest are used, to save memory and log space.
+# A model name with more characters than this is replaced by its beginning and a digest, to save memory and
+# log space. No model has such a long name.
 MAX_MODEL_CHARACTERS = 256
-# The output limit of a probe, in tokens. A probe is a copy of a request that is sent only so that the
-# provider counts its tokens.
+# The output limit of a probe, in tokens. A probe is a copy of a request that the proxy sends only so that the
+# provider counts the tokens of the request.
 PROBE_TOKENS = 16
 # The smallest thinking budget that Anthropic accepts, in tokens.
 LEAST_THINKING_TOKENS = 1_024
 _MEMBERS_NOT_PROBED = frozenset({"stream", "stream_options", "n"})
 
 
-class RequestBody(NamedTuple):  # one is made per request; a dataclass takes four times as long
+class RequestBody(NamedTuple):  # not a dataclass, because creating one takes four times as long
     """A request body, split into its parts.
 
     Attributes:
-        raw: The client's bytes.
+        raw: The whole body, as the client sent it.
         messages_slice: The position in `raw` of the list of messages.
-        new_pieces: The bytes of each message. If `previous_fingerprint` is set, the messages of the earlier
-            body are omitted.
+        new_pieces: The bytes of each message, without the messages that an earlier body with the fingerprint
+            `previous_fingerprint` contains.
         model: The requested model; empty if the body names none.
         max_output: The output limit that the client sets, in tokens; None if the body sets none.
-        prompt_members: The JSON of tools and similar members, which count as prompt tokens.
+        prompt_members: The JSON of the other members that count as prompt tokens, such as tools.
         wire: The wire of the request.
-        fingerprint: Identifies the messages of this body, so that a later request of the same tenant that
-            begins with them is recognised. Empty if the body was not remembered.
+        fingerprint: A keyed digest of the bytes up to the end of the last message. With it,
+            `IncrementalReader` recognises later bodies that begin with the same bytes. Empty if the reader
+            does not remember this body.
         previous_fingerprint: The `fingerprint` of the earlier body that contains the messages omitted from
             `new_pieces`; empty if no messages are omitted.
     """
@@ -68,7 +70,7 @@ class RequestBody(NamedTuple):  # one is made per request; a dataclass takes fou
 
 
 def parse_body(raw: bytes, wire: Wire) -> RequestBody:
-    """Splits a request body.
+    """Splits a request body into the parts of a `RequestBody`.
 
     Raises:
         UnreadableBodyError: If the proxy cannot rewrite the body. Its `reason` is `not-json`,
@@ -120,7 +122,11 @@ def split_objects(value: memoryview) -> tuple[bytes, ...]:
 
 
 def pick_small_members(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> dict[str, bytes]:
-    """Returns the JSON of the model, the output limits, and tools and similar members, by name."""
+    """Returns the JSON of some members of a body, by name.
+
+    These are the model, the output limits, and the members that count as prompt tokens, such as tools.
+    Members that the body does not have are left out.
+    """
     names = ("model", *wire.member_names.output_limits, *wire.member_names.prompt_members)
     return _pick_members(raw, member_slices, names)
 
@@ -132,7 +138,10 @@ def _pick_members(raw: bytes, member_slices: Mapping[str, Slice], names: Sequenc
 
 
 def _decode_option(raw: bytes | None) -> Any:
-    """Decodes a model or an output limit. All requests of a conversation have the same ones."""
+    """Decodes a model name or an output limit.
+
+    Short values are cached, because most requests of a conversation have the same values.
+    """
     is_short = raw is not None and len(raw) <= MAX_MODEL_CHARACTERS
     return _decode_short_option(raw) if is_short else decode_small_json(raw)
 
@@ -153,14 +162,20 @@ def parse_options(members: Mapping[str, bytes], wire: Wire) -> tuple[str, int | 
 
 
 def shorten_model_name(model: str) -> str:
-    """Returns a model's name. A name over `MAX_MODEL_CHARACTERS` becomes its beginning and a digest."""
+    """Returns the name of a model.
+
+    If the name has more than `MAX_MODEL_CHARACTERS` characters, returns its beginning and a digest instead.
+    """
     if len(model) <= MAX_MODEL_CHARACTERS:
         return model
     return f"{model[:64]}…{hashlib.sha256(model.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 
 def build_probe_body(raw: bytes, wire: Wire) -> bytes | None:
-    """Builds a copy of a request with the output limit `PROBE_TOKENS`; None if `raw` is not a JSON object."""
+    """Builds the body of a probe: a copy of a request body with the output limit `PROBE_TOKENS`.
+
+    The copy asks for a single response that is not a stream. Returns None if `raw` is not a JSON object.
+    """
     fields = decode_small_json(raw)
     if not isinstance(fields, dict):
         return None
@@ -175,8 +190,8 @@ def build_probe_body(raw: bytes, wire: Wire) -> bytes | None:
 def lower_output_limits(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
     """Returns the body with its output limits lowered to at most `max_tokens`.
 
-    Thinking budgets count towards the output limit. They are lowered so that `MIN_OUTPUT_TOKENS` remain for
-    the reply, but not below `LEAST_THINKING_TOKENS`. If no token would remain for the reply, the body is
+    Thinking budgets count towards the output limit. Each budget is lowered so that `MIN_OUTPUT_TOKENS` remain
+    for the reply, but not below `LEAST_THINKING_TOKENS`. If this leaves no token for the reply, the body is
     returned unchanged.
     """
     limits, budgets = _find_limits(raw, wire)
@@ -229,12 +244,16 @@ _decode_short_option = lru_cache(maxsize=1_024)(decode_small_json)
 
 
 def rewrite_messages(body: RequestBody, messages: Sequence[Message]) -> bytes:
-    """Returns the client's body with other messages. The wire also adapts the members that depend on them."""
+    """Returns the client's body with these messages in place of its own.
+
+    The wire first adapts the messages so that the provider accepts them. It also adapts the members that must
+    change together with the messages.
+    """
     return splice_messages(body, body.wire.adapt_for_provider(body.raw, messages))
 
 
 def splice_messages(body: RequestBody, adapted: AdaptedMessages) -> bytes:
-    """Returns the client's body with the messages and the other members that `adapted` contains."""
+    """Returns the client's body with its messages and some other members replaced by those in `adapted`."""
     raw, joined = body.raw, body.wire.join_messages(adapted.messages)
     if raw.startswith(b'"', body.messages_slice.start) and body.messages == (joined,) and not adapted.members:
         return raw  # the body contains its only message as a string, and this message is unchanged
@@ -246,7 +265,7 @@ def splice_messages(body: RequestBody, adapted: AdaptedMessages) -> bytes:
 
 
 def _replace_slices(raw: bytes, replacements: Mapping[Slice, bytes]) -> bytes:
-    """Returns the bytes with these slices replaced; the same object if there are no replacements."""
+    """Returns the bytes with each slice replaced by its new value; `raw` itself if no slice is given."""
     if not replacements:
         return raw
     parts, done = list[bytes](), 0

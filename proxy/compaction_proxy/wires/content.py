@@ -1,4 +1,4 @@
-"""Converts JSON messages of any wire to `Message` objects.
+"""Defines the classes and functions with which all wires convert JSON messages to `Message` objects.
 
 The same content has the same digest on every wire.
 """
@@ -13,9 +13,9 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import ContentPart, Message
 from compaction_proxy.wires.json.values import JsonObject, TextCutter, as_string, decode_value, hash_base64
 
-# A message with more content parts than this is not parsed, because no model could read it.
+# `read_content` refuses a content with more parts than this, because no model could read it.
 MAX_PARTS: Final = 10_000
-# The largest estimate for a part of unknown kind, in tokens.
+# The largest estimate for a content part of unknown kind, in tokens.
 UNKNOWN_PART_TOKENS: Final = 1_000
 
 _Decoded = TypeVar("_Decoded")
@@ -25,9 +25,9 @@ class UncountedMessage(NamedTuple):
     """A message whose tokens are not counted yet.
 
     Attributes:
-        record: The message. Its digest and its tokens are not set.
-        digest: The message's digest.
-        nontext_tokens: An estimate of the tokens of all parts that are not text. It is not calibrated.
+        record: The message. Its fields `digest` and `tokens` are not set.
+        digest: The digest of the message.
+        nontext_tokens: An estimate of the tokens of the content that is not text. It is not calibrated.
     """
 
     record: Message
@@ -40,8 +40,8 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
 
     Attributes:
         decode: Decodes the JSON of a piece. Raises `UnreadableBodyError` if that is impossible.
-        convert: Builds the `Message` from the bytes of a piece and their decoded form. Does not set its
-            digest. Raises `UnreadableBodyError` if that is impossible.
+        convert: Builds the `Message` from the bytes of a piece and their decoded form. Does not set the
+            digest of the message. Raises `UnreadableBodyError` if that is impossible.
         has_nontext: Returns whether a message has content other than text.
         estimate: Estimates the tokens of the content that is not text, given a decoded piece and the model.
             The result is not calibrated.
@@ -53,7 +53,7 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
     estimate: Callable[[_Decoded, str], int]
 
     def parse_message(self, raw: bytes) -> Message:
-        """Parses a piece, and sets the digest of the message. Its `tokens` are 0.
+        """Parses a piece, the JSON of one message. Returns the message with its digest. Its `tokens` are 0.
 
         Raises:
             UnreadableBodyError: If the bytes are not a valid piece.
@@ -62,7 +62,9 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
         return record.with_digest_and_tokens(compute_message_digest(record), 0)
 
     def parse_uncounted(self, raw: bytes, model: str) -> UncountedMessage:
-        """Parses a piece, and estimates the tokens of its content that is not text, for `model`.
+        """Parses a piece, the JSON of one message. Does not count the tokens of the message's text.
+
+        For `model`, it estimates the tokens of the content that is not text.
 
         Raises:
             UnreadableBodyError: If the bytes are not a valid piece.
@@ -73,7 +75,10 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
         return UncountedMessage(record, compute_message_digest(record), tokens)
 
     def estimate_nontext_tokens(self, raw: bytes, model: str) -> int:
-        """Estimates the tokens of a piece's content that is not text; 0 if the piece is invalid."""
+        """Estimates the tokens of a message's content that is not text, such as images.
+
+        `raw` is a piece, the JSON of one message. Returns 0 if it is not a valid piece.
+        """
         try:
             return self.estimate(self.decode(raw), model)
         except UnreadableBodyError:
@@ -87,7 +92,7 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
 
 
 def decode_fields(raw: bytes) -> JsonObject:
-    """Decodes a piece that is one object.
+    """Decodes a piece (the JSON of one message; see `Wire`) that is one object.
 
     Raises:
         UnreadableBodyError: With the reason `no-messages` if the piece is not an object. With the reason
@@ -107,7 +112,7 @@ def read_content(
     """Returns the text and the other parts of a message's content or of a tool's result.
 
     Args:
-        content: The content: a string or a list of parts.
+        content: A string or a list of parts. None gives an empty text, and any other value its JSON as text.
         read_text: Returns the text of a part; None if the part is not text.
         build_part: Builds the `ContentPart` of a part that is not text, given the part and the length of the
             text before it. Returns None if the part is left out.
@@ -132,7 +137,7 @@ def read_content(
 
 
 def get_kind(part: object) -> str:
-    """Returns the type of a part or a block; empty if it has none."""
+    """Returns the `type` of an element of a message's content; empty if it has none."""
     return as_string(part.get("type")) if isinstance(part, Mapping) else ""
 
 
@@ -159,7 +164,7 @@ def hash_address(url: str) -> bytes:
 
 
 def hash_part(part: Any) -> bytes:
-    """Returns the SHA-256 of the JSON of a message part of unknown kind, without its `cache_control`."""
+    """Returns the SHA-256 of the JSON of a content part, without the part's `cache_control`."""
     plain = {k: v for k, v in part.items() if k != "cache_control"} if isinstance(part, Mapping) else part
     return hash_text(json.dumps(plain, sort_keys=True, default=str))
 
@@ -170,12 +175,13 @@ def count_base64_bytes(data: str) -> int:
 
 
 def estimate_unknown_part(part: Any) -> int:
-    """Estimates the tokens of a part of unknown kind.
+    """Estimates the tokens of a content part of unknown kind.
 
-    The estimate never exceeds the number of bytes of the part's JSON. The check by size that lets small
-    requests pass unparsed (the gate) relies on this.
+    The estimate never exceeds the number of bytes of the part's JSON, and is at most `UNKNOWN_PART_TOKENS`.
+    The gate relies on this: it lets requests with few bytes pass unparsed.
     """
-    # A client may write a float more briefly than Python does, such as 1e9. So each counts as one byte.
+    # A client may write a float with fewer bytes than Python does, such as 1e9. So each float counts as one
+    # byte.
     shortest = json.loads(json.dumps(part), parse_float=lambda _: 0)
     text = json.dumps(shortest, ensure_ascii=False, separators=(",", ":"))
     return min(UNKNOWN_PART_TOKENS, len(text.encode("utf-8", "surrogatepass")))
@@ -184,7 +190,11 @@ def estimate_unknown_part(part: Any) -> int:
 def shorten_member(
     fields: JsonObject, name: str, cut: TextCutter, shorten_part: Callable[[Any], Any]
 ) -> JsonObject:
-    """Returns an object with the member `name` shortened, which is a text or a list of parts."""
+    """Returns the object with its member `name` shortened.
+
+    If the member is a text, `cut` shortens it. If it is a list, `shorten_part` shortens each of its elements.
+    Any other member stays unchanged.
+    """
     content = fields.get(name)
     if isinstance(content, str):
         return {**fields, name: cut(content)}

@@ -23,14 +23,16 @@ else:
 
 IDENTITY: Final = frozenset({"", "identity"})
 GZIP: Final = frozenset({"gzip", "x-gzip"})
-# A body may have been encoded at most this many times.
+# A request body that was encoded more often than this is not decoded.
 MAX_CODINGS: Final = 2
-# A body may consist of at most this many gzip members or zstd frames. Each of them needs a new decoder.
+# A request body with more gzip members or zstd frames than this is not decoded, because each of them needs a
+# new decoder.
 MAX_MEMBERS: Final = 256
-# The window of a zstd frame may have at most 2**MAX_WINDOW_LOG bytes, the limit of RFC 9659 for HTTP.
+# A zstd frame whose window has more than 2**MAX_WINDOW_LOG bytes is not decoded. RFC 9659 sets this limit for
+# HTTP.
 MAX_WINDOW_LOG: Final = 23
-# Decoders get at most this many bytes of input at once. A decoder copies the rest of the input when it
-# reaches the end of a member, so this limits the size of each copy.
+# One call of a decoder gets at most this many bytes of input. When a decoder reaches the end of a gzip member
+# or a zstd frame, it copies the rest of its input, so this limits the size of each copy.
 _STEP_BYTES: Final = 65_536
 # One call of brotli's decoder returns at most this many bytes. The limit saves memory, because the decoder
 # enlarges its output buffer in large steps.
@@ -58,12 +60,13 @@ def parse_codings(values: Iterable[bytes]) -> tuple[str, ...] | None:
 
 
 def decode_body(raw: bytes, codings: Sequence[str], limit_bytes: int) -> bytes | None:
-    """Returns a body as it was before it was encoded; None if it is longer than `limit_bytes`.
+    """Returns a body as it was before it was encoded; None if it has more than `limit_bytes` bytes.
 
     Args:
         raw: The body as received.
         codings: The result of `parse_codings`.
-        limit_bytes: The largest size that the body may have after each decoding step.
+        limit_bytes: The largest size of the body. It also applies to the result of each coding if there are
+            several.
 
     Raises:
         UnreadableBodyError: With the reason `encoded` if the body is damaged or incomplete, or if a decoder
@@ -87,7 +90,11 @@ def _decode_members(
 ) -> bytes | None:
     """Decodes the gzip members, zlib streams or zstd frames of a body, one after the other.
 
-    Returns None if the output is longer than `limit_bytes`.
+    Returns None if the output has more than `limit_bytes` bytes.
+
+    Raises:
+        UnreadableBodyError: With the reason `encoded` if the body is incomplete, or has more than
+            `max_members` members, streams or frames.
     """
     view, start, remaining_bytes, parts = memoryview(raw), 0, limit_bytes, []
     for _ in range(max_members):
@@ -96,8 +103,8 @@ def _decode_members(
             piece = view[start : start + _STEP_BYTES]
             if not piece:
                 raise UnreadableBodyError("encoded")
-            # Allow one byte more than the limit. If the output then stays within the limit, the decoder has
-            # consumed the whole input.
+            # Allow one byte more than the limit. If the output does not reach this size, the decoder has
+            # consumed the whole piece of input.
             part = decoder.decompress(piece, remaining_bytes + 1)
             remaining_bytes -= len(part)
             if remaining_bytes < 0:
@@ -160,14 +167,15 @@ def detect_zlib_wbits(head: bytes) -> int:
 
 
 class Inflater:
-    """Decompresses one body chunk by chunk. The result does not depend on the sizes of the chunks.
+    """Decompresses one body chunk by chunk. The chunks may have any size.
 
     A body that is not compressed is returned unchanged, and its size is not limited.
 
     Args:
         encoding: The `content-encoding` as sent. Only gzip and deflate are supported.
-        limit_bytes: The largest number of decompressed bytes. If there are more, the inflater sets
-            `has_failed` and stops. This protects against decompression bombs.
+        limit_bytes: The largest number of decompressed bytes. If the body has more, the inflater sets
+            `has_failed` and returns no more bytes. This protects against bodies that are small when
+            compressed but huge when decompressed.
 
     Attributes:
         is_identity: Whether the body is not compressed.
@@ -183,7 +191,10 @@ class Inflater:
         self._engine: zlib._Decompress | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the decompressed bytes of this chunk; no bytes if `has_failed` is True."""
+        """Takes the next chunk of the body, and returns the bytes that can be decompressed now.
+
+        Returns no bytes if `has_failed` is True, or after the end of the compressed data.
+        """
         if self.is_identity:
             return data
         if self.has_failed:

@@ -1,9 +1,9 @@
 """Recognises provider errors that say that a request is too long, and reads the limit that they name.
 
 Providers report this error in different ways. The status, the structure of the body and the wording differ,
-and some providers send the error inside a stream with status 200. So the proxy compares the wording with
-rules, in order. It reads the wording only from fields that contain error texts, because other fields may
-quote the request.
+and some providers send the error inside a stream with status 200. So this module compares the wording with
+patterns, called rules, in a fixed order. It reads the wording only from fields that contain error texts,
+because other fields may quote the request.
 """
 
 import re
@@ -24,8 +24,9 @@ _NUMBER: Final = r"(?<!\d)(?P<%s>\d{1,3}(?:[,._' ]\d{3}){1,2}|\d{1,9})(?!\d)"
 def _compile_rule(wording: str) -> re.Pattern[str]:
     """Compiles a rule: a pattern for text in lower case with single spaces.
 
-    A word in braces, such as `{limit}`, `{used}` or `{output}`, matches a number and names its group. To keep
-    the matching time linear, every gap in a rule, such as `.{0,80}?`, has a maximum length.
+    A word in braces, such as `{limit}`, `{used}` or `{output}`, matches a number. The word becomes the name
+    of a group of the pattern. Every gap in a rule, such as `.{0,80}?`, has a maximum length, because
+    otherwise the matching time could grow faster than the length of the text.
     """
     return re.compile(re.sub(r"\{([a-z]+)\}", lambda name: _NUMBER % name[1], wording))
 
@@ -95,7 +96,8 @@ RULES: Final = (
     _compile_rule(r"maximum prompt length is {limit} but the request contains {used}"),
     _compile_rule(r"prompt token count of {used} exceeds the limit of {limit}"),
     _compile_rule(r"current length is {used} while limit is {limit}"),
-    # This error also contains the size of the request. It is ignored, because it includes the output limit.
+    # This error also contains the size of the request. The rule ignores this size, because it includes the
+    # output limit.
     _compile_rule(r"exceeded model token limit: {limit}"),
     _compile_rule(r"input length {used} exceeds the maximum allowed input length of {limit}"),
     _compile_rule(r"input \({used} tokens\) is longer than the model'?s context length \({limit} tokens"),
@@ -114,7 +116,7 @@ RULES: Final = (
         r" given: {used} inputs tokens and {output} max_new_tokens"
     ),
     _compile_rule(r"inputs must have less than {limit} tokens\. given: {used}"),
-    # Errors of several providers that contain no numbers
+    # Errors without numbers, from several providers
     _compile_rule(
         r"exceeds? the (?:model(?:'?s)? )?context window|context window exceeds limit"
         r"|exceeds? the available context size|prompt is too long|prompt too long; exceeded"
@@ -123,8 +125,8 @@ RULES: Final = (
         r"|tokens to keep from the initial prompt is greater than the context length"
     ),
 )
-# Ollama silently drops the beginning of a long prompt. If the rest has no user message, some templates fail
-# with this error.
+# Ollama drops the beginning of a long prompt without an error. If the rest has no user message, the chat
+# templates of some models fail with this text.
 MISSING_USER_MESSAGE_RULE: Final = _compile_rule("no user query found in messages")
 
 OverflowKind = Literal["context", "context_output", "tpm", "bytes"]
@@ -138,7 +140,7 @@ _CUT_AWAY_STATUS: Final = 500
 _OPENING: Final = frozenset({"{", "["})
 _JSON_STARTS: Final = _OPENING | {'"'}
 _STREAM_STARTS: Final = ("data:", "event:", "id:", "retry:", ":")
-# Matches the line of an event that names it an error.
+# Matches the line `event: error` in a server-sent event.
 _ERROR_NAME: Final = re.compile(rb"(?:^|[\r\n])event:[ \t]*error[ \t]*(?:[\r\n]|\Z)")
 
 _QUOTA_STATUS: Final = 429
@@ -169,9 +171,9 @@ class Overflow:
             if the error does not contain it. Also None if the number is only a lower bound or includes the
             output, because calibration must not learn from such numbers.
         output_tokens: Tokens of the requested output; None if the error does not contain them.
-        is_size_meaningful: Whether the error shows that the context window is smaller than the refused
-            request. False if the status is about a rate or about bytes, or if the proxy has only inferred the
-            cause. It is used only if `limit_tokens` is None.
+        is_size_meaningful: Whether the error proves that the context window is smaller than the refused
+            request. False if the status reports too many requests (429) or too many bytes (413), or if the
+            proxy has only inferred the cause. It is used only if `limit_tokens` is None.
     """
 
     kind: OverflowKind
@@ -195,7 +197,8 @@ def _decode_text(body: bytes, content_encoding: str) -> str | None:
 def _iter_error_texts(root: object) -> Iterator[str]:
     """Yields the codes and messages in an error of any structure, outermost first.
 
-    Also parses JSON that is inside strings.
+    If a string contains JSON, this JSON is parsed and searched as well. The fields `n_prompt_tokens` and
+    `n_ctx` of llama.cpp are yielded as one text.
     """
     nodes = deque([root])
     for _ in range(_MAX_NODES):
@@ -218,7 +221,7 @@ def _iter_error_texts(root: object) -> Iterator[str]:
 
 
 def _normalize_texts(words: Iterator[str]) -> str:
-    """Joins the texts, and converts them to lower case and single spaces, as the rules expect."""
+    """Returns the joined texts in lower case, with single spaces between words, as the rules expect."""
     text = "\n".join(word[:_MAX_TEXT_CHARACTERS] for word in words)[:_MAX_TEXT_CHARACTERS]
     return " ".join(text.replace("\u2019", "'").replace("`", "").lower().split())
 
@@ -258,7 +261,7 @@ def _match_context(text: str) -> Overflow | None:
 
 
 def _classify_error_texts(status: int, words: Iterator[str]) -> Overflow | None:
-    """Classifies an error by its texts.
+    """Classifies an error by its texts. Returns None if it does not say that the request is too large.
 
     Errors with a status in `_TEXT_STATUSES` are classified by `_match_wording` alone. With other statuses, a
     text about tokens per minute can only be a quota error. If there is no such text, a code in
@@ -287,7 +290,7 @@ def _match_wording(status: int, text: str) -> Overflow | None:
 
 
 def _has_answer(choice: object) -> bool:
-    """Returns whether an element of `choices` contains more of the model's reply than its role."""
+    """Returns whether an element of `choices` contains a part of the reply, and not only its role."""
     fields = as_object(choice)
     message = as_object(fields.get("delta") or fields.get("message"))
     return any(value for name, value in message.items() if name != "role")
@@ -339,9 +342,10 @@ _ERROR_EVENT: Final = msgspec.json.Decoder(_ErrorEvent)
 
 
 def condense_error_event(stream: bytes) -> bytes:
-    """Returns a stream's first event with only the fields that describe an error; empty if it is not JSON.
+    """Returns a stream's first event with only the fields that describe an error.
 
-    Other fields are removed, because some events repeat the whole request.
+    Other fields are removed, because some events repeat the whole request. Returns no bytes if the data of
+    the event is not a JSON object.
     """
     event = next(iter(EventSplitter().feed(stream)), b"")
     try:

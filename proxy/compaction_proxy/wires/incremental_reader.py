@@ -1,9 +1,9 @@
 """Reads request bodies. If a body extends an earlier body, only the new part is parsed.
 
 Clients send their whole list of messages with every request. Here, the *beginning* of a body is all its bytes
-up to the end of its last message. The reader remembers a keyed fingerprint of each beginning. If a later body
-begins with exactly these bytes, only the rest of it is parsed, with the same checks. Any other body is parsed
-from its first byte (ADR 0018).
+up to the end of its last message. The reader remembers a keyed digest of each beginning, its fingerprint. If
+a later body begins with exactly the same bytes, the reader parses only the rest of that body, with the same
+checks. It parses any other body from its first byte (ADR 0018).
 """
 
 import asyncio
@@ -27,9 +27,10 @@ from compaction_proxy.wires.body import (
 from compaction_proxy.wires.json.slices import Slice, find_members, skip_space, split_elements
 from compaction_proxy.wires.wire import Wire
 
-# A known beginning is looked up by its length and this many of its last bytes.
+# The reader stores the beginning of a body under its length and this many of its last bytes.
 ENDING_BYTES = 48
-# If more bytes of white space than this follow the last message of a body, its beginning is not remembered.
+# The reader does not remember the beginning of a body if more bytes of white space than this follow the last
+# message.
 MAX_SPACE_BYTES = 256
 ConversationKey = tuple[str, str | None]  # tenant, conversation
 # The tenant, the conversation, the length of a beginning in bytes, and its last `ENDING_BYTES` bytes.
@@ -37,17 +38,20 @@ BeginningKey = tuple[str, str | None, int, bytes]
 
 
 class BodyBeginning(NamedTuple):
-    """Describes the beginning of a body, without its bytes, to recognise later bodies that begin with it.
+    """Describes the beginning of a body, so that the reader recognises later bodies with the same beginning.
+
+    The beginning is all bytes up to the end of the last message. Of these bytes, only the last `ENDING_BYTES`
+    are stored, in the key.
 
     Attributes:
-        fingerprint: The fingerprint of the beginning.
-        key: The key under which the reader stores the beginning.
+        fingerprint: A keyed digest of the beginning.
+        key: The key under which the reader stores this object.
         stop: The length of the beginning in bytes.
         messages_start: The position at which the array of messages starts.
-        element_count: The number of elements of `messages`.
+        element_count: The number of elements of the array of messages.
         is_ended: Whether the last element ends a piece (see `Wire`). If not, later elements may belong to the
             same piece.
-        leading_members: The positions of the members before `messages`.
+        leading_members: The positions of the members before the array of messages, by name.
         previous_key: The key of the shorter beginning that this one extends; None if it extends none.
     """
 
@@ -61,20 +65,21 @@ class BodyBeginning(NamedTuple):
     previous_key: BeginningKey | None = None
 
 
-# A body, and the beginning to remember for it; None if nothing is remembered.
+# A body, and its beginning, which the reader will remember. None in place of the beginning if the reader will
+# remember nothing.
 ReadResult = tuple[RequestBody, BodyBeginning | None]
 
 
 def build_beginning_key(raw: bytes, stop: int, owner: ConversationKey) -> BeginningKey:
-    """Builds the key of the beginning that consists of the first `stop` bytes of a body."""
+    """Returns the key under which the reader stores the first `stop` bytes of a body as a beginning."""
     return (*owner, stop, raw[max(0, stop - ENDING_BYTES) : stop])
 
 
 def find_last_message_end(raw: bytes, messages_slice: Slice) -> int:
     """Returns the position at which a body's last message ends.
 
-    The result is 0 if the messages are not an array, or if more than `MAX_SPACE_BYTES` of white space follow
-    the last one.
+    The result is 0 if the messages are not an array, or if more than `MAX_SPACE_BYTES` bytes of white space
+    follow the last message.
     """
     if not raw.startswith(b"[", messages_slice.start):  # a string in place of a list of one message
         return 0
@@ -85,33 +90,36 @@ def find_last_message_end(raw: bytes, messages_slice: Slice) -> int:
 
 
 KEY_BYTES = 32
-# Largest number of beginnings that are remembered. Each takes one or two kilobytes of memory.
+# A reader remembers at most this many beginnings of bodies. A further one displaces the oldest. Each takes
+# one or two kilobytes of memory.
 MAX_BEGINNINGS = 4_096
-# A body is compared with at most this many known beginnings by their fingerprints.
+# The reader compares a body with at most this many known beginnings by their fingerprints. If none of them
+# matches, it parses the whole body.
 MAX_CANDIDATES = 3
-# A known beginning ends with a closing brace. The last closing braces of a body are tried as its end, but at
-# most this many, because texts may contain many braces.
+# Every known beginning ends with a closing brace. So the reader searches, at each of the last closing braces
+# of a body, for a known beginning that ends there. It tries at most this many braces, because texts may
+# contain many.
 MAX_BRACES = 256
 # The beginning of a body is not remembered if more than `MAX_LEADING_MEMBERS` members precede its messages,
 # or if the names of these members have more than `MAX_KEY_CHARACTERS` characters in total.
 MAX_LEADING_MEMBERS = 32
 MAX_KEY_CHARACTERS = 1_024
-# Bodies up to `MAX_INLINE_BYTES` are read on the event loop. Bodies up to `MAX_INLINE_GROWN_BYTES` are also
-# read on the event loop if they begin like an earlier body. All other bodies are read in a thread, so that
-# they do not block the event loop.
+# Bodies of at most `MAX_INLINE_BYTES` bytes are read on the event loop. Bodies of at most
+# `MAX_INLINE_GROWN_BYTES` bytes are also read on the event loop if they extend an earlier body. All other
+# bodies are read in a thread, so that they do not block the event loop.
 MAX_INLINE_GROWN_BYTES = 1024 * 1024
-# At most this many bodies are read in threads at the same time.
+# At most this many threads read bodies at the same time. Further bodies wait.
 MAX_READ_THREADS = 2
 
 
 class IncrementalReader:
-    """Reads request bodies, and remembers how they begin.
+    """Reads request bodies, and remembers their beginnings to parse only the new part of later bodies.
 
     Args:
         key: 32 random bytes, the secret key of the fingerprints. It prevents clients from constructing two
             beginnings with the same fingerprint.
         wire: The wire of the bodies.
-        max_beginnings: Largest number of beginnings to remember.
+        max_beginnings: The largest number of beginnings to remember.
     """
 
     def __init__(self, key: bytes, wire: Wire, max_beginnings: int = MAX_BEGINNINGS) -> None:
@@ -124,7 +132,7 @@ class IncrementalReader:
     async def read_without_blocking(
         self, raw: bytes, tenant: str, conversation: str | None = None
     ) -> RequestBody:
-        """Splits a request body like `read`, but reads a large body in a thread.
+        """Splits a request body like `read`, but reads large bodies in a thread (`MAX_INLINE_GROWN_BYTES`).
 
         Raises:
             UnreadableBodyError: In the same cases as `body.parse_body`.
@@ -141,8 +149,8 @@ class IncrementalReader:
     def read(self, raw: bytes, tenant: str, conversation: str | None = None) -> RequestBody:
         """Splits a request body like `body.parse_body`, and remembers its beginning for later bodies.
 
-        The result has a `fingerprint` if its beginning is remembered, and a `previous_fingerprint` if it
-        begins like an earlier body of the same tenant.
+        The result has a `fingerprint` if its beginning is remembered. It has a `previous_fingerprint` if it
+        extends an earlier body of the same tenant and conversation.
 
         Raises:
             UnreadableBodyError: In the same cases as `body.parse_body`.
@@ -155,7 +163,7 @@ class IncrementalReader:
         return self._read_from_known_beginning(raw, owner) or self._read_whole(raw, owner)
 
     def _read_from_known_beginning(self, raw: bytes, owner: ConversationKey) -> ReadResult | None:
-        """Reads a body that begins like an earlier body. Returns None if the body must be read in full."""
+        """Reads a body that extends an earlier body. Returns None if the whole body must be parsed."""
         for beginning in islice(self._iter_candidates(raw, owner), MAX_CANDIDATES):
             hasher = self._start_hasher(owner).update(memoryview(raw)[: beginning.stop])
             if beginning.stop < len(raw) and hasher.digest() == beginning.fingerprint:
@@ -163,10 +171,10 @@ class IncrementalReader:
         return None
 
     def _iter_candidates(self, raw: bytes, owner: ConversationKey) -> Iterator[BodyBeginning]:
-        """Yields the known beginnings with which a body may begin.
+        """Yields the known beginnings of earlier bodies with which this body may begin.
 
-        The body has the last bytes of each of these beginnings at the same position. The latest beginning of
-        this conversation comes first. The others follow, the longest first.
+        Only the last bytes of a beginning are compared with the bytes at the same position in the body. The
+        latest beginning of this conversation comes first. The others follow, the longest first.
         """
         latest = self._latest.get(owner)
         if latest is not None and raw.endswith(latest.key[3], 0, latest.stop):
@@ -181,7 +189,7 @@ class IncrementalReader:
             stop = brace
 
     def _extend_beginning(self, raw: bytes, beginning: BodyBeginning, hasher: blake3) -> ReadResult | None:
-        """Parses what follows a known beginning in a body. Returns None if the body must be read in full."""
+        """Parses the bytes after a known beginning. Returns None if the whole body must be parsed."""
         wire, name = self._wire, self._wire.member_names.messages
         position = skip_space(raw, beginning.stop)
         has_more = raw.startswith(b",", position)
@@ -252,7 +260,10 @@ class IncrementalReader:
         return self._empty_hasher.copy().update(owner[0].encode() + b"\0")
 
     def _remember_result(self, owner: ConversationKey, result: ReadResult) -> RequestBody:
-        """Stores the beginning of a body. Keeps only the longest of the beginnings that it extends."""
+        """Stores the beginning of a body, and returns the body.
+
+        Of the shorter beginnings that this one extends, only the longest stays stored.
+        """
         body, beginning = result
         if beginning is None:
             return body

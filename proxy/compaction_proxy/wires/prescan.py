@@ -1,8 +1,8 @@
-"""Reads single values from a request body of any wire without parsing the whole body.
+"""Finds single values in a request body of any wire. Most functions do so without decoding the whole body.
 
-The searches find every occurrence of a value in the body, and possibly similar text that is not such a value.
-They are used by the gate, which is the check by size that lets small requests pass unparsed, and by the code
-that handles a provider's error about a request that is too long.
+The module is used by the gate, which is the check by size that lets small requests pass unparsed, and by the
+code that handles a provider's error about a request that is too long. Functions that search the bytes by a
+pattern may also find similar text elsewhere in the body.
 """
 
 import re
@@ -11,14 +11,16 @@ import msgspec
 
 from compaction_proxy.wires.body import decode_small_json, shorten_model_name
 
-# A member with more bytes than this is ignored, because the values that identify a session are short. The
-# limit allows for OpenAI's `metadata`, which may have 16 values of 512 characters, and for the list of
-# folders that Codex sends.
+# `decode_member` ignores a member with more bytes than this, because the values that identify a session are
+# short. The limit is large enough for OpenAI's `metadata`, which may have 16 values of 512 characters, and
+# for the list of folders that Codex sends.
 MAX_MEMBER_BYTES = 16_384
 
 
 class BodyOutline(msgspec.Struct, gc=False):
-    """Members of a body as undecoded JSON. A member is empty if the body does not have it.
+    """The members of a body that may identify its session or limit its output, as undecoded JSON.
+
+    An attribute is empty if the body does not have the member.
 
     Attributes:
         litellm_session_id: The session id that clients of LiteLLM send.
@@ -53,7 +55,7 @@ def scan_outline(raw: bytes) -> BodyOutline | None:
 
 
 def decode_member(member: bytes) -> object:
-    """Decodes a short member; None if it is absent, too long or not JSON."""
+    """Decodes a member; None if it is empty, has more than `MAX_MEMBER_BYTES` bytes, or is not JSON."""
     return _decode(member) if 0 < len(member) <= MAX_MEMBER_BYTES else None
 
 
@@ -69,8 +71,8 @@ def _decode(raw: bytes) -> object:
 def read_system_and_user_texts(raw: bytes) -> tuple[list[str], list[str]]:
     """Returns the texts of a body's system prompts, and the texts of its user messages, on any wire.
 
-    Messages of all roles except `user` count as system prompts. The whole body is parsed, so it should be
-    small.
+    Messages of all roles except `user` count as system prompts. The function parses the whole body, so the
+    body should be small.
     """
     body = _decode(raw)
     if not isinstance(body, dict):
@@ -93,17 +95,18 @@ def _join_text(content: object) -> str:
     return content if isinstance(content, str) else ""
 
 
-# `"model"` with unescaped quotes, followed by a colon, can only be a key: inside a string, the quotes would
-# be escaped. The lookbehind follows the literal, because a pattern that begins with a lookbehind must be
-# tried at every byte.
+# `_MODEL` and `_OUTPUT` match only keys of objects and their values: inside a string, the quotes would be
+# escaped. The lookbehind in a pattern follows the literal text, because Python must try a pattern that begins
+# with a lookbehind at every byte.
 _MODEL = re.compile(rb'"model"(?<!\\"model")\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _OUTPUT = re.compile(rb'"max_(?<!\\"max_)(?:completion_|output_)?tokens"\s*:\s*(\d{1,18}+)\d*+\b')
 _MEDIA = re.compile(rb'"(?:(?:input_)?(?:image|audio|file)(?:_url)?|video_url|document|computer_screenshot)"')
-# `_SEPARATOR` matches an optional separator between groups of three digits. `_UNESCAPED` matches an escaped
-# digit or separator, or an escaped backslash.
+# `_SEPARATOR` matches nothing, or one separator between groups of three digits. `_UNESCAPED` matches an
+# escape of a digit or a separator, such as `\u0031`, or an escaped backslash.
 _SEPARATOR = r"(?:[ ,._]|\xc2\xa0)?"
 _UNESCAPED = re.compile(rb"\\(?:(\\)|u(00(?:[23][0-9a-fA-F]|[aA]0)))")
-# Only the first bytes of a body, up to this number, are searched for numbers.
+# `MentionedNumbers` searches only this many bytes at the beginning of a body, because a search takes a
+# millisecond per megabyte.
 MAX_NUMBER_SEARCH_BYTES = 8 * 1024 * 1024
 
 
@@ -133,8 +136,8 @@ def may_have_media(raw: bytes) -> bool:
 class MentionedNumbers:
     """The whole numbers in a body, with or without thousands separators and escapes.
 
-    Use `in` to test whether a number occurs. A number is also found at the end of a longer number with
-    separators, such as 234 in 1,234. Only the first `MAX_NUMBER_SEARCH_BYTES` of a body are searched.
+    Use `in` to test whether a number occurs. A number is also found if it is the end of a longer number with
+    separators, such as 234 in 1,234. Only the first `MAX_NUMBER_SEARCH_BYTES` bytes of a body are searched.
 
     Args:
         raw: The body.

@@ -2,9 +2,9 @@
 
 A text is recognised only if three conditions hold. First, a header field or the beginning of the system
 prompt identifies the client. Second, a whole text part of a user message has a form that this client uses.
-Third, the same turn also contains text that the user has written. If it does not, the user has probably
-pasted the instructions. Tool results are ignored, and so are messages that contain tool results as text.
-ADR 0031 lists the sources for the forms.
+Third, the same message or one next to it also contains text that the user has written. Without such text, the
+user has probably pasted the instructions. Tool results are ignored, and so are messages that contain tool
+results as text. ADR 0031 says where the forms were found.
 """
 
 import re
@@ -21,24 +21,24 @@ from compaction_proxy.wires.json.values import as_list, as_object, as_string, de
 INSTRUCTIONS: Final = "instructions"
 MEMORY: Final = "memory"
 ENVIRONMENT: Final = "environment"
-# To recognise a client by its system prompt, the proxy reads this many characters at the start of the first
-# member of the request that holds prompt text.
+# To recognise a client by its system prompt, the proxy reads at most this many characters at the beginning of
+# the JSON of the system prompt.
 PROMPT_CHARACTERS: Final = 4_096
-# The path of an `Instruction` is cut to this many characters.
+# The `path` of an `Instruction` is cut to at most this many characters.
 MAX_PATH_CHARACTERS: Final = 512
 
 
 class InstructionForm(NamedTuple):
-    """How a client writes one kind of instructions.
+    """The form in which a client writes one kind of project instructions.
 
     Attributes:
         kind: The kind of the instructions.
         opening: The beginning of the text.
         closing: The end of the text, apart from white space. It occurs nowhere else in the text. Empty if any
             end is allowed.
-        path_pattern: Matches the part of the text that distinguishes instructions of one kind, such as a file
-            path. For the kind `ENVIRONMENT`, all matches together form the path. For other kinds, only the
-            first match is used.
+        path_pattern: Matches the part of the text that distinguishes instructions of the same kind, such as a
+            file path. It becomes the `path` of the `Instruction`. For the kind `ENVIRONMENT`, all matches
+            together form the path. For other kinds, only the first match is used.
         is_before_first_answer: Whether the client sends text of this form only before the first reply of the
             model.
         client_reply: The assistant message that the client itself adds after the text; empty if it adds none.
@@ -123,8 +123,9 @@ CLIENTS: Final[Mapping[str, ClientProfile]] = {
             InstructionForm(
                 INSTRUCTIONS, "<user_instructions>", "</user_instructions>", re.compile(r"\A<(user)_")
             ),
-            # Later, Codex sends blocks that contain only the members that have changed. A block replaces an
-            # earlier block with the same members.
+            # The first text of this form contains all XML elements, such as `<cwd>`. Later texts contain only
+            # the elements that have changed. A text replaces an earlier text with the same elements. So the
+            # names of the elements form the path.
             InstructionForm(
                 ENVIRONMENT,
                 "<environment_context>",
@@ -220,7 +221,7 @@ CLIENTS: Final[Mapping[str, ClientProfile]] = {
         ),
     ),
 }  # fmt: skip
-# The beginnings of text parts that carry tool results.
+# Matches the beginning of a text part that contains a tool result.
 _TOOL_RESULT_OPENING: Final = re.compile(
     r"\s*(?:<system-reminder>\s*(?:Result of calling|Called) the "
     r"|\[[\w.-]+(?: [^\]\n]*)?\] Result:"
@@ -257,12 +258,15 @@ def find_client_by_prompt(text: str) -> str:
 
 
 def find_client_by_messages(messages: Sequence[Message]) -> str:
-    """Returns the name of the known client whose system prompt is in the list; empty if there is none."""
+    """Returns the name of the client that sends these messages; empty if the client is unknown.
+
+    The client is recognised by the text of the first privileged message.
+    """
     return find_client_by_prompt(next((each.text for each in messages if each.is_privileged), ""))
 
 
 def find_client_by_members(prompt_members: Sequence[str]) -> str:
-    """Returns the name of the client, found by the system prompt in a body; empty if it is unknown.
+    """Returns the name of the client whose system prompt a body contains; empty if there is none.
 
     Args:
         prompt_members: The JSON of the members that count as prompt tokens (`RequestBody.prompt_members`).
@@ -280,7 +284,7 @@ def find_client_by_members(prompt_members: Sequence[str]) -> str:
 
 
 def find_instruction_form(client: str, text: str) -> InstructionForm | None:
-    """Returns the form of this client's instructions that the whole text matches; None if there is none."""
+    """Returns the form of this client in which the whole text is written; None if there is none."""
     for form in CLIENTS[client].forms if client in CLIENTS else ():
         if text.startswith(form.opening) and (
             not form.closing or (text.rstrip().endswith(form.closing) and text.count(form.closing) == 1)
@@ -295,7 +299,10 @@ def starts_like_instructions(text: str, client: str) -> bool:
 
 
 def may_hold_form(raw: bytes, client: str) -> bool:
-    """Returns whether a message may contain project instructions of the client. Does not parse it."""
+    """Returns whether a message may contain project instructions of the client. Does not parse the message.
+
+    If the result is False, the message certainly contains none.
+    """
     if client not in CLIENTS or raw.find(b'"tool_result"') >= 0 or raw.find(b'"user"') < 0:
         return False
     return raw.find(b"\\u003c") >= 0 or any(
@@ -308,9 +315,9 @@ def split_off_instructions(
 ) -> list[tuple[bytes, Instruction | None]]:
     """Divides a user message into messages with project instructions and one message with the user's text.
 
-    Returns the bytes of each new message with its `Instruction`, which is None for the user's text. All text
-    parts of the user form one message, at the position of the last of these parts. The list is empty if the
-    message contains no instructions.
+    Returns the bytes of each new message with its `Instruction`, which is None for the user's text. All parts
+    that are not project instructions form one message, at the position of the last of these parts. The list
+    is empty if the message contains no project instructions.
 
     Args:
         record: The message.
@@ -337,9 +344,10 @@ def split_off_instructions(
 def divide_messages(
     before: Sequence[Message], new: Iterable[Message], client: str
 ) -> Iterator[tuple[Message, Sequence[tuple[bytes, Instruction | None]]]]:
-    """Yields each new message of a list, with the result of `split_off_instructions` for it.
+    """Yields each new message, with the result of `split_off_instructions` for it.
 
-    Messages directly after a tool result are not divided; their result is empty.
+    A message directly after a tool result is not divided. An empty sequence then takes the place of the
+    result.
 
     Args:
         before: The messages before the new ones.
@@ -408,12 +416,13 @@ def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tupl
 
 
 def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns the list with `instruction` cleared on messages whose text the user has probably pasted.
+    """Returns the list, with `instruction` set to None on messages whose text the user has probably pasted.
 
-    Here, a turn is the messages between two replies or tool results. If a turn contains instructions but no
-    other text of the user, the user has probably pasted the turn's last message. So the `instruction` of this
-    message is cleared. It is kept if the next message is the reply that the client itself adds after such
-    instructions (`InstructionForm.client_reply`).
+    The messages between two replies or tool results are examined together. If they contain instructions but
+    no other text of the user, the user has probably pasted the last of them. So the `instruction` of this
+    message becomes None. If the client's message was divided, this applies to all its parts. The
+    `instruction` stays if the next message is the reply that the client itself adds after such instructions
+    (`InstructionForm.client_reply`).
     """
     unmarked = list(messages)
     start = 0
@@ -435,7 +444,11 @@ def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ..
 
 
 def _is_user_text(record: Message) -> bool:
-    """Returns whether a message appears to contain text of the user, not only text of the client program."""
+    """Returns whether a message seems to contain text of the user.
+
+    The result is False if the message is empty, is project instructions, or is only a `<system-reminder>`,
+    which a client adds.
+    """
     if record.instruction is not None:
         return False
     text = record.text.strip()
@@ -453,9 +466,10 @@ def _has_client_reply(record: Message, reply: str) -> bool:
 
 
 def rejoin_divided_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Restores messages that were divided to the form in which the client sent them.
+    """Returns the messages, with the parts of divided messages replaced by the message that the client sent.
 
-    A message of which a part was removed stays divided.
+    The parts of a message stay divided if one of them is missing, for example because a compaction has
+    removed it.
     """
     if not any(each.source for each in messages):
         return messages

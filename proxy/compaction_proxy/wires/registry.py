@@ -1,4 +1,4 @@
-"""The supported wires, by name and by path."""
+"""Lists the supported wires by name, and finds the wire of a request by its method and path."""
 
 from collections.abc import Mapping
 from functools import lru_cache

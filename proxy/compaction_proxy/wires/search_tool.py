@@ -1,7 +1,9 @@
-"""Offers the search tool to the model, and joins the responses before and after calls of the tool.
+"""Adds the proxy's search tool to requests, and joins the responses before and after calls of the tool.
 
-With this tool, a model searches the messages that compactions have removed. The proxy answers the calls
-itself, and the client sees all responses of the model as one. Each wire has its own `SearchTool` and filters.
+With this tool, a model searches the messages that compactions have removed. If a response calls the tool, the
+proxy answers the calls: it sends their results to the upstream in a further request. The client sees all
+responses as one. Each wire has its own `SearchTool`, and filters that remove the calls of the tool from
+responses.
 """
 
 import zlib
@@ -21,14 +23,18 @@ from compaction_proxy.wires.json.values import (
 )
 from compaction_proxy.wires.sse import EventSplitter
 
-# If a response has more bytes than this, its events are not kept, and the proxy cannot continue the response.
+# If a streamed response has more bytes than this, its events are not kept. The proxy then cannot answer calls
+# of the search tool in it.
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
-# Kept events are compressed whenever this many bytes have accumulated, which takes a third of a millisecond.
+# `EventBuffer` compresses events whenever more than this many bytes have accumulated. One compression takes a
+# third of a millisecond.
 BLOCK_BYTES: Final = 64 * 1024
 
 
 class EventBuffer:
-    """Keeps events in order, compressed in blocks.
+    """Keeps the server-sent events of one response in order, compressed in blocks.
+
+    If the events have more than `MAX_KEPT_BYTES` bytes, it drops events to limit its memory.
 
     Attributes:
         size_bytes: The size of all events that were added, before compression.
@@ -45,7 +51,7 @@ class EventBuffer:
         return self.size_bytes <= MAX_KEPT_BYTES
 
     def add(self, event: bytes) -> None:
-        """Adds an event."""
+        """Adds an event. The buffer is no longer complete if its events then exceed `MAX_KEPT_BYTES`."""
         self.size_bytes += len(event)
         self._unpacked += event
         if len(self._unpacked) > BLOCK_BYTES:
@@ -56,7 +62,7 @@ class EventBuffer:
             self._unpacked.clear()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yields all events that were added. If `is_complete` is False, some are missing."""
+        """Yields the events that were added, in order. If `is_complete` is False, some are missing."""
         events = EventSplitter()
         for block in self._blocks:
             yield from events.feed(zlib.decompress(block))
@@ -74,7 +80,7 @@ def decode_event(data: bytes) -> JsonObject:
 
 
 def add_usage(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> JsonObject:
-    """Adds the numbers of two `usage` objects. Values that are not numbers are taken from `later`."""
+    """Returns the sum of two `usage` objects. Values that are not numbers are taken from `later`."""
     total = dict(later)
     for key, value in earlier.items():
         other = later.get(key)
@@ -90,26 +96,33 @@ def _is_number(value: object) -> bool:
 
 
 class StreamFilter(Protocol):
-    """Hides the calls of the search tool in the events of one wire. A `StreamJoiner` creates it."""
+    """Hides the calls of the proxy's search tool in the streams of one wire.
+
+    Each `StreamJoiner` has its own filter, which reads all responses that are joined, one after the other.
+    """
 
     def filter_event(self, event: bytes) -> bytes:
-        """Returns the bytes to send to the client for an event of the upstream."""
+        """Returns the bytes to send to the client in place of an event of the upstream."""
 
     def list_own_calls(self) -> Iterable[str]:
-        """Returns the arguments of each call of the search tool in the current response."""
+        """Returns the arguments of each call of the proxy's search tool in the current response."""
 
     def end_answer(self) -> JsonObject:
-        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next response."""
+        """Ends the current response. Returns its message, as `SearchTool.build_turn` expects it.
+
+        Events that are passed to the filter later belong to the next response.
+        """
 
     def encode_error_event(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client, given the error's body on this wire."""
+        """Returns the event that reports an error to the client. `body` is the JSON of the error."""
 
 
 class StreamJoiner:
-    """Joins one or more upstream streams into one stream for the client. Hides calls of the search tool.
+    """Joins one or more upstream streams into one stream for the client.
 
-    If a response calls only the search tool, its end is not sent to the client. The client gets the
-    upstream's next response as a continuation of this response.
+    Calls of the proxy's search tool are hidden from the client. If a response calls this tool and no tool of
+    the client, the joiner leaves out the end of the response. The client gets the upstream's next response as
+    a continuation of this response.
 
     Args:
         open_filter: Creates a filter for the events of the wire. The filter reads the attributes of the
@@ -119,10 +132,11 @@ class StreamJoiner:
     Attributes:
         is_first_answer: Whether the current response is the first one.
         may_answer_calls: Whether the proxy may answer calls of the search tool in the current response. If
-            False, these calls are only removed.
+            False, these calls are removed and not answered.
         previous_usage: The usage of all earlier responses together.
-        usage: The part of the current response's usage that has arrived.
-        buffered_events: Events of the current response that are read again when the next response starts.
+        usage: What has arrived of the current response's usage.
+        buffered_events: Events of the current response. `start_next_answer` builds the message of the
+            response from them.
         is_continuing: Whether another response of the upstream will continue the current response.
         is_done: Whether the upstream has signalled the end of the current response.
     """
@@ -140,7 +154,7 @@ class StreamJoiner:
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of bytes of the current response that `start_next_answer` will read again."""
+        """The number of bytes in `buffered_events`, which `start_next_answer` will read."""
         return self.buffered_events.size_bytes
 
     @property
@@ -152,7 +166,7 @@ class StreamJoiner:
         return tuple(self._filter.list_own_calls()) if self.is_continuing else ()
 
     def feed(self, chunk: bytes) -> bytes:
-        """Returns the bytes to send to the client when this chunk arrives."""
+        """Takes the next bytes of the upstream's response. Returns the bytes to send to the client now."""
         return b"".join([self._filter.filter_event(event) for event in self._events.feed(chunk)])
 
     def flush_rest(self) -> bytes:
@@ -161,7 +175,9 @@ class StreamJoiner:
         return self._filter.filter_event(rest) if rest else b""
 
     def start_next_answer(self, *, may_answer_calls: bool) -> JsonObject:
-        """Prepares for the next response. Returns the model's message for `SearchTool.build_turn`.
+        """Ends the current response. Returns its message, as `SearchTool.build_turn` expects it.
+
+        Bytes that are passed to `feed` later belong to the next response.
 
         Args:
             may_answer_calls: Whether the proxy may answer calls of the search tool in the next response, too.
@@ -176,10 +192,10 @@ class StreamJoiner:
 
 
 class AnswerFilter(Protocol):
-    """Hides the calls of the search tool in responses of one wire that are not streams.
+    """Hides the calls of the proxy's search tool in responses of one wire that are not streams.
 
     Attributes:
-        call_marker: Bytes that every response with a call contains.
+        call_marker: Bytes that every response with a tool call contains. Without them, it need not be parsed.
         envelope: Members that identify a response, such as its id. A joined response gets those of the first
             response.
         calls: The arguments of each call of the search tool in the current response.
@@ -196,14 +212,22 @@ class AnswerFilter(Protocol):
         """Returns whether the response is complete and calls no tool of the client."""
 
     def keep_answer(self) -> JsonObject:
-        """Stores the visible content of a response that will be continued. Returns the model's message."""
+        """Stores the content of a response that will be continued, for `complete_answer`.
+
+        Returns the message of the response, as `SearchTool.build_turn` expects it.
+        """
 
     def complete_answer(self) -> None:
-        """Removes the calls of the tool from the last response, and adds the content of earlier responses."""
+        """Completes the last response, which the client gets.
+
+        Removes the calls of the search tool, and adds the content of the earlier responses.
+        """
 
 
 class AnswerJoiner:
-    """Joins one or more upstream responses that are not streams, and hides the calls of the search tool.
+    """Joins one or more upstream responses that are not streams into one response for the client.
+
+    Calls of the proxy's search tool are hidden from the client.
 
     Args:
         open_filter: Creates a filter of the wire, given the name of the search tool.
@@ -223,14 +247,14 @@ class AnswerJoiner:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The arguments of each call that the proxy must answer after `join_answer` has returned None."""
+        """The arguments of each call of the proxy's search tool in the latest response."""
         return self._filter.calls
 
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
-        """Returns the body for the client, or None if the proxy must first answer calls of the search tool.
+        """Returns the body for the client, or None if the proxy must first answer calls of its search tool.
 
-        If the first response has no calls of the tool, `body` itself is returned. The result is empty if a
-        later response is not JSON.
+        If the first response has no calls of the tool, returns `body` itself. If a later response is not a
+        JSON object, returns no bytes.
 
         Args:
             body: The upstream's response.
@@ -268,7 +292,7 @@ def _decode_body(body: bytes) -> JsonObject:
 
 
 class ItemFormat(NamedTuple):
-    """Describes the responses of a wire on which a response is a list of items, some of which are tool calls.
+    """Describes the responses of a wire on which a response contains a list of items, such as tool calls.
 
     Attributes:
         list_member: The member of a response that contains its items.
@@ -278,9 +302,9 @@ class ItemFormat(NamedTuple):
         read_arguments: Returns the arguments of a call as JSON text.
         must_client_answer: Returns whether an item is a call that the client must answer.
         is_complete: Returns whether a response is complete, that is, not cut off.
-        build_message: Builds the message of a response from its items.
+        build_message: Builds the message of a response from its items, as `SearchTool.build_turn` expects it.
         adapt_end: Changes the last response in place, for example its stop reason. The second argument says
-            whether all its calls were calls of the search tool.
+            whether the response calls the search tool and no tool of the client.
     """
 
     list_member: str
@@ -294,7 +318,7 @@ class ItemFormat(NamedTuple):
 
 
 class ItemAnswerFilter:
-    """Hides the calls of the search tool in responses that are lists of items; see `AnswerFilter`.
+    """Hides the calls of the proxy's search tool in responses with a list of items; see `AnswerFilter`.
 
     Args:
         item_format: The format of the responses.
@@ -326,19 +350,25 @@ class ItemAnswerFilter:
         return not self._calls_client and self._format.is_complete(self._payload)
 
     def keep_answer(self) -> JsonObject:
-        """Stores the visible items of a response that will be continued. Returns the model's message."""
+        """Stores the items that are not calls of the proxy's search tool, for `complete_answer`.
+
+        Returns the message of the response, as `SearchTool.build_turn` expects it.
+        """
         self._previous_items += self._shown
         return self._format.build_message(self._items)
 
     def complete_answer(self) -> None:
-        """Removes the calls of the tool from the last response, and adds the items of earlier responses."""
+        """Completes the last response, which the client gets.
+
+        Removes the calls of the search tool, and adds the items of the earlier responses.
+        """
         if self._format.adapt_end:
             self._format.adapt_end(self._payload, bool(self.calls) and not self._calls_client)
         self._payload[self._format.list_member] = [*self._previous_items, *self._shown]
 
 
 def is_call(item: Mapping[str, Any], call_type: str, name: str) -> bool:
-    """Returns whether an item or a block has the type `call_type` and calls the tool `name`."""
+    """Returns whether an element of a response is a tool call of the type `call_type` for the tool `name`."""
     return item.get("type") == call_type and item.get("name") == name
 
 
@@ -376,9 +406,9 @@ class SearchTool:
         forbidding_choice: The JSON value of `tool_choice` that forbids all tool calls.
         allows_tool: Returns whether a request allows one more tool. Its argument is a function that returns
             the JSON of a member of the request's body (`json.slices.read_member`).
-        build_turn: Builds the elements that are added to the next request. These are the message that the
-            joiner returned, and the results of the calls in it, in order. The arguments are this message and
-            the texts of the results.
+        build_turn: Builds the elements that the proxy adds to the messages of the next request. These are the
+            message of the latest response, and the results of the calls in it, in order. The arguments are
+            this message, which a joiner has returned, and the texts of the results.
         open_stream_joiner: Creates a joiner for streams, given the tool's name.
         open_answer_joiner: Creates a joiner for responses that are not streams, given the tool's name.
         requires_same_tools: Returns whether a provider accepts the elements that `build_turn` has built only
@@ -395,9 +425,10 @@ class SearchTool:
     requires_same_tools: Callable[[Sequence[Mapping[str, Any]]], bool] = _never_requires_same_tools
 
     def inspect_tool_support(self, raw: bytes, name: str) -> ToolSupport:
-        """Finds out whether a tool of this name can be added to a body.
+        """Finds the tools of a body, and whether the proxy can add a tool of this name to it.
 
-        It cannot be added if the client defines a tool of that name, or if `allows_tool` returns False.
+        The proxy cannot add the tool if the body already has a tool of this name, if the body's `tools` are
+        not a list, or if `allows_tool` returns False.
 
         Raises:
             UnreadableBodyError: If the body is not a JSON object (see `json.slices.find_members`).
@@ -410,9 +441,9 @@ class SearchTool:
         return ToolSupport(raw, places, bool(tools), is_list and not is_taken and self.allows_tool(read))
 
     def forbid_calls(self, raw: bytes) -> bytes:
-        """Returns the body with a tool choice that forbids all calls.
+        """Returns the body with a `tool_choice` that forbids all tool calls.
 
-        The given body must have no tool choice, or null as its value.
+        The given body must have no `tool_choice`, or null as its value.
         """
         return _set_member(raw, find_members(raw).get("tool_choice"), "tool_choice", self.forbidding_choice)
 
@@ -436,7 +467,7 @@ class SearchTool:
 
 
 def add_tool(support: ToolSupport, tool: bytes) -> bytes:
-    """Returns the body with this tool added after the client's tools."""
+    """Returns the body in `support` with this tool, given as JSON, added after the client's tools."""
     raw, place = support.raw, support.member_slices.get("tools")
     if support.has_tools and place:
         stop = len(raw[: place.stop - 1].rstrip(b" \t\n\r"))
@@ -445,7 +476,10 @@ def add_tool(support: ToolSupport, tool: bytes) -> bytes:
 
 
 def _set_member(raw: bytes, place: Slice | None, name: str, value: bytes) -> bytes:
-    """Returns the body with the value of a member replaced, or with the member added at its end."""
+    """Returns the body with the value of a member replaced.
+
+    If the body does not have the member, adds it at the end of the body.
+    """
     if place:
         return b"".join((raw[: place.start], value, raw[place.stop :]))
     stop = raw.rindex(b"}")
@@ -455,8 +489,8 @@ def _set_member(raw: bytes, place: Slice | None, name: str, value: bytes) -> byt
 def is_prefill(last: bytes) -> bool:
     """Returns whether a request's last message is the beginning of a reply, which the model must continue.
 
-    The proxy must not add a message after it, because providers would then refuse the request or start the
-    reply from the beginning.
+    The proxy must not add a message after such a message. Providers would then refuse the request, or the
+    model would begin a new reply.
 
     Args:
         last: The bytes of the message.

@@ -1,7 +1,7 @@
-"""Splits streams of server-sent events, reads the data of an event, and replaces it.
+"""Splits streams of server-sent events into events, and reads or replaces the data of an event.
 
-Lines may end with CRLF, LF or CR. The result does not depend on the sizes of the chunks in which the stream
-arrives. Comments and fields other than `data` stay unchanged.
+Lines may end with CRLF, LF or CR. The sizes of the chunks in which a stream arrives do not matter. If the
+data of an event is replaced, its comments and its fields other than `data` stay unchanged.
 """
 
 import re
@@ -10,12 +10,12 @@ from typing import Final
 import msgspec
 
 DONE_DATA: Final = b"[DONE]"
-# An event with more bytes than this is returned in parts, as if each part were an event. Its data cannot be
-# read then.
+# An event with more bytes than this is returned in parts, as if each part were an event. This saves memory.
+# The data of such an event cannot be read.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
 # Matches the end of an event, which is two line ends. The second line end may not be a CR at the very end of
-# the bytes, because the next chunk may begin with an LF that belongs to it.
+# the bytes, because the next chunk may begin with an LF that belongs to this CR.
 _BORDER: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r(?=.))", re.DOTALL)
 _USUAL_BORDER: Final = b"\n\n"
 _LONGEST_BORDER: Final = 4
@@ -25,14 +25,14 @@ _DATA: Final = b"data:"
 
 
 class EventSplitter:
-    """Splits a stream into events. Each event keeps its own bytes and the blank line after it."""
+    """Splits a stream into events. The bytes of an event include the blank line that ends it."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._search_start = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Returns the events that this chunk completes, in order."""
+        """Takes the next bytes of the stream. Returns the events that they complete, in order."""
         if not self._buffer and chunk.endswith(_USUAL_BORDER) and b"\r" not in chunk:  # the usual case
             *events, rest = chunk.split(_USUAL_BORDER)
             if not rest:
@@ -66,7 +66,10 @@ def read_data(event: bytes) -> bytes:
 
 
 def replace_data(event: bytes, data: bytes) -> bytes:
-    """Returns the event with other data, which must be one line. Other lines and line ends stay the same."""
+    """Returns the event with `data`, which must be one line, in place of its own data.
+
+    All other lines, and all line ends, stay the same.
+    """
     parts: list[bytes] = []
     is_written = False
     for line in _LINE.findall(event):
@@ -86,7 +89,10 @@ _TYPED_EVENT: Final = msgspec.json.Decoder(_TypedEvent)
 
 
 def has_only_events(seen: bytes, types: frozenset[str]) -> bool:
-    """Returns whether all complete events in the first bytes of a stream are comments or of these types."""
+    """Returns whether each complete event in `seen` is a comment, or has data with one of these types.
+
+    `seen` contains the first bytes of a stream. Returns False if the data of an event is not a JSON object.
+    """
     try:
         data = filter(None, map(read_data, EventSplitter().feed(seen)))
         return all(_TYPED_EVENT.decode(each).type in types for each in data)

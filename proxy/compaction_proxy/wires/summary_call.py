@@ -1,8 +1,8 @@
 """Helps the wires to build summary calls, and finds out which members of a call a provider refuses.
 
-The body of a call contains either text of the proxy alone, or the client's conversation followed by the
-prompt. In the second form, tools and other members that a provider puts before the messages keep exactly the
-client's bytes, so that the provider's prompt cache still applies.
+A summary call is a request of the proxy to the summary model. It contains either only messages that the proxy
+has written, or the client's messages followed by the prompt. In the second form, the tools and all other
+members that affect the prompt keep exactly the client's bytes, so that the provider's prompt cache applies.
 """
 
 import json
@@ -19,19 +19,22 @@ from compaction_proxy.wires.json.slices import find_members
 from compaction_proxy.wires.json.values import as_object, parse_json
 from compaction_proxy.wires.usage import UsageFormat, as_token_count
 
-# Added after tool results at the end of a conversation, because the user message with the prompt may not
-# directly follow tool results.
+# If a conversation ends with tool results, a summary call adds this message before the user message with the
+# prompt, because a user message may not directly follow tool results.
 ACKNOWLEDGEMENT: Final = Message(role="assistant", text="Understood.")
-# Matches the names of OpenAI's reasoning models. They accept no temperature, name the output limit
-# `max_completion_tokens`, and count thinking tokens towards this limit.
+# Matches the names of OpenAI's reasoning models. These models accept no temperature, expect the output limit
+# in `max_completion_tokens`, and count thinking tokens towards this limit.
 _REASONING: Final = re.compile(r"(?:^|/)(?:o\d|gpt-5(?!.*chat)|gpt-[6-9])", re.IGNORECASE)
-# Tokens added to the output limit for thinking, if the call does not continue the client's conversation.
+# The tokens for thinking that are added to the output limit of a call to a reasoning model, if the call does
+# not continue the client's conversation.
 REASONING_ALLOWANCE_TOKENS: Final = 2_000
-# Tokens added for thinking, if the call continues the client's conversation. Such a call keeps the client's
-# reasoning effort, because the prompt cache depends on it.
+# The tokens for thinking that are added to the output limit of a call to a reasoning model, if the call
+# continues the client's conversation. Such a call keeps the client's reasoning effort, because the prompt
+# cache depends on it. This effort may be high, so more tokens are added.
 CLIENT_EFFORT_ALLOWANCE_TOKENS: Final = 8_000
 _CACHE_KEY_HOSTS: Final = re.compile(r"api\.openai\.com|.+\.openai\.azure\.com")
-# The fields in which errors name a parameter. Other fields are ignored, because they may quote the request.
+# The fields of a provider's error that may contain the name of a refused parameter. Other fields are ignored,
+# because they may quote the request.
 _ERROR_FIELDS: Final = frozenset(
     {"error", "errors", "param", "message", "detail", "details", "msg", "loc", "code"}
 )
@@ -54,8 +57,8 @@ class SummaryCallFormat:
         build_request: Builds the body of a call from the call and the result of `build_own_members`.
         parse_answer: Parses the body of a successful response. Raises `SummaryError` with the reason
             `garbage` if the body does not have the form of a response.
-        headers: Headers that a call needs in addition to the credential. A header that the client's request
-            has is not added.
+        headers: Headers that a call needs in addition to the credential. A header is not added if the
+            client's request already has it.
     """
 
     path: str
@@ -93,7 +96,7 @@ def accepts_prompt_cache_key(url: str) -> bool:
 
 
 def read_client_members(conversation: ContinuedConversation | None) -> dict[str, bytes]:
-    """Returns the members of the client's body as JSON; empty if there is no conversation."""
+    """Returns the JSON of each member of the client's body, by name; empty if `conversation` is None."""
     if conversation is None:
         return {}
     raw = conversation.raw_body
@@ -101,7 +104,7 @@ def read_client_members(conversation: ContinuedConversation | None) -> dict[str,
 
 
 def read_client_object(conversation: ContinuedConversation | None, name: str) -> dict[str, Any]:
-    """Returns the member `name` of the client's body; empty if it is absent or not an object."""
+    """Returns the member `name` of the client's body; an empty dict if it is absent or not an object."""
     return as_object(parse_json(read_client_members(conversation).get(name, b"")))
 
 
@@ -111,7 +114,10 @@ def has_tools(client_members: Mapping[str, bytes], name: str = "tools") -> bool:
 
 
 def append_prompt(conversation: ContinuedConversation, prompt: str) -> tuple[Message, ...]:
-    """Returns the messages of a conversation, followed by the prompt."""
+    """Returns the messages of a conversation, followed by a user message with the prompt.
+
+    If the conversation ends with a tool result, `ACKNOWLEDGEMENT` comes before the prompt.
+    """
     messages = conversation.messages
     acknowledgements = (ACKNOWLEDGEMENT,) if messages and messages[-1].answered_call_ids else ()
     return (*messages, *acknowledgements, Message(role="user", text=prompt))
@@ -150,7 +156,10 @@ def build_summary_answer(
     called_tools: bool,
     refused: bool,
 ) -> SummaryAnswer:
-    """Builds a `SummaryAnswer`. Its token counts are 0 if the payload has no plausible usage."""
+    """Builds a `SummaryAnswer` from its other fields and the usage in `payload`, the decoded response.
+
+    The token counts are 0 if the payload has no plausible usage.
+    """
     usage = usage_format.parse_counts(payload.get("usage"))
     return SummaryAnswer(
         text=text,
@@ -164,10 +173,10 @@ def build_summary_answer(
 
 
 def find_refused_member(body: bytes, own_members: Mapping[str, Any]) -> str | None:
-    """Finds the member of a summary call that a provider refuses. Returns None if its error names none.
+    """Returns the name of the member that a provider refuses in a summary call; None if its error names none.
 
-    If the error names the requested reasoning effort, the provider refuses only this effort. The result then
-    includes the effort, for example `reasoning_effort=minimal`.
+    If the error names both `reasoning_effort` and the requested effort, the provider refuses only this
+    effort. The result then includes the effort, for example `reasoning_effort=minimal`.
 
     Args:
         body: The body of the provider's error.
@@ -184,7 +193,10 @@ def find_refused_member(body: bytes, own_members: Mapping[str, Any]) -> str | No
 
 
 def _collect_words(root: Any) -> list[str]:
-    """Returns the texts in an error of any structure, outermost first."""
+    """Returns the texts of an error that may name a refused parameter, outermost first.
+
+    These are the texts in `_ERROR_FIELDS` at any depth, and the short texts in fields named `input`.
+    """
     words: list[str] = []
     nodes = deque([root])
     while nodes and len(words) < _MAX_WORDS:

@@ -1,9 +1,9 @@
 """Reads the token usage of a response while the response is forwarded, without delaying or changing it.
 
-While bytes are forwarded, they are only copied into a buffer of limited size. They are parsed when the
-response has ended. Usage is read only from the JSON member in which a provider reports it, never from text of
-the model that mentions usage. The position of this member differs between wires, so each wire has its own
-`UsageFormat`.
+While the proxy forwards the bytes, it only decompresses them and copies them into a buffer of limited size.
+It parses the buffer when the response has ended. Usage is read only from the JSON member in which a provider
+reports it, never from text of the model that mentions usage. The position of this member differs between
+wires, so each wire has its own `UsageFormat`.
 """
 
 import re
@@ -47,12 +47,12 @@ class UsageFormat(NamedTuple):
     Attributes:
         parse_counts: Parses a `usage` object. Returns None if its numbers are not plausible.
         find_finish_reason: Returns the reason why a response ended; empty if the response has none.
-        event_pattern: Matches the events of a stream that must be parsed.
+        event_pattern: Matches the events of a stream that may contain usage or a finish reason.
         event_member: The member of an event that has the form of a response. If it is empty, the event itself
             has this form.
         find_other_usage: Finds the usage in a response that has no member `usage`.
-        parse_stream: Parses the first bytes of a stream and its last lines. If it is None, the last usage and
-            the last finish reason in the stream are used.
+        parse_stream: Returns the usage, given the first bytes of a stream and its last lines. If it is None,
+            the last usage and the last finish reason in the stream are used.
         head_bytes: Number of bytes at the beginning of a stream that `parse_stream` needs.
     """
 
@@ -70,14 +70,14 @@ class UsageFormat(NamedTuple):
         return self.find_other_usage(answer) if usage is None and self.find_other_usage else usage
 
     def get_answer(self, event: JsonObject) -> JsonObject:
-        """Returns the part of an event that has the form of a response."""
+        """Returns the part of an event that has the form of a response; empty if there is none."""
         return as_object(event.get(self.event_member)) if self.event_member else event
 
     def parse_body(self, body: bytes, *, is_event: bool = False) -> TokenUsage | None:
-        """Returns the usage in a JSON response, which may lack its first members.
+        """Returns the usage in a JSON response, with the finish reason; None if there is no plausible usage.
 
         Args:
-            body: The response.
+            body: A JSON object: a response, or the data of an event. Its first members may be missing.
             is_event: Whether `body` is the data of an event.
         """
         payload = as_object(parse_json(body))
@@ -87,7 +87,7 @@ class UsageFormat(NamedTuple):
 
 
 def as_token_count(value: object) -> int | None:
-    """Returns the value if it is a plausible number of tokens, else None."""
+    """Returns the value if it is an integer of at least 0 and below `_IMPLAUSIBLE_TOKENS`, else None."""
     return value if type(value) is int and 0 <= value < _IMPLAUSIBLE_TOKENS else None
 
 
@@ -101,7 +101,10 @@ def build_usage(prompt: object, completion: object, cached: object) -> TokenUsag
 
 
 def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator[JsonObject]:
-    """Yields the data of the events in `tail` that match a pattern, the last event first."""
+    """Yields the decoded data of those events in `tail` that match the pattern, the last event first.
+
+    The data of an event must be one line. Yields an empty object for data that is not a JSON object.
+    """
     for line in reversed(tail.replace(b"\r", b"\n").split(b"\n")):
         if line.startswith(b"data:") and pattern.search(line):
             yield as_object(parse_json(line[5:]))
@@ -113,7 +116,7 @@ def _parse_last_events(usage_format: UsageFormat, first: bytes, rest: bytes) -> 
     Args:
         usage_format: The format of the wire.
         first: The end of a line whose beginning was not kept; empty if the whole stream was kept.
-        rest: The lines after it.
+        rest: The part of the stream after `first`.
     """
     usage, reason = None, ""
     for payload in iter_payloads_backwards(rest, usage_format.event_pattern):
@@ -132,13 +135,13 @@ def _find_usage_in_tail(
 ) -> TokenUsage | None:
     """Finds the usage among the last members of a body that is too large to keep.
 
-    The text `"usage":` may also occur in the model's reply. To exclude this, the bytes from `"usage":` to
-    the end of the body are put after the opening braces of the objects that contain the real `usage` member.
-    It is the real member only if the result is valid JSON.
+    The text `"usage":` may also occur in the model's reply. To exclude this, the function takes the bytes
+    from `"usage":` to the end of the body, and puts the beginning of a body, such as `{`, before them. The
+    text is the real member only if the result is valid JSON.
 
     Args:
         usage_format: The format of the wire.
-        tail: The end of the body.
+        tail: The last bytes of the body.
         is_event: Whether the body is the data of an event.
     """
     opening = b'{"%b":{' % usage_format.event_member.encode() if is_event else b"{"
@@ -153,8 +156,8 @@ def _find_usage_in_head(
 ) -> TokenUsage | None:
     """Finds the usage among the first members of a body that is too large to keep.
 
-    The text `"usage":` may also occur in the model's reply. To exclude this, the bytes before it must
-    consist of complete members of one object.
+    The text `"usage":` may also occur in the model's reply. It is the real member only if the bytes before it
+    are the beginning of a JSON object and consist of complete members.
     """
     for match in list(_USAGE.finditer(head))[:_MAX_CANDIDATES]:
         if parse_json(head[: match.start()] + b'"usage":0}') is None:
@@ -168,10 +171,10 @@ def _find_usage_in_head(
 
 
 class UsageTap:
-    """Reads the usage in one response body while the body is forwarded.
+    """Reads the usage in one response body while the proxy forwards the body.
 
-    It keeps the first bytes of a stream that the parser needs (`head_bytes`), and the last 64 KiB. It keeps
-    the first and the last 64 KiB of any other body.
+    Of a stream, it keeps the first bytes (`UsageFormat.head_bytes`) and the last 64 KiB. Of any other body,
+    it keeps the first and the last 64 KiB.
 
     Args:
         usage_format: The format of the wire.
@@ -191,7 +194,11 @@ class UsageTap:
         self._seen_bytes = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Records the next bytes as sent. Never fails, and only copies or decompresses the bytes."""
+        """Takes the next bytes of the body, as the upstream sent them.
+
+        Copies the bytes into a buffer, and decompresses them first if the body is compressed. Raises no error
+        if the bytes are damaged.
+        """
         if self._inflater is None:
             self._buffer_bytes(chunk)
             return
@@ -222,7 +229,8 @@ class UsageTap:
                 return self._format.parse_body(head + tail)
             usage = _find_usage_in_tail(self._format, tail)
             return usage or _find_usage_in_head(head, self._format.parse_counts)
-        # If the beginning of a line was not kept, the rest may look like a complete line. So it is separated.
+        # `tail` may begin in the middle of a line, and the rest of this line may look like a complete line.
+        # So this rest is separated from the lines after it.
         first, *lines = (b"", head + tail) if whole else _LINE_ENDS.split(tail, 1)
         rest = lines[0] if lines else b""
         if self._format.parse_stream:

@@ -25,8 +25,8 @@ class MemberNames(NamedTuple):
         output_limits: Members that limit the output, in tokens. The first one that sets a limit is used.
         prompt_members: Members other than the messages that count as prompt tokens, such as tools.
         skip_indicators: Members that show whether the body must be left unchanged (`Wire.find_skip_reason`).
-        thinking_budgets: The thinking budgets, in tokens. Each is a pair of a member and of the key of the
-            budget in this member. The output limit must exceed the budget.
+        thinking_budgets: Where a body sets budgets for thinking, in tokens. Each pair consists of the name of
+            a member and the key of a budget in this member. The output limit must exceed the budget.
     """
 
     messages: str
@@ -37,11 +37,12 @@ class MemberNames(NamedTuple):
 
 
 class AdaptedMessages(NamedTuple):
-    """The message list to forward, in a form that the provider accepts.
+    """The messages to forward, in a form that the provider accepts.
 
     Attributes:
-        messages: The list of messages.
-        members: The new JSON of other members of the body that must change together with the list, by name.
+        messages: The messages.
+        members: The new JSON of other members of the body that must change together with the messages, by
+            name.
     """
 
     messages: Sequence[Message]
@@ -64,7 +65,7 @@ def _never_continues_piece(_: bytes) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: each wire exists once and is a key
+@dataclass(frozen=True, slots=True, eq=False)  # each wire exists only once, so it is compared by identity
 class Wire:
     """One wire format.
 
@@ -76,11 +77,11 @@ class Wire:
         path_suffix: The end of the paths to which clients post conversations.
         digest_seed: The first bytes of the input of prefix digests. Each wire has a different seed, so that
             requests of one wire never match the compactions of another wire.
-        member_names: The names of body members.
+        member_names: The names of the body members that the proxy reads.
         split_message_list: Splits the value of `member_names.messages` into elements. Raises
             `UnreadableBodyError` if the proxy cannot handle the value.
-        find_skip_reason: Returns why a body with these members (`member_names.skip_indicators`, by name) must
-            stay unchanged; empty if it may change.
+        find_skip_reason: Returns why the proxy must not change a body; empty if it may. The argument is the
+            JSON of those `member_names.skip_indicators` that the body has, by name.
         group_into_pieces: Groups the elements into pieces.
         may_continue_piece: Returns whether the next element may belong to the same piece as this element.
         parse_uncounted: Parses a piece, and estimates the tokens of its parts that are not text, for a given
@@ -89,18 +90,18 @@ class Wire:
             0 if the bytes are not a valid piece.
         parse_message: Parses a piece, and computes the digest of the message. Raises `UnreadableBodyError` if
             the bytes are not a valid piece.
-        encode_message: Encodes a message that the proxy has written itself as a piece.
+        encode_message: Returns the piece for a message that the proxy has written itself.
         attach_parts: Adds all parts of a client's message that are not text to a message that the proxy has
             written. The arguments are the proxy's message and the client's message.
-        shorten_message: Shortens the text of a message to about a share (0..1). A notice in the text says
-            that something is missing, and names the message by the given handle. Returns the same object if
-            the result would not be shorter.
-        join_messages: Encodes messages as the bytes between the brackets of the array.
+        shorten_message: Shortens the text of a message to about the given share (0..1) of its length. A
+            notice in the text says that something is missing, and contains the given handle of the message.
+            Returns the same object if the result would not be shorter.
+        join_messages: Encodes messages as the bytes between the brackets of the array of messages.
         summary_call_format: The format of the proxy's own summary calls.
         usage_format: Describes where responses report their usage.
         may_hold_back_stream: Returns whether the first bytes of a stream contain no part of the reply, so
-            that an error may still follow. The proxy does not forward the bytes yet while the result is True.
-            It calls the function again when more bytes have arrived.
+            that an error may still follow. While the result is True, the proxy does not forward the bytes. It
+            calls the function again when more bytes have arrived.
         encode_error: Encodes an error of the proxy as a body in this format.
         api_key_header: The header field in which providers expect the proxy's own key. If it is empty, the
             proxy uses the field in which the client sends its key.
@@ -108,10 +109,10 @@ class Wire:
             pieces.
         adapt_for_provider: Adapts messages so that the provider accepts them. The arguments are the client's
             body and the messages that replace the client's messages.
-        search_tool: The tool with which the model searches removed messages. None if the proxy does not offer
-            it on this wire.
-        drop_refused_content: Returns a body without the content that the provider has refused. The arguments
-            are the refused body and the body of the error. None if no such content can be removed.
+        search_tool: The tool with which the model searches messages that compactions have removed. None if
+            the proxy does not offer this tool on this wire.
+        drop_refused_content: Returns a body without the content that the provider has refused, or None if no
+            such content can be removed. The arguments are the refused body and the body of the error.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""The Chat Completions wire: `POST …/chat/completions`."""
+"""Reads and writes the Chat Completions wire, the format of requests to `…/chat/completions`."""

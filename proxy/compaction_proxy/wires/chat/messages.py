@@ -1,4 +1,4 @@
-"""Converts chat messages to `Message` objects and back, and shortens them.
+"""Converts messages of the Chat Completions wire to `Message` objects and back, and shortens them.
 
 It also estimates the tokens of the parts of messages that are not text.
 """
@@ -36,16 +36,17 @@ from compaction_proxy.wires.json.values import (
     encode_json,
 )
 
-# A message with one of these roles makes no tool calls, even if it has a field for them.
+# A message with one of these roles makes no tool calls. If it has a field for tool calls, the field is
+# ignored.
 _ROLES_WITHOUT_CALLS = frozenset({"system", "developer", "user", "tool", "function"})
 # Types of content parts that contain a model's thinking. They are not part of the reply.
 _THINKING_KINDS = frozenset({"thinking", "redacted_thinking", "reasoning"})
-# Fields of a message (OpenRouter, LiteLLM, Copilot, Gemini) or of a tool call (Gemini) with data that the
-# provider has signed or encrypted.
+# Fields that contain thinking which the provider has signed or encrypted. They are fields of a message
+# (OpenRouter, LiteLLM, Copilot, Gemini) or of a tool call (Gemini).
 _SIGNED_FIELDS = frozenset(
     {"reasoning_details", "thinking_blocks", "reasoning_opaque", "reasoning_signature", "extra_content"}
 )
-# Fields that contain tool calls.
+# Fields of a message that contain tool calls.
 _CALL_FIELDS = frozenset({"tool_calls", "function_call"})
 
 
@@ -72,7 +73,7 @@ def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
 
 
 def _has_signature(fields: Mapping[str, Any]) -> bool:
-    """Returns whether a message with calls contains thinking that its provider verifies."""
+    """Returns whether a message contains thinking, or data in `_SIGNED_FIELDS`. Providers verify both."""
     holders = [fields, *(each for each in as_list(fields.get("tool_calls")) if isinstance(each, dict))]
     return any(map(_is_thought, as_list(fields.get("content")))) or any(
         each.get(name) for each in holders for name in _SIGNED_FIELDS.intersection(each)
@@ -92,7 +93,7 @@ def _iter_calls(fields: Mapping[str, Any]) -> Iterator[MessageToolCall]:
 
 
 def _iter_call_contents(fields: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yields the id and the content of each call. The legacy `function_call` has no id."""
+    """Yields the id and the content of each call. The id of the legacy `function_call` is an empty string."""
     for each in as_list(fields.get("tool_calls")):
         if isinstance(each, dict):
             yield each.get("id"), as_object(each.get("function") or each.get("custom"))
@@ -102,7 +103,7 @@ def _iter_call_contents(fields: Mapping[str, Any]) -> Iterator[tuple[Any, dict[s
 
 
 def _read_text(part: Any) -> str | None:
-    """Returns the text or the refusal of a part; None for other parts."""
+    """Returns the text or the refusal in a content part; None if the part has neither."""
     if isinstance(part, dict):
         return next((part[key] for key in ("text", "refusal") if isinstance(part.get(key), str)), None)
     return part if isinstance(part, str) else None
@@ -116,7 +117,10 @@ def _build_part(part: Any, text_offset: int) -> ContentPart | None:
 
 
 def _hash_payload(kind: str, part: Any) -> bytes:
-    """Returns the SHA-256 of a part's inline data or URL (see `hash_address`), or else of its JSON."""
+    """Returns the SHA-256 of a part's inline data or URL (see `hash_address`).
+
+    If the part has neither, returns the SHA-256 of its JSON.
+    """
     inner = part.get(kind) if isinstance(part, Mapping) else None
     if isinstance(inner, str):
         return hash_address(inner)
@@ -160,8 +164,8 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
 
     Unknown fields are kept. Long texts in the arguments of calls are shortened as well. Each part that is not
     text is replaced by a note that contains the `handle`. A message with calls and signed thinking is
-    returned unchanged, because the provider verifies both together. If a message has no calls, its thinking
-    and the signature are removed. If the result would not be shorter, the same message is returned.
+    returned unchanged, because the provider verifies both together. From a message without calls, the
+    thinking and its signature are removed. If the result would not be shorter, the same message is returned.
     """
     if record.has_signed_reasoning:
         return record

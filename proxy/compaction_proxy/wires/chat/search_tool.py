@@ -1,8 +1,9 @@
-"""Offers the search tool on the Chat Completions wire, and joins the responses before and after its calls.
+"""Offers the proxy's search tool on the Chat Completions wire, and joins the responses around its calls.
 
-In a stream, a call arrives in several pieces. Here, a piece is an element of `delta.tool_calls`. The client
-sees the texts of all responses as one response. After a call, the proxy sends the next request, which ends
-with the model's assistant message, including its calls and its thinking, and with a result for each call.
+With this tool, the model searches messages that compactions have removed. In a stream, a call arrives in
+several pieces. Here, a piece is an element of `delta.tool_calls`. If a response calls the tool, the proxy
+sends a further request. It ends with the model's assistant message, including its calls and its thinking, and
+with a result for each call. The client sees the texts of all responses as one response.
 """
 
 import json
@@ -35,11 +36,11 @@ from compaction_proxy.wires.sse import DONE_DATA, read_data, replace_data
 
 TOOL_CALLS: Final = "tool_calls"
 STOP: Final = "stop"
-# If a response has one of these finish reasons, the proxy does not answer the calls in it, because their
-# arguments may be cut off.
+# If a response has one of these finish reasons, the proxy does not answer its calls of the search tool,
+# because their arguments may be incomplete.
 CUT_OFF_REASONS: Final = frozenset({"length", "content_filter"})
 
-# Text fields whose value arrives in several pieces, which must be joined.
+# Fields whose text arrives in several pieces of a stream. `merge_piece` joins these pieces.
 _STREAMED_FIELDS: Final = frozenset(
     {"arguments", "input", "text", "summary", "data", "thinking", "signature"}
 )
@@ -51,7 +52,7 @@ class PartialToolCall:
 
     Attributes:
         fields: The fields of the call that have arrived.
-        index: The index that the provider gave the call; None if it gave none.
+        index: The `index` of the call in the upstream's response; None if it has none.
         is_ours: Whether this is a call of the proxy's search tool. None while the name of the called tool may
             be incomplete.
         client_index: The index of the call among the calls that the client sees.
@@ -74,24 +75,24 @@ class PartialToolCall:
 
     @property
     def arguments(self) -> str:
-        """The arguments as the model wrote them, or as JSON if the provider has parsed them already."""
+        """The part of the arguments that has arrived, as text. An object is encoded as JSON."""
         value = get_function(self.fields).get("arguments")
         return json.dumps(value) if isinstance(value, dict) else as_string(value)
 
 
 def get_function(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the `function` of a call, or of a piece of a call; empty if there is none."""
+    """Returns the member `function` of a call, or of a piece of a call; an empty dict if there is none."""
     return as_object(fields.get("function"))
 
 
 class ToolCallFilter:
-    """Hides the calls of the search tool in one response from the client.
+    """Hides the calls of the proxy's search tool in one response from the client.
 
     Args:
         name: The name of the search tool.
 
     Attributes:
-        client_call_count: Number of calls that were sent to the client.
+        client_call_count: The number of calls of other tools, which the client gets.
     """
 
     def __init__(self, name: str) -> None:
@@ -102,26 +103,27 @@ class ToolCallFilter:
 
     @property
     def own_calls(self) -> list[PartialToolCall]:
-        """The calls of the search tool, in order."""
+        """The calls of the search tool that have arrived, in order."""
         return [call for call in self._calls if call.is_ours]
 
     @property
     def has_only_own_calls(self) -> bool:
-        """Whether the response calls the search tool, and no call was sent to the client."""
+        """Whether the response calls the proxy's search tool and no tool of the client."""
         return bool(self.own_calls) and not self.client_call_count
 
     def filter_pieces(self, pieces: list[Any]) -> list[Any]:
-        """Returns the pieces to send to the client.
+        """Returns the pieces to send to the client in place of these pieces.
 
-        The pieces of a call are held back until the name of the called tool has arrived. Pieces are changed
-        only after the search tool was called.
+        Leaves out the calls of the search tool. Holds back the pieces of any other call until the name of its
+        tool is known, and then returns them joined into one. After a call of the search tool, gives the
+        pieces of later calls lower indices, so that no index is missing.
         """
         return [shown for piece in pieces for shown in self._filter_piece(piece)]
 
     def release_unnamed(self) -> list[Any]:
-        """Returns the calls that were held back because their name is incomplete, to be sent to the client.
+        """Returns the calls that were held back because the name of their tool was not yet known.
 
-        Call it when the response ends.
+        Call it when the response ends. The result must be sent to the client.
         """
         return [self._show_call(call) for call in self._calls if call.is_ours is None]
 
@@ -138,7 +140,8 @@ class ToolCallFilter:
     def _find_call(self, piece: JsonObject) -> PartialToolCall:
         """Returns the call to which a piece belongs.
 
-        The index alone is not sufficient, because some providers give calls no index, or all calls the same.
+        The index alone is not sufficient, because some providers give no index to calls, or the same index to
+        all calls.
         """
         raw_index = piece.get("index")
         index = raw_index if type(raw_index) is int else None
@@ -153,10 +156,10 @@ class ToolCallFilter:
     def _is_new_call(piece: JsonObject, last: PartialToolCall) -> bool:
         """Returns whether a piece begins a new call. If not, it belongs to the call `last`.
 
-        Only a piece with a function name can begin a call. Usually it has a new id. Some servers give all
-        calls the same id, or no id. In this case, a piece with a name begins a new call if its arguments
-        begin with `{` and the arguments of `last` are complete. If there is neither an id nor an index, every
-        piece with a name begins a call.
+        Only a piece with a function name can begin a call, and only if the name of `last` has arrived.
+        Usually it has a new id. Some servers give all calls the same id, or no id. In this case, a piece with
+        a name begins a new call if its arguments begin with `{` and the arguments of `last` are complete. If
+        there is neither an id nor an index, every piece with a name begins a call.
         """
         function = get_function(piece)
         if not function.get("name") or not last.name:
@@ -176,19 +179,26 @@ class ToolCallFilter:
         return None if is_incomplete and "custom" not in call.fields else False
 
     def _show_call(self, call: PartialToolCall) -> JsonObject:
-        """Marks a call as a call of a client tool. Returns its pieces that have arrived, joined into one."""
+        """Marks a call as a call of a client's tool. Returns all its pieces so far, joined into one."""
         call.is_ours = False
         call.client_index = self.client_call_count
         self.client_call_count += 1
         return self._renumber_piece(call, deepcopy(call.fields))
 
     def _renumber_piece(self, call: PartialToolCall, piece: JsonObject) -> JsonObject:
-        """Returns the piece with a new index, so that removed calls leave no gap in the indices."""
+        """Returns the piece with the index that the call has for the client.
+
+        The piece stays unchanged if the search tool was not called before, or if the call has no index.
+        """
         return {**piece, "index": call.client_index} if call.index is not None and self.own_calls else piece
 
 
 def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
-    """Merges a piece into `fields`, which contain the earlier pieces of the same object."""
+    """Merges a piece into `fields`, which contain the earlier pieces of the same object.
+
+    Objects are merged member by member. Texts in `_STREAMED_FIELDS`, and parts of a name, are appended to the
+    earlier text. Any other value replaces the earlier value, unless it is None or an empty text.
+    """
     for key, value in piece.items():
         previous = fields.get(key)
         is_text = isinstance(previous, str) and isinstance(value, str)
@@ -201,8 +211,8 @@ def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
 
 
 # Fields that contain the model's thinking before a tool call. Providers (DeepSeek, Kimi, vLLM, OpenRouter,
-# LiteLLM, Gemini) expect them in the assistant message of the next request. They may contain signatures, so
-# they stay unchanged.
+# LiteLLM, Gemini) expect these fields in the assistant message of the next request. The fields may contain
+# signatures, so their content stays unchanged.
 REASONING_FIELDS: Final = (
     "reasoning_content",
     "reasoning",
@@ -210,11 +220,12 @@ REASONING_FIELDS: Final = (
     "thinking_blocks",
     "extra_content",
 )
-# The field of `REASONING_FIELDS` that is a list. Clients join its elements that have the same `index`.
+# A field of `REASONING_FIELDS` whose value is a list. A client joins those elements of the list that have the
+# same `index`.
 REASONING_DETAILS: Final = "reasoning_details"
 
-# Matches the end of a sentence or of a heading. If the text before a call ends like this, the text after the
-# call begins a new paragraph.
+# Matches the end of a text that ends with a complete sentence or a heading. If the text before a call of the
+# search tool matches, the text after the call begins a new paragraph.
 _SENTENCE_END: Final = re.compile(r"""[.!?:\u2026\u3002\uff01\uff1f\uff1a]["'`*_)\]\u201d\u00bb]{0,8}\Z""")
 PARAGRAPH_BREAK: Final = "\n\n"
 
@@ -224,9 +235,9 @@ class AnswerContent:
     """The text and the thinking of one response, without its calls.
 
     Attributes:
-        texts: The pieces of the content and of the thinking that are plain text, by field name.
+        texts: The strings of the content and of each thinking field, in order, by field name.
         parts: The parts of the response's content, if the provider sent the content as an array.
-        reasoning: Thinking in other forms, by field name.
+        reasoning: The values of thinking fields that are not strings, by field name.
     """
 
     texts: dict[str, list[str]] = field(default_factory=dict)
@@ -235,12 +246,12 @@ class AnswerContent:
 
     @property
     def text(self) -> str:
-        """The text that the provider sent as a string, joined. The text in `parts` is not included."""
+        """The text of the content that the provider sent as strings. The text in `parts` is not included."""
         return "".join(self.texts.get("content", ()))
 
     @property
     def reasoning_index_count(self) -> int:
-        """The highest index in `reasoning_details` plus one; 0 if the response has no such index."""
+        """The highest `index` of an element of `reasoning_details`, plus one; 0 if no element has one."""
         return 1 + max((_get_index(each) for each in self.reasoning.get(REASONING_DETAILS) or ()), default=-1)
 
     def add_delta(self, delta: Mapping[str, Any]) -> None:
@@ -265,7 +276,7 @@ class AnswerContent:
             self.reasoning[key] = list(value) if isinstance(value, list) else value
 
     def build_message(self, calls: Iterable[PartialToolCall]) -> JsonObject:
-        """Builds the assistant message of the next request from this content and calls of the search tool."""
+        """Builds the assistant message of the next request from this content and these calls."""
         text_parts = [{"type": "text", "text": self.text}] if self.text else []
         return {
             "role": "assistant",
@@ -280,7 +291,7 @@ def _build_returned_call(call: PartialToolCall, index: int) -> JsonObject:
     """Builds a tool call for the assistant message of the next request.
 
     Arguments that are not a JSON object are replaced by an empty object, because some servers would refuse
-    them. The result of the call tells the model what was wrong with its arguments.
+    them. The result of the call will tell the model what was wrong with its arguments.
 
     Args:
         call: The call as the model made it.
@@ -293,7 +304,7 @@ def _build_returned_call(call: PartialToolCall, index: int) -> JsonObject:
 
 
 def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
-    """Returns the assistant message, followed by one tool message with the result of each call.
+    """Returns the assistant message, followed by a tool message for each of its calls.
 
     Args:
         message: The assistant message with the calls.
@@ -307,7 +318,10 @@ def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
 
 
 def _join_reasoning(pieces: list[Any], piece: Any) -> None:
-    """Merges a piece of reasoning into the earlier piece with the same index, or appends it."""
+    """Adds a piece of thinking to `pieces`.
+
+    Merges it into the earlier piece with the same `index`. If there is none, appends it.
+    """
     index = _get_index(piece)
     for each in pieces:
         if index >= 0 and _get_index(each) == index:
@@ -317,16 +331,16 @@ def _join_reasoning(pieces: list[Any], piece: Any) -> None:
 
 
 def _get_index(piece: object) -> int:
-    """Returns the `index` of a piece of reasoning; -1 if it has none."""
+    """Returns the `index` of a piece of thinking; -1 if it has none."""
     index = piece.get("index") if isinstance(piece, dict) else None
     return index if type(index) is int else -1
 
 
 def shift_indices(pieces: object, offset: int) -> None:
-    """Adds `offset` to the `index` of each piece of reasoning, in place.
+    """Adds `offset` to the `index` of each piece of thinking, in place.
 
-    The client joins pieces with the same index. It sees several responses as one. So the pieces of a later
-    response must not have the indices of pieces of earlier responses.
+    The client sees several responses as one, and joins pieces with the same index. So the pieces of a later
+    response must not have the same indices as pieces of earlier responses.
     """
     for piece in as_list(pieces):
         if _get_index(piece) >= 0:
@@ -336,28 +350,28 @@ def shift_indices(pieces: object, offset: int) -> None:
 def choose_text_separator(before: str, after: str) -> str:
     """Returns the separator between the text before a call and the text after it.
 
-    The separator is a paragraph break if the first text ends with a complete sentence or a heading. It is
-    empty if the sentence is incomplete, if the second text begins with white space, or if one of the texts is
-    empty.
+    The separator is a paragraph break if the first text ends with a complete sentence or a heading. Otherwise
+    it is empty. It is also empty if the second text begins with white space, or if one of the texts is empty.
     """
     is_joined = not before or not after or after[0].isspace()
     return "" if is_joined or not _SENTENCE_END.search(before) else PARAGRAPH_BREAK
 
 
-# Members of an event or a response that identify the response. The client sees those of the first response.
+# Members of an event or a response that identify the response. A joined response has those of the first
+# response.
 ENVELOPE: Final = ("id", "created", "model", "system_fingerprint", "service_tier")
-# Matches events that must be parsed because they contain calls, a finish reason or usage. The end marker of
-# the stream (`[DONE]`) is tested separately. Without it, all alternatives begin with a quote, which makes the
-# search five times as fast.
+# Matches events that must be parsed because they contain calls, a finish reason or usage. It does not match
+# the end of a stream (`[DONE]`), for which there is a separate test. Without `[DONE]`, all alternatives of
+# the pattern begin with a quote, which makes the search five times as fast.
 _EVENT_PATTERN: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usage"\s*:\s*\{)')
 
 
 class ChatStreamFilter:
-    """Hides calls of the search tool in streams on the Chat Completions wire; see `StreamFilter`.
+    """Hides calls of the proxy's search tool in streams on the Chat Completions wire; see `StreamFilter`.
 
-    In the first response, events without calls, finish reason or usage are forwarded unparsed. Later
-    responses are changed so that they continue the first response: they get its id, do not repeat the role,
-    and report the usage of all responses together.
+    In the first response, events without calls, finish reason or usage are forwarded without parsing. Later
+    responses are changed so that they continue the first response: their events get its id, do not repeat the
+    role, and report the usage of all responses together.
     """
 
     def __init__(self, stream: StreamJoiner) -> None:
@@ -373,11 +387,11 @@ class ChatStreamFilter:
         self._has_finish_reason = False  # the provider has given a finish reason
 
     def list_own_calls(self) -> list[str]:
-        """Returns the arguments of each call of the search tool in the current response."""
+        """Returns the arguments of each call of the proxy's search tool in the current response."""
         return [call.arguments for call in self._calls.own_calls]
 
     def end_answer(self) -> JsonObject:
-        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next response."""
+        """Ends the current response. Returns its message, as `SearchTool.build_turn` expects it."""
         content = AnswerContent()
         for event in self._stream.buffered_events:
             payload = decode_event(read_data(event))
@@ -394,11 +408,11 @@ class ChatStreamFilter:
         return message
 
     def encode_error_event(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client."""
+        """Returns the event that reports an error to the client. `body` is the JSON of the error."""
         return b"data: %b\n\n" % body
 
     def filter_event(self, event: bytes) -> bytes:
-        """Returns the bytes to send to the client for an event of the upstream."""
+        """Returns the bytes to send to the client in place of an event of the upstream."""
         if (
             self._stream.is_first_answer
             and not self._stream.is_continuing
@@ -422,10 +436,11 @@ class ChatStreamFilter:
         return self._filter_payload(event, payload)
 
     def _may_continue(self, reason: str) -> bool:
-        """Returns whether the proxy answers the calls of the search tool and continues the response.
+        """Returns whether the proxy answers the calls of its search tool and continues the response.
 
-        The result is False if the client must answer calls as well, or if the response is too large to keep.
-        It is also False if `reason`, the finish reason, shows that the response was cut off.
+        The result is False if the proxy may not answer calls in this response, if the response also calls
+        tools of the client, or if it is too large to keep. It is also False if `reason`, the finish reason,
+        shows that the response was cut off.
         """
         return (
             self._stream.may_answer_calls
@@ -458,10 +473,10 @@ class ChatStreamFilter:
         return b"" if is_empty else replace_data(event, encode_ascii_json(payload))
 
     def _filter_choice(self, choice: JsonObject) -> bool:
-        """Removes calls of the search tool from a choice, and returns whether the choice has changed.
+        """Removes calls of the proxy's search tool from a choice, and returns whether the choice has changed.
 
-        The finish reason is removed if the response will be continued. If it cannot be continued, and all its
-        calls were removed, the finish reason becomes `stop`.
+        If the response will be continued, also removes the finish reason. If the response will not be
+        continued and has no calls left, changes the finish reason `tool_calls` to `stop`.
         """
         delta = as_object(choice.get("delta"))
         pieces = as_list(delta.get(TOOL_CALLS))
@@ -488,7 +503,7 @@ class ChatStreamFilter:
     def _rewrite_as_continuation(
         self, payload: JsonObject, choice: JsonObject, usage_holders: list[JsonObject]
     ) -> None:
-        """Changes an event of a later response so that it continues the first response for the client."""
+        """Changes an event of a later response, in place, so that it continues the first response."""
         payload.update(self._envelope)
         for holder in usage_holders:
             holder["usage"] = add_usage(self._stream.previous_usage, holder["usage"])
@@ -508,13 +523,16 @@ def get_choice(payload: Mapping[str, Any]) -> JsonObject:
 
 
 def find_usage_holders(payload: JsonObject) -> list[JsonObject]:
-    """Returns the objects that contain `usage`: the event itself, its choice (Kimi), or `x_groq` (Groq)."""
+    """Returns those objects in an event or a response that have a member `usage`.
+
+    It searches the event or the response itself, its first choice (for Kimi) and its `x_groq` (for Groq).
+    """
     holders = (payload, get_choice(payload), as_object(payload.get("x_groq")))
     return [holder for holder in holders if isinstance(holder.get("usage"), dict)]
 
 
 class ChatAnswerFilter:
-    """Hides calls of the search tool in responses on the Chat Completions wire; see `AnswerFilter`.
+    """Hides calls of the proxy's search tool in responses on the Chat Completions wire; see `AnswerFilter`.
 
     Args:
         name: The name of the search tool.
@@ -529,11 +547,11 @@ class ChatAnswerFilter:
         self._previous_logprobs: list[Any] = []
 
     def read_answer(self, payload: JsonObject) -> bool:
-        """Reads the next response of the upstream, and returns whether it contains a message."""
+        """Reads the next response of the upstream. Returns False if it contains no message."""
         self._call_filter = ToolCallFilter(self._tool_name)
         self._choice = get_choice(payload)
         self._message = as_object(self._choice.get("message"))
-        # The calls that the client gets; calls of the search tool are not among them.
+        # The calls that the client gets. They do not include calls of the search tool.
         self._shown = self._call_filter.filter_pieces(as_list(self._message.get(TOOL_CALLS)))
         self._shown += self._call_filter.release_unnamed()
         self.calls = tuple(call.arguments for call in self._call_filter.own_calls)
@@ -544,7 +562,10 @@ class ChatAnswerFilter:
         return not self._shown and self._choice.get("finish_reason") not in CUT_OFF_REASONS
 
     def keep_answer(self) -> JsonObject:
-        """Stores the visible text of a response that will be continued. Returns the model's message."""
+        """Stores the text of a response that will be continued, for `complete_answer`.
+
+        Returns the message of the response, as `SearchTool.build_turn` expects it.
+        """
         content = AnswerContent()
         content.add_delta(self._message)
         self._previous_text += choose_text_separator(self._previous_text, content.text) + content.text
@@ -552,7 +573,10 @@ class ChatAnswerFilter:
         return content.build_message(self._call_filter.own_calls)
 
     def complete_answer(self) -> None:
-        """Removes the calls of the tool from the last response, and adds the text of earlier responses."""
+        """Completes the last response, which the client gets.
+
+        Removes the calls of the search tool, and adds the text of the earlier responses.
+        """
         choice, message, previous = self._choice, self._message, self._previous_text
         if self.calls:
             message[TOOL_CALLS] = self._shown
@@ -571,17 +595,18 @@ class ChatAnswerFilter:
 
 
 def _get_logprobs(choice: Mapping[str, Any]) -> list[Any]:
-    """Returns the log probabilities of the tokens; empty if the choice has none."""
+    """Returns the log probabilities of a choice's tokens; empty if the choice has none."""
     return as_list(as_object(choice.get("logprobs")).get("content"))
 
 
-# The proxy does not add its tool to a body with one of these members. The legacy form of tools cannot be
-# mixed with the current form, and audio responses cannot be joined.
+# The proxy does not add its search tool to a body with one of these members. The first two are the legacy
+# form of tools, which cannot be mixed with the current form. With `audio`, the responses are audio, which
+# cannot be joined.
 _EXCLUDING_MEMBERS: Final = ("functions", "function_call", "audio")
 
 
 def _allows_tool(read: MemberReader) -> bool:
-    """Returns whether the search tool may be added to a request. Returns False in these cases.
+    """Returns whether the proxy may add its search tool to a request. Returns False in these cases.
 
     - The body has a tool choice but no tools. Providers refuse such a body, and the client should see this
       error. If the search tool were added, they would accept the body.

@@ -1,4 +1,7 @@
-"""The Chat Completions format as a `Wire`, with its usage and its summary calls."""
+"""Defines `CHAT`, the `Wire` of the Chat Completions format.
+
+It also contains the functions with which this wire reads the token usage and makes summary calls.
+"""
 
 import json
 import re
@@ -27,10 +30,11 @@ from compaction_proxy.wires.summary_call import (
 from compaction_proxy.wires.usage import TokenUsage, UsageFormat, as_token_count, build_usage
 from compaction_proxy.wires.wire import MemberNames, Wire
 
-# The reasoning efforts to try, in this order. No model accepts both `minimal` and `none`.
+# The reasoning efforts that summary calls try, in this order. If a provider refuses one, later calls use the
+# next one. No model accepts both `minimal` and `none`.
 REASONING_EFFORTS: Final = ("minimal", "none", "low")
-# Members of a client's request that affect only its response, and the messages. A summary call that continues
-# the client's conversation does not copy them.
+# A summary call that continues the client's conversation does not copy these members of the client's request.
+# They affect only the response to that request, except for `messages`, which the call replaces.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stream_options", "n", "stop", "response_format", "max_tokens", "max_completion_tokens"}
     | {"logprobs", "top_logprobs", "logit_bias", "audio", "modalities", "prediction", "metadata", "store"}
@@ -51,7 +55,10 @@ def _parse_counts(value: object) -> TokenUsage | None:
 
 
 def _find_other_usage(payload: JsonObject) -> TokenUsage | None:
-    """Returns the usage from the places in which Groq, and Kimi in streams, report it."""
+    """Returns the usage in a response without a member `usage`; None if there is none.
+
+    Groq reports it in the member `x_groq`. In streams, Kimi reports it in a choice.
+    """
     return next(filter(None, (_parse_counts(each["usage"]) for each in find_usage_holders(payload))), None)
 
 
@@ -72,8 +79,8 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
 
     Args:
         call: The summary call.
-        refused: The results of `find_refused_member` for earlier calls to this provider. Members that are
-            named there are left out.
+        refused: The results of `find_refused_member` for earlier calls to this provider. The members that
+            they name are left out.
     """
     client, reasoning = read_client_members(call.conversation), is_reasoning_model(call.model)
     limit = call.max_tokens + get_thinking_allowance(call.model, call.conversation)
@@ -132,7 +139,7 @@ def parse_answer(body: bytes) -> SummaryAnswer:
 
 
 def _join_text(content: object) -> str:
-    """Returns the text of a message's content, without the thinking that some models put into the content."""
+    """Returns the text of a message's content, without the thinking that some models put into it."""
     if not isinstance(content, list):
         return as_string(content)
     parts = [part for part in map(as_object, content) if part.get("type") in {None, "text", "output_text"}]

@@ -1,1 +1,1 @@
-"""Functions that read and write JSON piece by piece."""
+"""Decodes, encodes and shortens JSON, and finds values in JSON without decoding them."""

@@ -1,13 +1,13 @@
 """Finds the members of an object and the elements of an array as slices of the JSON bytes.
 
-Values are checked to be valid JSON, but no Python objects are built from them. So big integers, duplicate
-keys, the order of keys and white space are preserved. msgspec does the check. But it is slow if there are
-many escapes, and it refuses lone surrogates, which JSON allows. In both cases, msgspec gets a copy of the
-JSON in which the escapes are masked, that is, replaced by characters that need no decoding.
+Values are checked to be valid JSON, but no Python objects are built from them. So the bytes of a value stay
+exactly as they are, including big integers and white space. msgspec does the check. But it is slow if strings
+contain many escapes, and it refuses lone surrogates, which JSON allows. In both cases, msgspec gets a copy of
+the JSON without escapes (`mask_escapes`). In this copy, all values have the same positions.
 
-Decoders take up to ten times as long for JSON with many escapes, and each call holds the interpreter lock
-until it ends. So only fast functions process megabytes of JSON in one call. All others process one piece
-(`PIECE_BYTES`) at a time.
+Each call of msgspec, or of another function that is written in C, holds the interpreter lock until it ends.
+So only fast functions process megabytes of JSON in one call. All others process a piece of `PIECE_BYTES`
+bytes in each call.
 """
 
 import codecs
@@ -20,33 +20,34 @@ import msgspec
 
 from compaction_proxy.core.errors import UnreadableBodyError
 
-# Size of a piece, in bytes for JSON and in characters for base64. It is a multiple of four, because base64 is
-# decoded in groups of four characters.
+# Long JSON is processed in pieces of this many bytes, and long base64 text in pieces of this many characters.
+# It is a multiple of four, because base64 is decoded in groups of four characters.
 PIECE_BYTES = 64 * 1024
-# If one escape occurs per `BYTES_PER_ESCAPE` bytes, a decoder takes twice as long as without escapes. A
-# numeric escape, such as `\u00e9`, counts as `NUMERIC_ESCAPE_WEIGHT` escapes.
+# If a piece of JSON has more than one escape per `BYTES_PER_ESCAPE` bytes, `mask_escapes` replaces its
+# escapes, because a decoder would take more than twice as long as without escapes. A numeric escape, such as
+# `\u00e9`, counts as `NUMERIC_ESCAPE_WEIGHT` escapes, because a decoder takes longer for it.
 BYTES_PER_ESCAPE = 5
 NUMERIC_ESCAPE_WEIGHT = 8
-# The length of the longest escape, a pair of surrogates, in bytes.
+# The length in bytes of the longest escape, a pair of surrogates such as `\ud83d\ude00`.
 _ESCAPE_BYTES = 12
 _LOW_SURROGATE = re.compile(rb"\\u[dD][c-fC-F]..", re.DOTALL)
 _CONTINUATION_MASK, _CONTINUATION = 0xC0, 0x80
-# Masking replaces a backslash by a hash sign. Outside of strings, JSON allows neither, so invalid JSON stays
-# invalid.
+# `_mask_piece` replaces backslashes by hash signs. Outside of strings, JSON allows neither, so invalid JSON
+# stays invalid.
 _BACKSLASH_TO_HASH = bytes.maketrans(b"\\", b"#")
 _HEX_DIGIT_TO_ZERO = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 _HEXADECIMAL = rb"\u0000"
-# Structural characters (RFC 8259 §2) except closing brackets. Their number is about the number of values in
-# the JSON.
+# The structural characters of JSON (RFC 8259 §2) without the closing brackets. A text has about as many of
+# them as it has values.
 _STRUCTURAL = (b",", b":", b"[", b"{")
 _LETTER_ESCAPES = (rb"\n", rb"\t", rb"\r", rb"\/", rb"\b", rb"\f")
 
 
 def iter_pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and the stop of each piece of the JSON between `start` and `end`.
+    """Yields the start and the stop of each piece of the bytes from `start` to `end`.
 
-    Pieces may end inside strings, but not inside a character or an escape. `start` must not be inside a
-    character.
+    Each piece has about `PIECE_BYTES` bytes. Pieces may end inside strings, but not inside a character or an
+    escape. `start` must not be inside a character or an escape either.
     """
     while start < end:
         stop = _find_cut(raw, start, start + PIECE_BYTES) if start + PIECE_BYTES < end else end
@@ -55,14 +56,17 @@ def iter_pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _find_cut(raw: bytes, start: int, stop: int) -> int:
-    """Returns a position near `stop` where JSON can be cut. `start` must itself be such a position."""
+    """Returns a position near `stop` that is not inside a character or an escape.
+
+    `start` must be such a position, too.
+    """
     last = raw.rfind(b"\\", stop - _ESCAPE_BYTES, stop)
     if last >= 0:
         run = raw[start : last + 1]
         if (len(run) - len(run.rstrip(b"\\"))) % 2 == 0:
             return last + 1  # the backslash is escaped itself
-        # The backslash begins an escape, so the piece ends before it. But if this escape is the second half
-        # of a surrogate pair, the piece ends after it.
+        # The last backslash begins an escape, so the piece ends before the backslash. But if this escape is
+        # the second half of a surrogate pair, the piece ends after the escape.
         pair = _LOW_SURROGATE.match(raw, last)
         return pair.end() if pair else last
     for back in range(stop, stop - 4, -1):
@@ -72,14 +76,15 @@ def _find_cut(raw: bytes, start: int, stop: int) -> int:
 
 
 def mask_escapes(raw: bytes, *, mask_all: bool = False) -> bytes | bytearray:
-    """Returns the JSON with its escapes replaced by hash signs, or `raw` itself if nothing is replaced.
+    """Replaces escapes in JSON, so that a decoder is fast: backslashes and escaped quotes become hash signs.
 
-    All values keep their positions. Only escapes are replaced, including escaped lone surrogates, so invalid
-    JSON stays invalid.
+    All values keep their positions and lengths. Only escapes change, so invalid JSON stays invalid. If
+    nothing changes, returns `raw` itself.
 
     Args:
         raw: The JSON.
-        mask_all: Whether to mask every escape. If False, only pieces with many escapes are masked.
+        mask_all: Whether to replace every escape. If False, escapes are replaced only in those pieces of the
+            JSON that have many (`BYTES_PER_ESCAPE`).
     """
     masked: bytearray | None = None
     for start, stop in iter_pieces(raw, 0, len(raw)):
@@ -98,7 +103,11 @@ def _has_many_escapes(raw: bytes, start: int, stop: int, escapes: int) -> bool:
 
 
 def _mask_piece(piece: bytes) -> bytes:
-    """Masks all escapes of a piece. Returns the piece unchanged if one of its escapes is invalid."""
+    """Replaces all escapes in a piece of JSON by hash signs; see `mask_escapes`.
+
+    If one of the escapes is invalid, returns the piece with some of its backslashes, so that it stays
+    invalid.
+    """
     piece = piece.replace(rb"\\", b"##").replace(rb"\"", b"##")  # `\\` first: any `\` left begins an escape
     unmatched = piece.count(b"\\")
     if unmatched:
@@ -112,8 +121,8 @@ def _mask_piece(piece: bytes) -> bytes:
 def has_excess_structure(raw: bytes, limit: int) -> bool:
     """Returns whether JSON has more than `limit` opening brackets, commas and colons outside its strings.
 
-    The limit bounds the decoding time: for each of these characters, a decoder takes 5 ns if it skips a
-    value, and 100 ns if it builds a Python object.
+    Callers refuse such JSON, because it takes long to decode: for each of these characters, a decoder takes
+    5 ns if it skips a value, and 100 ns if it builds a Python object.
     """
     if sum([_count_structural(raw, start, stop) for start, stop in iter_pieces(raw, 0, len(raw))]) <= limit:
         return False
@@ -146,15 +155,16 @@ def _refuse_constant(constant: str) -> NoReturn:
 # The decoder of Python's `json`, except that it refuses NaN and Infinity, which are not JSON.
 DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
-# Decoders for objects and arrays that leave the values as raw JSON.
+# A decoder for objects, and one for arrays. They do not decode the values in the object or array, but return
+# them as JSON.
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
-# Number of bytes that are checked as UTF-8, and number of elements that are copied, in one call. They are
-# limited, because a call holds the interpreter lock until it ends.
+# One call checks at most `_BATCH_BYTES` bytes for valid UTF-8, or copies at most `_BATCH_ELEMENTS` elements.
+# The reason is that a call holds the interpreter lock until it ends.
 _BATCH_BYTES = 256 * 1024
 _BATCH_ELEMENTS = 4_096
 # JSON of at most this many bytes is decoded without first replacing the escapes in its strings
-# (`mask_escapes`). This takes at most 4 ms, even if the JSON consists of escapes.
+# (`mask_escapes`). Decoding it takes at most 4 ms, even if it consists of escapes.
 SHORT_BYTES = 960 * 1024
 # JSON with more opening brackets, commas and colons outside strings than this is refused, because no model
 # could read it.
@@ -162,9 +172,10 @@ MAX_STRUCTURAL = 1_000_000
 # An object with more members than this is refused, because no request or message has that many. The limit
 # saves memory: each member takes at least 300 bytes.
 MAX_MEMBERS = 10_000
-# An array is checked for short elements before it is split if it has more than `MAX_UNCHECKED_ARRAY_BYTES`
-# bytes, and more than one comma per `MIN_ELEMENT_BYTES` bytes. The reason is that each element takes at least
-# 140 bytes of memory. No message is shorter than `MIN_ELEMENT_BYTES`.
+# An array is checked before it is split if it has more than `MAX_UNCHECKED_ARRAY_BYTES` bytes, and more than
+# one comma per `MIN_ELEMENT_BYTES` bytes. It is refused if its elements are not objects, or have fewer than
+# `MIN_ELEMENT_BYTES` bytes on average. The reason is that each element takes at least 140 bytes of memory.
+# Every message has more bytes than `MIN_ELEMENT_BYTES`.
 MAX_UNCHECKED_ARRAY_BYTES = 16 * 1024
 MIN_ELEMENT_BYTES = 8
 
@@ -172,14 +183,14 @@ _Container = TypeVar("_Container")
 
 
 class _AnyObject(msgspec.Struct, gc=False):
-    """Any object; the decoder skips its members."""
+    """A JSON object of any kind. The decoder skips all its members."""
 
 
 _OBJECTS = msgspec.json.Decoder(list[_AnyObject])
 
 
 class Slice(NamedTuple):
-    """Byte offsets `[start, stop)` of a value."""
+    """The position of a value in JSON: the offsets of its first byte and of the first byte after it."""
 
     start: int
     stop: int
@@ -230,13 +241,13 @@ def skip_space(raw: bytes, start: int) -> int:
 
 
 def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
-    """Returns the elements of a JSON array, each as a copy of its bytes that does not keep `raw` alive.
+    """Returns the elements of a JSON array. Each is a copy of its bytes, so that `raw` can be freed.
 
     Raises:
         UnreadableBodyError: With the reason `no-array` if `raw` is not a JSON array. With the reason
-            `too-many` if the array is long and has many commas, and its elements are shorter than
-            `MIN_ELEMENT_BYTES` on average or are not objects. With the reason `too-deep` if it is nested too
-            deeply.
+            `too-many` if the array has more than `MAX_UNCHECKED_ARRAY_BYTES` bytes and many commas, and its
+            elements are shorter than `MIN_ELEMENT_BYTES` on average or are not objects. With the reason
+            `too-deep` if it is nested too deeply.
     """
     whole = bytes(raw)
     if len(whole) > MAX_UNCHECKED_ARRAY_BYTES and whole.count(b",") * MIN_ELEMENT_BYTES > len(whole):
@@ -246,10 +257,12 @@ def split_elements(raw: bytes | memoryview) -> tuple[bytes, ...]:
 
 
 def _refuse_short_elements(raw: bytes) -> None:
-    """Refuses an array whose elements are not objects, or are too short on average (`MIN_ELEMENT_BYTES`).
+    """Checks that all elements of an array are objects and have enough bytes on average.
 
     Raises:
-        UnreadableBodyError: With the reason `too-many` if the array has such elements.
+        UnreadableBodyError: With the reason `too-many` if an element is not an object, or if the elements
+            have fewer than `MIN_ELEMENT_BYTES` bytes on average. With the reason `too-deep` if the array is
+            nested too deeply.
     """
     _, objects = _decode_container(_OBJECTS, raw, "too-many")
     if len(objects) * MIN_ELEMENT_BYTES > len(raw):
@@ -259,13 +272,14 @@ def _refuse_short_elements(raw: bytes) -> None:
 def _decode_container(
     decoder: msgspec.json.Decoder[_Container], raw: bytes, reason: str
 ) -> tuple[bytes | bytearray, _Container]:
-    """Splits an object or array into its values, without decoding the values.
+    """Splits an object or array into its values with `decoder`, which does not decode the values.
 
-    Returns the JSON that was decoded (`raw` itself, or a copy in which escapes are masked) and the result.
+    Returns the JSON that the decoder was given, and the decoder's result. This JSON is `raw` itself, or a
+    copy without escapes (`mask_escapes`).
 
     Raises:
-        UnreadableBodyError: With the given `reason` if the JSON is not what `decoder` expects. With the
-            reason `too-deep` if the JSON is nested too deeply.
+        UnreadableBodyError: With the given `reason` if the JSON is invalid or not of the decoder's type. With
+            the reason `too-deep` if it is nested too deeply.
     """
     try:
         try:
@@ -281,11 +295,12 @@ def _decode_container(
 
 
 def _find_elements(raw: bytes, values: list[msgspec.Raw]) -> tuple[bytes, ...]:
-    """Returns the elements of an array. Finds them by the elements of the masked copy.
+    """Returns the elements of an array. Finds them by the lengths of the elements in a copy of the array.
 
     Args:
         raw: The array.
-        values: The elements of the masked copy. They have the same lengths as those of `raw`.
+        values: The elements of the copy without escapes (`mask_escapes`). They have the same lengths as those
+            of `raw`.
     """
     copies: list[bytes] = []
     stop = 0

@@ -2,8 +2,9 @@
 
 A call of a decoder holds the interpreter lock until it ends, so megabytes of JSON are decoded in pieces. Most
 of a large message is usually one long string, such as a text or an image. So the objects and arrays that
-contain it are first split into undecoded values. Then long strings are decoded piece by piece, and each other
-value in one call. The result and the errors are the same as if one call decoded the whole message.
+contain long strings are first split into undecoded values. Then each long string is decoded piece by piece,
+and each other value in one call. The result and the errors are the same as if one call decoded the whole
+message.
 """
 
 import base64
@@ -27,16 +28,16 @@ from compaction_proxy.wires.json.slices import (
 
 JsonObject = dict[str, Any]
 
-# JSON of at most this many bytes is decoded in one call.
+# JSON of at most this many bytes is decoded in one call. Longer JSON is decoded in pieces.
 LONG_BYTES = 128 * 1024
 # JSON longer than `LONG_BYTES` is refused if it has more opening brackets, commas and colons outside strings
 # than this, because no model could read such a message.
 MAX_STRUCTURAL = 60_000
-# Objects and arrays are searched for long strings down to this depth. The levels are the message, its
-# content, a part of the content, and the value of the part.
+# Objects and arrays are split into their values only down to this depth of nesting. Deeper ones are decoded
+# in one call. The levels are the message, its content, a part of the content, and the value of the part.
 _MAX_DEPTH = 4
-# Objects and arrays with more items than this are decoded in one call and not item by item. So many items are
-# short as a rule, and decoding item by item helps only if there are long strings.
+# Objects and arrays with more items than this are decoded in one call and not item by item. Decoding item by
+# item helps only if an item is long, and if there are so many items, each of them is usually short.
 _MAX_ITEMS = 10_000
 
 
@@ -121,7 +122,8 @@ def hash_base64(text: str) -> bytes:
         ValueError: If the text is not base64.
     """
     hasher = hashlib.sha256()
-    # The padding is decoded together with the group of four characters before it, as the decoder requires.
+    # All groups of four characters are decoded in pieces, except for the last group. The decoder must get
+    # this group and its padding in one call.
     padded = text.find("=")
     whole = (len(text) if padded < 0 else padded) // 4 * 4
     whole = max(0, whole - 4) if whole < len(text) or padded >= 0 else whole
@@ -132,12 +134,12 @@ def hash_base64(text: str) -> bytes:
 
 
 def as_object(value: object) -> JsonObject:
-    """Returns the value if it is a JSON object, else an empty one."""
+    """Returns the value if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: object) -> list[Any]:
-    """Returns the value if it is a list, else an empty one."""
+    """Returns the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
@@ -147,7 +149,7 @@ def as_string(value: object) -> str:
 
 
 def parse_json(data: bytes) -> object:
-    """Parses JSON; returns None if it is invalid. NaN and Infinity, which Python accepts, are valid here."""
+    """Parses JSON; returns None if it is invalid. Accepts NaN and Infinity, although they are not JSON."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -159,7 +161,10 @@ def parse_json(data: bytes) -> object:
 
 
 def is_json_object(text: str) -> bool:
-    """Returns whether a text is a complete JSON object. Returns False if it has too many brackets."""
+    """Returns whether a text is a complete JSON object.
+
+    Returns False without parsing if the text has so many brackets that its value could take too much memory.
+    """
     if has_too_many_brackets(text):
         return False
     try:
@@ -194,12 +199,15 @@ def encode_json(value: Any) -> bytes:
 
 
 def cut_long_argument(text: str, cut: TextCutter) -> str:
-    """Returns a text from the arguments of a tool call, cut if it has at least `LONG_ARGUMENT` characters."""
+    """Returns a text, shortened by `cut` if it has at least `LONG_ARGUMENT` characters."""
     return cut(text) if len(text) >= LONG_ARGUMENT else text
 
 
 def cut_long_texts(value: Any, cut: TextCutter) -> Any:
-    """Returns a JSON value in which texts of at least `LONG_ARGUMENT` characters are cut, except for keys."""
+    """Returns a JSON value whose texts of at least `LONG_ARGUMENT` characters are shortened by `cut`.
+
+    Keys are not shortened.
+    """
     if isinstance(value, str):
         return cut_long_argument(value, cut)
     if isinstance(value, list):
@@ -210,10 +218,10 @@ def cut_long_texts(value: Any, cut: TextCutter) -> Any:
 
 
 def cut_arguments(arguments: str, cut: TextCutter) -> str:
-    """Returns the arguments of a tool call with long texts cut.
+    """Returns the arguments of a tool call, in which `cut` has shortened long texts (`LONG_ARGUMENT`).
 
-    The result of valid JSON is valid JSON with the same keys. Arguments that are not valid JSON, or have too
-    many brackets to be parsed, are cut like plain text.
+    If the arguments are valid JSON, the result is valid JSON with the same keys. Arguments that are not valid
+    JSON, or have too many brackets to be parsed, are shortened like one text.
     """
     if has_too_many_brackets(arguments):
         return cut_long_argument(arguments, cut)

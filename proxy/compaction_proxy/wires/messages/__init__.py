@@ -1,1 +1,1 @@
-"""The Messages wire: `POST …/v1/messages`."""
+"""Reads and writes the Messages wire, the format of requests to `…/v1/messages`."""

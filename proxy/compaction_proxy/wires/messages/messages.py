@@ -4,25 +4,25 @@ A piece is the JSON of one `Message` (see `Wire`). The same content gives the sa
 the Chat Completions wire. For example, a tool result becomes a message with the role `tool`, and the input of
 a call becomes its arguments as text.
 
-Messages are encoded as an array in which user and assistant must alternate. Here, a turn is a run of
-consecutive messages of one role, which is written as one element of the array. A message that is the only one
-of its turn keeps its bytes. If a turn has several messages, their blocks keep their bytes, but their order
-may change. In a user's turn, tool results come first, because they must directly follow their calls. In an
-assistant's turn, thinking comes first.
+Messages are encoded as an array in which user and assistant must alternate. So consecutive messages of the
+same role are written as one element of the array. A message without such a neighbour keeps its bytes. In an
+element that contains several messages, the content blocks keep their bytes, but their order may change. A
+user's element begins with the tool results, because they must directly follow their calls. An assistant's
+element begins with thinking if one of its messages has any.
 
 A message is shortened block by block. Blocks that need no change keep their bytes. Thinking is signed by its
 provider, so it stays unchanged. The client's cache marks (`cache_control`) are removed: the client moves them
 with each request, but a shortened message must keep its bytes in all later requests.
 
-Thinking blocks that a provider would refuse are removed from a rewritten list. Newer models refuse a request
-in which signed thinking does not follow exactly the messages for which it was made. They accept requests
-without the earlier thinking. So all thinking is removed from every rewritten request. Because it is removed
-each time, the forwarded messages stay the same, and prompt caches stay valid.
+Thinking blocks that a provider would refuse are removed from a rewritten list. Newer models refuse signed
+thinking if the messages before it have changed since the model wrote it. They accept requests without the
+earlier thinking. So all thinking is removed from every rewritten request. Because it is removed each time,
+the forwarded messages stay the same, and prompt caches stay valid.
 
 Older models, whose requests set a thinking budget (`"type":"enabled"`), do not check the messages before the
-thinking. But they require that a turn with tool calls begins with thinking, so their thinking is kept. If a
-compaction has removed the first thinking block of the latest turn, all thinking is removed, and thinking is
-disabled in the request.
+thinking. But if the latest turn contains tool calls, they require that its first assistant message begins
+with thinking, so thinking is kept. If a compaction has removed that thinking, all thinking is removed, and
+thinking is disabled in the request.
 
 Sources: Anthropic's documentation of preserved thinking and of extended thinking with tools, 2026-11.
 """
@@ -70,19 +70,19 @@ TEXT: Final = "text"
 RESULT: Final = "tool_result"
 CALL: Final = "tool_use"
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
-# The member of a block that makes a provider cache the prompt up to this block. This module calls it a cache
-# mark. Models do not see it.
+# The member of a content block that makes a provider cache the prompt up to this block. This module calls it
+# a cache mark. Models do not see it.
 CACHE_MARK: Final = "cache_control"
-# The tag around text that Claude Code adds to a user's message.
+# The name and the tags of the XML element in which Claude Code adds text to a user's message.
 _REMINDER: Final = b"system-reminder"
 _OPENING: Final = "<system-reminder>"
 _CLOSING: Final = "</system-reminder>"
-# A block with more bytes than this is assumed not to be blank.
+# `is_blank` assumes that a content block with more bytes than this is not blank.
 _BLANK_BYTES: Final = 256
 
 
 class _TypedBlock(msgspec.Struct, gc=False):
-    """A block of any kind. The decoder reads only the kind."""
+    """A content block of any kind. The decoder reads only its `type` and skips its other members."""
 
     type: str = ""
 
@@ -91,7 +91,7 @@ _TYPED_BLOCK: Final = msgspec.json.Decoder(_TypedBlock)
 
 
 def read_kind(block: bytes) -> str:
-    """Returns the kind of a block; empty if it has none."""
+    """Returns the `type` of a content block; empty if it has none."""
     try:
         return _TYPED_BLOCK.decode(block).type
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -100,7 +100,7 @@ def read_kind(block: bytes) -> str:
 
 
 def split_blocks(content: bytes) -> tuple[bytes, ...]:
-    """Returns the blocks of a message's content. A string becomes one block of text.
+    """Returns the content blocks in the JSON of a message's content. A string becomes one block of text.
 
     Raises:
         UnreadableBodyError: If the content is nested too deeply (reason `too-deep`).
@@ -111,25 +111,28 @@ def split_blocks(content: bytes) -> tuple[bytes, ...]:
 
 
 def split_content_blocks(raw: bytes) -> tuple[bytes, ...]:
-    """Returns the blocks of a message; an empty tuple if it has no content."""
+    """Returns the content blocks of a message; an empty tuple if it has no content."""
     return split_blocks(read_member(raw, find_members(raw), "content"))
 
 
 def is_reminder(block: bytes) -> bool:
-    """Returns whether a block is a reminder: text that a client program, not its user, adds for the model."""
+    """Returns whether a content block is a reminder: text in `<system-reminder>` tags, which clients add."""
     if _REMINDER not in block:
         return False
     return is_decoded_reminder(as_object(decode_value(block)))
 
 
 def is_decoded_reminder(fields: Mapping[str, Any]) -> bool:
-    """Returns whether a decoded block is a reminder (see `is_reminder`)."""
+    """Returns whether a decoded content block is a reminder, that is, text in `<system-reminder>` tags."""
     text = fields.get("text") if fields.get("type") == TEXT else None
     return isinstance(text, str) and text.strip().startswith(_OPENING) and text.strip().endswith(_CLOSING)
 
 
 def is_blank(block: bytes) -> bool:
-    """Returns whether a block is text that is empty or only white space, which providers refuse."""
+    """Returns whether a content block is a text without characters other than white space.
+
+    Providers refuse such blocks. A block with more than `_BLANK_BYTES` bytes is assumed not to be blank.
+    """
     if len(block) > _BLANK_BYTES or b'"text"' not in block:
         return False
     fields = as_object(decode_value(block))
@@ -137,19 +140,19 @@ def is_blank(block: bytes) -> bool:
     return isinstance(text, str) and not text.strip()
 
 
-# A message that contains neither of these is one piece, so it need not be parsed.
+# A message whose bytes contain neither of these texts becomes one piece (see `Wire`) without being parsed.
 _SPLIT_MARKERS: Final = b'"tool_result"', b'"compaction"'
-# The kind of a block with a compaction that the provider has made. The model ignores everything before this
-# block.
+# The type of a content block with a compaction that the provider has made. The model ignores everything
+# before such a block.
 _COMPACTION: Final = "compaction"
 PROVIDER_COMPACTS: Final = "provider-compacts"
 
 
 def group_into_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Divides the elements of `messages` into pieces (see `Wire`). Blocks keep the client's bytes.
+    """Divides the elements of `messages` into pieces (see `Wire`). Content blocks keep the client's bytes.
 
     A user message with tool results becomes one piece for each result, and one piece for all other blocks. If
-    all other blocks are reminders, they belong to the piece of the last result.
+    all other blocks are reminders (`is_reminder`), they belong to the piece of the last result.
 
     Raises:
         UnreadableBodyError: If an element is not a message, or contains a compaction of the provider.
@@ -192,9 +195,9 @@ _THINKING_DISABLED: Final = b'{"type":"disabled"}'
 
 
 def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
-    """Returns the list without the thinking that the provider would refuse.
+    """Returns the messages without the thinking that the provider would refuse.
 
-    The result also contains the members of the body that must change together with the list.
+    The result also contains the members of the body that must change together with the messages.
 
     Args:
         raw: The client's body.
@@ -209,9 +212,9 @@ def adapt_for_provider(raw: bytes, messages: Sequence[Message]) -> AdaptedMessag
 
 
 def drop_thoughts(raw: bytes, messages: Sequence[Message]) -> AdaptedMessages:
-    """Returns the list without thinking. If the request sets a thinking budget, also disables thinking.
+    """Returns the messages without thinking. If the request sets a thinking budget, also disables thinking.
 
-    If the list contains only thinking, returns the same list, because no provider accepts an empty list.
+    If the messages contain only thinking, returns them unchanged, because no provider accepts an empty list.
     """
     remaining = tuple([each for each in map(_drop_message_thoughts, messages) if each is not None])
     if not remaining:
@@ -225,10 +228,10 @@ def _read_thinking(raw: bytes) -> Mapping[str, Any]:
 
 
 def _has_required_thinking(messages: Sequence[Message]) -> bool:
-    """Returns whether the latest turn meets the rule that a turn with tool calls begins with thinking.
+    """Returns whether the latest turn has the thinking that older models require.
 
-    The result is True if the turn's first assistant message has thinking or calls no tools. It is also True
-    if the turn has no assistant message.
+    They require it in the first assistant message of the turn if this message calls tools. So the result is
+    False only if that message calls tools and has no thinking.
     """
     user = find_latest_user_message(messages)
     turn = messages[0 if user is None else user + 1 :]
@@ -244,12 +247,15 @@ def has_thoughts(record: Message) -> bool:
 
 
 def _split_thinking_message(raw: bytes) -> tuple[bytes, ...]:
-    """Returns the blocks of a message if it may have thinking; else an empty tuple, without parsing it."""
+    """Returns the content blocks of a message.
+
+    If the message certainly has no thinking, returns an empty tuple without parsing it.
+    """
     return split_content_blocks(raw) if _THINKING_MARKER in raw else ()
 
 
 def _drop_message_thoughts(record: Message) -> Message | None:
-    """Returns a message without its thinking; None if the message has no other blocks."""
+    """Returns a message without its thinking blocks; None if it has no other blocks."""
     if record.role != "assistant":
         return record
     blocks = _split_thinking_message(record.raw)
@@ -262,23 +268,23 @@ def _drop_message_thoughts(record: Message) -> Message | None:
     return replace(record, raw=changed) if remaining else None
 
 
-# The `name` of the `Message` of a failed tool result. A mask that replaces the text keeps the name, so the
-# result is still marked as failed.
+# The `name` of a `Message` that is a failed tool result. If a mask later replaces the result, it has the same
+# name, so the result is still sent as failed.
 FAILED_RESULT_NAME: Final = "error"
 _ASSISTANT: Final = "assistant"
 _USER: Final = "user"
 _TURNS: Final = frozenset({_ASSISTANT, _USER})
-# Kinds of blocks that are neither in the `text` nor in the `parts` of a `Message`. Calls have a separate
-# field, and thinking is left out because only the model reads it.
+# Types of content blocks that are neither in the `text` nor in the `parts` of a `Message`. Calls have a
+# separate field, and thinking is left out because only the model reads it.
 _NONCONTENT_KINDS: Final = THINKING | {CALL}
-# Kinds of blocks, with their names on the Chat Completions wire.
+# Maps the type of a content block to the type that the same content has on the Chat Completions wire.
 _CHAT_KINDS: Final = {"image": "image_url", "document": "file"}
 
 
 def _find_result(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the tool result block of a piece; None if the piece is not a tool result.
+    """Returns the `tool_result` block of a user message with one result; None for any other message.
 
-    Only reminders may follow the block (see `is_reminder`).
+    The block must be the first one, and only reminders (`is_reminder`) may follow it.
     """
     content = as_list(fields.get("content"))
     if fields.get("role") != "user" or as_object(next(iter(content), None)).get("type") != RESULT:
@@ -324,14 +330,17 @@ def _build_part(block: Any, text_offset: int) -> ContentPart:
 
 
 def is_text(block: object) -> bool:
-    """Returns whether a decoded block is plain text."""
+    """Returns whether a decoded content block is plain text: a string, or an object of type `text`."""
     if not isinstance(block, Mapping):
         return isinstance(block, str)
     return isinstance(block.get("text"), str) and block.get("type", TEXT) == TEXT
 
 
 def _hash_payload(kind: str, block: Any) -> bytes:
-    """Returns the SHA-256 of a block's inline data or URL (see `hash_address`), or else of its JSON."""
+    """Returns the SHA-256 of a content block's inline data or URL (see `hash_address`).
+
+    If the block has neither, returns the SHA-256 of its JSON.
+    """
     source = block.get("source") if kind in _CHAT_KINDS else None
     if isinstance(source, Mapping):
         for key in ("data", "url"):
@@ -375,7 +384,7 @@ def attach_parts(record: Message, source: Message) -> Message:
 
 
 def drop_cache_marks(value: Any) -> Any:
-    """Returns a block without the client's cache marks, including those of blocks inside it."""
+    """Returns a content block without the cache marks (`CACHE_MARK`) in it and in the blocks inside it."""
     if not isinstance(value, Mapping):
         return value
     plain = {key: each for key, each in value.items() if key != CACHE_MARK}
@@ -386,9 +395,10 @@ def drop_cache_marks(value: Any) -> Any:
     return plain
 
 
-# Assumed number of characters per token, for text whose tokens are only estimated.
+# The number of characters that are assumed to be one token, for text whose tokens are only estimated.
 _TOKEN_CHARACTERS: Final = 4
-# Number of characters of an image's base64 data that are searched for its header, which contains its size.
+# Only this many characters at the beginning of an image's base64 data are searched for the image's header,
+# which contains its width and height.
 _HEADER_CHARACTERS: Final = 128 * 1024
 
 
@@ -416,7 +426,10 @@ def _estimate_block(block: Any, model: str) -> int:
 
 
 def _get_image_url(source: Mapping[str, Any]) -> str:
-    """Returns the URL of an image. Inline data is cut, because only its header with the size is needed."""
+    """Returns the URL of an image.
+
+    For inline data, it is a data URL with the first `_HEADER_CHARACTERS` characters of the data.
+    """
     data = source.get("data")
     return (
         f"data:;base64,{data[:_HEADER_CHARACTERS]}" if isinstance(data, str) else str(source.get("url", ""))
@@ -439,8 +452,8 @@ def _estimate_document(source: Mapping[str, Any], model: str) -> int:
 def _estimate_thought(block: Mapping[str, Any]) -> int:
     """Estimates the tokens of a thinking block from the largest of three sizes.
 
-    These are the characters of `thinking`, the characters of `data` (redacted thinking), and the decoded
-    bytes of `signature` (an encrypted copy of the thinking).
+    These are the number of characters of `thinking`, that of `data` (redacted thinking), and the number of
+    decoded bytes of `signature` (an encrypted copy of the thinking).
     """
     text_length = max(len(str(block.get(key, ""))) for key in ("thinking", "data"))
     sealed_length = count_base64_bytes(str(block.get("signature", "")))
@@ -448,9 +461,9 @@ def _estimate_thought(block: Mapping[str, Any]) -> int:
 
 
 def _estimate_unknown(block: Any) -> int:
-    """Estimates the tokens of a block of unknown kind, such as a result of a provider's own tool.
+    """Estimates the tokens of a content block of unknown type, such as a result of a provider's own tool.
 
-    The estimate never exceeds the number of the block's bytes.
+    The estimate is never greater than the number of bytes of the block.
     """
     return len(json.dumps(block, ensure_ascii=False)) // _TOKEN_CHARACTERS
 
@@ -462,8 +475,8 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
     """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
     Long texts in the input of calls are shortened as well. Blocks such as images are replaced by a note that
-    contains the `handle`. Cache marks are removed. If the result would not be shorter, only the marks are
-    removed. If there are no marks either, the same object is returned.
+    contains the `handle`. Cache marks (`CACHE_MARK`) are removed. If the result would not be shorter, only
+    the cache marks are removed. If there are no cache marks either, the same object is returned.
     """
     raw = record.raw or encode_message(record)
     cut = partial(build_excerpt, share=share, source_name=handle)
@@ -477,10 +490,10 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
 
 
 def _change_content(raw: bytes, change: Callable[[Any], Any]) -> bytes:
-    """Returns the message with `change` applied to each block of its content. All other bytes stay the same.
+    """Returns the message with `change` applied to each content block. All other bytes stay the same.
 
-    Thinking stays unchanged. If a call of a provider's own tool and its result are in different messages,
-    only the cache marks are removed from them (see `_find_unpaired_ids`).
+    Thinking stays unchanged. From a call of a provider's own tool whose result is not in this message, and
+    from such a result without its call, only the cache marks are removed (`_find_unpaired_ids`).
     """
     place = find_members(raw).get("content")
     if place is None:
@@ -508,7 +521,7 @@ def _change_block(
 
 
 def _get_pair_id(block: Mapping[str, Any]) -> str:
-    """Returns the id that links a call of a provider's own tool to its result; empty for other blocks."""
+    """Returns the id that a call of a provider's own tool shares with its result; empty for other blocks."""
     if get_kind(block) in {CALL, RESULT}:
         return ""
     pair_id = block.get("tool_use_id", block.get("id"))
@@ -516,17 +529,20 @@ def _get_pair_id(block: Mapping[str, Any]) -> str:
 
 
 def _find_unpaired_ids(values: list[Any]) -> frozenset[str]:
-    """Returns the ids of a provider's own tool calls whose call or result is not in the same message.
+    """Returns the ids of a provider's own tool calls whose call or result is not among these content blocks.
 
-    Such calls and results are not replaced by notes, because providers refuse a call without its result, and
-    a result without its call.
+    A note must not replace such a block, because providers refuse a call without its result, and a result
+    without its call.
     """
     ids = [_get_pair_id(each) for each in values if isinstance(each, Mapping)]
     return frozenset(each for each in ids if each and ids.count(each) == 1)
 
 
 def _shorten_block(value: Any, cut: TextCutter, handle: str) -> Any:
-    """Returns a block with less text and without its cache marks."""
+    """Returns a content block with its text shortened and its cache marks removed.
+
+    A block that is neither text, nor a call, nor a tool result is replaced by a note with the `handle`.
+    """
     if isinstance(value, str):
         return cut(value)
     block = drop_cache_marks(value)
@@ -550,14 +566,15 @@ def join_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _group_turns(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]:
-    """Returns each turn with its role, in order.
+    """Groups consecutive messages of the same role. Returns each group with its role, in order.
 
-    The first turn must be a user's turn. If the list begins with an assistant message, a user's turn is added
-    before it. A privileged message is allowed only after a user's turn. If a compaction has removed the
-    user's turn before it, the privileged message is written after the next user's turn.
+    Each group becomes one element of the array `messages`. The array must begin with a user message. If it
+    would begin with an assistant message, a user message is added before it. A privileged message is allowed
+    only after a user message. If a compaction has removed that user message, the privileged message is
+    written after the next group of user messages.
     """
     turns: list[tuple[str, list[Message]]] = []
-    waiting: list[Message] = []  # privileged messages that wait for the end of a user's turn
+    waiting: list[Message] = []  # privileged messages that wait for the end of a group of user messages
     for each in messages:
         role = each.role if each.is_privileged and each.raw else _choose_role(each)
         if role not in _TURNS:
@@ -591,10 +608,14 @@ def _write_turn(role: str, run: Sequence[Message]) -> bytes:
 def _put_thoughts_first(
     run: Sequence[Message], parts: Sequence[tuple[bytes, ...]]
 ) -> list[tuple[bytes, ...]]:
-    """Returns the blocks of the messages of an assistant's turn, so that the turn begins with thinking.
+    """Returns the content blocks of consecutive assistant messages in an order that begins with thinking.
 
-    The blocks that are moved to the beginning of the turn are the thinking at the beginning of the first
-    message that has thinking.
+    Moves the thinking blocks at the beginning of one message, the first one that has thinking, before all
+    other blocks. If this is the first message, or if no message has thinking, the order stays the same.
+
+    Args:
+        run: The messages, which will be written as one element.
+        parts: The content blocks of each message.
     """
     first = next((k for k, each in enumerate(run) if has_thoughts(each)), 0)
     if not first:

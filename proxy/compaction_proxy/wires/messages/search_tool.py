@@ -1,4 +1,6 @@
-"""Offers the search tool on the Messages wire, and joins the responses before and after its calls.
+"""Offers the proxy's search tool on the Messages wire, and joins the responses before and after its calls.
+
+With this tool, the model searches messages that compactions have removed.
 
 Sources: Anthropic's documentation of tool use and of extended thinking with tools, 2026-11.
 """
@@ -34,8 +36,8 @@ from compaction_proxy.wires.search_tool import (
 )
 from compaction_proxy.wires.sse import DONE_DATA, read_data, replace_data
 
-# Stop reasons after which the proxy does not answer calls: the response was cut off or refused, or the
-# provider itself will continue it (`pause_turn`).
+# If a response has one of these stop reasons, the proxy does not answer its calls of the search tool. The
+# response was cut off or refused, or the provider itself will continue it (`pause_turn`).
 CUT_OFF_REASONS: Final = frozenset(
     {"max_tokens", "model_context_window_exceeded", "stop_sequence", "refusal", "pause_turn"}
 )
@@ -54,9 +56,9 @@ def encode_input(block: Mapping[str, Any]) -> str:
 def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
     """Builds the assistant message of the next request from the blocks of the model's reply.
 
-    Providers refuse blank text and call input that is not an object. So blank text is left out, and such
-    input is replaced by an empty object. The result of the call tells the model what was wrong with the
-    input.
+    Providers refuse blank text, and a call whose input is not an object. So blank text is left out, and such
+    an input is replaced by an empty object. The result of the call will tell the model what was wrong with
+    its input.
     """
     content = []
     for number, block in enumerate(blocks):
@@ -72,10 +74,10 @@ def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
 
 
 def requires_same_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether messages contain thinking.
+    """Returns whether a request with these messages must define the same tools as the previous request.
 
-    Newer models accept thinking only if the request defines the same tools as the request for which the
-    thinking was made.
+    This is the case if a message contains thinking. Newer models accept thinking only if the request defines
+    the same tools as the request to which the model replied with this thinking.
     """
     return any(block.get("type") in THINKING for each in messages for block in each["content"])
 
@@ -90,13 +92,13 @@ def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
     return [message, {"role": "user", "content": results}]
 
 
-# Matches the events of the first response that must be parsed. Text of the model in other events cannot
-# match, because quotes in JSON strings are escaped.
+# Matches the events of the first response that must be parsed. Names in the model's text do not match,
+# because quotes in JSON strings are escaped. Only `[DONE]` may also match the model's text.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:message_start|content_block_start|message_delta|message_stop|error)"|\[DONE\]'
 )
-# The end of a joined response always reports these token counts, because clients use the last value that they
-# receive for each of them.
+# The last `message_delta` of a joined response always reports these token counts, because clients use the
+# last value that they receive for each of them.
 _COUNTS: Final = (
     "input_tokens",
     "cache_creation_input_tokens",
@@ -106,11 +108,11 @@ _COUNTS: Final = (
 
 
 class MessagesStreamFilter:
-    """Hides calls of the search tool in streams on the Messages wire; see `StreamFilter`.
+    """Hides calls of the proxy's search tool in streams on the Messages wire; see `StreamFilter`.
 
-    In the first response, events before the first call of the search tool are forwarded unchanged. A block
-    that calls the search tool is left out, and later blocks get lower indices, so that no index is missing.
-    The end of the joined response reports the usage of all responses together.
+    In the first response, events before the first call of the search tool are forwarded unchanged. A content
+    block that calls the search tool is left out, and later blocks get lower indices, so that no index is
+    missing. The last `message_delta` event reports the usage of all responses together.
     """
 
     def __init__(self, stream: StreamJoiner) -> None:
@@ -124,11 +126,11 @@ class MessagesStreamFilter:
         self._client_call_count = 0
 
     def list_own_calls(self) -> Iterable[str]:
-        """Returns the arguments of each call of the search tool in the current response."""
+        """Returns the arguments of each call of the proxy's search tool in the current response."""
         return self._own_calls.values()
 
     def end_answer(self) -> JsonObject:
-        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next response."""
+        """Ends the current response. Returns its message, as `SearchTool.build_turn` expects it."""
         message = build_message(
             _join_events(decode_event(read_data(event)) for event in self._stream.buffered_events)
         )
@@ -136,12 +138,12 @@ class MessagesStreamFilter:
         return message
 
     def encode_error_event(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client."""
+        """Returns the event that reports an error to the client. `body` is the JSON of the error."""
         payload = {"type": "error", **decode_event(body)}
         return b"event: error\ndata: %b\n\n" % encode_ascii_json(payload)
 
     def filter_event(self, event: bytes) -> bytes:
-        """Returns the bytes to send to the client for an event of the upstream."""
+        """Returns the bytes to send to the client in place of an event of the upstream."""
         if self._stream.is_first_answer and not self._own_calls and not _EVENT_PATTERN.search(event):
             self._stream.buffered_events.add(event)
             return event
@@ -187,16 +189,16 @@ class MessagesStreamFilter:
         self._next_index += 1
 
     def _record_usage(self, usage: Any) -> None:
-        """Merges counts into the response's usage. A zero does not replace an earlier count."""
+        """Merges counts into the usage of the current response. A zero does not replace an earlier count."""
         counts = as_object(usage)
         self._stream.usage |= {
             name: count for name, count in counts.items() if count or name not in self._stream.usage
         }
 
     def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the event to send in place of the `message_delta` that ends a response.
+        """Returns the event to send to the client in place of the `message_delta` that ends a response.
 
-        The result is empty if the response will be continued.
+        The result is empty if the next response will continue this one.
         """
         self._record_usage(payload.get("usage"))
         delta = as_object(payload.get("delta"))
@@ -226,7 +228,7 @@ class MessagesStreamFilter:
 
 
 def _join_events(payloads: Iterable[JsonObject]) -> list[JsonObject]:
-    """Builds the blocks of a response from its events, and returns them in order."""
+    """Returns the content blocks of a response, in order, built from the data of its events."""
     blocks: dict[Any, JsonObject] = {}
     pieces: dict[tuple[Any, str], list[str]] = {}
     for payload in payloads:
@@ -243,7 +245,10 @@ def _join_events(payloads: Iterable[JsonObject]) -> list[JsonObject]:
 def _apply_delta(
     block: JsonObject, index: Any, delta: JsonObject, pieces: dict[tuple[Any, str], list[str]]
 ) -> None:
-    """Adds a delta to its block. Texts are only collected in `pieces`, to be joined all at once later."""
+    """Adds a delta to the block with the given index.
+
+    Texts are only appended to `pieces`, by index and field name. The caller joins them after the last event.
+    """
     for name, value in delta.items():
         if name == "citation":
             block["citations"] = [*(block.get("citations") or ()), value]
@@ -281,12 +286,13 @@ _ITEM_FORMAT: Final = ItemFormat(
 
 
 def _allows_tool(read: MemberReader) -> bool:
-    """Returns whether the search tool may be added to a request. Returns False in these cases.
+    """Returns whether the proxy may add its search tool to a request. Returns False in these cases.
 
-    - The client sets a `tool_choice` other than `auto`. With `any` or `tool`, each response of the upstream
-      must call a tool, and with `none`, no response may call one.
-    - The response must have a format, such as JSON. The text before a call and the text after it cannot be
-      joined into JSON.
+    - The body has a `tool_choice` other than `auto`. With `any` or `tool`, each response of the upstream must
+      call a tool, and with `none`, no response may call one.
+    - The body has a `tool_choice` but no tools.
+    - The body requires a format of the response, such as JSON. The text before a call and the text after it
+      cannot be joined into JSON.
     """
     choice, output = read("tool_choice"), read("output_config")
     is_free = not choice or (bool(read("tools")) and as_object(parse_json(choice)).get("type") == "auto")

@@ -1,8 +1,8 @@
-"""The Messages format as a `Wire`, with its usage and its summary calls.
+"""Defines `MESSAGES`, the `Wire` of the Messages format.
 
-A stream reports its input tokens at the beginning and its output tokens at the end; some providers report
-both at the end. `input_tokens` does not include tokens that were written to the provider's cache or read from
-it.
+It also contains the functions with which this wire reads the token usage and makes summary calls. A stream
+reports its input tokens at the beginning and its output tokens at the end; some providers report both at the
+end. `input_tokens` does not include tokens that were written to the provider's cache or read from it.
 """
 
 import json
@@ -48,7 +48,7 @@ from compaction_proxy.wires.usage import (
 )
 from compaction_proxy.wires.wire import MemberNames, Wire
 
-# Types of events that come before the content of a reply.
+# Types of the events that may come before the first event with a part of the reply.
 _OPENING_EVENTS: Final = frozenset({"message_start", "ping"})
 # The header that Anthropic requires in every request.
 _VERSION_HEADER: Final = {"anthropic-version": "2023-06-01"}
@@ -61,21 +61,23 @@ _ERROR_KINDS: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# Matches errors about thinking blocks that are missing, were changed, or were made for other messages.
+# Matches errors about thinking blocks that are missing or changed, or that follow other messages than when
+# the model wrote them.
 _THINKING_REFUSAL: Final = re.compile(
     rb"bound to a different conversation|Invalid `signature` in `thinking`"
     rb"|must start with a thinking block|`redacted_thinking` blocks in the latest assistant message"
 )
 _FIRST_SERVER_ERROR_STATUS: Final = 500
-# Tokens added to the output limit for thinking, if the client has set no thinking budget.
-# `CLIENT_ALLOWANCE_TOKENS` applies if the call continues a client's request that has the member `thinking`,
-# and `DEFAULT_ALLOWANCE_TOKENS` in other cases. A call keeps the client's `thinking`, because the prompt
-# cache depends on it.
+# The tokens for thinking that are added to the output limit of a summary call, if the client has set no
+# thinking budget. `CLIENT_ALLOWANCE_TOKENS` applies if the call continues a client's conversation and the
+# client's request has the member `thinking`. The call keeps this member, because the prompt cache depends on
+# it. In other cases, `DEFAULT_ALLOWANCE_TOKENS` applies to new Claude models. No tokens are added for older
+# models.
 DEFAULT_ALLOWANCE_TOKENS: Final = 2_000
 CLIENT_ALLOWANCE_TOKENS: Final = 8_000
 
-# Members of a client's request that affect only its response, and the messages. A summary call that continues
-# the client's conversation does not copy them.
+# A summary call that continues the client's conversation does not copy these members of the client's request.
+# They affect only the response to that request, except for `messages`, which the call replaces.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stop_sequences", "max_tokens", "temperature", "top_p", "top_k", "tool_choice", "metadata"}
     | {"output_config", "output_format", "diagnostics", "messages"}
@@ -86,7 +88,7 @@ _NO_THINKING_TYPES: Final = frozenset({"None", "disabled"})
 # Maps stop reasons of this wire to the finish reasons of the Chat Completions wire.
 _FINISH_REASONS: Final = {"model_context_window_exceeded": "length"}
 
-# Number of bytes at the beginning of a stream that are kept. They contain the first event, which is short.
+# The number of bytes at the beginning of a stream that are kept to read its first event, which is short.
 _HEAD_BYTES: Final = 2_048
 _USAGE_PATTERN: Final = re.compile(rb'"usage"\s*:\s*\{')
 
@@ -105,7 +107,14 @@ def _get_stop_reason(answer: JsonObject) -> str:
 
 
 def _parse_stream(head: bytes, rest: bytes) -> TokenUsage | None:
-    """Returns the usage of the first event, updated by the counts of the last event that has usage."""
+    """Returns the usage in a stream; None if there is no plausible usage.
+
+    The counts in the last event that has usage replace those in the first event, except for zeros.
+
+    Args:
+        head: The first bytes of the stream.
+        rest: The last lines of the stream.
+    """
     first_event = next(
         (each for each in iter_payloads_backwards(head, _USAGE_PATTERN) if "message" in each), {}
     )
@@ -173,10 +182,10 @@ def build_request_body(call: SummaryCall, own_members: Mapping[str, Any]) -> byt
 def _continue_conversation(
     conversation: ContinuedConversation, prompt: str, own_members: Mapping[str, Any]
 ) -> bytes:
-    """Returns the client's body with the prompt after its messages.
+    """Returns the client's body with the messages of `conversation` and the prompt as its messages.
 
-    The members in `_ANSWER_MEMBERS` are left out, except for `effort` in `output_config`. `own_members` are
-    added.
+    The members in `_ANSWER_MEMBERS` are left out, except for `effort` in `output_config`. The `own_members`
+    are added.
     """
     own_list = group_into_pieces(split_elements(memoryview(read_client_members(conversation)["messages"])))
     messages: Sequence[Message] = conversation.messages
@@ -226,7 +235,7 @@ def _find_skip_reason(indicators: Mapping[str, bytes]) -> str:
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns whether the first bytes of a stream contain neither content of the reply nor an error."""
+    """Returns whether the first bytes of a stream contain neither a part of the reply nor an error."""
     return not seen.lstrip().startswith((b"{", b"[")) and has_only_events(seen, _OPENING_EVENTS)
 
 
@@ -238,11 +247,17 @@ def _encode_error(error: ClientFacingError) -> bytes:
 
 
 def _drop_refused_content(raw: bytes, refusal: bytes) -> bytes | None:
-    """Returns the body without thinking if the provider has refused the thinking; else None.
+    """Returns the body without thinking if the provider has refused the thinking.
 
-    The provider refuses thinking that follows other messages than those for which it was made. This happens
-    if a compaction was applied when the thinking was made, and was later undone or has expired. The thinking
-    then follows the client's own messages again.
+    Returns None if the error has another cause, or if the thinking cannot be removed.
+
+    The provider refuses thinking that follows other messages than when the model wrote it. This happens if a
+    compaction was in force at that time, and was later undone or has expired. The thinking then follows the
+    client's own messages again.
+
+    Args:
+        raw: The refused body.
+        refusal: The body of the provider's error.
     """
     if _THINKING_REFUSAL.search(refusal) is None:
         return None

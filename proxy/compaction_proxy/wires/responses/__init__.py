@@ -1,1 +1,1 @@
-"""The Responses wire: `POST …/responses`."""
+"""Reads and writes the Responses wire, the format of requests to `…/responses`."""

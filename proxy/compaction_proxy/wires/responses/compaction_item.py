@@ -1,10 +1,10 @@
 """Detects requests for a compaction item on the Responses wire, and expands items that the proxy has made.
 
-A client such as Codex asks for a compaction by ending its `input` with an item of type `compaction_trigger`,
-the trigger. The response contains a `compaction` item, which the client then sends in place of the compacted
-input. If the proxy has made that item, its content is a token, which contains the items of the compacted
-input in encrypted form. This module finds tokens and replaces them by their items.
-`gateway.compaction_items` encrypts and decrypts them.
+A client such as Codex asks for a compaction with an item of type `compaction_trigger`, the trigger, at the
+end of its `input`. The response contains a `compaction` item, which the client then sends in place of the
+compacted input. If the proxy has made that item, its content is a token: the items to which the proxy has
+shortened the input, in encrypted form. This module finds tokens in later requests and replaces them by these
+items. `gateway.compaction_items` encrypts and decrypts tokens.
 """
 
 import json
@@ -25,7 +25,8 @@ from compaction_proxy.wires.responses.messages import (
     read_type_and_role,
 )
 
-# Every token of the proxy begins like this. The encrypted content of a provider's item never does.
+# The beginning of every token of the proxy. The encrypted content of an item that a provider has made never
+# begins like this.
 TOKEN_PREFIX: Final = "compaction-proxy:1:"  # noqa: S105 - a prefix, not a secret
 _PREFIX_BYTES: Final = TOKEN_PREFIX.encode()
 _TRIGGER_BYTES: Final = TRIGGER_TYPE.encode()
@@ -35,7 +36,7 @@ class TriggeredRequest(NamedTuple):
     """A request that asks for a compaction item.
 
     Attributes:
-        raw: The body without the trigger.
+        raw: The body without the `compaction_trigger` item.
         is_streamed: Whether the client wants the response as a stream.
     """
 
@@ -44,19 +45,25 @@ class TriggeredRequest(NamedTuple):
 
 
 def has_trigger(raw: bytes) -> bool:
-    """Returns False if a body certainly does not end with a trigger. This is a fast check."""
+    """Returns whether a body may end with a `compaction_trigger` item. This is a fast check of the bytes.
+
+    If the result is False, the body certainly has no such item.
+    """
     return _TRIGGER_BYTES in raw
 
 
 def may_have_token(raw: bytes) -> bool:
-    """Returns False if a body certainly contains no token of the proxy. This is a fast check."""
+    """Returns whether a body may contain a token of the proxy. This is a fast check of the bytes.
+
+    If the result is False, the body certainly contains no token.
+    """
     return _PREFIX_BYTES in raw
 
 
 def parse_triggered_request(raw: bytes) -> TriggeredRequest | None:
     """Parses a body that asks for a compaction item. Returns None if the body does not ask for one.
 
-    The body must end with a trigger and contain no other trigger, as the provider requires.
+    It asks for one only if its last item, and no other item, has the type `compaction_trigger`.
     """
     try:
         members, place, items = _cut_items(raw)
@@ -81,16 +88,18 @@ def read_items(raw: bytes) -> tuple[bytes, ...]:
 
 
 def expand_tokens(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool = False) -> bytes:
-    """Returns a body in which each token is replaced by its items. Other items keep their bytes.
+    """Returns a body in which each item with a token is replaced by the items in the token.
 
-    Clients keep some user messages of the compacted input. So a user message in a token is left out if the
-    body also contains it before the token. Instructions (privileged messages and project instructions) in a
-    token are left out if the body contains other instructions. A token that occurs twice is expanded only
-    once. A body without a list of items is returned unchanged.
+    All other items keep their bytes. Clients keep some user messages of the compacted input. So a user
+    message in a token is left out if the body also contains it before the token. Instructions (privileged
+    messages and project instructions) in a token are left out if the body contains instructions outside of
+    tokens. A token that occurs twice is expanded only once. A body without a list of items is returned
+    unchanged.
 
     Args:
         raw: The body.
-        open_token: Returns the JSON array of a token's items. It may raise an error to stop the expansion.
+        open_token: Decrypts a token. Returns the JSON array of its items. It may raise an error, which this
+            function does not catch unless it is an `UnreadableBodyError`.
         with_latest: Whether to include a token's latest user message even if the body also contains it before
             the token. It then becomes the latest user message of the body.
     """
@@ -149,7 +158,7 @@ def _has_instructions(record: Message) -> bool:
 
 
 def _read_token(item: bytes) -> str | None:
-    """Returns the proxy's token in an item; None if the item contains no token."""
+    """Returns the proxy's token in a compaction item; None if the item contains no token of the proxy."""
     if _PREFIX_BYTES not in item or read_type_and_role(item)[0] not in COMPACTION_TYPES:
         return None
     token = as_string(as_object(decode_small_json(item)).get("encrypted_content"))
@@ -178,8 +187,8 @@ def _replace_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[byt
 def demote_privileged_item(item: bytes) -> bytes:
     """Changes the role of a privileged message to `user`. Returns all other items unchanged.
 
-    It is called for items that the proxy has written, before they are put into a token, because only the
-    client may give privileged instructions.
+    The proxy calls this function for the items that it has written itself, before it puts them into a token.
+    The reason is that only the client may write privileged messages.
     """
     record = _read_message(item)
     return (
@@ -188,7 +197,7 @@ def demote_privileged_item(item: bytes) -> bytes:
 
 
 def build_item(item_id: str, token: str) -> dict[str, Any]:
-    """Builds a compaction item that contains a token."""
+    """Builds the compaction item that contains a token of the proxy."""
     return {"id": item_id, "type": "compaction", "encrypted_content": token}
 
 
@@ -217,9 +226,10 @@ def build_response(
 
 
 def build_stream(response: Mapping[str, Any]) -> bytes:
-    """Returns the result of `build_response` as a stream of server-sent events.
+    """Returns a response, the result of `build_response`, as a stream of server-sent events.
 
-    Codex reads the item from `response.output_item.done`, and the id and the usage from `response.completed`.
+    Codex reads the compaction item from the event `response.output_item.done`. It reads the id and the usage
+    from `response.completed`.
     """
     started = {**response, "status": "in_progress", "output": [], "usage": None}
     [item] = response["output"]

@@ -1,11 +1,11 @@
-"""Converts pieces of a Responses input to `Message` objects and back, and shortens them.
+"""Converts pieces of the `input` of a request to `Message` objects and back, and shortens them.
 
 It also estimates the tokens of the content that is not text, such as images, reasoning, and items that the
-provider has made. A piece is the JSON of one `Message` (see `Wire`). It is one item, or several items that
-belong together.
+provider has made. A piece is the JSON of one `Message` (see `Wire`). It consists of one item of the input, or
+of several items that belong together.
 
 All items of one response form one piece, so that reasoning is never separated from the calls that follow it.
-To group items, this module decodes only their type and role.
+To group items into pieces, this module decodes only the type and the role of each item.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ from compaction_proxy.wires.json.values import (
 )
 from compaction_proxy.wires.project_instructions import rejoin_divided_messages
 
-# Maps the type of an item with the result of a call to the type of the call.
+# Maps the type of an item that contains the result of a call to the type of the item that contains the call.
 CALL_TYPES_BY_OUTPUT: Final[Mapping[str, str]] = {
     "function_call_output": "function_call",
     "custom_tool_call_output": "custom_tool_call",
@@ -65,21 +65,22 @@ CALL_TYPES_BY_OUTPUT: Final[Mapping[str, str]] = {
 OUTPUT_TYPES_BY_CALL: Final[Mapping[str, str]] = {
     call: answer for answer, call in CALL_TYPES_BY_OUTPUT.items()
 }
-# Types of items that contain a compaction of the provider. Such an item replaces everything before it.
+# Types of items that contain a compaction made by the provider. For the model, such an item replaces all
+# items before it.
 COMPACTION_TYPES: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
-# The type of the last item of a request that asks for a compaction item instead of a reply.
+# The type of the item that ends a request if the client asks for a compaction item instead of a reply.
 TRIGGER_TYPE: Final = "compaction_trigger"
-# Types of items with settings that apply to all items after them.
+# Types of items that change settings, such as the tools, for all items after them.
 SETTING_TYPES: Final = frozenset({"additional_tools", "configuration_update"})
 
 _EMPTY_VALUES: Final = frozenset({b"", b"null", b'""', b"[]"})
 
 
 class ItemGrouping(Enum):
-    """How an item is grouped into pieces.
+    """How an item of the input is grouped into pieces. A piece is the JSON of one `Message`.
 
-    An `ALONE` item is a separate piece. Adjacent `RUN` items form one piece. A `COMPACTED` item and all items
-    before it form one piece.
+    An item with the value `ALONE` is a separate piece. Adjacent items with the value `RUN` form one piece. An
+    item with the value `COMPACTED` and all items before it form one piece.
     """
 
     ALONE = "alone"
@@ -149,10 +150,11 @@ def split_message_list(value: memoryview) -> tuple[bytes, ...]:
 
 
 def group_into_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Groups the items into pieces by `classify_item`.
+    """Groups the items of the input into pieces, as `ItemGrouping` describes.
 
     Raises:
-        UnreadableBodyError: If `classify_item` refuses an item. The proxy must not rewrite the list then.
+        UnreadableBodyError: If an item cannot be read, or if `classify_item` refuses it. The proxy must not
+            rewrite the input then.
     """
     groupings = [_classify_raw_item(each) for each in items]
     start = (
@@ -169,12 +171,12 @@ def group_into_pieces(items: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def may_continue_piece(item: bytes) -> bool:
-    """Returns whether the item after this one may belong to the same piece as this one."""
+    """Returns whether the item that follows this one may belong to the same piece (see `Wire`)."""
     return _classify_raw_item(item) is ItemGrouping.RUN
 
 
 def regroups_previous(items: tuple[bytes, ...]) -> bool:
-    """Returns whether one of these items forms one piece with all items before it."""
+    """Returns whether one of these items forms one piece (see `Wire`) with all items before it."""
     return any(_classify_raw_item(each) is ItemGrouping.COMPACTED for each in items)
 
 
@@ -190,7 +192,7 @@ def find_skip_reason(indicators: Mapping[str, bytes]) -> str:
 
 
 def split_items(piece: bytes) -> tuple[bytes, ...]:
-    """Splits a piece into the bytes of its items.
+    """Splits a piece (see `Wire`), which is the JSON of one or more items, into the bytes of each item.
 
     Raises:
         UnreadableBodyError: If the bytes are not a valid piece.
@@ -202,7 +204,7 @@ def split_items(piece: bytes) -> tuple[bytes, ...]:
 
 
 def decode_items(piece: bytes) -> list[dict[str, Any]]:
-    """Decodes the items of a piece.
+    """Decodes a piece (see `Wire`), which is the JSON of one or more items.
 
     Raises:
         UnreadableBodyError: If the bytes are not a valid piece. The reason is `not-json`, `no-messages`,
@@ -214,11 +216,12 @@ def decode_items(piece: bytes) -> list[dict[str, Any]]:
     return value
 
 
-# The text that separates the texts of several messages of one response.
+# The separator between the texts of several messages in one response.
 _MESSAGE_SEPARATOR = "\n\n"
-# Members of an item that are not part of its content. Digests do not include them.
+# Members of an item that are not part of its content. They are left out when the digest of an item is
+# computed.
 _IDENTITY_MEMBERS = frozenset({"id", "status"})
-# Maps the type of a call to the member that contains its arguments.
+# Maps the type of an item that contains a call to the member that contains the arguments of the call.
 _ARGUMENT_MEMBERS: Final = {
     "function_call": "arguments",
     "custom_tool_call": "input",
@@ -226,7 +229,8 @@ _ARGUMENT_MEMBERS: Final = {
     "shell_call": "action",
     "apply_patch_call": "operation",
 }
-# Types of calls that have a member with the name of the called tool. For other calls, the type is the name.
+# Types of items whose member `name` is the name of the called tool. Items with other calls have no such
+# member, so the proxy derives the name from their type.
 _NAMED_CALLS: Final = frozenset({"function_call", "custom_tool_call"})
 _SHORTENED_TYPES: Final = {"message", *CALL_TYPES_BY_OUTPUT, *OUTPUT_TYPES_BY_CALL}
 
@@ -257,7 +261,8 @@ def get_item_kind(item: Mapping[str, Any]) -> str:
 def _convert_run(raw: bytes, items: Sequence[JsonObject]) -> Message:
     """Converts the items of one response to one `Message`.
 
-    Of reasoning items, the message keeps only whether they are signed (`has_signed_reasoning`).
+    The fields of the result do not contain the text of reasoning items. They show only whether there are any
+    (`has_signed_reasoning`).
     """
     text, refusal, signed = "", "", False
     parts: list[ContentPart] = []
@@ -298,7 +303,7 @@ def _build_call(item: Mapping[str, Any]) -> MessageToolCall:
 
 
 def _get_call_id(item: Mapping[str, Any]) -> str:
-    """Returns the id that links a call to its result. Items of a local shell may have it as `id`."""
+    """Returns the id that a call shares with its result. Items of a local shell may have it as `id`."""
     return as_string(item.get("call_id")) or (
         as_string(item.get("id")) if get_item_kind(item).startswith("local_shell") else ""
     )
@@ -323,7 +328,7 @@ def _iter_shell_texts(output: object) -> Iterator[str]:
 
 
 def _read_outcome(output: object) -> str:
-    """Returns how the last shell command ended: its exit code, or `timeout`."""
+    """Returns the exit code of the last shell command, or `timeout`; 0 if neither is known."""
     last = next(reversed(as_list(output)), None)
     fields = as_object(as_object(last).get("outcome"))
     return "timeout" if fields.get("type") == "timeout" else str(fields.get("exit_code", 0))
@@ -333,7 +338,8 @@ def _read_content(content: object) -> tuple[str, tuple[ContentPart, ...], str]:
     """Returns the text, the other parts and the refusal of a message's content or a call's output.
 
     Raises:
-        UnreadableBodyError: With the reason `too-many` if the content has too many parts.
+        UnreadableBodyError: With the reason `too-many` if the content has more than `content.MAX_PARTS`
+            parts.
     """
     text, parts = read_content(content, _read_text, _build_part)
     refusals = [
@@ -349,12 +355,15 @@ def _read_text(part: Any) -> str | None:
 
 
 def is_text(part: Any) -> bool:
-    """Returns whether a part of a message's content is an object with text."""
+    """Returns whether a content part is an object with a string as its member `text`."""
     return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
 def _build_part(part: Any, text_offset: int) -> ContentPart | None:
-    """Builds the `ContentPart` of a part that is not text. Its kind and digest are the same on all wires."""
+    """Builds the `ContentPart` of a part that is not text; None for a refusal.
+
+    For images, files and audio, the kind and the digest are the same as on other wires.
+    """
     if isinstance(part, dict) and isinstance(part.get("refusal"), str):
         return None
     kind = get_kind(part)
@@ -376,8 +385,8 @@ def _build_part(part: Any, text_offset: int) -> ContentPart | None:
 def encode_message(record: Message) -> bytes:
     """Returns the JSON of a message that the proxy has written itself.
 
-    An assistant message gets the form that messages have in responses, because servers that translate
-    requests to Chat Completions accept no other form.
+    An assistant message is written in the form that messages have in responses, because servers that
+    translate requests to Chat Completions accept no other form.
     """
     if record.answered_call_ids:
         kind, _, ending = record.name.partition(":")
@@ -391,12 +400,13 @@ def encode_message(record: Message) -> bytes:
 
 
 def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
-    """Builds the item with the result of a call.
+    """Builds the item that contains the result of a call.
 
     Args:
-        record: The message to encode.
+        record: The message with the result.
         kind: The type of the item.
-        ending: The exit code of a shell command, `timeout`, or the status of a patch; empty if unknown.
+        ending: The exit code of a shell command, `timeout`, or the status of a patch. Empty for other
+            results.
     """
     call_id, text = record.answered_call_ids[0], record.text
     if kind == "shell_call_output":
@@ -407,8 +417,8 @@ def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
     if kind == "apply_patch_call_output":
         status = ending if ending in {"completed", "failed"} else "failed"
         return {"type": kind, "call_id": call_id, "status": status, "output": text}
-    # For a local shell, the specification puts the id of the call into `id`, but the provider's examples put
-    # it into `call_id`. So the item gets both.
+    # In the result of a local shell, OpenAI's specification puts the id of the call into `id`, but its
+    # examples put the id into `call_id`. So this item has both.
     item_id = {"id": call_id} if kind == "local_shell_call_output" else {}
     return {"type": kind, **item_id, "call_id": call_id, "output": text}
 
@@ -416,8 +426,7 @@ def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
 def join_messages(messages: Sequence[Message]) -> bytes:
     """Encodes messages as items, separated by commas.
 
-    If the proxy has written the result of a call, such as a mask, the item gets the type that the call
-    requires.
+    A result that the proxy has written, such as a mask, becomes an item of the type that belongs to its call.
     """
     encoded: list[bytes] = []
     messages = rejoin_divided_messages(messages)
@@ -435,9 +444,10 @@ def join_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _find_output_kind(call_id: str, before: Sequence[Message]) -> str:
-    """Returns the type of the result item for the latest call with this id in `before`.
+    """Returns the type of the item that must contain the result of a call.
 
-    Returns `function_call_output` if the call is not found.
+    Searches `before`, the messages before the result, for the latest call with this id. If there is none,
+    returns `function_call_output`.
     """
     for message in reversed(before):
         if any(call.id == call_id for call in message.calls):
@@ -448,7 +458,7 @@ def _find_output_kind(call_id: str, before: Sequence[Message]) -> str:
     return "function_call_output"
 
 
-# Assumed number of bytes per token, for English text, for JSON, and for encrypted reasoning.
+# The number of bytes that are assumed to be one token, in English text, in JSON, and in encrypted reasoning.
 _BYTES_PER_TOKEN: Final = 4
 
 
@@ -464,18 +474,19 @@ def _sum_item_tokens(items: Sequence[JsonObject], model: str) -> int:
 
 
 def _select_read_items(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
-    """Returns the items that the model reads from a piece with a provider's compaction.
+    """Returns those items of a piece with a provider's compaction that the model reads.
 
-    Providers return a compaction item together with some messages, and the model reads both. But if the piece
-    also contains calls or their results, the client has sent its whole input together with the compaction
-    item. In this case, the provider ignores all items except the compaction items.
+    Such a piece consists of a compaction item and all items before it. Providers return a compaction item
+    together with some messages, and the model reads both. But if the piece also contains calls or their
+    results, the client has sent the compacted input together with the compaction item. In this case, the
+    model reads only the compaction items.
     """
     is_uncut = any(get_item_kind(each) in {*OUTPUT_TYPES_BY_CALL, *CALL_TYPES_BY_OUTPUT} for each in items)
     return [each for each in items if not is_uncut or get_item_kind(each) in COMPACTION_TYPES]
 
 
 def _estimate_text(parts: list[Any]) -> int:
-    """Estimates the tokens of the text parts of a message's content."""
+    """Estimates the tokens of those content parts that are text, by the number of their characters."""
     return sum([len(each["text"]) for each in parts if is_text(each)]) // _BYTES_PER_TOKEN
 
 
@@ -496,17 +507,18 @@ def _estimate_item(item: JsonObject, model: str) -> int:
 
 
 def _estimate_sealed(item: JsonObject) -> int:
-    """Estimates the tokens of encrypted content by the number of its bytes."""
+    """Estimates the tokens of an item's `encrypted_content` by the number of its bytes; 0 if it has none."""
     return count_base64_bytes(as_string(item.get("encrypted_content"))) // _BYTES_PER_TOKEN
 
 
 def _estimate_reasoning(item: JsonObject) -> int:
     """Estimates the tokens of a reasoning item.
 
-    Providers include only the reasoning of the current turn in the prompt. But a piece is estimated only
-    once, while it belongs to the current turn, so its reasoning is always counted. For earlier turns, the
-    estimate is therefore too high. This is safe, and calibration corrects it. If an item has encrypted
-    reasoning, its readable reasoning is not counted, because the model gets only one of them.
+    Providers include only the reasoning of the current turn in the prompt. But the proxy estimates a piece
+    only once, while it belongs to the current turn, so it always counts the reasoning. For earlier turns, the
+    estimate is therefore too high. This is safe, because the proxy then compacts too early rather than too
+    late, and calibration corrects it. If an item has encrypted reasoning, its readable reasoning is not
+    counted, because the model gets only one of them.
     """
     content = as_list(item.get("content"))
     return _estimate_sealed(item) or _estimate_text(content or as_list(item.get("summary")))
@@ -570,7 +582,7 @@ def _shorten_item(raw: bytes, cut: TextCutter, handle: str) -> bytes:
 def _shorten_fields(item: JsonObject, cut: TextCutter, handle: str) -> JsonObject:
     kind = get_item_kind(item)
     if kind == "message":
-        # In an assistant message, parts that are not text are kept.
+        # An assistant message keeps its parts that are not text. So `_shorten_part` gets an empty handle.
         note_handle = "" if item.get("role") == "assistant" else handle
         return shorten_member(item, "content", cut, partial(_shorten_part, cut=cut, handle=note_handle))
     if kind == "shell_call_output":
@@ -584,9 +596,9 @@ def _shorten_fields(item: JsonObject, cut: TextCutter, handle: str) -> JsonObjec
 
 
 def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
-    """Shortens a text part. Replaces any other part by a note that contains `handle`.
+    """Shortens the text or the refusal of a part. Replaces any other part by a note that contains `handle`.
 
-    If `handle` is empty, parts that are not text stay unchanged.
+    If `handle` is empty, other parts stay unchanged.
     """
     if isinstance(part, str):
         return cut(part)
@@ -594,7 +606,7 @@ def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
         text = cut(part["text"])
         if text == part["text"]:
             return part
-        # These members refer to positions in the old text, so they are removed or cleared.
+        # `logprobs` and `annotations` refer to positions in the old text, so they are removed or emptied.
         remaining = {key: each for key, each in part.items() if key != "logprobs"}
         return {**remaining, "text": text, **({"annotations": []} if "annotations" in remaining else {})}
     if isinstance(part, Mapping) and isinstance(part.get("refusal"), str):
@@ -615,7 +627,8 @@ def _shorten_streams(shown: Any, cut: TextCutter) -> Any:
 def attach_parts(record: Message, source: Message) -> Message:
     """Returns a message with the text of `record` and all parts of `source` that are not text.
 
-    Only user messages may contain images and files, so a message with such parts gets the role `user`.
+    If there are such parts, the message has the role `user`, because only user messages may contain images
+    and files.
 
     Args:
         record: A message that the proxy has written itself.

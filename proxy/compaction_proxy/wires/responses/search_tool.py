@@ -1,4 +1,6 @@
-"""Offers the search tool on the Responses wire, and joins the responses before and after its calls.
+"""Offers the proxy's search tool on the Responses wire, and joins the responses before and after its calls.
+
+With this tool, the model searches messages that compactions have removed.
 
 Sources: OpenAI's documentation of function calling and of encrypted reasoning (`store: false`), 2026-11.
 """
@@ -35,21 +37,25 @@ from compaction_proxy.wires.sse import DONE_DATA, read_data, replace_data
 CALL: Final = "function_call"
 RESULT: Final = "function_call_output"
 _REASONING: Final = "reasoning"
-# Types of items that the client need not answer: the model's text and reasoning, and calls of tools that the
-# provider runs itself.
+# Types of items of a response for which the client need not send a result. These are the model's text and
+# reasoning, and calls of tools that the provider runs itself.
 _SELF_CONTAINED_TYPES: Final = frozenset(
     {"message", _REASONING, "web_search_call", "file_search_call", "code_interpreter_call"}
     | {"image_generation_call", "mcp_call", "mcp_list_tools", "compaction"}
 )
-# The proxy does not add the search tool to a request with one of these members. The provider either stores
-# the response, or uses stored tools, which the tools in the request would replace.
+# The proxy does not add its search tool to a request with one of these members. With the first two, the
+# provider has stored a part of the conversation. With `prompt`, it may have stored tools, which the tools in
+# the request would replace.
 _STATEFUL_MEMBERS: Final = ("previous_response_id", "conversation", "prompt")
 # Members that identify a response. A joined response has those of the first response.
 _ENVELOPE: Final = ("id", "created_at", "model")
 
 
 def must_client_answer(item: Mapping[str, Any]) -> bool:
-    """Returns whether an item of a response is a call that the client must answer, or has an unknown type."""
+    """Returns whether an item of a response is a call that the client must answer.
+
+    An item of an unknown type counts as such a call.
+    """
     return item.get("type") not in _SELF_CONTAINED_TYPES
 
 
@@ -63,9 +69,9 @@ def build_message(items: Iterable[JsonObject]) -> JsonObject:
     """Prepares the items of a response for the next request. The result contains them as `output`.
 
     Reasoning with content stays unchanged. Reasoning without content is left out, because a provider that
-    stores nothing cannot find it by its id. In this case, the ids of all other items are removed, because the
-    provider refuses items with ids if the reasoning before them is missing. Call arguments that are not an
-    object are replaced by an empty object.
+    stores nothing cannot find it by its id. If any reasoning is left out, the ids of all other items are
+    removed, because the provider refuses items with ids if the reasoning before them is missing. Call
+    arguments that are not a JSON object are replaced by an empty object.
     """
     all_items = list(items)
     remaining = [item for item in all_items if item.get("type") != _REASONING or _has_content(item)]
@@ -100,8 +106,8 @@ _OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "resp
 _COMPLETED_EVENT: Final = "response.completed"
 _END_EVENTS: Final = frozenset({_COMPLETED_EVENT, "response.incomplete", "response.failed"})
 _ITEM_DONE_EVENT: Final = "response.output_item.done"
-# Matches the events of the first response that must be parsed. Text of the model in other events cannot
-# match, because quotes in JSON strings are escaped.
+# Matches the events of the first response that must be parsed. Names in the model's text do not match,
+# because quotes in JSON strings are escaped. Only `[DONE]` may also match the model's text.
 _EVENT_PATTERN: Final = re.compile(
     rb'"(?:response\.(?:created|queued|in_progress|output_item\.(?:added|done)|completed|incomplete|failed)'
     rb'|error)"|\[DONE\]'
@@ -110,11 +116,12 @@ _SEQUENCE_MARKER: Final = b'"sequence_number"'
 
 
 class ResponsesStreamFilter:
-    """Hides calls of the search tool in streams on the Responses wire; see `StreamFilter`.
+    """Hides calls of the proxy's search tool in streams on the Responses wire; see `StreamFilter`.
 
     In the first response, events before the first call of the search tool are forwarded unchanged. An item
-    that calls the search tool is left out, and later items and events get lower numbers, so that no number is
-    missing. The last event of the joined response lists the items of all responses.
+    that calls the search tool is left out. Later items get lower output indices, and later events lower
+    sequence numbers, so that no number is missing. The last event of the joined response lists the items of
+    all responses.
     """
 
     def __init__(self, stream: StreamJoiner) -> None:
@@ -127,26 +134,28 @@ class ResponsesStreamFilter:
 
     def _reset_answer(self) -> None:
         self._own_call_keys: set[int | str] = set()
-        # The output index that the client sees, by the upstream's key of the item (`_get_item_key`).
+        # Maps the key of an item in the upstream's events (`_get_item_key`) to the output index that the
+        # client sees.
         self._client_indices: dict[int | str, int] = {}
         self._answer_items: list[JsonObject] = []  # items of a response that the next one continues
 
     def list_own_calls(self) -> Iterable[str]:
-        """Returns the arguments of each call of the search tool in the current response."""
+        """Returns the arguments of each call of the proxy's search tool in the current response."""
         return [
             read_arguments(item) for item in self._answer_items if is_call(item, CALL, self._stream.tool_name)
         ]
 
     def end_answer(self) -> JsonObject:
-        """Returns the model's message for `SearchTool.build_turn`. Resets the state for the next response."""
+        """Ends the current response. Returns its message, as `SearchTool.build_turn` expects it."""
         self._previous_items += self._drop_calls(self._answer_items)
         message = build_message(self._answer_items)
         self._reset_answer()
         return message
 
     def encode_error_event(self, body: bytes) -> bytes:
-        """Returns the event that reports an error to the client."""
-        # The event has the documented fields, and in addition the field `error`, which SDKs read.
+        """Returns the event that reports an error to the client. `body` is the JSON of the error."""
+        # OpenAI documents that the fields of the error are directly in the event, but its SDKs read them from
+        # the field `error`. So the event has both.
         details = decode_event(body).get("error")
         error = details if isinstance(details, dict) else {"message": str(details)}
         flat = {name: error.get(name) for name in ("code", "message", "param")}
@@ -154,7 +163,7 @@ class ResponsesStreamFilter:
         return b"event: error\ndata: %b\n\n" % encode_ascii_json(event)
 
     def filter_event(self, event: bytes) -> bytes:
-        """Returns the bytes to send to the client for an event of the upstream."""
+        """Returns the bytes to send to the client in place of an event of the upstream."""
         if self._stream.is_first_answer and not self._own_call_keys and not _EVENT_PATTERN.search(event):
             self._next_sequence_number += _SEQUENCE_MARKER in event
             return event
@@ -174,10 +183,10 @@ class ResponsesStreamFilter:
         return b"" if self._is_hidden(event, payload) else self._renumber_event(event, payload)
 
     def _is_hidden(self, event: bytes, payload: JsonObject) -> bool:
-        """Returns whether an event belongs to a call of the search tool, so that the client must not see it.
+        """Returns whether an event belongs to a call of the proxy's search tool. The client must not get it.
 
-        Also records the item in the event, and the envelope and the sequence number of a `response.created`
-        event.
+        Also stores what is needed to change later events: the item in the event, or the sequence number and
+        the members in `_ENVELOPE` of a `response.created` event.
         """
         if payload.get("type") == "response.created":
             self._envelope = {
@@ -200,9 +209,9 @@ class ResponsesStreamFilter:
         return key in self._own_call_keys
 
     def _renumber_event(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the event with the output index and the sequence number that the client expects.
+        """Returns the event with the output index and the sequence number that the client must see.
 
-        Returns the same bytes if neither number changes.
+        If neither number changes, returns the same bytes.
         """
         numbers: JsonObject = {}
         index = payload.get("output_index")
@@ -215,9 +224,9 @@ class ResponsesStreamFilter:
         return event if is_unchanged else replace_data(event, encode_ascii_json({**payload, **numbers}))
 
     def _filter_end(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the event to send in place of the last event of a response.
+        """Returns the event to send to the client in place of the last event of a response.
 
-        The result is empty if the response will be continued.
+        The result is empty if the next response will continue this one.
         """
         response = as_object(payload.get("response"))
         output = response.get("output")
@@ -251,7 +260,7 @@ class ResponsesStreamFilter:
 
 
 def _get_item_key(payload: JsonObject) -> int | str:
-    """Returns the output index of an event's item, or else the item's id; empty if it has neither."""
+    """Returns the output index in an event, or else the id of its item; an empty string if it has neither."""
     index, item = payload.get("output_index"), payload.get("item")
     if type(index) is int:
         return index
@@ -269,12 +278,13 @@ _ITEM_FORMAT: Final = ItemFormat(
 
 
 def _allows_tool(read: MemberReader) -> bool:
-    """Returns whether the search tool may be added to a request. Returns False in these cases.
+    """Returns whether the proxy may add its search tool to a request. Returns False in these cases.
 
     - The provider stores the responses, for example because `store` is not false. The client could then
-      continue a stored response by its id, although that response ends in a call of the proxy's tool.
-    - The client sets a `tool_choice` other than `auto`.
+      continue a stored response by its id, although that response ends in a call of the search tool.
+    - The body has a `tool_choice` other than `auto`, or has a `tool_choice` but no tools.
     - The response must be JSON. The text before a call and the text after it cannot be joined into JSON.
+    - The body has one of the `_STATEFUL_MEMBERS`.
     """
     choice = read("tool_choice")
     text_format = as_object(as_object(parse_json(read("text") or b"{}")).get("format"))
@@ -287,8 +297,8 @@ def _allows_tool(read: MemberReader) -> bool:
     )
 
 
-# On this wire, `strict` is true by default. It does not allow optional arguments, and all arguments of the
-# tool are optional. So it is set to false.
+# On this wire, `strict` is true by default, which does not allow optional arguments. All arguments of the
+# search tool are optional, so `strict` is false here.
 SEARCH_TOOL: Final = SearchTool(
     definition_json=encode_json(
         {

@@ -1,4 +1,7 @@
-"""The Responses format as a `Wire`, with its usage and its summary calls."""
+"""Defines `RESPONSES`, the `Wire` of the Responses format.
+
+It also contains the functions with which this wire reads the token usage and makes summary calls.
+"""
 
 import json
 import re
@@ -37,17 +40,19 @@ from compaction_proxy.wires.summary_call import (
 from compaction_proxy.wires.usage import TokenUsage, UsageFormat, build_usage
 from compaction_proxy.wires.wire import MemberNames, Wire
 
-# The lowest reasoning effort that all models accept. Newer models refuse `minimal`, and older ones `none`.
+# The reasoning effort that summary calls request. It is the lowest one that all reasoning models accept:
+# newer models refuse `minimal`, and older ones refuse `none`.
 REASONING_EFFORT: Final = "low"
 
-# Members of a client's request that affect only its response or its stored state, and the input. A summary
-# call that continues the client's conversation does not copy them.
+# A summary call that continues the client's conversation does not copy these members of the client's request.
+# They affect only the response to that request, or what the provider stores, except for `input`, which the
+# call replaces.
 _ANSWER_MEMBERS: Final = frozenset(
     {"stream", "stream_options", "max_output_tokens", "max_tool_calls", "text", "top_logprobs", "include"}
     | {"temperature", "top_p", "tool_choice", "metadata", "store", "background", "background_options"}
     | {"truncation", "input", "previous_response_id", "conversation", "context_management", "moderation"}
 )
-# Maps the reasons why a response was cut off to the finish reasons that the proxy uses for all wires.
+# Maps the reasons why a response is incomplete to the finish reasons that the proxy uses for all wires.
 _FINISH_REASONS: Final[Mapping[str, str]] = {
     "max_output_tokens": "length",
     "content_filter": "content_filter",
@@ -64,7 +69,7 @@ def _get_status(answer: JsonObject) -> str:
     return as_string(answer.get("status"))
 
 
-# A stream ends with an event that repeats the whole response, including the request's tools and instructions.
+# The last event of a stream contains the whole response as its member `response`, including the usage.
 _USAGE_FORMAT: Final = UsageFormat(
     _parse_counts, _get_status, re.compile(rb'"usage"\s*:\s*\{'), event_member="response"
 )
@@ -137,12 +142,12 @@ def _get_finish_reason(payload: Mapping[str, object]) -> str:
     return "stop" if status == "completed" else status if isinstance(status, str) else ""
 
 
-# Types of events that come before any content of the reply.
+# Types of the events that may come before the first event with a part of the reply.
 _OPENING_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns whether the first bytes of a stream contain neither content of the reply nor an error."""
+    """Returns whether the first bytes of a stream contain neither a part of the reply nor an error."""
     return has_only_events(seen, _OPENING_EVENTS)
 
 
