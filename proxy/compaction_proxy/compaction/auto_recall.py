@@ -88,9 +88,10 @@ class _RecallKey(NamedTuple):
 def build_recall_query(text: str) -> str:
     """Builds a search query from the text of a user message.
 
-    Returns "" if the text has no code, such as a path, and fewer than `LEAST_WORDS` words that are not common
-    words. Quotation marks and asterisks are removed, because they are operators of the query language. With
-    quotation marks, for example, the search would find only messages with exactly the quoted words.
+    Returns "" if the text has no code, such as a path, and fewer than `LEAST_WORDS` words. Common words do
+    not count: `parse_query` omits them unless the text has no other words. Quotation marks and asterisks are
+    removed, because they are operators of the query language. With quotation marks, for example, the search
+    would find only messages with exactly the quoted words.
     """
     query = text.replace('"', " ").replace("*", " ")
     parsed = parse_query(query)
@@ -114,7 +115,8 @@ class AutoRecall:
     Args:
         search: Searches removed messages.
         reader: Counts the tokens of messages.
-        records: The store of records. When records are deleted from it, the cache of texts is cleared.
+        records: The store of records. When records are deleted from it, the cache of inserted texts is
+            cleared.
         count_tokens: Counts the tokens of a short text.
         on_search: Called after each search with the source `auto` and the outcome `found` or `nothing`.
     """

@@ -1,6 +1,6 @@
 """Implements commands on conversations, for example to show, compact, search or delete a conversation.
 
-Between two requests of a conversation, the proxy does not have its messages. So a command that concerns
+Between two requests of a conversation, the proxy does not have the messages. So a command that concerns
 compaction takes effect with the next request of the conversation. If the proxy then makes a compaction, an
 event reports the result.
 """

@@ -59,7 +59,7 @@ RETRY_S = 1.0
 # Largest number of lists of conversations that are read from the store at the same time.
 READ_AT_ONCE = 8
 CHANNEL = "compacted"
-# In the list of a tenant, this name stands for all conversations without an id together.
+# The conversations of a tenant that have no id share one line in the list, with this name.
 UNNAMED = ""
 _CHANGE_BYTES = 8
 

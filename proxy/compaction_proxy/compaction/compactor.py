@@ -361,11 +361,12 @@ class Compactor:
         )
 
     async def _choose_messages(self, view: RequestView) -> FittedMessages:
-        """Returns the messages to forward: the client's own list, or a shorter one.
+        """Returns the messages to forward.
 
-        A list of messages that does not fit is cut without a model. An invalid list, for example with a tool
-        result whose call is missing, is repaired. If the list then would not be shorter, or would still be
-        too long, the client's own list is forwarded.
+        If no compaction applies and the request fits, these are the client's own messages. Otherwise, these
+        are the messages of the effective list. They are repaired if the list is invalid, for example if the
+        call of a tool result is missing. They are cut without a model if the list does not fit, but only if
+        the cut list fits. If the result would be longer than the client's own list, returns that list.
         """
         is_too_long = view.is_automatic and view.exceeds_window
         is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)
@@ -462,7 +463,7 @@ def _log_failure(ask: FitRequest, error: BaseException) -> None:
 
 
 def _log_unexpected_error(error: BaseException) -> None:
-    """Logs an error. Ignores a `CompactionError`, because `fit_request` will meet and report it again."""
+    """Logs an error. Ignores a `CompactionError`: it will occur again in `fit_request`, which reports it."""
     if not isinstance(error, CompactionError):
         _log.error(COMPACTION_FAILED, exc_info=error)
 
@@ -517,8 +518,9 @@ def _apply_reported_size(
 def _can_be_output_overflow(
     overflow: Overflow, calibration: Calibration, estimate: int, requested_output: int
 ) -> bool:
-    """Returns whether, by the estimates, the prompt alone fits the limit but not together with the output.
+    """Returns whether the prompt alone may fit the limit, but prompt and requested output together do not.
 
+    The answer depends on estimates of the size of the prompt.
     Returns False if the error is of another kind than `context`, names no limit, or names the counted size.
 
     Args:
@@ -542,7 +544,7 @@ def _lower_output_limit(
     """Lowers the output limit so that prompt and requested output together fit the context window.
 
     Returns the body and the new output limit in tokens. Returns `raw` and None if the upstream does not count
-    both together, if the limit may not be lowered, or if it is low enough already.
+    both together, if the limit may not be lowered, or if no suitable lower limit exists.
     """
     sum_limit, asked = view.budget.sum_limit, view.request.body.max_output
     if sum_limit is None or asked is None or not (view.is_automatic and view.request.can_lower_output):

@@ -1,6 +1,6 @@
 """Stores the directives that users give for a conversation.
 
-Examples are pins, a request for a compaction, undone compactions, and a bypass. The directives of a
+Examples are pins, requests for a compaction, and undone compactions. The directives of a
 conversation are stored as one small record. Each process caches the record for two seconds (`FRESH_S`), so it
 notices a change by another replica within two seconds. If a request uses a cached record that is more than
 one second old (`AGING_S`), the process reads the record again in the background. So the requests of a busy
@@ -101,12 +101,15 @@ class Directives:
     removed: tuple[str, ...] = ()
 
     def with_pin(self, text: str) -> Self:
-        """Returns the directives with another pin, unless there are already `MAX_PINS` pins."""
+        """Returns the directives with the pin `text` added.
+
+        Returns them unchanged if they contain this pin, or if they already contain `MAX_PINS` pins.
+        """
         is_refused = text in self.pins or len(self.pins) >= MAX_PINS
         return self if is_refused else replace(self, pins=(*self.pins, text))
 
     def without_pin(self, text: str) -> Self:
-        """Returns the directives without a pin."""
+        """Returns the directives without the pin `text`."""
         return replace(self, pins=tuple(pin for pin in self.pins if pin != text))
 
     def with_instructions(self, instructions: Iterable[NotedInstruction]) -> Self:
@@ -115,7 +118,10 @@ class Directives:
         return replace(self, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])
 
     def with_removed_instruction(self, instruction_id: str, *, removed: bool) -> Self:
-        """Returns the directives with project instructions marked as removed, or no longer marked."""
+        """Returns the directives after a user has removed project instructions.
+
+        If `removed` is False, returns the directives after the user has restored the instructions.
+        """
         others = [each for each in self.removed if each != instruction_id]
         ids = [*others, instruction_id] if removed else others
         return replace(self, removed=tuple(ids[-MAX_INSTRUCTIONS:]))
@@ -141,7 +147,7 @@ def parse_pin(text: str) -> str | None:
 
 
 def build_pin_id(text: str) -> str:
-    """Builds the id of a pin, `p_…`."""
+    """Builds the id of a pin from its text. The id has the form `p_…`."""
     return "p_" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_PIN_DIGITS]
 
 

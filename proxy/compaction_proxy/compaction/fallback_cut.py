@@ -1,7 +1,7 @@
 """Shortens the messages of a request without a model until they fit the context window.
 
-The proxy has several ways to make a request fit, and tries them in a fixed order, called the ladder. This one
-comes last.
+The proxy has several ways to make a request fit. It tries them in a fixed order, which is called the ladder.
+The cut in this module is the last of these ways.
 """
 
 from collections.abc import Iterable, Sequence
@@ -74,7 +74,8 @@ async def cut_to_fit(
         cut_tokens = sum(each.tokens for each in cut)
         if (cut_tokens <= most and not view.is_too_large(cut)) or not plan.fits:
             break
-        # The rest of a cut text may have more tokens per character than the whole text had.
+        # The rest of a cut text may have more tokens per character than the whole text had. So the list may
+        # still be too large, and the next attempt must aim at fewer tokens.
         share = CUT_MARGIN * min(1, most / cut_tokens)
         room, max_room = int(room * share), int(max_room * share)
     return cut

@@ -49,7 +49,7 @@ class _RoundEffect:
     """The effect of the latest compactions of one conversation.
 
     Attributes:
-        baseline_key: Identifies the latest compaction.
+        baseline_key: Identifies the latest compaction whose effect was recorded.
         ineffective: Number of ineffective compactions in a row, including the latest one.
         tokens: Tokens of the request after the latest compaction, as the provider counted them.
         recorded_at_s: When the effect of the latest compaction was recorded, in monotonic seconds.

@@ -47,7 +47,9 @@ def _compute_once(
 
 
 class _CachedStatements(NamedTuple):
-    """Describes the cached active statements of a list of messages.
+    """Describes the cached active statements in a list of messages.
+
+    A statement of the user is active if no later message has replaced it.
 
     Attributes:
         size: Size of the statements, in characters.

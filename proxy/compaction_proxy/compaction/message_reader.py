@@ -81,7 +81,8 @@ MAX_LISTED_BYTES = 32 * 1024 * 1024
 # of the definitions. If new definitions do not fit, they displace the least recently used ones.
 MAX_DEFINITION_CHARACTERS = 4 * 1024 * 1024
 # Bytes of memory that a message takes in addition to its own bytes, in the cache of lists (`RECORD_BYTES`)
-# and in the cache of messages (`CACHE_ENTRY_BYTES`). The decoded text of a message is added separately.
+# and in the cache of messages (`CACHE_ENTRY_BYTES`). In the cache of messages, the size of the decoded text
+# is added as well.
 RECORD_BYTES, CACHE_ENTRY_BYTES = 450, 600
 # Bytes of memory that a list takes for its reference to each message.
 LIST_ENTRY_BYTES = 100
@@ -215,7 +216,10 @@ class MessageReader:
     async def _extend_list(
         self, base: MessageList, raws: Sequence[bytes], options: CountingOptions, client: str
     ) -> tuple[MessageList, int]:
-        """Returns `base` with the messages `raws` appended, and the memory that `raws` take, in bytes."""
+        """Decodes the messages `raws` and appends them to the list `base`.
+
+        Returns the new list, and the number of bytes of memory that the appended messages take.
+        """
         new = await self.decode_messages(raws, options)
         client = find_client_by_messages(base.messages or new) or client
         if client:
@@ -240,7 +244,7 @@ class MessageReader:
     ) -> tuple[Message, ...]:
         """Splits those of the new messages that contain project instructions.
 
-        The project instructions become separate messages, which name them in the field `instruction`. `base`
+        The project instructions become separate messages, whose field `instruction` identifies them. `base`
         contains the messages before the new ones. `client` is the name of the client program.
         """
         messages: list[Message] = []

@@ -40,7 +40,7 @@ class GrowthStats:
     """Sizes of the last request of a conversation, and mean values over its requests.
 
     Attributes:
-        client_tokens: Tokens of the client's list in the last request.
+        client_tokens: Tokens of the last request with the messages that the client sent.
         forwarded_tokens: Tokens of the last forwarded request, as the provider counted them.
         baseline_key: Identifies the checkpoint and model of the last request (`UsageBasis.baseline_key`).
         tokens_after_round: Tokens of the last request for which a compaction was made, as the provider
@@ -69,7 +69,10 @@ class GrowthTracker:
         self._growth_by_thread: BoundedDict[str, GrowthStats] = BoundedDict(MAX_CONVERSATIONS)
 
     def record_request(self, ask: FitRequest, fit: FitResult, usage: TokenUsage) -> None:
-        """Records an answered request. Ignores a request whose messages the proxy did not parse."""
+        """Updates the growth statistics of a conversation with an answered request.
+
+        Ignores a request whose messages were not parsed, or were cut in addition to a compaction.
+        """
         usage_basis, before = fit.usage_basis, fit.report.tokens_before
         if usage_basis is None or before is None:
             return

@@ -183,7 +183,11 @@ def _build_record_messages(job: RoundJob, text: str) -> Iterator[Message]:
 
 
 def _format_left_out(job: RoundJob) -> str:
-    """Formats a line that says how many messages are removed, and names the ids of the first and the last."""
+    """Formats a line about the removed messages.
+
+    The line says how many messages are removed, and how many of them are tool results. It also names the ids
+    of the first and the last removed message.
+    """
     removed = job.draft.plan.removed_indices
     results = sum(1 for index in removed if job.view.unfixed_messages[index].answered_call_ids)
     first, last = (format_message_id(job.view.prefixes[index]) for index in (removed[0], removed[-1]))

@@ -243,7 +243,7 @@ class RequestLoader:
         return await self._reader.read_request(ask.body, ask.counting_options, client)
 
     async def find_conversation(self, ask: FitRequest, *, has_tools: bool) -> FitRequest | None:
-        """Returns the request with the id of the conversation that it continues.
+        """Returns the request with the id of the conversation that the request continues or starts.
 
         Returns the request unchanged if all its messages are fixed, or if the recognition of conversations is
         switched off. Returns None if the request belongs to no conversation, for example because it only asks
@@ -293,10 +293,10 @@ class RequestLoader:
         )
 
     async def _shorten_instructions(self, view: RequestView) -> dict[int, Message | None]:
-        """Finds out which project instructions must be shortened or left out when a compaction is applied.
+        """Shortens project instructions that are too long, for use when a compaction is applied.
 
-        Instructions that are too long are shortened. Instructions that users have removed are left out. The
-        result maps the index of each such message to the shortened message, or to None if it is left out.
+        The result maps the index of each message with such instructions to the shortened message. If users
+        have removed the instructions, it maps the index to None.
         """
         max_tokens = compute_instruction_budget(view.budget.input_limit)
         allowed = allocate_instruction_tokens(view.messages, max_tokens, view.directives.removed)
@@ -309,7 +309,7 @@ class RequestLoader:
     async def _shorten_instruction(
         self, message: Message, max_tokens: int, options: CountingOptions
     ) -> Message | None:
-        """Shortens project instructions to their beginning and end, with about `max_tokens` tokens together.
+        """Shortens project instructions to their beginning and end, about `max_tokens` tokens in all.
 
         Returns None if `max_tokens` is 0, which means that the instructions must be left out.
         """
@@ -341,8 +341,8 @@ class RequestLoader:
         The anchor is the provider's token count of an earlier request of the conversation.
 
         If `bypass_cache` is False, checkpoints that other replicas have stored in the last two seconds may be
-        missing. If checkpoint ids, directives or anchors are not cached, the method loads all three, at the
-        same time.
+        missing. If checkpoint ids, directives or anchors are not cached, the method reads all three from the
+        store, concurrently.
         """
         root, tenant, conversation = view.root, view.request.tenant, view.request.known_conversation
         if root is None:

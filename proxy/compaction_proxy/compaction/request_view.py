@@ -365,7 +365,7 @@ class RequestView:
         return self.effective_estimate / max(1, self.effective_tokens)
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Counts the tokens of this request if its messages were replaced by these messages."""
+        """Counts the tokens that this request would have with these messages in place of its own."""
         if messages is self.messages:
             return self.tokens + self.overhead_tokens
         if messages is self.effective_messages:
@@ -397,7 +397,10 @@ class RequestView:
         return self.estimate_tokens(self.effective_messages)
 
     def estimate_upper_bound(self, messages: Sequence[Message]) -> int:
-        """Estimates how many tokens the provider would count at most for this request with these messages."""
+        """Estimates how many tokens the provider would count for this request with these messages, at most.
+
+        In contrast to `estimate_tokens`, the result includes a margin for errors of the estimate.
+        """
         counted = self.count_tokens(messages)
         if self.anchor is None:
             return self.calibration.predict_upper_bound(counted)
@@ -405,7 +408,10 @@ class RequestView:
 
     @cached_attribute
     def effective_bound(self) -> int:
-        """Estimate of the most tokens that the provider would count for this request and effective list."""
+        """Upper bound for the tokens that the provider would count for this request with the effective list.
+
+        It is an estimate that includes a margin for errors.
+        """
         return self.estimate_upper_bound(self.effective_messages)
 
     @property

@@ -543,7 +543,7 @@ def _write_extracts(job: RoundJob) -> tuple[str, ...]:
     """Writes an extract for each group of messages in the plan.
 
     The first extract begins with the ledger. If the strategy keeps a chain of records, no extract contains
-    the ledger, because it has a message of its own after the records.
+    the ledger, because the ledger has a message of its own after the records.
     """
     characters = int(max(1, job.draft.summary_tokens) * SUMMARY_CHARACTERS)
     characters_per_group = characters // max(1, len(job.draft.plan.groups))

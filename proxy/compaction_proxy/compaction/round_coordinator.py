@@ -31,9 +31,9 @@ from compaction_proxy.core.planner import compute_checkpoint_id
 
 # A request waits for a summary for at most this share of the time after which its client gives up.
 PATIENCE_SHARE = 0.25
-# Decides whether a staged checkpoint is sufficient, so that no new compaction is needed. One part of a
-# request, such as the system prompt, is never removed. The staged checkpoint is sufficient if it shrinks the
-# other parts to at most this share of the room that the fixed part leaves below the trigger size.
+# No compaction removes the fixed part of a request, such as the system prompt. A staged checkpoint is
+# sufficient if it shrinks the rest of the request to at most this share of the tokens that the fixed part
+# leaves below the trigger size. If no staged checkpoint is sufficient, a new compaction is made.
 READY_SHARE = 0.75
 # A request waits at most this many seconds for a compaction that needs no model. The wait is that long only
 # if another replica has died while it held the lease for this compaction. The lease must then expire first.
@@ -133,7 +133,7 @@ class RoundCoordinator:
         return view.with_checkpoint(checkpoint), reason
 
     async def prepare_round(self, view: RequestView) -> None:
-        """Starts a compaction that will soon be due. It runs in the background.
+        """Starts a compaction that will soon be due. The compaction runs in the background.
 
         Does nothing if no summary can be requested, if a suitable compaction is already running or staged, if
         compactions of the conversation are paused, or if there is nothing to summarise.
@@ -246,7 +246,7 @@ class RoundCoordinator:
             view: The request.
             same_length: Whether to look for a late summary that can replace an extract instead
                 (`RequestLoader.find_staged_checkpoint`). Use this only before a new compaction, which breaks
-                the provider's prompt cache anyway. The replacement then costs nothing in addition.
+                the provider's prompt cache anyway. To replace the extract then costs nothing in addition.
         """
         staged = await self._loader.find_staged_checkpoint(view, same_length=same_length)
         return _merge_edits(staged, view.checkpoint) if staged else None
@@ -313,8 +313,8 @@ class RoundCoordinator:
         longer than the strategy allows.
 
         Raises:
-            SummaryError: If `skip_reason`, the reason to request no summary, is not None. If no summary could
-                be written, or if it is not ready in time.
+            SummaryError: If there is a reason to request no summary (`skip_reason` is not None), if no
+                summary could be written, or if the summary is not ready in time.
         """
         if skip_reason is not None:
             raise SummaryError(skip_reason)
@@ -385,7 +385,7 @@ def _can_serve(pending: RoundJob, view: RequestView) -> bool:
 
 
 def _merge_edits(checkpoint: Checkpoint, current: Checkpoint | None) -> Checkpoint:
-    """Adds masks and caps of the checkpoint `current` to the checkpoint `checkpoint`, which replaces it.
+    """Adds masks and caps of the checkpoint `current` to `checkpoint`, which will replace `current`.
 
     Only masks and caps of messages that `checkpoint` does not cover are added. They were made while
     `checkpoint` was being prepared. Returns `checkpoint` unchanged if there are none.

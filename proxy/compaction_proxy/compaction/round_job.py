@@ -313,8 +313,8 @@ def _should_mention_search_tool(ask: FitRequest) -> bool:
 def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
     """Returns the route with the context window that is known for its model.
 
-    If the route uses the model that the client's request names, its window becomes at most the window that
-    the proxy has found out for this request. Otherwise returns the route unchanged.
+    If the route uses the model that the client's request names, its context window is limited to the window
+    that the proxy knows for this request. Otherwise the route stays unchanged.
     """
     if route.model != view.request.model:
         return route

@@ -62,8 +62,8 @@ class RoundDraft:
         is_worth_it: Whether the compaction saves enough tokens to be worth the cost of a summary.
         ledger: Text of the ledger; empty unless the strategy keeps a chain of records.
         rules: The user's rules, which the ledger must contain.
-        outdated_statements: User statements that later statements have replaced, by message index. The
-            summary model does not get to read them.
+        outdated_statements: User statements that later statements have replaced, by message index. The text
+            that the summary model reads does not contain them.
         frontier: The states of the user's requests and the last steps; empty unless the strategy keeps a
             chain of records.
     """
@@ -184,7 +184,7 @@ def _compute_summary_tokens(view: RequestView, removed_tokens: int) -> int:
 
 
 def _choose_masks(view: RequestView, constraints: PlanConstraints, tail_start: int) -> list[int]:
-    """Chooses the tool results to mask, before the tail. Returns their indices.
+    """Chooses which of the tool results before the tail to mask. Returns their indices.
 
     Returns an empty list if masks alone cannot bring the request to its target size, or if the strategy has
     no target size.

@@ -92,7 +92,7 @@ class ShortenResult(NamedTuple):
     """The result of shortening a list of messages.
 
     Attributes:
-        fit: The request with the shorter list.
+        fit: The final result, with the shortened list.
         strategy_result: The result of the strategy alone, before messages were cut to reach the target. It is
             the same as `fit` if no messages were cut.
         model: The model that wrote the summary; None if no model wrote one.

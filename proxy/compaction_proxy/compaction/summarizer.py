@@ -155,9 +155,10 @@ class Summarizer:
         )
 
     async def _summarize_via_routes(self, request: SummaryRequest) -> tuple[tuple[str, ...], str]:
-        """Requests the summaries from the first summary model whose name the provider knows.
+        """Requests the summaries from the first summary model whose name its provider knows.
 
-        Returns the summaries and the name of the model that wrote them.
+        If the request has the conversation itself (`request.aligned`), tries the aligned form first. Returns
+        the summaries and the name of the model that wrote them.
         """
         if not request.routes:
             raise SummaryError("no-model")
@@ -473,7 +474,8 @@ async def _gather_texts(
 def _narrow_shape_to_share(request: SummaryRequest, share: float) -> SummaryShape:
     """Returns a shape that cuts the messages of a request shorter.
 
-    About `share` of the characters that the transcript now has remain. The request must have one group.
+    The transcript then has about `share` times its present number of characters. The request must have
+    exactly one group.
     """
     [group] = request.groups
     return shrink_shape_to_fit(group, request.shape, count_shown_characters(group, request.shape) * share)
@@ -482,7 +484,8 @@ def _narrow_shape_to_share(request: SummaryRequest, share: float) -> SummaryShap
 def _verify_texts(summary_request: SummaryRequest, texts: tuple[str, ...]) -> tuple[str, ...]:
     """Removes statements from summaries that the messages do not support. Returns the corrected summaries.
 
-    Also corrects wrong states of the user's requests, for example a request that is still open.
+    Also corrects wrong states of the user's requests, for example if a summary says that an open request is
+    done.
     """
     return tuple(
         verify_summary(

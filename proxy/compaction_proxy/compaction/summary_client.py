@@ -51,7 +51,9 @@ class SummaryEndpoint(NamedTuple):
 
 @dataclass(slots=True)
 class _EndpointState:
-    """What is known about an endpoint. During a rest, the endpoint gets no calls.
+    """The failures and the call durations of one endpoint.
+
+    After several failures, the endpoint gets no calls for some time. This time is called a rest.
 
     Attributes:
         failures: Number of temporary and lasting failures since the last success.
@@ -75,7 +77,7 @@ def is_temporary_failure(reason: str) -> bool:
 
 HOUR_S = 3_600.0
 MAX_TENANTS = 10_000
-# A call counts as one call for each started 100,000 tokens of prompt and response.
+# A long call counts as several calls: one for every 100,000 tokens of prompt and response, rounded up.
 CALL_TOKENS = 100_000
 
 

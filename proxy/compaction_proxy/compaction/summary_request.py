@@ -164,7 +164,7 @@ class SummaryUsage:
 
     @property
     def cached_tokens(self) -> int:
-        """Input tokens of all answered calls that the provider read from its cache."""
+        """Number of those input tokens of all answered calls that the provider read from its cache."""
         return sum(each.cached_tokens for each in self.answered_calls)
 
     @property
@@ -283,7 +283,7 @@ class SummaryRequest:
     def max_input_tokens(self) -> float:
         """Largest size of `instructions` and prompt together, in counted tokens.
 
-        A safety margin (`WINDOW_SHARE`) is included, because sizes are estimates.
+        A safety margin (`WINDOW_SHARE`) is already subtracted, because sizes are estimates.
         """
         return (WINDOW_SHARE * self.routes[0].window - self.answer_tokens) / self.calibration_ratio
 

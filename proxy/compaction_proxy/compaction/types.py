@@ -198,7 +198,7 @@ class FitResult:
         raw: The body to forward. It is the client's own bytes object if nothing was changed.
         estimate: Counted tokens of the forwarded request, before calibration; 0 if the request was not
             counted.
-        report: What was done.
+        report: Reports what was done with the request, and why.
         usage_basis: Identifies the request when the upstream reports its usage. None if the messages were not
             parsed, if nothing is stored for the conversation, or if messages were cut in addition to the
             checkpoint.
