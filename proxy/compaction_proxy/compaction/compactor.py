@@ -44,11 +44,11 @@ from compaction_proxy.wires.prescan import MentionedNumbers
 # If the upstream refuses a request as too long, the proxy shortens the request and sends it again, up to this
 # many times. After that, the client gets the refusal.
 MAX_REFITS = 2
-# The prompt and the lowered output limit of a request together do not fill the context window: a share of the
-# window stays free, because sizes are estimates. The proxy tries these shares in order and uses the first
-# that leaves enough tokens for the output. At least OUTPUT_MARGIN_TOKENS stay free. If the request has a
-# thinking budget, the lowered output limit exceeds this budget by at least OUTPUT_MARGIN_TOKENS, which remain
-# for the reply.
+# If the prompt and the requested output together do not fit the context window, the proxy lowers the output
+# limit in the request. It then keeps a share of the context window free, because sizes are estimates. It
+# tries these shares in order, and uses the first that leaves enough tokens for the output. At least
+# OUTPUT_MARGIN_TOKENS tokens stay free. If the request has a thinking budget, the lowered output limit
+# exceeds this budget by at least OUTPUT_MARGIN_TOKENS tokens, which remain for the reply.
 OUTPUT_MARGIN_SHARES = (0.04, 0.01)
 OUTPUT_MARGIN_TOKENS = 64
 # If the error with which the upstream refuses a request names no limit, the request is shortened to this
@@ -518,10 +518,10 @@ def _apply_reported_size(
 def _can_be_output_overflow(
     overflow: Overflow, calibration: Calibration, estimate: int, requested_output: int
 ) -> bool:
-    """Returns whether the prompt alone may fit the limit, but prompt and requested output together do not.
+    """Returns whether the prompt alone probably fits the limit, but prompt and output together do not.
 
-    The answer depends on estimates of the size of the prompt.
-    Returns False if the error is of another kind than `context`, names no limit, or names the counted size.
+    The size of the prompt is estimated. Returns False if the error is of another kind than `context`, if it
+    names no limit, or if it names the size that the upstream counted.
 
     Args:
         overflow: The numbers that the upstream's error names.

@@ -25,9 +25,9 @@ from compaction_proxy.wires.wire import Wire
 # counts the tokens after the cut. If there are too many, it cuts the list again, up to this many times in
 # all.
 MAX_CUT_ATTEMPTS = 4
-# A message is cut to this share of the tokens that it may keep, because estimates are not exact. If a cut
-# list is still too large, the limit is multiplied by this share, and by the ratio of the allowed to the
-# counted tokens, before the list is cut again.
+# A message is cut to this share of the tokens that it may keep, because estimates are not exact. If the cut
+# list is still too large, the list is cut again with a lower size limit. This is the old limit times this
+# share, times the allowed tokens divided by the counted tokens.
 CUT_MARGIN = 0.92
 # Tokens that are reserved in a cut message for the notice that text is missing, and for the role and the
 # other fields of the message.

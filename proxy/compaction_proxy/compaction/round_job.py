@@ -314,7 +314,7 @@ def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
     """Returns the route with the context window that is known for its model.
 
     If the route uses the model that the client's request names, its context window is limited to the window
-    that the proxy knows for this request. Otherwise the route stays unchanged.
+    in the budget of this request. Otherwise the route stays unchanged.
     """
     if route.model != view.request.model:
         return route

@@ -31,8 +31,8 @@ MAX_ENDPOINTS = 10_000
 # Reasons of failures that last until a person removes the cause: the key is refused, or the account is empty.
 # After one such failure, the model gets no calls for a while.
 _LASTING = frozenset({"http-401", "http-402", "http-403"})
-# Reasons of failures that will probably end by themselves. Reasons that begin with `http-5` also belong to
-# them.
+# Reasons of failures that will probably end by themselves. Failures whose reason begins with `http-5` count
+# as such failures, too.
 _PASSING = frozenset({"http-408", "http-425", "http-429", "unreachable", "timeout"})
 # Weight of the newest call in the moving average of the durations of calls, 0..1.
 NEWEST_SHARE = 0.3
