@@ -99,8 +99,8 @@ class Compactor:
         coordinator: Makes compactions and applies them to requests.
         reader: Counts the tokens of messages that have been cut.
         model_limits: Learns the limits of models from the upstream's errors and responses.
-        auto_recall: Inserts excerpts of removed messages that match the latest user message into the request.
-            None disables auto-recall.
+        auto_recall: Inserts excerpts of matching removed messages into the request. None disables
+            auto-recall.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Compactor:
             await self._coordinator.prepare_round(await self._loader.load_view(ask, bypass_cache=True))
 
     async def _fit_or_fail_open(self, ask: FitRequest, pending_result: Awaitable[FitResult]) -> FitResult:
-        """Awaits `pending_result` and returns it. If it raises an error, returns the unchanged request."""
+        """Returns the awaited `pending_result`. If this raises an error, returns the unchanged request."""
         reason = "internal"
 
         def record_failure(error: BaseException) -> None:
@@ -489,7 +489,7 @@ def _apply_reported_size(
 
     Args:
         view: The request.
-        estimate: Counted tokens of the refused request; 0 if it was not counted.
+        estimate: Counted tokens of the refused request; 0 if the request was not counted.
         overflow: The numbers that the upstream's error names.
         refusals: Number of refusals so far; None if the prompt alone fits and only its sum with the requested
             output is too large.

@@ -62,8 +62,8 @@ MAX_PARAGRAPHS = 16
 # A text longer than twice this number of characters is identified by its length, its first characters and its
 # last characters, this many of each.
 END_CHARACTERS = 32_768
-# A tool result is identified by this many characters at the beginning of its text. If its text is not longer
-# than this, it may also be a notice that the client has put in place of a result that it has cleared.
+# A tool result is identified by this many characters at the beginning of its text. A text that is not longer
+# may also be a notice that the client has put in place of the text of a tool result, to clear the result.
 RESULT_CHARACTERS = 256
 _DIGEST_BYTES = 8
 _PARAGRAPH_END = re.compile(r"(?<!\n)\n\n")
@@ -236,8 +236,8 @@ class _IndexedRequest:
     def is_beginning_of(self, head: ConversationHead) -> bool:
         """Returns whether the request of the head begins with all messages of this request.
 
-        Returns False if this request has neither a reply nor a tool result, or if the head's request has more
-        further messages than `head.tail` covers.
+        Returns False if this request has neither a reply nor a tool result, or if its last message comes
+        before the messages of `head.tail`.
         """
         return self.has_answer and any(prefix == self.prefix for prefix, _ in head.tail)
 
@@ -624,9 +624,9 @@ def _digest_result(message: Message) -> bytes:
 
 
 def _add_result_digests(messages: Sequence[Message], outlines: Sequence[bytes]) -> Sequence[bytes]:
-    """Returns prefix digests of the messages that cover the beginning of the text of each tool result.
+    """Returns prefix digests that also cover the beginning of the text of each tool result.
 
-    `outlines` are the prefix digests of the messages that ignore the text of tool results.
+    `outlines` are prefix digests of the same messages, without the text of tool results.
     """
     results_digest = b""
     prefixes = []

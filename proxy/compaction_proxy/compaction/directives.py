@@ -113,7 +113,7 @@ class Directives:
         return replace(self, pins=tuple(pin for pin in self.pins if pin != text))
 
     def with_instructions(self, instructions: Iterable[NotedInstruction]) -> Self:
-        """Returns the directives with these project instructions. They replace their older versions."""
+        """Returns the directives with these project instructions, in place of their older versions."""
         noted = {each[:3]: each for each in (*self.instructions, *instructions)}
         return replace(self, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])
 
@@ -285,7 +285,7 @@ class DirectiveStore:
     ) -> bool:
         """Withdraws the user's request for a compaction, and allows automatic compactions again.
 
-        Call this method after a compaction was made, or after it was found that nothing can be removed.
+        Call this method after a compaction was made, or if a compaction would have nothing to remove.
         Returns whether the store has saved the change.
 
         Args:

@@ -45,8 +45,9 @@ async def build_replacements(
 ) -> tuple[Replacement, ...]:
     """Builds the replacement of each span in the plan of the job.
 
-    Some strategies summarise several runs of messages separately. If the summary of a run is empty or not
-    shorter than the run, the run keeps its original messages, and the result has no replacement for it.
+    Some strategies summarise several runs of consecutive messages separately. If the summary of a run is
+    empty or not shorter than the run, the original messages stay, and the result has no replacement for this
+    run.
 
     Args:
         job: The compaction.

@@ -113,7 +113,7 @@ def compute_limits(
         strategy: Name of the strategy that the request asks for. None selects the configured strategy.
         window_tokens: The context window of the model, in tokens, as far as the proxy knows it.
         max_output_tokens: The output limit that the request sets, in tokens; None if it sets none.
-        trigger_tokens: The trigger that the client asked for, in tokens; None if it asked for none. It has an
+        trigger_tokens: The trigger that the client asked for, in tokens; None if there is none. It has an
             effect only if it is lower than the configured trigger.
         price_thresholds: The token thresholds of triggers that depend on prices.
         adds_output: Whether the upstream counts prompt and requested output together against the context

@@ -76,8 +76,9 @@ APPLIED, SCHEDULED = "applied", "scheduled"
 # For this many seconds after a failed summary call, the proxy requests no summary for the conversation. The
 # conversation is then said to rest.
 FAILURE_REST_S = 30.0
-# Largest number of resting conversations that are remembered. If there are more, the one whose summary call
-# failed longest ago is forgotten, and the proxy may request a summary for it again.
+# Largest number of conversations whose failed summary calls are remembered. If there are more, the
+# conversation whose call failed longest ago is forgotten, and the proxy may request a summary for this
+# conversation again.
 MAX_RESTING = 10_000
 
 _log = structlog.get_logger()
@@ -160,7 +161,7 @@ class RoundBuilder:
         summarizer: Writes summaries.
         records: Stores checkpoints.
         index: Lists the ids of checkpoints.
-        history: Stores the events and root digests of conversations.
+        history: Stores the events of conversations and the digests of their first messages (root digests).
         reader: Counts tokens.
         retention: Records which archives exist, so that old archives can be deleted. None disables this.
         announce: Called with an event for each compaction that was made or installed, or that failed.
@@ -223,7 +224,7 @@ class RoundBuilder:
                 it have been cancelled.
 
         Raises:
-            SummaryError: If no checkpoint was made within `wait_s`. Its `reason` says why.
+            SummaryError: If no checkpoint was made within `wait_s`. The `reason` of the error says why.
         """
         task = self._find_or_start_task(job)
         if job.summary_request and job.view.policy.max_block_s is not None:
@@ -252,14 +253,19 @@ class RoundBuilder:
         return task.result()
 
     def begin_round(self, job: RoundJob) -> None:
-        """Starts the compaction in the background, unless a recent failure forbids it (`FAILURE_REST_S`)."""
+        """Starts the compaction in the background.
+
+        Does nothing if the compaction is already running. Also does nothing if it needs a summary and a
+        summary call for the conversation has failed less than `FAILURE_REST_S` seconds ago.
+        """
         with suppress(SummaryError):
             self._find_or_start_task(job)
 
     def list_pending_jobs(self, tenant: str, root: bytes, strategy: str) -> list[RoundJob]:
         """Lists the running compactions that request a summary, for one tenant, conversation and strategy.
 
-        `root` is the root digest of the conversation. Branches of the conversation share it.
+        `root` is the digest of the first messages of the conversation. Conversations that begin with the same
+        messages have the same root, so the result may include their compactions.
         """
         running = [job for job, _ in self._running.values() if job.summary_request is not None]
         wanted = (tenant, root, strategy)
@@ -411,7 +417,9 @@ class RoundBuilder:
     async def _save_round(
         self, job: RoundJob, checkpoint: Checkpoint, lease: Lease | None, duration_s: float
     ) -> Checkpoint | None:
-        """Saves the checkpoint with its event, its archive and its detail record. Announces the event.
+        """Saves the checkpoint together with its event, archive and detail record (`_build_records`).
+
+        If this has saved the checkpoint, announces the event.
 
         Returns the checkpoint that every replica uses from now on. If another replica has saved a checkpoint
         first, this is the other replica's checkpoint. Returns None if the lease was lost and nothing was
@@ -533,7 +541,7 @@ def _build_checkpoint(
 def _count_forwarded_tokens(
     messages: Sequence[Message], replacements: Sequence[tuple[Span, Sequence[Message]]]
 ) -> int:
-    """Returns how many tokens the messages have once these replacements stand in place of their spans."""
+    """Returns how many tokens the messages have after their spans are replaced by these replacements."""
     covered = {index for span, _ in replacements for index in range(*span)}
     unchanged_tokens = sum(each.tokens for index, each in enumerate(messages) if index not in covered)
     return unchanged_tokens + sum(each.tokens for _, put in replacements for each in put)

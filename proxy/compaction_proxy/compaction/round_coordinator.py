@@ -40,8 +40,8 @@ READY_SHARE = 0.75
 PLAIN_ROUND_WAIT_S = 30.0
 # The reported reason why a compaction was not made: there is nothing to remove.
 NOTHING_TO_TAKE = "nothing-to-take"
-# The reported reason why a compaction or a summary was not made: so much of the request cannot be removed
-# that it would save too little.
+# The reported reason why a compaction or a summary was not made: so little of the request can be removed that
+# the cost would exceed the saving.
 IRREDUCIBLE = "irreducible"
 # The reported reason why a compaction or a summary was not made: recent compactions of the conversation saved
 # too little or failed.
@@ -51,8 +51,8 @@ PAUSED = "paused"
 LASTING_FAILURES = frozenset({"longer", "rules-lost"})
 # If a compaction is not made for one of these reasons, this does not count as a failure.
 QUIET_REASONS = frozenset({NOTHING_TO_TAKE, IRREDUCIBLE, PAUSED})
-# If a compaction is due for one of these reasons, it is made even if it saves little. If it saves little,
-# only `force` is a reason to pay for a summary. With the other reasons, an extract is used.
+# If a compaction is due for one of these reasons, it is made even if it saves little. In that case, a summary
+# is requested only for the reason `force`. For the other reasons, an extract is used.
 FORCED_REASONS = frozenset({"force", "overflow", "limit"})
 # If a compaction is due for one of these reasons, it is tried even if the previous one has just failed.
 INSISTENT_REASONS = frozenset({"force", "overflow"})

@@ -215,7 +215,7 @@ class JobBuilder:
         self._has_archive = has_archive
 
     async def build_job(self, view: RequestView, draft: RoundDraft, due_reason: str) -> RoundJob:
-        """Builds the job of a compaction, in the worker thread. `view.root` must not be None."""
+        """Builds the job of a compaction, in a worker thread. `view.root` must not be None."""
         return await run_in_worker(partial(self._build_job, view, draft, due_reason))
 
     def _build_job(self, view: RequestView, draft: RoundDraft, due_reason: str) -> RoundJob:
@@ -313,8 +313,8 @@ def _should_mention_search_tool(ask: FitRequest) -> bool:
 def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
     """Returns the route with the context window that is known for its model.
 
-    If the route uses the model that the client's request names, its context window is limited to the window
-    in the budget of this request. Otherwise the route stays unchanged.
+    If the route uses the model that the client's request names, the context window of the route is limited to
+    the window in the budget of this request. Otherwise the route stays unchanged.
     """
     if route.model != view.request.model:
         return route

@@ -63,8 +63,7 @@ MAX_CHARACTERS_A_TOKEN = 32
 MAX_PORTIONS = 12
 PORTIONS_AT_ONCE = 2
 LEAST_PORTION_TOKENS = 150
-# If each group of messages gets its own call, the smallest size, in tokens, that a call requests for a
-# summary.
+# The smallest size of a summary, in tokens, that is requested if each group of messages gets its own call.
 LEAST_RUN_TOKENS = 60
 # The messages in a call are shortened until the call fits, in at most this many attempts. After that, the
 # summary fails.

@@ -297,7 +297,7 @@ class SummaryRequest:
         return replace(self, routes=(route,), tokens=max(1, min(self.tokens, max_tokens)))
 
     async def build_prompt(self) -> str:
-        """Builds the prompt of a call, in the worker thread, because the prompt may be megabytes long."""
+        """Builds the prompt of a call, in a worker thread, because the prompt may be megabytes long."""
         return await run_in_worker(
             partial(
                 build_prompt,

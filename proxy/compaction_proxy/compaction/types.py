@@ -65,7 +65,7 @@ class FitRequest:
         origin: The origin (scheme, host and port) of the upstream.
         settings: The configuration for the model.
         mode: How the compactor treats the request.
-        trigger_tokens: The trigger that the client asked for, in tokens; None if it asked for none. It has an
+        trigger_tokens: The trigger that the client asked for, in tokens; None if there is none. It has an
             effect only if it is lower than the configured trigger.
         resolve_summary_routes: Returns the summary models to try, in order; empty if no summary can be
             requested. It is a function, so that the routes are computed only for requests that need them.
