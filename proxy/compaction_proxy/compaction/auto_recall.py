@@ -102,7 +102,8 @@ def build_recall_query(text: str) -> str:
 def build_recall_text(hits: Sequence[SearchHit], section: RecallSection, count_tokens: TokenCounter) -> str:
     """Builds the text to insert from the best hits, at most `MAX_HITS`.
 
-    Returns "" if no hit has the score that the configuration requires, or if no hit fits its token limit.
+    Returns "" if no hit has the score that the configuration of auto-recall requires, or if not even the best
+    hit fits the token limit in this configuration.
     """
     good = [hit for hit in hits if hit.score >= section.auto_score][:MAX_HITS]
     shown = [QuotedMessage(hit.message_id, hit.role, hit.snippet, hit.turn, hit.round) for hit in good]

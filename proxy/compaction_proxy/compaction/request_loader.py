@@ -53,8 +53,8 @@ from compaction_proxy.wires.project_instructions import find_client_by_members
 # The proxy remembers the end (the last messages) of each request. This is the largest size of all remembered
 # ends together, in bytes. If it is exceeded, the least recently used ends are dropped.
 MAX_HELD_BYTES = 4 * 1024 * 1024
-# The end (the last messages) of a request is stored under several prefix digests of the request. Each of
-# these entries is assumed to take this many bytes of memory.
+# The end (the last messages) of a request is stored under several keys, one for each of its last prefix
+# digests. Each entry is assumed to take this many bytes of memory.
 PREFIX_BYTES = 400
 
 

@@ -448,7 +448,12 @@ class RequestView:
         return max(self.fixed_tokens, self.plan_constraints.fixed_tokens) > FLOOR_SHARE * self.trigger_tokens
 
     def find_due_reason(self) -> str | None:
-        """Returns why a compaction is due now; None if none is due."""
+        """Returns why a compaction is due now; None if none is due.
+
+        The reason is `limit` if the request may be too large, `output` if too few tokens are left for the
+        requested output, or else the names of the thresholds of the trigger rule that the request has
+        reached.
+        """
         if self.is_automatic and self.exceeds_compaction_limit:
             return "limit"
         limits, size = self.limits, self.effective_estimate

@@ -187,7 +187,8 @@ def _choose_masks(view: RequestView, constraints: PlanConstraints, tail_start: i
     """Chooses which of the tool results before the tail to mask. Returns their indices.
 
     Returns an empty list if masks alone cannot bring the request to its target size, or if the strategy has
-    no target size.
+    no target size. If hardly any compaction can reach the target size, a larger size is sufficient
+    (`MASKED_SHARE`).
     """
     forwarded = list_forwarded_sizes(view.unfixed_messages, view.checkpoint)
     previously_edited = view.checkpoint.edited if view.checkpoint else frozenset()
