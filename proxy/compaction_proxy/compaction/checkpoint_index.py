@@ -1,6 +1,6 @@
 """Keeps a list of checkpoint ids for each conversation.
 
-By the ids, the proxy knows which checkpoints a request could use, and reads only these from the store. The
+From the ids, the proxy sees which checkpoints a request could use. It reads only these from the store. The
 list itself is also in the store. When a process writes a checkpoint, it adds the id to the list. Each process
 caches the lists that it has read. It uses a cached list for two seconds (`FRESH_S`), or longer while the
 store is unavailable. If a request uses a list that was read more than one second ago (`AGING_S`), the process

@@ -366,7 +366,8 @@ class Compactor:
         If no compaction applies and the request fits, these are the client's own messages. Otherwise, these
         are the messages of the effective list. They are repaired if the list is invalid, for example if the
         call of a tool result is missing. They are cut without a model if the list does not fit, but only if
-        the cut list fits. If the result would be longer than the client's own list, returns that list.
+        the cut list fits. If no compaction applies and the cut list does not fit, or if the result would be
+        longer than the client's own list, these are again the client's own messages.
         """
         is_too_long = view.is_automatic and view.exceeds_window
         is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)

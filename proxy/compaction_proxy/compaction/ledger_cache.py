@@ -124,7 +124,8 @@ class LedgerCache:
     def get_frontier(self, messages: Sequence[Message]) -> Frontier:
         """Returns the frontier of a conversation: the states of the user's requests, and the last steps.
 
-        What was found in a message before is taken from the caches (`core.ledger.frontier`).
+        Messages that were read before are not read again, because the results are cached. The module
+        `core.ledger.frontier` describes the states and steps.
         """
         return read_frontier(messages, self.get_statements, self._get_action, self._get_reply)
 

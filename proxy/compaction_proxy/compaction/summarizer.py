@@ -90,7 +90,7 @@ class CheckedAnswer(NamedTuple):
 
 
 def lookup_no_price(_model: str, _url: str, _prompt: int, _cached: int, _completion: int) -> None:
-    """Returns None for every call, because no prices are known."""
+    """Returns None as the price of every summary call, because no prices are known."""
 
 
 class Summarizer:
@@ -471,10 +471,10 @@ async def _gather_texts(
 
 
 def _narrow_shape_to_share(request: SummaryRequest, share: float) -> SummaryShape:
-    """Returns a shape that cuts the messages of a request shorter.
+    """Returns a shape with lower size limits for the messages of a request.
 
-    The transcript then has about `share` times its present number of characters. The request must have
-    exactly one group.
+    With these limits, the transcript has about `share` times its present number of characters. The request
+    must have exactly one group.
     """
     [group] = request.groups
     return shrink_shape_to_fit(group, request.shape, count_shown_characters(group, request.shape) * share)

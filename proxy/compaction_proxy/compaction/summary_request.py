@@ -52,11 +52,11 @@ def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> 
 
 
 def shrink_shape_to_fit(messages: Sequence[Message], shape: SummaryShape, characters: float) -> SummaryShape:
-    """Returns a shape that cuts messages shorter, so that the transcript has at most `characters` characters.
+    """Returns a shape with lower size limits, so that the transcript has at most `characters` characters.
 
-    Tool results are cut first, because their text is the least valuable. The other messages are cut only if
-    that is not enough. No message is cut to fewer than `SMALLEST_CUT` characters, even if the transcript is
-    then too long.
+    The limit for tool results is lowered first, because their text is the least valuable. The limit for the
+    other messages is lowered only if that is not enough. No limit is lowered below `SMALLEST_CUT` characters,
+    even if the transcript is then too long.
     """
     for name in ("tool_characters", "message_characters"):
         is_for_results = name == "tool_characters"
