@@ -189,8 +189,7 @@ class AutoRecall:
         The text is chosen at the first request of the turn and then taken from the cache.
         """
         # If records are deleted during the search, `_clear_choices` creates a new cache. The text that is
-        # found here may quote deleted messages, so it must only enter the old cache, to which `chosen`
-        # refers.
+        # found here may quote deleted messages, so it must be stored only in the old cache (`chosen`).
         chosen = self._choices
         text = chosen.get(key)
         if text is None:

@@ -96,8 +96,8 @@ class ConversationHead(NamedTuple):
         prefix: Prefix digest of all messages of the request.
         outline: Prefix digest of all messages without the text of tool results, because clients clear that
             text.
-        tail: The last messages, oldest first. Each is a pair: the prefix digest up to the message, and the
-            message's own digest.
+        tail: The last messages, oldest first, at most `MAX_MOVED_MESSAGES` + 1. Each is a pair: the prefix
+            digest up to the message, and the digest of the message itself.
         openings: Digests of the latest user message. Each covers its text from the start to the end of a
             paragraph.
         has_tools: Whether the request defined tools.
@@ -171,7 +171,10 @@ class _IndexedRequest:
         return next(filter(None, map(_digest_first_line, self._messages)), "")
 
     def iterate_digests(self, start: int, stop: int | None = None) -> Iterator[str]:
-        """Yields the digests of the messages from index `start` up to `stop`."""
+        """Yields the digests of the messages from index `start` up to, but not including, index `stop`.
+
+        If `stop` is None, continues to the last message.
+        """
         return map(self._digest_message, self._messages[start:stop])
 
     @cached_property
@@ -193,7 +196,10 @@ class _IndexedRequest:
 
     @cached_property
     def user_texts(self) -> dict[str, list[int]]:
-        """Maps text digests of the user messages before the latest one to the indices of these messages."""
+        """Maps a digest of each user text to the indices of the user messages with this text.
+
+        The latest user message is not included.
+        """
         indices: dict[str, list[int]] = {}
         for index, message in enumerate(self._messages[: find_latest_user_message(self._messages)]):
             if _is_user_text(message):
@@ -394,9 +400,10 @@ class ConversationIndex:
         if head is not None:
             self._add_head(keys, request.build_head(head.id, head.prefix))
             return head.id
-        # The id is made from the messages. If an earlier conversation began with the same messages, random
-        # bytes are added to make the new id unique. If the list is full, heads of such an earlier
-        # conversation may have been dropped from the list. So random bytes are added in this case, too.
+        # The id of the new conversation is made from the messages. If an earlier conversation began with the
+        # same messages, random bytes are added to make the new id unique. If the list is full, heads of such
+        # an earlier conversation may have been dropped from the list. So random bytes are added in this case,
+        # too.
         seed = bytes.fromhex(request.prefix)
         is_known = match.kind == _RESTARTS or match.head_count >= KEPT_HEADS
         conversation = self._mint(tenant, seed + (secrets.token_bytes(_DIGEST_BYTES) if is_known else b""))

@@ -113,7 +113,11 @@ class Directives:
         return replace(self, pins=tuple(pin for pin in self.pins if pin != text))
 
     def with_instructions(self, instructions: Iterable[NotedInstruction]) -> Self:
-        """Returns the directives with these project instructions, in place of their older versions."""
+        """Adds project instructions to the directives, or replaces older versions of them.
+
+        Returns the new directives. They list at most `MAX_INSTRUCTIONS` project instructions, the newest
+        ones.
+        """
         noted = {each[:3]: each for each in (*self.instructions, *instructions)}
         return replace(self, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])
 

@@ -30,8 +30,8 @@ LEAST_STEPS = 3
 # A new value enters a mean with at least the weight 1 / `MEAN_REQUESTS`. So the mean depends mainly on about
 # this many of the latest requests.
 MEAN_REQUESTS = 16
-# The growth of at most this many conversations is remembered. If there are more, the conversation without a
-# request for the longest time is forgotten.
+# The growth of at most this many conversations is remembered. If there are more, the conversation whose last
+# request is the oldest is forgotten.
 MAX_CONVERSATIONS = 4_096
 
 

@@ -127,8 +127,8 @@ TIGHT_SHARE = 0.85
 # Without a refusal, one percent is a margin for errors of the estimate. After the first refusal, the share is
 # higher, because a refusal usually reports the true size. After further refusals, it is lower.
 DOUBT_SHARES = (0.99, 1.02, 0.95, 0.85)
-# This share is used in place of `DOUBT_SHARES` until the upstream has reported a token count or has refused
-# the request.
+# As long as the upstream has neither reported any token count for the model nor refused the request, this
+# share is used in place of the first share in `DOUBT_SHARES`.
 UNSURE_SHARE = 1.02
 # Largest size of the cache of shortened project instructions, in bytes. If it is exceeded, the least recently
 # used ones are dropped.

@@ -383,7 +383,7 @@ class RequestView:
         """Estimates how many tokens the provider would count for this request with these messages.
 
         If the provider has counted an earlier request (`anchor`), only the difference from that request is
-        estimated.
+        estimated. The estimate for a list that was just compacted is also multiplied by `drift_ratio`.
         """
         counted = self.count_tokens(messages)
         if self.anchor is None:

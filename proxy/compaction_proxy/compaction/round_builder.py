@@ -419,7 +419,7 @@ class RoundBuilder:
     ) -> Checkpoint | None:
         """Saves the checkpoint together with its event, archive and detail record (`_build_records`).
 
-        If this has saved the checkpoint, announces the event.
+        If the checkpoint was saved, announces the event.
 
         Returns the checkpoint that every replica uses from now on. If another replica has saved a checkpoint
         first, this is the other replica's checkpoint. Returns None if the lease was lost and nothing was
@@ -541,7 +541,7 @@ def _build_checkpoint(
 def _count_forwarded_tokens(
     messages: Sequence[Message], replacements: Sequence[tuple[Span, Sequence[Message]]]
 ) -> int:
-    """Returns how many tokens the messages have after their spans are replaced by these replacements."""
+    """Returns how many tokens the messages have after each of the spans is replaced by its new messages."""
     covered = {index for span, _ in replacements for index in range(*span)}
     unchanged_tokens = sum(each.tokens for index, each in enumerate(messages) if index not in covered)
     return unchanged_tokens + sum(each.tokens for _, put in replacements for each in put)

@@ -244,7 +244,7 @@ class RoundCoordinator:
 
         Args:
             view: The request.
-            same_length: Whether to look for a late summary that can replace an extract instead
+            same_length: Whether to look instead for a late summary that can replace an extract
                 (`RequestLoader.find_staged_checkpoint`). Use this only before a new compaction, which breaks
                 the provider's prompt cache anyway. To replace the extract then costs nothing in addition.
         """

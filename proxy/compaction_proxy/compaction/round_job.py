@@ -104,7 +104,7 @@ class RoundJob:
     Attributes:
         view: The request for which the compaction is made.
         draft: The plan of the compaction, the ledger, and the size of the summary.
-        root: Root digest of the conversation (`storage.keys.get_conversation_root`).
+        root: Digest of the first messages of the conversation (`storage.keys.get_conversation_root`).
         checkpoint_id: Id of the checkpoint that will be written (`core.planner`), 64 bytes.
         conversation: The conversation id.
         reason: Why the compaction is due.
