@@ -142,14 +142,15 @@ class ConversationCommands:
         await self._record_event(tenant, Event(MARKED, self._now(), conversation))
 
     async def bypass_compaction(self, conversation: str) -> None:
-        """Switches compaction off for the conversation. All its later requests are forwarded unchanged.
+        """Switches compaction off for the conversation, until `resume_compaction` is called.
 
-        Stored checkpoints are kept, but are not applied.
+        Requests of the conversation are then forwarded unchanged. Stored checkpoints are kept, but the proxy
+        does not apply them.
         """
         await self._set_bypass(conversation, BYPASSED)
 
     async def resume_compaction(self, conversation: str) -> None:
-        """Switches compaction on again after `bypass_compaction`. Requests use stored checkpoints again."""
+        """Switches compaction on again after `bypass_compaction`. Stored checkpoints are then used again."""
         await self._set_bypass(conversation, RESUMED)
 
     async def _set_bypass(self, conversation: str, event_kind: str) -> None:

@@ -115,8 +115,8 @@ class Directives:
     def with_instructions(self, instructions: Iterable[NotedInstruction]) -> Self:
         """Adds project instructions to the directives, or replaces older versions of them.
 
-        Returns the new directives. They list at most `MAX_INSTRUCTIONS` project instructions, the newest
-        ones.
+        Returns the new directives. They list at most `MAX_INSTRUCTIONS` project instructions: those that were
+        added last.
         """
         noted = {each[:3]: each for each in (*self.instructions, *instructions)}
         return replace(self, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])

@@ -95,7 +95,8 @@ class RoundCoordinator:
     async def cap_huge_results(self, view: RequestView) -> RequestView:
         """Caps huge new tool results, for this request and later ones. Returns the new view.
 
-        Returns the view unchanged if there is nothing to cap, or if the capped list would not be shorter.
+        Returns the view unchanged if there is nothing to cap, or if no compaction could be made, for example
+        because the capped list would not be shorter.
         """
         plan = plan_result_caps(view)
         if plan is None or view.root is None:

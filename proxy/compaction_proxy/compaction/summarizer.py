@@ -7,9 +7,9 @@ too long for one call is split into portions. Each portion gets its own call, an
 summaries of the portions.
 
 One call may request one summary for each of several groups of messages. If the response does not show where
-each summary begins, each group gets its own call. If a response was cut off at its output limit, it is used
-only if it contains the last section for which the prompt asks. Otherwise, one more call requests half the
-size.
+each summary begins, each group gets its own call. If a response was cut off at its output limit, it is
+accepted if it contains the last section for which the prompt asks. If it does not, one more call requests a
+summary of half the size.
 """
 
 import asyncio
@@ -181,8 +181,8 @@ class Summarizer:
         """Requests the summaries from the conversation's own model, in the aligned form.
 
         The call consists of the conversation itself, followed by the prompt. Returns an empty tuple if the
-        call does not fit, if the provider refuses its form, or if the response does not show where each
-        summary begins.
+        call does not fit, if the provider refuses the form of the call, or if the response does not show
+        where each summary begins.
         """
         conversation = ContinuedConversation(aligned.body.raw, aligned.messages)
 

@@ -55,7 +55,7 @@ class CompactionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FitRequest:
-    """A request that the compactor is asked to make fit the context window.
+    """A request, with everything that the compactor must know to make the request fit the context window.
 
     Attributes:
         body: The body of the request.
