@@ -486,7 +486,8 @@ def _apply_reported_size(
 
     If the error names only a limit, the refused prompt is assumed to be one token larger than the limit, and
     each further refusal lowers the size that the next attempt must fit. Returns the view unchanged if the
-    error names neither number, or if it names only a limit and `refusals` is None.
+    error does not concern the context window, if it names neither a size nor a limit, or if it names only a
+    limit and `refusals` is None.
 
     Args:
         view: The request.

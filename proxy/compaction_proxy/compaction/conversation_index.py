@@ -564,7 +564,8 @@ def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, l
 
     The request begins with messages that it has in common with the head. Later, it must contain the head's
     latest user message. Between the common messages and this user message there may be only messages of the
-    head's tail, fewer than `MAX_MOVED_MESSAGES`.
+    head's tail, fewer than `MAX_MOVED_MESSAGES`. If the common messages contain no reply and no tool result,
+    the request must also contain all messages of the tail that follow them.
 
     Args:
         head: The head.
