@@ -45,9 +45,10 @@ RECENT_LISTS = 64
 MAX_MOVED_MESSAGES = 8
 # A client may rewrite the first messages of a conversation. A request is then recognised by the last messages
 # of a head (`ConversationHead.tail`), of which at least this many must occur in no other conversation.
-# Normally the request must repeat nearly all messages of the tail. Some clients, such as aider, add messages
-# of their own. If the request comes from such a client, it is enough that the request repeats this many
-# messages of the tail, and at least half of them.
+# Normally the request must repeat all messages of the tail. In place of the last one, it may repeat the
+# latest user message of the head. Some clients, such as aider, add messages of their own. If the request
+# comes from such a client, it is enough that the request repeats this many messages of the tail, and at least
+# half of them.
 LEAST_COMMON_MESSAGES = 4
 # A client such as aider adds messages of its own, for example with files. If the proxy leaves such messages
 # out, each prefix digest also covers these bytes. So it differs from the digest of a list with all messages.

@@ -99,7 +99,8 @@ def plan_result_caps(view: RequestView) -> RoundPlan | None:
     """Plans to cap huge tool results at the end of the request; returns None if there is nothing to cap.
 
     The plan caps results only if the request would exceed the usable tokens (`Budget.usable`) even after a
-    compaction of everything else.
+    compaction of everything else. A result counts as huge if it is larger than the strategy allows for a
+    single result (`AnchoredLayout`).
     """
     layout = view.policy.layout
     results = _find_newest_results(view.unfixed_messages)
@@ -123,7 +124,11 @@ def plan_result_caps(view: RequestView) -> RoundPlan | None:
 
 
 def _find_newest_results(messages: Sequence[Message]) -> range:
-    """Returns the indices of the tool results at the end of the list, which answer the latest tool calls."""
+    """Returns the indices of the tool results at the end of the list, which answer the latest tool calls.
+
+    If the message before these results contains no tool calls, returns only the last index. Returns an empty
+    range if the last message is no tool result.
+    """
     start = len(messages)
     while start and messages[start - 1].answered_call_ids:
         start -= 1

@@ -205,9 +205,10 @@ class SummaryClient:
         """Calls the model and returns the result of `parse_answer`.
 
         If the model is temporarily unavailable, or if its response is empty or lacks the required form, the
-        call is repeated, up to three attempts in all. The pauses between the attempts are random, and their
-        upper limit doubles each time. A pause is at least as long as the provider asks for. The caller
-        enforces the deadline by cancelling the call.
+        call is repeated, up to three attempts in all. It is not repeated if the model gets no calls for a
+        while because of its failures. The pauses between the attempts are random, and their upper limit
+        doubles each time. A pause is at least as long as the provider asks for. The caller enforces the
+        deadline by cancelling the call.
 
         Args:
             call: The call.
