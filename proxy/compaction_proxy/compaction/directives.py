@@ -332,6 +332,9 @@ class DirectiveStore:
     ) -> bool:
         """Changes the directives of a conversation. Returns whether the store has saved them.
 
+        If `change` changes nothing and `always_write` is False, writes nothing. The result is then True if
+        the store is in use.
+
         Args:
             tenant: The tenant of the conversation.
             conversation: The conversation id.
