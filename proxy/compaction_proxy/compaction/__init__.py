@@ -1,1 +1,1 @@
-"""Makes requests fit the context window by compacting their conversations."""
+"""Makes requests fit the context window of their model by compacting their conversations."""

@@ -1,9 +1,10 @@
-"""Auto-recall: inserts removed messages that match the latest user message right before that message.
+"""Reminds the model of removed messages that match the latest user message. This is called auto-recall.
 
-The text is inserted as a separate message. It is the same in every request of a turn, so that the provider's
-prompt cache stays valid from one request to the next. Requests of the next turn no longer contain the text.
-Clients never see it, no compaction summarises it, and no archive stores it. If anything goes wrong or takes
-too long, the request is forwarded without it.
+The proxy inserts a separate message with excerpts of the removed messages right before the latest user
+message. All requests of a turn contain the same excerpts, so that the provider's prompt cache stays valid.
+Requests of the next turn no longer contain these excerpts. Clients never see the excerpts, no compaction
+summarises them, and no archive stores them. If the search fails or takes too long, the request is forwarded
+without excerpts.
 """
 
 import asyncio
@@ -32,15 +33,17 @@ from compaction_proxy.support.log_events import RECALL_FAILED
 from compaction_proxy.support.lru import LruCache
 from compaction_proxy.wires.body import rewrite_messages
 
-# How long a request waits for a search, in seconds.
+# A request waits at most this many seconds for a search. If the search takes longer, nothing is inserted.
 DEADLINE_S: Final = 0.15
-# A user message with fewer words than this starts no search unless it contains a code, such as a path or an
-# id. Common words such as "the" do not count.
+# If the latest user message has fewer words than this, no search is made, unless the message contains a code,
+# such as a path or an id. Common words such as "the" do not count as words.
 LEAST_WORDS: Final = 2
-# Largest number of hits that a search returns, and largest number of these hits that are inserted.
+# Largest number of hits that a search returns (`MAX_CANDIDATES`), and largest number of these hits that are
+# inserted into a request (`MAX_HITS`).
 MAX_CANDIDATES: Final = 20
 MAX_HITS: Final = 3
-# Largest size of the cache that holds the inserted text of each turn, in bytes.
+# Largest size of the cache of inserted texts, in bytes. If a new text does not fit, it displaces the least
+# recently used texts.
 HELD_BYTES: Final = 4 * 1024 * 1024
 # Approximate memory that a cache entry takes in addition to its text, in bytes.
 _CHOICE_BYTES: Final = 600
@@ -53,23 +56,27 @@ _log = structlog.get_logger()
 
 
 class SearchFunction(Protocol):
-    """The signature of `ArchiveSearch.search`."""
+    """A function that searches removed messages, such as `ArchiveSearch.search`."""
 
     def __call__(
         self, tenant: str, conversation: str | None, query: str, limit: int, *, known_ids: AbstractSet[str]
     ) -> Coroutine[Any, Any, list[SearchHit]]:
-        """Returns at most `limit` hits, the best one first."""
+        """Returns at most `limit` hits, the best one first.
+
+        If `conversation` is None, searches all conversations of the tenant. Messages with an id in
+        `known_ids` may be returned even if they were removed from another conversation.
+        """
         ...
 
 
 class _RecallKey(NamedTuple):
-    """Identifies one turn. The text to insert is chosen once for each turn and cached under this key.
+    """Identifies one turn of a conversation. The text to insert in this turn is cached under this key.
 
     Attributes:
         tenant: The tenant of the conversation.
         conversation: The conversation id.
-        prefix: Prefix digest of the messages up to the latest user message, which begins the turn.
-        section: The configuration of recall.
+        prefix: Prefix digest of the messages up to the user message that begins the turn.
+        section: The configuration of auto-recall.
     """
 
     tenant: str
@@ -79,10 +86,12 @@ class _RecallKey(NamedTuple):
 
 
 def build_recall_query(text: str) -> str:
-    """Builds a search query from a user message. Returns "" if the message is too unspecific to search for.
+    """Builds a search query from the text of a user message.
 
-    Quotation marks and asterisks are removed, because they are operators of the query language. A user who
-    quotes something does not want only messages with exactly these words.
+    Returns "" if the text has no code, such as a path, and fewer than `LEAST_WORDS` words. Common words do
+    not count: `parse_query` omits them unless the text has no other words. Quotation marks and asterisks are
+    removed, because they are operators of the query language. With quotation marks, for example, the search
+    would find only messages with exactly the quoted words.
     """
     query = text.replace('"', " ").replace("*", " ")
     parsed = parse_query(query)
@@ -91,20 +100,25 @@ def build_recall_query(text: str) -> str:
 
 
 def build_recall_text(hits: Sequence[SearchHit], section: RecallSection, count_tokens: TokenCounter) -> str:
-    """Builds the text to insert. Returns "" if no hit scores high enough, or none fits the token limit."""
+    """Builds the text to insert from the best hits, at most `MAX_HITS`.
+
+    Returns "" if no hit has the score that the configuration of auto-recall requires, or if not even the best
+    hit fits the token limit in this configuration.
+    """
     good = [hit for hit in hits if hit.score >= section.auto_score][:MAX_HITS]
     shown = [QuotedMessage(hit.message_id, hit.role, hit.snippet, hit.turn, hit.round) for hit in good]
     return format_hits(shown, count_tokens, section.auto_tokens, HEADING) if shown else ""
 
 
 class AutoRecall:
-    """Inserts matching removed messages into requests. Not thread-safe: use it on one event loop.
+    """Inserts excerpts of removed messages into requests. Not thread-safe: use it on one event loop.
 
     Args:
         search: Searches removed messages.
         reader: Counts the tokens of messages.
-        records: The store of records. When it deletes records, the cache of chosen texts is cleared.
-        count_tokens: Counts the tokens of a text of at most a few thousand characters.
+        records: The store of records. When records are deleted from it, the cache of inserted texts is
+            cleared.
+        count_tokens: Counts the tokens of a short text.
         on_search: Called after each search with the source `auto` and the outcome `found` or `nothing`.
     """
 
@@ -126,10 +140,14 @@ class AutoRecall:
         records.on_delete_callbacks.append(self._clear_choices)
 
     async def __call__(self, fit: FitResult, ask: FitRequest) -> FitResult:
-        """Returns the result with a text inserted before the latest user message.
+        """Inserts excerpts of removed messages before the latest user message. Returns the new result.
 
-        Returns the result unchanged if auto-recall is off, if nothing has been removed, or if no removed
-        message matches and fits.
+        Returns `fit` unchanged if auto-recall is off, if no messages have been removed, if no removed message
+        matches, if the excerpts do not fit, or if an error occurs.
+
+        Args:
+            fit: The result of the compactor for the request.
+            ask: The request.
         """
         compacted, usage_basis = fit.compacted_messages, fit.usage_basis
         conversation = fit.report.conversation
@@ -166,9 +184,12 @@ class AutoRecall:
     async def _choose_text(
         self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], user_text: str
     ) -> str:
-        """Returns the text to insert in this turn; "" if nothing is inserted. Chooses it once per turn."""
-        # This name keeps referring to the same cache. If records are deleted during the search,
-        # `_clear_choices` replaces the cache, and a text from before the deletion must not enter the new one.
+        """Returns the text to insert in this turn; "" if nothing is to be inserted.
+
+        The text is chosen at the first request of the turn and then taken from the cache.
+        """
+        # If records are deleted during the search, `_clear_choices` creates a new cache. The text that is
+        # found here may quote deleted messages, so it must be stored only in the old cache (`chosen`).
         chosen = self._choices
         text = chosen.get(key)
         if text is None:
@@ -181,10 +202,11 @@ class AutoRecall:
     async def _find_hits(
         self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], query: str
     ) -> list[SearchHit]:
-        """Returns the removed and shortened messages that match; an empty list after `DEADLINE_S` seconds.
+        """Searches the removed and shortened messages of the request, and returns those that match.
 
-        A search that takes longer continues in the background, because the data that it loads may make the
-        next search faster.
+        Returns an empty list if the search fails or takes longer than `DEADLINE_S` seconds. A search that
+        takes longer continues in the background, because the data that it loads may make the next search
+        faster.
         """
         affected = compacted.checkpoint.removed_indices | compacted.checkpoint.edited
         affected_ids = frozenset(format_message_id(prefixes[index]) for index in affected)
@@ -201,7 +223,10 @@ class AutoRecall:
     async def _insert_text(
         self, fit: FitResult, compacted: CompactedMessages, ask: FitRequest, index: int, text: str
     ) -> FitResult:
-        """Returns the result with the text inserted before the message at `index`, if it fits."""
+        """Inserts the text as a user message before the message at `index`. Returns the new result.
+
+        Returns `fit` unchanged if the request would become too large.
+        """
         wire = ask.body.wire
         recall_message = wire.parse_message(wire.encode_message(Message(role="user", text=text)))
         messages = (*compacted.messages[:index], recall_message, *compacted.messages[index:])
@@ -227,7 +252,7 @@ class AutoRecall:
     def _finish_search(self, task: asyncio.Task[list[SearchHit]]) -> None:
         self._search_tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        # If the search is unavailable, the proxy has already reported this at its start.
+        # If this installation cannot search, the proxy has already reported this at its start.
         if error is not None and not isinstance(error, SearchUnavailableError):
             _log_failure(error)
 
@@ -236,9 +261,9 @@ class AutoRecall:
 
 
 def _estimate_size_tokens(fit: FitResult, added_tokens: int) -> int | None:
-    """Estimates the calibrated size of the request after `added_tokens` counted tokens have been added.
+    """Estimates the size of the request in calibrated tokens, after `added_tokens` counted tokens were added.
 
-    Returns None if the request would then be larger than the client's own request.
+    Returns None if the size is unknown, or if the request would be larger than the client's own request.
     """
     after = fit.report.tokens_after
     if after is None or fit.estimate + added_tokens > fit.client_tokens:
@@ -247,7 +272,7 @@ def _estimate_size_tokens(fit: FitResult, added_tokens: int) -> int | None:
 
 
 def _compute_limit(fit: FitResult, ask: FitRequest) -> int:
-    """Returns the largest size that the request may have with the inserted text, in calibrated tokens."""
+    """Returns the largest size that the request may have after the insertion, in calibrated tokens."""
     window, output = fit.report.window or 0, ask.body.max_output
     return compute_limits(
         ask.settings, ask.strategy, window, output, ask.trigger_tokens

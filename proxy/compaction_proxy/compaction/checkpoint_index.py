@@ -1,9 +1,10 @@
-"""Lists the ids of a conversation's checkpoints, so that a request reads only checkpoints that it could use.
+"""Keeps a list of checkpoint ids for each conversation.
 
-The index is a list in the store. When a checkpoint is written, its id is added to the list. Each process
-caches the ids that it has read, and uses them for two seconds (`FRESH_S`), or longer while the store is
-unavailable. In a busy conversation the process reads the list again in the background before the two seconds
-are over, so that no request waits for the store.
+From the ids, the proxy sees which checkpoints a request could use. It reads only these from the store. The
+list itself is also in the store. When a process writes a checkpoint, it adds the id to the list. Each process
+caches the lists that it has read. It uses a cached list for two seconds (`FRESH_S`), or longer while the
+store is unavailable. If a request uses a list that was read more than one second ago (`AGING_S`), the process
+reads the list again in the background. So the requests of a busy conversation seldom wait for the store.
 """
 
 import math
@@ -14,31 +15,40 @@ from dataclasses import dataclass, field
 
 from compaction_proxy.storage.records import ListItem, RecordStore
 
-# Largest number of checkpoints that can be found for one conversation and its branches.
+# Largest number of ids in one list. A conversation and its branches (conversations that begin with the same
+# messages) share one list. If there are more ids, the oldest are dropped.
 MAX_KEPT_IDS = 200
-# Largest number of lists in the cache of this process. A conversation and its branches share one list.
+# Largest number of lists in the cache of a process. If there are more, the least recently used one is
+# dropped.
 MAX_CONVERSATIONS = 10_000
-# Largest number of ids in the cache of this process. An id takes about 150 bytes of memory.
+# Largest number of ids in all cached lists together. An id takes about 150 bytes of memory. If there are
+# more, the least recently used lists are dropped.
 MAX_CACHED_IDS = 100_000
-# How long a cached list is used after it was read, in seconds. After that, a request waits until it is read
-# again.
+# For this many seconds after a list was read, requests use the cached list. After that, the next request
+# waits until the list is read again.
 FRESH_S = 2.0
-# If a request uses a cached list that is at least this old, in seconds, the list is read again in the
-# background.
+# If a request uses a cached list that was read at least this many seconds ago, the process also reads the
+# list again in the background.
 AGING_S = 1.0
 
 
 @dataclass(slots=True)
 class _CachedIndex:
-    """The ids in one list, oldest first, and when the list was last read."""
+    """A cached list of checkpoint ids.
+
+    Attributes:
+        ordered_ids: The ids, oldest first. The values are not used.
+        read_at: When the list was last read from the store, in monotonic seconds; minus infinity if never.
+    """
 
     ordered_ids: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     read_at: float = -math.inf
 
     def add_checkpoint_id(self, checkpoint_id: bytes) -> int:
-        """Adds an id, and drops the oldest id if there are more than `MAX_KEPT_IDS`.
+        """Adds an id to the list. If the list then has more than `MAX_KEPT_IDS` ids, drops the oldest one.
 
-        Returns the number of ids by which the list has grown: 0 or 1.
+        Returns the number of ids by which the list has grown: 1, or 0 if the id was already in the list or
+        another id was dropped.
         """
         if checkpoint_id in self.ordered_ids:
             return 0
@@ -52,7 +62,7 @@ class _CachedIndex:
 class CheckpointIndex:
     """Reads, caches and extends lists of checkpoint ids.
 
-    A list is named by its store key (`storage.keys.checkpoint_list_key`).
+    The argument `key` of the methods is the store key of a list (`storage.keys.checkpoint_list_key`).
 
     Args:
         records: Stores the lists.
@@ -67,9 +77,10 @@ class CheckpointIndex:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def load_checkpoint_ids(self, key: str) -> frozenset[bytes]:
-        """Reads the list `key` from the store, and returns its ids together with the cached ids of the list.
+        """Reads a list from the store, adds its ids to the cached list, and returns the cached list.
 
-        The list may contain ids of checkpoints that no longer exist.
+        If the store fails, the cached list stays as it is. The list may contain ids of checkpoints that no
+        longer exist.
         """
         for line in await self._records.read_tail(key, MAX_KEPT_IDS):
             try:
@@ -81,7 +92,10 @@ class CheckpointIndex:
         return frozenset(cached.ordered_ids)
 
     def get_cached(self, key: str) -> frozenset[bytes] | None:
-        """Returns the cached ids if they were read less than `FRESH_S` seconds ago; else None."""
+        """Returns the cached list if it was read less than `FRESH_S` seconds ago; else None.
+
+        If it was read at least `AGING_S` seconds ago, also starts to read it again in the background.
+        """
         cached = self._cache.get(key)
         age_s = math.inf if cached is None else self._clock() - cached.read_at
         if cached is None or age_s >= FRESH_S:
@@ -91,12 +105,15 @@ class CheckpointIndex:
         return frozenset(cached.ordered_ids)
 
     def has_checkpoint(self, key: str, checkpoint_id: bytes) -> bool:
-        """Returns whether the cache of this process contains the id in the list `key`."""
+        """Returns whether the cached list contains the id. Does not ask the store."""
         cached = self._cache.get(key)
         return cached is not None and checkpoint_id in cached.ordered_ids
 
     def cache_id_and_build_line(self, key: str, checkpoint_id: bytes, ttl_s: float) -> ListItem:
-        """Builds the list entry to write together with a new checkpoint, and adds the id to the cache."""
+        """Adds the id of a new checkpoint to the cached list, and returns the line to write to the store.
+
+        The caller writes the line to the stored list. `ttl_s` is the lifetime of this list, in seconds.
+        """
         self._record_checkpoint_id(key, checkpoint_id)
         return ListItem(key, {"place": checkpoint_id.hex()}, ttl_s, MAX_KEPT_IDS)
 

@@ -1,8 +1,8 @@
-"""Implements the commands that show, steer, search and delete a conversation.
+"""Implements commands on conversations, for example to show, compact, search or delete a conversation.
 
-The proxy may not have the full history of a conversation between two requests. So a command that concerns
-compaction takes effect with the next request of the conversation. If the proxy compacts that request, the
-event of the compaction reports the result.
+Between two requests of a conversation, the proxy does not have the messages. So a command that concerns
+compaction takes effect with the next request of the conversation. If the proxy then makes a compaction, an
+event reports the result.
 """
 
 import time
@@ -52,9 +52,9 @@ class ConversationOverview:
 
     Attributes:
         totals: The requests, tokens and cost of the conversation so far.
-        rounds: The events of the conversation's compactions, oldest first.
-        undone: Ids of the undone checkpoints, as hex digits.
-        directives: What users have asked for, such as pins.
+        rounds: The events that report the compactions of the conversation, oldest first.
+        undone: Ids of the checkpoints whose compactions users have undone, as hex digits.
+        directives: What users have asked for in this conversation, such as pins.
     """
 
     totals: Totals
@@ -75,7 +75,7 @@ def _require_saved(saved: object) -> None:
 class ConversationCommands:
     """Executes commands on conversations. Not thread-safe: use it on one event loop.
 
-    The tenant that sent the latest request of a conversation owns it. Every method raises
+    A conversation belongs to the tenant that sent its latest request. Every method raises
     `RequestRefusedError` (404) if the conversation is unknown, and `StoreUnavailableError` if the store
     cannot be reached or does not save a change.
 
@@ -83,10 +83,11 @@ class ConversationCommands:
         records: Accesses the store.
         registry: Finds the tenant of a conversation.
         history: Reads and stores the events of conversations.
-        directives: Stores what users ask for.
+        directives: Stores what users ask for, such as pins.
         recall: Searches removed messages.
-        compacted: Makes all replicas read even small requests of a conversation.
-        announce: Receives the events of executed commands.
+        compacted: The set of conversations whose small requests the proxy must parse as well. A conversation
+            enters the set when a compaction is requested.
+        announce: Called with each event that reports an executed command.
         on_search: Called after each search with the source `api` and the outcome `found` or `nothing`.
         now: Returns seconds since the epoch.
     """
@@ -132,7 +133,7 @@ class ConversationCommands:
         return await self._history.list_events(await self._find_tenant(conversation), conversation)
 
     async def request_compaction(self, conversation: str) -> None:
-        """Requests that the conversation is compacted with its next request."""
+        """Asks for a compaction. The proxy makes it when the next request of the conversation arrives."""
         tenant = await self._find_tenant(conversation)
         _require_saved(
             await self._directives.update(tenant, conversation, lambda known: replace(known, compact=True))
@@ -141,14 +142,15 @@ class ConversationCommands:
         await self._record_event(tenant, Event(MARKED, self._now(), conversation))
 
     async def bypass_compaction(self, conversation: str) -> None:
-        """Switches compaction off: requests are forwarded unchanged, beginning with the next one.
+        """Switches compaction off for the conversation, until `resume_compaction` is called.
 
-        Stored checkpoints are kept.
+        Requests of the conversation are then forwarded unchanged. Stored checkpoints are kept, but the proxy
+        does not apply them.
         """
         await self._set_bypass(conversation, BYPASSED)
 
     async def resume_compaction(self, conversation: str) -> None:
-        """Switches compaction on again after `bypass_compaction`. Stored checkpoints are applied again."""
+        """Switches compaction on again after `bypass_compaction`. Stored checkpoints are then used again."""
         await self._set_bypass(conversation, RESUMED)
 
     async def _set_bypass(self, conversation: str, event_kind: str) -> None:
@@ -161,10 +163,10 @@ class ConversationCommands:
             await self._record_event(tenant, Event(event_kind, self._now(), conversation))
 
     async def undo_round(self, conversation: str) -> Event:
-        """Undoes the newest compaction, and returns the event of the compaction that no longer applies.
+        """Undoes the newest compaction that is not undone yet. Returns the event that reported it.
 
         Raises:
-            RequestRefusedError: With status 409 if there is no compaction, or if all are already undone.
+            RequestRefusedError: If there is no such compaction (status 409).
         """
         tenant = await self._find_tenant(conversation)
         undone = {place.hex() for place in (await self._directives.get(tenant, conversation)).undone}
@@ -194,11 +196,11 @@ class ConversationCommands:
         return (await self._directives.get(await self._find_tenant(conversation), conversation)).pins
 
     async def add_pin(self, conversation: str, text: str) -> tuple[str, ...]:
-        """Pins a text, and returns all pins of the conversation.
+        """Pins a text, and returns all pins of the conversation. Does nothing if the text is already a pin.
 
         Raises:
-            RequestRefusedError: With status 422 if the text is not a valid pin. With status 409 if the
-                conversation already has `MAX_PINS` pins.
+            RequestRefusedError: If the text is not a valid pin (status 422), or if the conversation already
+                has `MAX_PINS` pins (status 409).
         """
         tenant = await self._find_tenant(conversation)
         pin = parse_pin(text)
@@ -218,7 +220,7 @@ class ConversationCommands:
         """Removes the pin whose id is `pin_id`, of the form `p_…`.
 
         Raises:
-            RequestRefusedError: With status 404 if the conversation has no pin with this id.
+            RequestRefusedError: If the conversation has no pin with this id (status 404).
         """
         tenant = await self._find_tenant(conversation)
         pins = (await self._directives.get(tenant, conversation)).pins
@@ -233,23 +235,25 @@ class ConversationCommands:
     async def get_instructions(self, conversation: str) -> Directives:
         """Returns the directives of the conversation, which include its project instructions.
 
-        `Directives.instructions` lists the instructions that users can remove. `Directives.removed` lists the
-        ids of those that users have removed. The proxy omits them whenever it rewrites a request.
+        `Directives.instructions` lists the project instructions that users can remove. `Directives.removed`
+        lists the ids of the project instructions that users have removed.
         """
         return await self._directives.get(await self._find_tenant(conversation), conversation)
 
     async def set_instruction_removed(
         self, conversation: str, instruction_id: str, *, removed: bool = True
     ) -> None:
-        """Leaves project instructions out of every later rewritten request, or includes them again.
+        """Removes project instructions from the conversation, or restores them.
+
+        The proxy leaves removed instructions out of each later request that it rewrites.
 
         Args:
             conversation: The conversation id.
             instruction_id: The id of the instructions, `i_…`.
-            removed: True to leave the instructions out; False to include them again.
+            removed: True to remove the instructions; False to restore them.
 
         Raises:
-            RequestRefusedError: With status 404 if the conversation has no instructions with this id.
+            RequestRefusedError: If the conversation has no instructions with this id (status 404).
         """
         tenant = await self._find_tenant(conversation)
         directives = await self._directives.get(tenant, conversation)
@@ -274,9 +278,9 @@ class ConversationCommands:
 
         Args:
             conversation: The conversation id.
-            query: The query, as for `ArchiveSearch.search`.
+            query: The words, prefixes and phrases to search for (`ArchiveSearch.search`).
             limit: Largest number of hits.
-            everywhere: Whether to search all conversations of the tenant that owns this one.
+            everywhere: Whether to search all conversations of the tenant, not only this one.
         """
         tenant = await self._find_tenant(conversation)
         hits = await self._recall.search(tenant, None if everywhere else conversation, query, limit)
@@ -284,10 +288,10 @@ class ConversationCommands:
         return hits
 
     async def get_archived_message(self, conversation: str, message_id: str) -> RecalledMessage:
-        """Returns a removed message in full.
+        """Returns the full original of a removed message from the archive.
 
         Raises:
-            RequestRefusedError: With status 404 if the archive has no message with this id.
+            RequestRefusedError: If the archive has no message with this id (status 404).
         """
         message = await self._recall.find_message(
             await self._find_tenant(conversation), conversation, message_id
@@ -301,14 +305,15 @@ class ConversationCommands:
         return await self._recall.list_removed_messages(await self._find_tenant(conversation), conversation)
 
     async def forget_conversation(self, conversation: str) -> int:
-        """Deletes all records of the conversation and of its branches, and returns their number.
+        """Deletes all records of the conversation and of its branches. Returns the number of deleted records.
 
-        Branches are conversations that begin with the same messages. Requests that this process is serving
-        at the moment cannot write records of the conversation again.
+        Branches are conversations that begin with the same messages. Requests that this process is now
+        serving cannot write new records of the conversation.
         """
         tenant = await self._find_tenant(conversation)
-        # First stop all writes for this conversation. Otherwise a running request could add a root digest
-        # after the list of root digests was read, and the records under this root would not be deleted.
+        # Records are stored under root digests (digests of the first messages of a conversation). The next
+        # line stops all writes for this conversation. Otherwise a running request could add a root digest
+        # after the roots were listed, and the records under this root would not be deleted.
         self._records.deletion_fence.add_deletion(scope_prefix(tenant, conversation))
         roots = await self._history.list_roots(tenant, conversation, KEPT_ROOT_LINES)
         scopes: list[str | bytes] = [conversation, *roots]
@@ -319,7 +324,7 @@ class ConversationCommands:
         return sum(filter(None, counts))
 
     async def forget_owning_tenant(self, conversation: str) -> int:
-        """Deletes all records of the tenant that owns the conversation, and returns their number."""
+        """Deletes all records of the conversation's tenant. Returns the number of deleted records."""
         tenant = await self._find_tenant(conversation)
         count = await self._records.delete_prefix(tenant_prefix(tenant))
         _require_saved(count is not None)
@@ -327,7 +332,7 @@ class ConversationCommands:
         return count or 0
 
     async def _record_event(self, tenant: str, event: Event) -> None:
-        """Gives an event an id, stores it in the history and announces it."""
+        """Gives the event an id, stores the event in the history, and passes it to `announce`."""
         identified_event = replace(event, id=generate_event_id())
         await self._history.record_event(tenant, identified_event)
         self._announce(tenant, identified_event)

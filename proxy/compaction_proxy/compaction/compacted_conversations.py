@@ -1,13 +1,13 @@
-"""Tracks which conversations have compactions, so that every replica reads even their small requests.
+"""Tracks which conversations have compactions, so that every replica parses even their small requests.
 
 The proxy forwards small requests without parsing them or asking the store about them; this check by size is
 called the gate. But stored checkpoints must be applied to small requests, too. So each process keeps in
 memory the set of conversations that have compactions. It loads the set at start, and the store notifies it of
-changes. If the store cannot notify, the process asks it for the newest changes once a second.
+changes. If the store cannot notify, the process reads the newest changes from the store once a second.
 
-The store holds one list of conversations for each tenant, and one list of the tenants. The number and the age
-of the lines in each list are limited. Because each tenant has its own list, a tenant with many conversations
-can displace only its own conversations.
+The store holds one list of conversations for each tenant, one list of the tenants, and one list of the newest
+changes. The number and the age of the lines in each list are limited. Because each tenant has its own list, a
+tenant with many conversations can displace only its own conversations.
 """
 
 import asyncio
@@ -32,7 +32,8 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTED_NOT_HEARD
 from compaction_proxy.support.lru import BoundedDict
 
-# Largest number of remembered conversations of one tenant, of conversations of all tenants, and of tenants.
+# Largest number of conversations of one tenant, of conversations of all tenants together, and of tenants. If
+# there are more, the ones that were added or used longest ago are forgotten.
 MAX_OF_TENANT = 10_000
 MAX_CONVERSATIONS = 50_000
 MAX_TENANTS = 10_000
@@ -46,18 +47,19 @@ POLL_S = 1.0
 # Seconds between two polls if the store sends notifications. Polls are still needed, because a notification
 # may get lost.
 CHECK_S = 15.0
-# Number of changes that the store keeps, and number of changes that one poll reads. If more changes than one
-# poll reads have happened since the last poll, the whole set is loaded again.
+# Number of changes that the store keeps (`KEPT_CHANGES`), and number of changes that one poll reads
+# (`LATEST_CHANGES`). If there were more changes since the last poll than one poll reads, the process loads
+# the whole set again.
 KEPT_CHANGES = 100
 LATEST_CHANGES = 16
-# Largest number of seconds that the start of the proxy waits until the set is loaded, and number of seconds
-# between two attempts to listen for changes.
+# At its start, the proxy waits at most `START_LIMIT_S` seconds until the set is loaded. Between two attempts
+# to listen for changes, it waits `RETRY_S` seconds.
 START_LIMIT_S = 5.0
 RETRY_S = 1.0
 # Largest number of lists of conversations that are read from the store at the same time.
 READ_AT_ONCE = 8
 CHANNEL = "compacted"
-# Conversations without an id share this name in the list of their tenant.
+# The conversations of a tenant that have no id share one line in the list, with this name.
 UNNAMED = ""
 _CHANGE_BYTES = 8
 
@@ -89,13 +91,13 @@ class CompactedConversations:
         self._ttl_s = ttl_s
         self._now = now
         self._clock = clock
-        # When each conversation last got a line in the store, in seconds since the epoch, by tenant and
-        # conversation id.
+        # Maps each tenant and conversation id to the time at which the conversation last got a line in the
+        # store, in seconds since the epoch.
         self._known: OrderedDict[str, OrderedDict[str, float]] = OrderedDict()
         self._count = 0
         self._unlisted: set[tuple[str, str]] = set()  # conversations without a line in the store
-        # When this process last wrote a line for each tenant to the list of tenants, in seconds since the
-        # epoch.
+        # Maps each tenant to the time at which this process last wrote a line for it to the list of tenants,
+        # in seconds since the epoch.
         self._tenants: BoundedDict[str, float] = BoundedDict(MAX_TENANTS)
         self._change = ""  # the id of the last change that was read
         self._is_loaded = False
@@ -113,13 +115,13 @@ class CompactedConversations:
         )
 
     async def add(self, tenant: str, conversation: str | None, *, should_publish: bool = True) -> None:
-        """Remembers that a conversation has compactions. Notifies other processes unless they know it.
+        """Adds a conversation to the set. Notifies other processes unless they already know about it.
 
         Args:
             tenant: The tenant of the conversation.
-            conversation: The conversation id; None if it has none.
-            should_publish: Whether to notify other processes. This is unnecessary while the requests of the
-                conversation are so large that every process parses them anyway.
+            conversation: The conversation id; None if the conversation has no id.
+            should_publish: Whether other processes are notified. This is unnecessary while the requests of
+                the conversation are so large that every process parses them anyway.
         """
         name, now = UNNAMED if conversation is None else conversation, self._now()
         listed_at = self._get_listed_at(tenant, name)
@@ -164,7 +166,11 @@ class CompactedConversations:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _write_line(self, tenant: str, name: str, listed_at_s: float) -> bool:
-        """Writes a conversation's line and notifies other processes. Returns whether the line was saved."""
+        """Writes a line for the conversation to the store, and notifies other processes.
+
+        If the line of the tenant in the list of tenants is old, writes that line, too. Returns whether the
+        store has saved all lines.
+        """
         line = {"conversation": name, "at": listed_at_s}
         entry = ListItem(compacted_conversations_key(tenant), line, self._ttl_s, MAX_OF_TENANT)
         if not self._records.is_in_use or not await self._records.write([entry]):
@@ -223,7 +229,7 @@ class CompactedConversations:
             await asyncio.sleep(RETRY_S)
 
     async def _follow_channel(self) -> None:
-        """Applies the changes that the store announces, until the connection ends."""
+        """Applies changes to the set as soon as the store announces them, until the connection ends."""
         try:
             async for fields in self._records.listen(CHANNEL):
                 if fields is None:  # notifications begin, or some may have been missed

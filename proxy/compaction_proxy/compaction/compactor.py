@@ -1,9 +1,9 @@
-"""Makes a request fit its context window, and never lets a fault of the proxy fail the request.
+"""Makes a request fit the context window of its model. A fault of the proxy never fails the request.
 
 `Compactor.fit_request` reads the request and counts its tokens, applies earlier compactions, and makes a new
 compaction if one is due. If the result still does not fit, it shortens messages without a model.
-`Compactor.prepare_round` starts a compaction before it is needed. If anything fails here, the client's own
-bytes are forwarded.
+`Compactor.prepare_round` starts a compaction before it is needed. If any of these steps fails, the client's
+own bytes are forwarded.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -41,22 +41,24 @@ from compaction_proxy.wires.body import clear_output_limits, lower_output_limits
 from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.prescan import MentionedNumbers
 
-# If the upstream refuses a request as too long, the proxy shortens it and sends it again, up to this many
-# times.
+# If the upstream refuses a request as too long, the proxy shortens the request and sends it again, up to this
+# many times. After that, the client gets the refusal.
 MAX_REFITS = 2
-# When the proxy lowers a request's output limit, it keeps a share of the context window free, because sizes
-# are estimates. It tries these shares in order and uses the first that leaves enough tokens for the output.
-# At least OUTPUT_MARGIN_TOKENS stay free. If the request has a thinking budget, the lowered output limit
-# exceeds this budget by at least OUTPUT_MARGIN_TOKENS, which remain for the reply.
+# If the prompt and the requested output together do not fit the context window, the proxy lowers the output
+# limit in the request. It then keeps a share of the context window free, because sizes are estimates. It
+# tries these shares in order, and uses the first that leaves enough tokens for the output. At least
+# OUTPUT_MARGIN_TOKENS tokens stay free. If the request has a thinking budget, the lowered output limit
+# exceeds this budget by at least OUTPUT_MARGIN_TOKENS tokens, which remain for the reply.
 OUTPUT_MARGIN_SHARES = (0.04, 0.01)
 OUTPUT_MARGIN_TOKENS = 64
-# If an overflow error names no limit, the request is reduced to this share of the refused size.
+# If the error with which the upstream refuses a request names no limit, the request is shortened to this
+# share of the size that was refused.
 UNKNOWN_LIMIT_SHARE = 0.7
-# If an overflow error reports the size that the upstream counted, later estimates for the request are nearly
-# exact. So after the first refusal, important content such as the task is cut only if the estimate exceeds
-# the context window itself. If this estimate is too low, the upstream refuses the request once more, which
-# costs less than losing the task. From the second refusal on, important content is cut until the request
-# takes at most this share of the context window.
+# If the error with which the upstream refuses a request reports the size that the upstream counted, later
+# estimates for the request are nearly exact. So after the first refusal, important content such as the task
+# is cut only if the estimate exceeds the whole context window. If this estimate is too low, the upstream
+# refuses the request once more, which costs less than losing the task. From the second refusal on, important
+# content is cut until the request takes at most this share of the context window.
 REPORTED_SIZE_SHARE = 0.985
 # The reported reason why a finished compaction was not applied: it does not make the request shorter.
 LONGER_REASON = "longer"
@@ -64,7 +66,7 @@ LONGER_REASON = "longer"
 # conversation.
 BYPASSED_BY_USER = "asked"
 
-# With these outcomes, the client's own bytes are forwarded.
+# With these outcomes, the client's own bytes are forwarded, and even the output limit is not lowered.
 _UNTOUCHED = frozenset({CompactionStatus.SHADOW, CompactionStatus.BYPASSED})
 
 _PARTS, _TOKENS = attrgetter("parts"), attrgetter("tokens")
@@ -79,7 +81,8 @@ class FittedMessages(NamedTuple):
         messages: The messages.
         is_changed: Whether the list differs from the client's list.
         fits: Whether the list fits the context window, according to the estimate.
-        is_whole: Whether nothing was cut from the list to make it fit.
+        is_whole: Whether nothing was cut from the list to make it fit. Also False if the proxy could not
+            shorten the list and therefore forwards the client's list.
     """
 
     messages: tuple[Message, ...]
@@ -89,15 +92,15 @@ class FittedMessages(NamedTuple):
 
 
 class Compactor:
-    """Makes requests fit their context window.
+    """Makes requests fit the context window of their model.
 
     Args:
-        loader: Reads requests and loads their checkpoints, directives and token counts.
+        loader: Reads requests, counts their tokens, and loads their checkpoints and directives.
         coordinator: Makes compactions and applies them to requests.
         reader: Counts the tokens of messages that have been cut.
         model_limits: Learns the limits of models from the upstream's errors and responses.
-        auto_recall: Inserts removed messages that match the latest user message into the request. None
-            disables auto-recall.
+        auto_recall: Inserts excerpts of matching removed messages into the request. None disables
+            auto-recall.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class Compactor:
         self._auto_recall = auto_recall
 
     async def fit_request(self, ask: FitRequest) -> FitResult:
-        """Makes the request fit. Returns it unchanged if that is impossible or unnecessary.
+        """Makes the request fit the context window. Leaves it unchanged if that is unnecessary or fails.
 
         If the request asks for texts to be pinned, the pins are stored before this method returns. The next
         request needs them, and it may arrive before this request is answered.
@@ -132,8 +135,9 @@ class Compactor:
     async def find_conversation(self, ask: FitRequest, *, has_tools: bool) -> FitRequest | None:
         """Finds the conversation of a request whose client gave no id, and returns the request with the id.
 
-        Returns the request unchanged if it needs no id, or if the search fails. Returns None if the request
-        belongs to no conversation, for example because it only asks for a title.
+        Returns the request unchanged if the client gave an id, if the request may not use checkpoints, if it
+        bypasses compaction, or if an error occurs. Returns None if the request belongs to no conversation,
+        for example because it only asks for a title.
         """
         needs_no_id = (
             ask.conversation is not None or not ask.uses_checkpoints or ask.mode is CompactionMode.BYPASS
@@ -148,13 +152,13 @@ class Compactor:
     ) -> FitResult | None:
         """Shortens a request that the upstream has just refused as too long.
 
-        Returns None if the request must not be compacted, or cannot be made shorter than `refused_fit`. The
-        proxy also remembers the limit and the true token count that the error names.
+        Returns None if the request must not be compacted, or cannot be made shorter than `refused_fit`. Also
+        remembers the limit and the true token count for later requests, if the error names them.
 
         Args:
             ask: The request.
-            refused_fit: The result that the upstream has refused.
-            overflow: The upstream's error.
+            refused_fit: The result that was forwarded and that the upstream has refused.
+            overflow: The limit and the size that the upstream's error names.
             refusals: How often the upstream has refused this request so far, including this time.
         """
         rules = resolve_policy(ask.settings, ask.strategy).trigger
@@ -174,15 +178,15 @@ class Compactor:
         return None
 
     async def prepare_round(self, ask: FitRequest) -> None:
-        """Starts a compaction that will soon be needed.
+        """Starts a compaction that a later request will soon need.
 
-        Call it once the client has its response, so that the request does not wait for the compaction.
+        Call this method after the client has received the response, so that it does not delay the response.
         """
         with suppress_and_report(partial(_log_failure, ask)):
             await self._coordinator.prepare_round(await self._loader.load_view(ask, bypass_cache=True))
 
     async def _fit_or_fail_open(self, ask: FitRequest, pending_result: Awaitable[FitResult]) -> FitResult:
-        """Awaits the result, or returns the request unchanged if anything goes wrong."""
+        """Returns the awaited `pending_result`. If this raises an error, returns the unchanged request."""
         reason = "internal"
 
         def record_failure(error: BaseException) -> None:
@@ -218,10 +222,11 @@ class Compactor:
         return await self._compact_if_due(view, due, uncapped_tokens=uncapped)
 
     async def _fit_unchanged(self, ask: FitRequest) -> FitResult:
-        """Returns the request unchanged.
+        """Returns a result that leaves the request unchanged.
 
-        Its tokens are counted only if the proxy has learned a context window for the model from errors. If
-        the upstream accepts the request, its size may show that the learned window is too small.
+        The tokens of the request are counted only if the proxy has learned a context window for the model
+        from errors. If the upstream then accepts the request, this count may show that the learned window is
+        too small.
         """
         estimate = 0
         with suppress_and_report(partial(_log_failure, ask)):
@@ -233,7 +238,7 @@ class Compactor:
         )
 
     def _build_bypassed_result(self, view: RequestView) -> FitResult:
-        """Returns the client's own request, because a user has switched compaction off."""
+        """Returns a result with the client's own request, for use if a user has switched compaction off."""
         uncompacted = view.with_checkpoint(None)
         fitted = FittedMessages(uncompacted.messages, is_changed=False, fits=True)
         return self._build_result(uncompacted, fitted, CompactionStatus.BYPASSED, BYPASSED_BY_USER)
@@ -264,17 +269,17 @@ class Compactor:
     async def _learn_from_refusal(
         self, ask: FitRequest, refused_fit: FitResult, overflow: Overflow, refusals: int
     ) -> tuple[int, bool]:
-        """Learns from a refusal, and returns the limit in tokens that the request must now fit.
+        """Learns the model's limits from a refusal. Returns the limit that the request must fit, in tokens.
 
-        The second result is True if the prompt alone would fit, but the prompt and the requested output
-        together are too large. Some errors do not say whether the limit applies to the prompt alone or to
-        both. The proxy then assumes both, but only after the first refusal, and does not remember the
-        assumption for later requests.
+        The second result is True if the limit applies to the prompt and the requested output together, and
+        the prompt alone would fit. Some errors do not say whether the limit applies to the prompt alone or to
+        both together. After the first refusal, the method then assumes both if the estimates allow it. It
+        does not remember this assumption for later requests.
 
-        An error may quote the request. So a number in the error that also occurs in the request is not
-        remembered as a limit; the size of the refused request is remembered instead. Output limits in the
-        request are ignored in this comparison: a client may ask for as many output tokens as the context
-        window has, and then the number in the error is a true limit although it occurs in the request.
+        An error may quote the request. So if a number in the error also occurs in the request, the proxy does
+        not remember the number as a limit, but remembers the size of the refused request. Output limits in
+        the request are ignored in this comparison. A client may ask for as many output tokens as the context
+        window has. The same number in the error is then a true limit, although it occurs in the request.
         """
         estimate = refused_fit.estimate
         if not estimate:  # the request passed the size gate uncounted
@@ -305,10 +310,10 @@ class Compactor:
     async def _compact_if_due(
         self, view: RequestView, due_reason: str | None, *, uncapped_tokens: int | None = None
     ) -> FitResult:
-        """Makes a compaction if one is due, and makes the request fit its limit.
+        """Makes a compaction if one is due, and then makes the request fit the context window.
 
         Args:
-            view: The request.
+            view: The request with the stored state of its conversation.
             due_reason: Why a compaction is due; None if none is due.
             uncapped_tokens: The size of the request, in tokens, before its huge tool results were capped;
                 None if none were capped.
@@ -358,7 +363,11 @@ class Compactor:
     async def _choose_messages(self, view: RequestView) -> FittedMessages:
         """Returns the messages to forward.
 
-        They are the client's own list, or the effective list, which is repaired and cut if needed.
+        If no compaction applies and the request fits, these are the client's own messages. Otherwise, these
+        are the messages of the effective list. They are repaired if the list is invalid, for example if the
+        call of a tool result is missing. They are cut without a model if the list does not fit, but only if
+        the cut list fits. If no compaction applies and the cut list does not fit, or if the result would be
+        longer than the client's own list, these are again the client's own messages.
         """
         is_too_long = view.is_automatic and view.exceeds_window
         is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)
@@ -446,7 +455,7 @@ class Compactor:
 
 
 def _are_same_messages(messages: Sequence[Message], client_messages: Sequence[Message]) -> bool:
-    """Returns whether both lists hold the same message objects in the same order."""
+    """Returns whether both lists contain the same message objects in the same order."""
     return len(messages) == len(client_messages) and all(map(is_, messages, client_messages))
 
 
@@ -455,15 +464,16 @@ def _log_failure(ask: FitRequest, error: BaseException) -> None:
 
 
 def _log_unexpected_error(error: BaseException) -> None:
-    """Logs an error unless it is a `CompactionError`, which `fit_request` will report."""
+    """Logs an error. Ignores a `CompactionError`: it will occur again in `fit_request`, which reports it."""
     if not isinstance(error, CompactionError):
         _log.error(COMPACTION_FAILED, exc_info=error)
 
 
 def _find_due_reason(view: RequestView) -> str | None:
-    """Returns why a compaction is due now: `force` if one was requested, else the view's reason.
+    """Returns why a compaction is due now; None if none is due.
 
-    The view's reason comes from `RequestView.find_due_reason`. Returns None if no compaction is due.
+    The reason is `force` if the client or a user has asked for a compaction. Otherwise, it is the reason that
+    `RequestView.find_due_reason` finds.
     """
     forced = view.request.mode is CompactionMode.FORCE or view.directives.compact
     return "force" if forced else view.find_due_reason()
@@ -472,17 +482,19 @@ def _find_due_reason(view: RequestView) -> str | None:
 def _apply_reported_size(
     view: RequestView, estimate: int, overflow: Overflow, refusals: int | None
 ) -> RequestView:
-    """Returns the view with the size that the upstream reported for the request that it refused.
+    """Returns the view with a size estimate that is based on the size in the upstream's refusal.
 
     If the error names only a limit, the refused prompt is assumed to be one token larger than the limit, and
-    each refusal lowers the size that the next attempt must fit. Returns the view unchanged if the error has
-    no usable numbers.
+    each further refusal lowers the size that the next attempt must fit. Returns the view unchanged if the
+    error does not concern the context window, if it names neither a size nor a limit, or if it names only a
+    limit and `refusals` is None.
 
     Args:
         view: The request.
-        estimate: Counted tokens of the refused request; 0 if it was not counted.
-        overflow: The error.
-        refusals: Number of refusals so far; None if the prompt alone fits.
+        estimate: Counted tokens of the refused request; 0 if the request was not counted.
+        overflow: The numbers that the upstream's error names.
+        refusals: Number of refusals so far; None if the prompt alone fits and only its sum with the requested
+            output is too large.
     """
     if overflow.kind not in {"context", "context_output"}:
         return view
@@ -508,7 +520,17 @@ def _apply_reported_size(
 def _can_be_output_overflow(
     overflow: Overflow, calibration: Calibration, estimate: int, requested_output: int
 ) -> bool:
-    """Returns whether the prompt alone may fit, and only its sum with the requested output is too large."""
+    """Returns whether the prompt alone probably fits the limit, but prompt and output together do not.
+
+    The size of the prompt is estimated. Returns False if the error is of another kind than `context`, if it
+    names no limit, or if it names the size that the upstream counted.
+
+    Args:
+        overflow: The numbers that the upstream's error names.
+        calibration: The calibration of the model.
+        estimate: Counted tokens of the refused request.
+        requested_output: The output limit in the request, in tokens; 0 if there is none.
+    """
     if overflow.kind != "context" or overflow.limit_tokens is None or overflow.used_tokens is not None:
         return False
     return (
@@ -521,9 +543,10 @@ def _can_be_output_overflow(
 def _lower_output_limit(
     view: RequestView, raw: bytes, messages: Sequence[Message]
 ) -> tuple[bytes, int | None]:
-    """Lowers the output limit so that the upstream accepts it together with the prompt.
+    """Lowers the output limit so that prompt and requested output together fit the context window.
 
-    Returns the body and its new output limit in tokens. If the body is unchanged, the limit is None.
+    Returns the body and the new output limit in tokens. Returns `raw` and None if the upstream does not count
+    both together, if the limit may not be lowered, or if no suitable lower limit exists.
     """
     sum_limit, asked = view.budget.sum_limit, view.request.body.max_output
     if sum_limit is None or asked is None or not (view.is_automatic and view.request.can_lower_output):

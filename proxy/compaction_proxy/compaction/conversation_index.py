@@ -1,10 +1,10 @@
 """Finds the conversation that a request continues if its client sends no conversation id.
 
-For each request, the proxy stores a record with digests of its messages, called a head. A later request whose
-messages continue those of a head belongs to the same conversation. If another request has already continued
-that head, the later request is a fork and starts a new conversation. All replicas append to the same lists of
-heads and read them in the same order. So they reach the same result, even if two of them receive requests
-that continue the same head at the same time.
+For each request, the proxy stores a record with digests of the request's messages. This record is called a
+head. A new request whose messages continue those of a head belongs to the same conversation. If an earlier
+request has already continued the same head, the new request is a fork: it starts a new conversation. All
+replicas append to the same lists of heads and read them in the same order. So they reach the same result,
+even if two of them receive requests that continue the same head at the same time.
 """
 
 import asyncio
@@ -36,33 +36,35 @@ KEPT_HEADS = 128
 # most `MAX_HELD_HEADS` heads for each list.
 MAX_HELD_LISTS = 1_000
 MAX_HELD_HEADS = 16
-# If no stored list identifies the conversation, its client may have compacted it. Then the lists in memory
-# are searched, but only this many of them, the most recently used ones.
+# If no stored list identifies the conversation, the client itself may have compacted the conversation. Then
+# the lists in memory are searched, but only the tenant's lists to which heads were added last, at most this
+# many.
 RECENT_LISTS = 64
-# Some clients move or rewrite their last messages with each turn. At most this many moved or rewritten
-# messages are recognised.
+# Some clients move or rewrite their last messages with each turn. The conversation is still recognised if the
+# client has moved or rewritten at most this many messages.
 MAX_MOVED_MESSAGES = 8
-# A client may rewrite the first messages of a conversation. Its request is then recognised by the last
-# messages of a head (`ConversationHead.tail`). At least this many of them must occur in no other
-# conversation. Normally the request must repeat nearly all messages of the tail. Some clients add messages of
-# their own, as aider does. For these it is enough that the request repeats this many messages of the tail and
-# at least half of the tail.
+# A client may rewrite the first messages of a conversation. A request is then recognised by the last messages
+# of a head (`ConversationHead.tail`), of which at least this many must occur in no other conversation.
+# Normally the request must repeat all messages of the tail. In place of the last one, it may repeat the
+# latest user message of the head. Some clients, such as aider, add messages of their own. If the request
+# comes from such a client, it is enough that the request repeats this many messages of the tail, and at least
+# half of them.
 LEAST_COMMON_MESSAGES = 4
-# A client such as aider adds messages of its own, for example with files. If such messages are left out, the
-# chain of prefix digests starts from these bytes instead of the usual seed.
+# A client such as aider adds messages of its own, for example with files. If the proxy leaves such messages
+# out, each prefix digest also covers these bytes. So it differs from the digest of a list with all messages.
 _PART = b"part"
-# Conversations whose first message begins with the same line share one stored list of heads. The key of the
-# list contains at most this many characters of that line.
+# Conversations whose first user message begins with the same line share one stored list of heads. The key of
+# the list is a digest of at most this many characters of that line.
 LINE_CHARACTERS = 64
-# Some clients append text to the latest user message and omit that text in later requests. So several digests
-# of the message are stored. Each covers the text from its start to the end of a paragraph. They are made for
-# this many of the first paragraphs and this many of the last paragraphs.
+# Some clients append text to the latest user message and omit that text in later requests. So a head contains
+# several digests of this message. Each digest covers the text from its start to the end of a paragraph. If
+# the message has many paragraphs, only the ends of this many first and this many last paragraphs are used.
 MAX_PARAGRAPHS = 16
 # A text longer than twice this number of characters is identified by its length, its first characters and its
 # last characters, this many of each.
 END_CHARACTERS = 32_768
 # A tool result is identified by this many characters at the beginning of its text. A text that is not longer
-# than this may also be a notice that the client has put in place of a cleared result.
+# may also be a notice that the client has put in place of the text of a tool result, to clear the result.
 RESULT_CHARACTERS = 256
 _DIGEST_BYTES = 8
 _PARAGRAPH_END = re.compile(r"(?<!\n)\n\n")
@@ -84,18 +86,19 @@ _REPEATS, _CONTINUES, _STARTS, _RESTARTS, _UNRELATED = (
 
 
 class ConversationHead(NamedTuple):
-    """Digests of one request, by which a later request of the same conversation is recognised.
+    """The digests of one request, by which a later request of the same conversation is recognised.
 
-    All digests are hex strings.
+    All digests are hex strings. They cover only messages that are not fixed.
 
     Attributes:
         id: The conversation id.
-        since: `prefix` of the head that this head continues; empty if it is the first of its conversation.
+        since: `prefix` of the head that this head continues; empty if this head is the first of its
+            conversation.
         prefix: Prefix digest of all messages of the request.
         outline: Prefix digest of all messages without the text of tool results, because clients clear that
             text.
-        tail: The last messages, oldest first. Each is a pair: the prefix digest up to the message, and the
-            message's own digest.
+        tail: The last messages, oldest first, at most `MAX_MOVED_MESSAGES` + 1. Each is a pair: the prefix
+            digest up to the message, and the digest of the message itself.
         openings: Digests of the latest user message. Each covers its text from the start to the end of a
             paragraph.
         has_tools: Whether the request defined tools.
@@ -111,16 +114,15 @@ class ConversationHead(NamedTuple):
 
 
 class _IndexedRequest:
-    """A request with lookup tables, which are used to compare it with heads.
+    """A request, with lookup tables for comparing it with heads.
 
-    The tables are built on first use, because most requests are recognised without them.
+    Each table is built when it is first used, because most requests are recognised without it.
 
     Args:
         messages: The messages of the request that are not fixed, at least one.
         outlines: The prefix digests of the messages, without the text of tool results.
         has_tools: Whether the request defines tools.
-        is_part: Whether messages that the client itself has added, such as aider's files, were left out of
-            `messages`.
+        is_part: Whether `messages` lacks messages that the client program has added, such as aider's files.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class _IndexedRequest:
 
     @cached_property
     def first_answer_index(self) -> int:
-        """Index of the first message of the assistant or a tool; the number of messages if there is none."""
+        """Index of the first assistant message or tool result; the number of messages if there is none."""
         answer_indices = (
             k for k, each in enumerate(self._messages) if each.role != "user" or each.answered_call_ids
         )
@@ -144,17 +146,20 @@ class _IndexedRequest:
 
     @property
     def has_answer(self) -> bool:
-        """Whether the request contains a message of the assistant or a tool result."""
+        """Whether the request contains an assistant message or a tool result."""
         return self.first_answer_index < len(self._messages)
 
     @cached_property
     def prefix_indices(self) -> dict[str, int]:
-        """Index of each message, by the prefix digest up to that message."""
+        """Maps the prefix digest up to each message to the index of the message."""
         return {_shorten_digest(prefix): index for index, prefix in enumerate(self._prefixes)}
 
     @cached_property
     def outline_indices(self) -> dict[str, int]:
-        """Index of each message, by the prefix digest up to it without the text of tool results."""
+        """Maps the outline digest up to each message to the index of the message.
+
+        An outline digest is a prefix digest that ignores the text of tool results.
+        """
         return {_shorten_digest(outline): index for index, outline in enumerate(self._outlines)}
 
     def iterate_earlier_prefixes(self) -> Iterator[str]:
@@ -167,19 +172,22 @@ class _IndexedRequest:
         return next(filter(None, map(_digest_first_line, self._messages)), "")
 
     def iterate_digests(self, start: int, stop: int | None = None) -> Iterator[str]:
-        """Yields the digests of the messages from index `start` up to `stop`."""
+        """Yields the digests of the messages from index `start` up to, but not including, index `stop`.
+
+        If `stop` is None, continues to the last message.
+        """
         return map(self._digest_message, self._messages[start:stop])
 
     @cached_property
     def earlier_digests(self) -> dict[str, int]:
-        """Digests of all messages but the last, each with the index of its last occurrence."""
+        """Maps the digest of each message except the last one to the index of its last occurrence."""
         return {digest: index for index, digest in enumerate(map(self._digest_message, self._messages[:-1]))}
 
     def _digest_message(self, message: Message) -> str:
         """Returns the digest of a message.
 
-        If messages that the client itself has added were left out, white space at line ends is ignored. The
-        reason is that aider adds such white space to messages that it restores from its history.
+        For a client such as aider, which adds messages of its own, the digest ignores white space at line
+        ends. The reason is that aider adds such white space to messages that it restores from its history.
         """
         if message.answered_call_ids:
             return _shorten_digest(_digest_result(message))
@@ -189,7 +197,10 @@ class _IndexedRequest:
 
     @cached_property
     def user_texts(self) -> dict[str, list[int]]:
-        """Indices of the user messages before the latest one, by the digest of their text."""
+        """Maps a digest of each user text to the indices of the user messages with this text.
+
+        The latest user message is not included.
+        """
         indices: dict[str, list[int]] = {}
         for index, message in enumerate(self._messages[: find_latest_user_message(self._messages)]):
             if _is_user_text(message):
@@ -199,10 +210,10 @@ class _IndexedRequest:
     def find_last_index_despite_clearing(self, head: ConversationHead) -> int | None:
         """Finds the last message of a head in this request, although the client has cleared tool results.
 
-        A tool result of the head counts as cleared if its text is now short (`RESULT_CHARACTERS`) and it is
-        not among the results at the end of the request. Returns the index of the head's last message in this
-        request. Returns None if the request lacks messages of the head, if nothing has been cleared, or if
-        tool results differ in any other way.
+        A tool result that differs from the head counts as cleared if its text has at most `RESULT_CHARACTERS`
+        characters and it is not among the results at the end of the request. Returns the index of the head's
+        last message in this request. Returns None if the request lacks messages of the head, if no tool
+        result differs, or if one that does not count as cleared differs.
         """
         last = self.outline_indices.get(head.outline)
         if last is None or last + 1 < len(head.tail) or _shorten_digest(self._prefixes[last]) == head.prefix:
@@ -217,17 +228,24 @@ class _IndexedRequest:
 
     @cached_property
     def _last_results_index(self) -> int:
-        """Index of the first of the tool results that end the list; the number of messages if none do."""
+        """Index of the first of the tool results at the end of the request.
+
+        If the last message is no tool result, this is the number of messages.
+        """
         indices = range(len(self._messages) - 1, -1, -1)
         return next((k + 1 for k in indices if not self._messages[k].answered_call_ids), 0)
 
     @property
     def late_line_digests(self) -> list[str]:
-        """Digests of the first lines of all user messages, the latest message first."""
+        """Digests of the first lines of the user messages, the latest message first."""
         return [line for line in map(_digest_first_line, reversed(self._messages)) if line]
 
     def is_beginning_of(self, head: ConversationHead) -> bool:
-        """Returns whether the head's conversation begins with all messages of this request."""
+        """Returns whether the request of the head begins with all messages of this request.
+
+        Returns False if this request has neither a reply nor a tool result, or if its last message comes
+        before the messages of `head.tail`.
+        """
         return self.has_answer and any(prefix == self.prefix for prefix, _ in head.tail)
 
     def build_head(self, conversation: str, since: str) -> ConversationHead:
@@ -263,8 +281,8 @@ class ConversationIndex:
         self._records = records
         self._mint = mint_conversation
         self._ttl_s = ttl_s
-        # Heads that this process has added, by the key of their list. They are needed until the store has
-        # written them, and while the store is unavailable.
+        # Maps the key of each list to the heads that this process has added to it. They are needed until the
+        # store has written them, and while the store is unavailable.
         self._added_heads: BoundedDict[str, tuple[ConversationHead, ...]] = BoundedDict(MAX_HELD_LISTS)
         self._save_tasks: set[asyncio.Task[bool]] = set()
         records.on_delete_callbacks.append(self._forget_prefix)
@@ -287,8 +305,8 @@ class ConversationIndex:
             messages: The messages of the request that are not fixed, at least one.
             prefixes: Their prefix digests.
             has_tools: Whether the request defines tools.
-            find_recorded_conversation: Returns the conversation of a stored checkpoint that matches the
-                request. It is called if the heads of the conversation may have been lost.
+            find_recorded_conversation: Returns the conversation id from a stored checkpoint that matches the
+                request. It is called if the store may have lost the heads of the conversation.
         """
         latest = find_latest_user_message(messages)
         if not has_tools and latest is not None and is_title_request(messages[latest].text):
@@ -309,8 +327,9 @@ class ConversationIndex:
             ),
         ]
         own_keys = {keys[0], keys[-1]}
-        # aider starts a restored session with a summary, which hides the first line, followed by some of the
-        # earlier messages. So the lists for the first lines of late user messages are searched, too.
+        # A session that aider restores begins with a summary in place of the first user message. So a head is
+        # also stored in the list for the first line of the latest user message. And the list for the first
+        # line of the user message before the latest one is searched, too.
         if is_part:
             late_keys = [
                 conversation_heads_key(tenant, bytes.fromhex(line)) for line in request.late_line_digests[:2]
@@ -319,8 +338,8 @@ class ConversationIndex:
             keys += late_keys[1:]
         counts: dict[str, int] = {}
         match, key = await self._search_lists(tenant, request, keys, counts)
-        # The client may have compacted the conversation itself. The request then contains only the end of the
-        # conversation, so none of these lists identifies it.
+        # The client itself may have compacted the conversation. The request then contains only the end of the
+        # conversation, so none of these lists identifies the conversation.
         if match is None and request.has_answer:
             match, key = (
                 _match_heads(request, self._resolve_forks(tenant, self._list_recent_heads(tenant))),
@@ -328,9 +347,10 @@ class ConversationIndex:
             )
         if match is not None:
             return self._follow_match(match, tenant, request, own_keys | {key})
-        # The store may have lost the heads of this conversation. If a list for 4 or more first messages holds
-        # any heads, the store still has them, and the request belongs to none of their conversations. If all
-        # these lists are empty, the heads may be lost, and a stored checkpoint may identify the conversation.
+        # The request continues no known head. So it starts a conversation, or the store has lost the heads.
+        # If a list for the first 4 or more messages contains heads, the store has lost nothing. If all these
+        # lists are empty, a stored checkpoint may identify the conversation. A request with fewer than 4
+        # messages has no checkpoint.
         is_known = len(lengths) == 1 or any(counts[each] for each in beginnings[:-1])
         recorded = (
             None if is_known or find_recorded_conversation is None else await find_recorded_conversation()
@@ -343,10 +363,10 @@ class ConversationIndex:
     async def _search_lists(
         self, tenant: str, request: _IndexedRequest, keys: Sequence[str], head_counts: dict[str, int]
     ) -> tuple["_HeadMatch | None", str]:
-        """Finds how a request relates to the conversations in the lists `keys`.
+        """Finds how a request relates to the conversations in the lists with these keys.
 
         Returns the match and the key of the list in which it was found. Returns None and an empty key if
-        there is no match. Writes the number of heads in each list that was read to `head_counts`.
+        there is no match. For each list that it reads, the method sets the number of heads in `head_counts`.
         """
         cleared = None
         for key in keys:
@@ -368,10 +388,10 @@ class ConversationIndex:
     def _follow_match(
         self, match: "_HeadMatch", tenant: str, request: "_IndexedRequest", keys: Iterable[str]
     ) -> str | None:
-        """Returns the id of the request's conversation, and adds the request's head to the lists `keys`.
+        """Returns the id of the request's conversation; None if the request belongs to no conversation.
 
-        No head is added if the request repeats an earlier one, or if it belongs to no conversation. In the
-        latter case, returns None.
+        Adds the head of the request to the lists with these keys. Adds no head if the request repeats an
+        earlier request or belongs to no conversation.
         """
         head = match.head
         if head is not None and match.kind == _REPEATS:
@@ -381,9 +401,10 @@ class ConversationIndex:
         if head is not None:
             self._add_head(keys, request.build_head(head.id, head.prefix))
             return head.id
-        # The id is built from the messages. If an earlier conversation began with the same messages, random
-        # bytes make the new id unique. If the list is full, the heads of such an earlier conversation may
-        # have been dropped from it. So random bytes are added in this case, too.
+        # The id of the new conversation is made from the messages. If an earlier conversation began with the
+        # same messages, random bytes are added to make the new id unique. If the list is full, heads of such
+        # an earlier conversation may have been dropped from the list. So random bytes are added in this case,
+        # too.
         seed = bytes.fromhex(request.prefix)
         is_known = match.kind == _RESTARTS or match.head_count >= KEPT_HEADS
         conversation = self._mint(tenant, seed + (secrets.token_bytes(_DIGEST_BYTES) if is_known else b""))
@@ -391,20 +412,23 @@ class ConversationIndex:
         return conversation
 
     async def _read_heads(self, key: str) -> list[ConversationHead]:
-        """Returns the stored heads of a list, oldest first, then those that this process has added to it."""
+        """Returns the stored heads of a list, oldest first, and then others that this process has added."""
         stored = [_read_head(line) for line in await self._records.read_tail(key, KEPT_HEADS)]
         return list(dict.fromkeys([*filter(None, stored), *self._added_heads.get(key, ())]))
 
     def _list_recent_heads(self, tenant: str) -> list[ConversationHead]:
-        """Lists the heads that this process has added to the tenant's most recently used lists."""
+        """Lists the heads that this process has added to lists of the tenant.
+
+        Only the `RECENT_LISTS` lists to which it has added heads last are considered.
+        """
         prefix = tenant_prefix(tenant)
         recent = (heads for key, heads in reversed(self._added_heads.items()) if key.startswith(prefix))
         return list(dict.fromkeys(chain.from_iterable(reversed(list(islice(recent, RECENT_LISTS))))))
 
     def _resolve_forks(self, tenant: str, heads: Iterable[ConversationHead]) -> list[ConversationHead]:
-        """Returns the heads, with a new conversation id for each head that is a fork.
+        """Gives each head that is a fork a conversation id of its own. Returns all heads.
 
-        A head is a fork if it continues a head that an earlier head in the list has already continued.
+        A head is a fork if it continues a head that a different, earlier head in the list also continues.
         """
         first_successors: dict[tuple[str, str], str] = {}
         resolved: list[ConversationHead] = []
@@ -446,7 +470,10 @@ class _HeadMatch(NamedTuple):
 
 
 def _match_heads(request: _IndexedRequest, heads: Sequence[ConversationHead]) -> _HeadMatch | None:
-    """Finds how a request relates to the conversations in a list of heads; None if it relates to none."""
+    """Finds how a request relates to the conversations in a list of heads.
+
+    Returns None if the request relates to none of them.
+    """
     extended = {(head.id, head.since) for head in heads}
     free = [head for head in heads if (head.id, head.prefix) not in extended]
     repeated = _match_repeated_head(request, heads, free)
@@ -463,7 +490,10 @@ def _match_heads(request: _IndexedRequest, heads: Sequence[ConversationHead]) ->
 
 
 def _match_cleared_head(request: _IndexedRequest, heads: Sequence[ConversationHead]) -> _HeadMatch | None:
-    """Finds a head that the request repeats or continues after its client has cleared tool results."""
+    """Finds the newest head that the request repeats or continues after its client has cleared tool results.
+
+    Returns None if there is no such head.
+    """
     extended = {(head.id, head.since) for head in heads}
     for head in reversed(heads):
         last = request.find_last_index_despite_clearing(head)
@@ -477,9 +507,14 @@ def _match_cleared_head(request: _IndexedRequest, heads: Sequence[ConversationHe
 def _match_repeated_head(
     request: _IndexedRequest, heads: Sequence[ConversationHead], free: Sequence[ConversationHead]
 ) -> _HeadMatch | None:
-    """Finds how a request relates to conversations that already contain all its messages.
+    """Finds how a request relates to conversations that already begin with all its messages.
 
-    Returns None if no conversation contains them all.
+    Returns None if no conversation begins with all of them.
+
+    Args:
+        request: The request.
+        heads: The known heads, oldest first.
+        free: Those heads that no other head continues.
     """
     same_heads = [head for head in heads if head.prefix == request.prefix]
     if same_heads:
@@ -489,7 +524,8 @@ def _match_repeated_head(
         is_unrelated = not request.has_tools and any(head.has_tools for head in same_heads)
         return _HeadMatch(_UNRELATED if is_unrelated else _RESTARTS, None, len(heads))
     within = next((head for head in reversed(heads) if request.is_beginning_of(head)), None)
-    # The client sent this request before the request of that head, but the proxy looks it up only now.
+    # If there is such a head, the client has sent this request before the request of the head, but the proxy
+    # looks for its conversation only now.
     return None if within is None else _HeadMatch(_REPEATS, within, len(heads))
 
 
@@ -500,7 +536,10 @@ def _find_free_head(
 
 
 def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead]) -> ConversationHead | None:
-    """Finds the newest head that a request continues after its client has moved or rewritten messages."""
+    """Finds the newest head that a request continues after its client has moved or rewritten messages.
+
+    Returns None if there is no such head. `free` contains the heads that no other head continues.
+    """
     owners: dict[str, set[str]] = {}
     for head in free:
         for _, digest in head.tail:
@@ -512,7 +551,7 @@ def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead])
                 return head
             continue
         is_first = request.excludes_client_messages and len(head.tail) <= MAX_MOVED_MESSAGES
-        # A message that other conversations contain, too, does not identify this one.
+        # A message that other conversations also contain does not show that this conversation is continued.
         unique_digests = {digest for _, digest in head.tail if len(owners[digest]) == 1}
         if (is_first and _has_moved_last_messages(head, request, -1)) or _is_rewritten(
             head, request, unique_digests
@@ -524,15 +563,16 @@ def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead])
 def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, last_common: int) -> bool:
     """Returns whether a request continues a head although its client has moved or rewritten messages.
 
-    The request begins with messages that it has in common with the head. After these, it must contain the
-    head's latest user message. Between them there may be only messages of the head's tail, fewer than
-    `MAX_MOVED_MESSAGES`.
+    The request begins with messages that it has in common with the head. Later, it must contain the head's
+    latest user message. Between the common messages and this user message there may be only messages of the
+    head's tail, fewer than `MAX_MOVED_MESSAGES`. If the common messages contain no reply and no tool result,
+    the request must also contain all messages of the tail that follow them.
 
     Args:
         head: The head.
         request: The request.
-        last_common: Index in `head.tail` of the last message that head and request have in common; -1 if
-            there is none.
+        last_common: Index in `head.tail` of the last of the messages with which both head and request begin;
+            -1 if there is none.
     """
     common_index = request.prefix_indices[head.tail[last_common][0]] if last_common >= 0 else -1
     moved = {digest for _, digest in head.tail[last_common + 1 :]}
@@ -551,8 +591,8 @@ def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, l
         or not moved.issuperset(request.iterate_digests(common_index + 1, latest_index))
     ):
         return False
-    # At least one other moved message must now come after the user message. This does not apply if the user
-    # message is the only moved message.
+    # At least one other message that was moved must now come after the user message. This is not required if
+    # the user message is the only message that was moved.
     return len(moved) == 1 or any(
         request.earlier_digests.get(each, common_index) > latest_index for each in moved
     )
@@ -584,7 +624,7 @@ def _shorten_digest(digest: bytes) -> str:
 
 
 def _digest_result(message: Message) -> bytes:
-    """Returns the digest of a tool result, made from its outline and its first characters.
+    """Returns the digest of a tool result, including the first `RESULT_CHARACTERS` characters of its text.
 
     The rest of the text is ignored, because clients may cut it.
     """
@@ -593,9 +633,9 @@ def _digest_result(message: Message) -> bytes:
 
 
 def _add_result_digests(messages: Sequence[Message], outlines: Sequence[bytes]) -> Sequence[bytes]:
-    """Returns the prefix digests of the messages, which include the first characters of tool results.
+    """Returns prefix digests that also cover the beginning of the text of each tool result.
 
-    `outlines` are the prefix digests without the text of tool results.
+    `outlines` are prefix digests of the same messages, without the text of tool results.
     """
     results_digest = b""
     prefixes = []
@@ -611,7 +651,10 @@ def _digest_text(text: str) -> str:
 
 
 def _trim_text(text: str) -> str:
-    """Removes white space at line ends. Keeps only the start, the length and the end of a long text."""
+    """Removes white space at line ends. Of a long text, keeps only the start, the length and the end.
+
+    A text is long if it has more than twice `END_CHARACTERS` characters.
+    """
     if len(text) > 2 * END_CHARACTERS:
         text = f"{text[:END_CHARACTERS]}\n{len(text)}\n{text[-END_CHARACTERS:]}"
     return "\n".join(map(str.rstrip, text.strip().split("\n")))
@@ -622,7 +665,10 @@ def _is_user_text(message: Message) -> bool:
 
 
 def _digest_first_line(message: Message) -> str:
-    """Returns the digest of the first line of a user message; empty for any other message."""
+    """Returns the digest of the first line of a user message.
+
+    Returns an empty string for any other message, and for a message without text.
+    """
     if not _is_user_text(message):
         return ""
     line = message.text.lstrip()[:LINE_CHARACTERS].partition("\n")[0].rstrip()
@@ -655,7 +701,7 @@ def _to_fields(head: ConversationHead) -> Fields:
 
 
 def _read_head(fields: Fields) -> ConversationHead | None:
-    """Reads a head from a stored line. Returns None if the line is not a valid head."""
+    """Reads a head from a line in the store. Returns None if the line is not a valid head."""
     with suppress(KeyError, TypeError, AttributeError, ValueError):
         digits = 2 * _DIGEST_BYTES
         tail = tuple((each[:digits], each[digits:]) for each in fields["tail"].split())

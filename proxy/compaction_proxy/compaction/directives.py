@@ -1,11 +1,11 @@
 """Stores the directives that users give for a conversation.
 
-Examples are pins, a request for a compaction, undone compactions, and a bypass. The directives of a
-conversation are stored as one small record. Each process caches the record for two seconds (`FRESH_S`), so it
-notices a change by another replica within two seconds. In a busy conversation the process reads the record
-again in the background before the two seconds are over, so that no request waits for the store. A process
-locks the record while it reads, changes and writes it, so that no change is lost. While the store is
-unavailable, each process uses the copy that it read last.
+Examples are pins, requests for a compaction, and undone compactions. The directives of a conversation are
+stored as one small record. Each process caches the record for two seconds (`FRESH_S`), so it notices a change
+by another replica within two seconds. If a request uses a cached record that is more than one second old
+(`AGING_S`), the process reads the record again in the background. So the requests of a busy conversation
+seldom wait for the store. A process locks the record while it reads, changes and writes the record, so that
+no change is lost. While the store is unavailable, each process uses the copy that it read last.
 """
 
 import asyncio
@@ -29,19 +29,20 @@ from compaction_proxy.support.lru import BoundedDict
 
 MAX_PINS = 50
 MAX_PIN_CHARACTERS = 2_000
-# Largest number of project instructions that are listed for one conversation, and largest number of removed
-# ones. If there are more, the oldest are forgotten.
+# Largest number of project instructions that the directives of one conversation list, and largest number of
+# project instructions that they list as removed. If there are more, the oldest are forgotten.
 MAX_INSTRUCTIONS = 64
 # Largest number of undone compactions that are remembered for one conversation. If there are more, the oldest
 # are forgotten. That does no harm, because later compactions do not build on the undone ones.
 MAX_UNDONE = 100
 CHECKPOINT_ID_BYTES = 64
-# How long a cached record is used after it was read, in seconds.
+# For this many seconds after a record was read, requests use the cached record. After that, the next request
+# waits until the record is read again.
 FRESH_S = 2.0
-# If a request uses a cached record that is at least this old, in seconds, the record is read again in the
-# background.
+# If a request uses a cached record that was read at least this many seconds ago, the process also reads the
+# record again in the background.
 AGING_S = 1.0
-# Largest number of records in the cache.
+# Largest number of records in the cache. If there are more, the record that was read longest ago is dropped.
 MAX_CONVERSATIONS = 10_000
 # How long the lease that locks a record lasts, in seconds. A change takes only two calls of the store. So a
 # process that holds the lease for longer has probably died, and other processes may then change the record.
@@ -55,13 +56,13 @@ _UNFIT_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
 
 class NotedInstruction(NamedTuple):
-    """Describes project instructions (`core.message.Instruction`) in a conversation, and their size.
+    """Identifies project instructions in a conversation (`core.message.Instruction`), and gives their size.
 
     Attributes:
         client: The name of the client program that sends the instructions.
         kind: `instructions`, `memory` or `environment`.
         path: A file path or similar text that distinguishes instructions of the same kind.
-        tokens: Counted tokens of the newest version.
+        tokens: Counted tokens of the newest version of the instructions.
     """
 
     client: str
@@ -100,21 +101,31 @@ class Directives:
     removed: tuple[str, ...] = ()
 
     def with_pin(self, text: str) -> Self:
-        """Returns the directives with another pin, unless there are already `MAX_PINS` pins."""
+        """Returns the directives with the pin `text` added.
+
+        Returns them unchanged if they contain this pin, or if they already contain `MAX_PINS` pins.
+        """
         is_refused = text in self.pins or len(self.pins) >= MAX_PINS
         return self if is_refused else replace(self, pins=(*self.pins, text))
 
     def without_pin(self, text: str) -> Self:
-        """Returns the directives without a pin."""
+        """Returns the directives without the pin `text`."""
         return replace(self, pins=tuple(pin for pin in self.pins if pin != text))
 
     def with_instructions(self, instructions: Iterable[NotedInstruction]) -> Self:
-        """Returns the directives with these project instructions. They replace their older versions."""
+        """Adds project instructions to the directives, or replaces older versions of them.
+
+        Returns the new directives. They list at most `MAX_INSTRUCTIONS` project instructions: those that were
+        added last.
+        """
         noted = {each[:3]: each for each in (*self.instructions, *instructions)}
         return replace(self, instructions=tuple(noted.values())[-MAX_INSTRUCTIONS:])
 
     def with_removed_instruction(self, instruction_id: str, *, removed: bool) -> Self:
-        """Returns the directives with project instructions marked as removed, or no longer marked."""
+        """Returns the directives after a user has removed project instructions.
+
+        If `removed` is False, returns the directives after the user has restored the instructions.
+        """
         others = [each for each in self.removed if each != instruction_id]
         ids = [*others, instruction_id] if removed else others
         return replace(self, removed=tuple(ids[-MAX_INSTRUCTIONS:]))
@@ -130,14 +141,17 @@ _NEVER_READ = (-math.inf, NO_DIRECTIVES)
 
 
 def parse_pin(text: str) -> str | None:
-    """Returns the stripped text if it is a valid pin, a single line of 1 to 2,000 characters; else None."""
+    """Returns the text without surrounding white space if it is a valid pin; else None.
+
+    A valid pin is a single line of 1 to 2,000 characters without control characters.
+    """
     pin = text.strip()
     fits = 1 <= len(pin) <= MAX_PIN_CHARACTERS
     return pin if fits and not any(unicodedata.category(each) in _UNFIT_CATEGORIES for each in pin) else None
 
 
 def build_pin_id(text: str) -> str:
-    """Builds the id of a pin, `p_…`."""
+    """Builds the id of a pin from its text. The id has the form `p_…`."""
     return "p_" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_PIN_DIGITS]
 
 
@@ -211,7 +225,7 @@ class DirectiveStore:
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def get(self, tenant: str, conversation: str | None) -> Directives:
-        """Returns the directives of a conversation, at most two seconds old.
+        """Returns the directives of a conversation, from the cache if they were read in the last two seconds.
 
         A conversation without an id (None) has no directives.
         """
@@ -221,7 +235,10 @@ class DirectiveStore:
         return await self._read_record(directives_key(tenant, conversation))
 
     def get_cached(self, tenant: str, conversation: str | None) -> Directives | None:
-        """Returns the cached directives without waiting; None if they are older than `FRESH_S` seconds."""
+        """Returns the cached directives; None if they were not read in the last `FRESH_S` seconds.
+
+        If they were read at least `AGING_S` seconds ago, also starts to read them again in the background.
+        """
         if conversation is None:
             return NO_DIRECTIVES
         key = directives_key(tenant, conversation)
@@ -234,7 +251,10 @@ class DirectiveStore:
         return directives
 
     def is_compaction_requested(self, tenant: str, conversation: str) -> bool:
-        """Returns whether, by the cached directives, the next request must be compacted."""
+        """Returns whether a user has asked for a compaction, according to the cached directives.
+
+        Uses the cached directives even if they are old. Does not ask the store.
+        """
         _, directives = self._cache.get(directives_key(tenant, conversation), _NEVER_READ)
         return directives.compact
 
@@ -256,7 +276,10 @@ class DirectiveStore:
     async def record_instructions(
         self, tenant: str, conversation: str, instructions: Sequence[NotedInstruction]
     ) -> None:
-        """Records which project instructions a conversation contains. Writes only if the record changes."""
+        """Records which project instructions a conversation contains.
+
+        Writes nothing if the record already lists them with the same sizes.
+        """
         known = await self.get(tenant, conversation)
         if known.with_instructions(instructions) != known:
             await self.update(tenant, conversation, lambda current: current.with_instructions(instructions))
@@ -264,17 +287,17 @@ class DirectiveStore:
     async def clear_compaction_request(
         self, tenant: str, conversation: str, checkpoint_id: bytes | None = None
     ) -> bool:
-        """Withdraws the request for a compaction, and ends the suppression of automatic compactions.
+        """Withdraws the user's request for a compaction, and allows automatic compactions again.
 
-        Call it after a compaction was made, or after it was found that nothing can be removed. Returns
-        whether the store has saved the change.
+        Call this method after a compaction was made, or if a compaction would have nothing to remove.
+        Returns whether the store has saved the change.
 
         Args:
             tenant: The tenant of the conversation.
             conversation: The conversation id.
             checkpoint_id: The id of the new checkpoint; None if there is none. If this checkpoint was undone
-                before, it may be applied again. The record is written even if it is unchanged, so that pins
-                and undone ids are kept for as long as the new checkpoint.
+                before, it may now be applied again. If there is a new checkpoint, the record is written even
+                if it is unchanged, so that the store keeps pins and undone ids as long as the checkpoint.
         """
         directives = await self.get(tenant, conversation)
         if directives == NO_DIRECTIVES:
@@ -309,8 +332,15 @@ class DirectiveStore:
     ) -> bool:
         """Changes the directives of a conversation. Returns whether the store has saved them.
 
-        `change` returns the changed directives. With `always_write` the record is written even if it is
-        unchanged, so that its lifetime starts again.
+        If `change` changes nothing and `always_write` is False, writes nothing. The result is then True if
+        the store is in use.
+
+        Args:
+            tenant: The tenant of the conversation.
+            conversation: The conversation id.
+            change: Takes the present directives and returns the changed ones.
+            always_write: Whether the record is written even if it is unchanged, so that its lifetime starts
+                again.
         """
         key = directives_key(tenant, conversation)
         async with self._lock_record(key):
@@ -324,9 +354,9 @@ class DirectiveStore:
 
     @asynccontextmanager
     async def _lock_record(self, key: str) -> AsyncIterator[None]:
-        """Prevents other changes of the record inside the `async with` block.
+        """Locks a record: no other task changes it while the `async with` block runs.
 
-        If the store grants no lease, only other changes by this process are prevented.
+        If the store grants no lease, other processes can still change the record.
         """
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:

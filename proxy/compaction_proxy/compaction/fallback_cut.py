@@ -1,7 +1,7 @@
-"""Shortens messages without a model until they fit the limit.
+"""Shortens the messages of a request without a model until they fit the context window.
 
-This is the last of the steps that the proxy tries in order to make a request fit. These steps are called the
-ladder.
+The proxy has several ways to make a request fit. It tries them in a fixed order, which is called the ladder.
+The cut in this module is the last of these ways.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,11 +21,13 @@ from compaction_proxy.core.render import build_excerpt
 from compaction_proxy.core.truncate import KEEP_WHOLE, LEAVE_OUT, plan_truncation
 from compaction_proxy.wires.wire import Wire
 
-# Texts are cut by characters, so the size of the cut list in tokens is only estimated at first. The list is
-# then counted. If it is still too large, it is cut again. At most this many attempts are made.
+# Texts are cut by characters, so the number of tokens of the cut list is not known in advance. The proxy
+# counts the tokens after the cut. If there are too many, it cuts the list again, up to this many times in
+# all.
 MAX_CUT_ATTEMPTS = 4
-# A message is cut to this share of the tokens that it may keep, because estimates are not exact. For the same
-# reason, each further attempt aims at this share of the size that the count of the previous attempt allows.
+# A message is cut to this share of the tokens that it may keep, because estimates are not exact. If the cut
+# list is still too large, the list is cut again with a lower size limit. This is the old limit times this
+# share, times the allowed tokens divided by the counted tokens.
 CUT_MARGIN = 0.92
 # Tokens that are reserved in a cut message for the notice that text is missing, and for the role and the
 # other fields of the message.
@@ -35,7 +37,7 @@ NOTICE_TOKENS = 30
 async def fill_token_counts(
     messages: Sequence[Message], view: RequestView, reader: MessageReader
 ) -> tuple[Message, ...]:
-    """Returns the messages, with token counts for those that have none."""
+    """Counts the tokens of those messages that have no count. Returns all messages, in the same order."""
     uncounted = [each for each in messages if not each.tokens]
     counted = iter(await reader.add_token_counts(uncounted, view.request.counting_options))
     return tuple(each if each.tokens else next(counted) for each in messages)
@@ -44,7 +46,7 @@ async def fill_token_counts(
 async def cut_to_fit(
     messages: tuple[Message, ...], view: RequestView, reader: MessageReader
 ) -> tuple[Message, ...]:
-    """Cuts the list to fit the context window of the view. The result may still be too large."""
+    """Masks and cuts messages so that the list fits the context window. The result may still be too large."""
     room, max_room = goal, max_goal = _compute_room(view)
     message_ids, dialect = _map_object_ids_to_handles(view), view.request.counting_options.wire
     messages = cut = await _mask_old_results(messages, view, message_ids, reader, room)
@@ -72,16 +74,18 @@ async def cut_to_fit(
         cut_tokens = sum(each.tokens for each in cut)
         if (cut_tokens <= most and not view.is_too_large(cut)) or not plan.fits:
             break
-        # Texts are cut by characters. What is left of one may have more tokens per character than the whole.
+        # The rest of a cut text may have more tokens per character than the whole text had. So the list may
+        # still be too large, and the next attempt must aim at fewer tokens.
         share = CUT_MARGIN * min(1, most / cut_tokens)
         room, max_room = int(room * share), int(max_room * share)
     return cut
 
 
 def _compute_room(view: RequestView) -> tuple[int, int]:
-    """Returns the largest size of the messages in counted tokens, with and without a safety margin.
+    """Returns two limits for the size of the messages, in counted tokens.
 
-    Important content is cut only if the list exceeds the second value, which has no margin.
+    The first limit includes a safety margin. The second limit has no margin: important content is cut only if
+    the list exceeds the second limit.
     """
     size, bound = (
         view.effective_estimate,
@@ -94,7 +98,10 @@ def _compute_room(view: RequestView) -> tuple[int, int]:
 
 
 def _find_replacement_object_ids(view: RequestView) -> set[int]:
-    """Returns the Python ids (`id()`) of the replacements in the effective list."""
+    """Returns the Python ids (`id()`) of the replacements in the effective list.
+
+    Masked and capped messages are not included.
+    """
     checkpoint = view.checkpoint
     pieces = checkpoint.span_replacements if checkpoint else ()
     edited = checkpoint.edited if checkpoint else frozenset()
@@ -102,7 +109,10 @@ def _find_replacement_object_ids(view: RequestView) -> set[int]:
 
 
 def _map_object_ids_to_handles(view: RequestView) -> dict[int, str]:
-    """Maps the Python id (`id()`) of each message in the effective list to its handle, `m_…`."""
+    """Maps the Python id (`id()`) of each of the client's messages to the handle of the message, `m_…`.
+
+    Masked and capped versions of these messages are included. Replacements are not included.
+    """
     names = {
         id(each): format_message_id(prefix)
         for each, prefix in zip(view.unfixed_messages, view.prefixes, strict=True)
@@ -118,9 +128,9 @@ async def _mask_old_results(
     reader: MessageReader,
     room_tokens: int,
 ) -> tuple[Message, ...]:
-    """Masks tool results until the list takes at most `room_tokens`, if possible.
+    """Masks tool results, one by one, until the list takes at most `room_tokens`, if possible.
 
-    The results of the last unit are never masked.
+    The results in the last unit are never masked.
     """
     calls = map_results_to_calls(messages)
     last = list(iter_units(messages))[-1] if messages else None
@@ -146,10 +156,10 @@ async def _mask_old_results(
 def _find_endings(
     messages: Sequence[Message], replacement_indices: Iterable[int], view: RequestView
 ) -> dict[int, str]:
-    """Returns the text at the end of replacements that must not be cut, by the index of the replacement.
+    """Finds replacements at whose end an earlier compaction has put the text of the latest user message.
 
-    A compaction may have moved the latest user message to the end of a replacement. Then this ending must
-    stay whole. Otherwise the result is empty.
+    This ending of a replacement must stay whole. The result maps the index of each such replacement to its
+    ending. The result is empty if no compaction has moved the latest user message.
     """
     opening, earlier = view.policy.frame.request_introduction, view.checkpoint
     if opening is None or earlier is None or earlier.carried is None:
@@ -167,9 +177,10 @@ def _estimate_ending_tokens(message: Message, ending: str) -> int:
 def _shorten_to_allowance(
     message: Message, tokens: int | None, handle: str, ending: str, wire: Wire
 ) -> Message | None:
-    """Shortens a message to about `tokens`, including a notice about the missing text.
+    """Shortens a message to about `tokens` tokens, including a notice that text is missing.
 
-    The ending stays whole, and `tokens` does not include it. Returns None if the message must be left out.
+    The text `ending` at the end of the message stays whole, and `tokens` does not include it. Returns None if
+    the message must be left out.
     """
     if tokens is KEEP_WHOLE:
         return message
@@ -185,5 +196,8 @@ def _shorten_to_allowance(
 
 
 def round_trip_message(message: Message, wire: Wire) -> Message:
-    """Encodes and parses a new message, so that it equals the message that is read from these bytes later."""
+    """Encodes a new message and parses the bytes again.
+
+    So the result equals the message that is read from the same bytes later.
+    """
     return wire.parse_message(wire.encode_message(message))

@@ -1,9 +1,10 @@
 """Learns the true sizes of requests and the effects of compactions from the token usage in responses.
 
-Estimates may be wrong, and the removable part of a request may be small, so a compaction may save nothing.
-Such a compaction still costs a summary call and breaks the provider's prompt cache. So after two ineffective
-compactions in a row, the conversation is not compacted for a while. A compaction may also fail because of the
-messages themselves. It would then fail again with the next request, so it is not tried again at once.
+A compaction may save nothing, because estimates may be wrong and because the removable part of a request may
+be small. Such a compaction still costs a summary call and breaks the provider's prompt cache. So after two
+ineffective compactions in a row, the conversation is not compacted for a while. A compaction may also fail
+because of the messages themselves. It would fail again with the next request. So the proxy tries it again
+only after some time, or when the request has grown.
 """
 
 import time
@@ -27,17 +28,17 @@ from compaction_proxy.telemetry.event_history import (
 from compaction_proxy.wires.prescan import MentionedNumbers
 from compaction_proxy.wires.usage import TokenUsage
 
-# A compaction is ineffective if it saves less than this share of the removable tokens, by the provider's
-# count.
+# A compaction is ineffective if, by the provider's count, it saves less than this share of the tokens that a
+# compaction can remove.
 LEAST_SAVING = 0.15
-# After this many ineffective compactions in a row, a conversation is paused.
+# After this many ineffective compactions in a row, a conversation is paused: it is not compacted for a while.
 INEFFECTIVE_ROUNDS = 2
 # A paused conversation is compacted again once its request has grown by this share, or after this many
 # seconds.
 RETRY_GROWTH = 0.20
 PAUSE_S = 600.0
-# A failed compaction is tried again once the request has grown by the first share. The second share applies
-# if the compaction is urgent, because the request would not fit without it.
+# A compaction that failed is tried again once the request has grown by the share `FAILURE_GROWTH`. If the
+# request would not fit without the compaction, the smaller share `URGENT_GROWTH` applies.
 FAILURE_GROWTH = 0.05
 URGENT_GROWTH = 0.02
 MAX_CONVERSATIONS = 10_000
@@ -48,11 +49,10 @@ class _RoundEffect:
     """The effect of the latest compactions of one conversation.
 
     Attributes:
-        baseline_key: Identifies the compaction that was judged last.
-        ineffective: Number of ineffective compactions in a row.
-        tokens: Size of the request after the compaction that was judged last, in tokens, as the provider
-            counted it.
-        recorded_at_s: When that compaction was judged, in monotonic seconds.
+        baseline_key: Identifies the latest compaction whose effect was recorded.
+        ineffective: Number of ineffective compactions in a row, including the latest one.
+        tokens: Tokens of the request after the latest compaction, as the provider counted them.
+        recorded_at_s: When the effect of the latest compaction was recorded, in monotonic seconds.
     """
 
     baseline_key: bytes = b""
@@ -66,8 +66,8 @@ class _RoundFailure:
     """A compaction that failed because of its messages.
 
     Attributes:
-        message_count: Number of messages of the request that are not fixed.
-        prefix: Prefix digest of the last of these messages.
+        message_count: Number of those messages of the request that are not fixed.
+        prefix: Prefix digest up to the last of these messages.
         window: Context window of the model, in tokens. With another window, the compaction may succeed.
         tokens: Counted tokens of the request.
         recorded_at_s: When the compaction failed, in monotonic seconds.
@@ -81,7 +81,7 @@ class _RoundFailure:
 
 
 class RoundEffectiveness:
-    """Judges the effect of compactions. Not thread-safe: use it on one event loop.
+    """Remembers which compactions were ineffective or failed. Not thread-safe: use it on one event loop.
 
     Args:
         clock: Returns monotonic seconds.
@@ -101,11 +101,13 @@ class RoundEffectiveness:
         after_tokens: int,
         fixed_tokens: int = 0,
     ) -> None:
-        """Records the effect of a compaction, once the compacted request has been answered.
+        """Records how many tokens a compaction has saved.
+
+        Call this method after the upstream has answered the compacted request.
 
         Args:
             thread: Key of the conversation (`request_view.format_strategy_thread`).
-            baseline_key: Identifies the compaction. Each compaction is judged only once.
+            baseline_key: Identifies the compaction. Repeated calls for the same compaction have no effect.
             before_tokens: Tokens that the request would have had without the compaction.
             after_tokens: Tokens of the compacted request, as the provider counted them.
             fixed_tokens: Tokens of the request that no compaction removes.
@@ -125,7 +127,11 @@ class RoundEffectiveness:
         self._known[thread] = effect
 
     def is_paused(self, thread: str, tokens: int) -> bool:
-        """Returns whether compactions of this conversation are paused at this request size."""
+        """Returns whether this conversation is paused.
+
+        The pause ends `PAUSE_S` seconds after the last ineffective compaction, or as soon as the request size
+        `tokens` exceeds the size after that compaction by the share `RETRY_GROWTH`.
+        """
         effect = self._known.get(thread)
         return (
             effect is not None
@@ -150,10 +156,10 @@ class RoundEffectiveness:
     ) -> bool:
         """Returns whether a compaction of this request would probably fail as the last one did.
 
-        Returns True for at most `PAUSE_S` seconds after a failure, and only if the request begins with the
-        messages of the failed request, has the same context window, and has grown by less than
-        `FAILURE_GROWTH` since then, or by less than `URGENT_GROWTH` if `is_urgent`. The other arguments are
-        described at `record_failure`.
+        Returns True for at most `PAUSE_S` seconds after a failure. In this time, returns True only if the
+        request begins with the messages of the failed request, has the same context window, and has grown by
+        less than `FAILURE_GROWTH`, or by less than `URGENT_GROWTH` if `is_urgent` is True. The method
+        `record_failure` describes the other arguments.
         """
         failure = self._failures.get(thread)
         if failure is None or failure.window != window or len(prefixes) < failure.message_count:
@@ -170,15 +176,15 @@ class RoundEffectiveness:
 
 
 class UsageFeedback:
-    """Records the usage of answered requests.
+    """Learns from the token usage that upstreams report for answered requests.
 
     Args:
         model_limits: Learns the limits of models.
         anchors: Stores the token counts that providers report for requests.
-        effectiveness: Judges whether compactions are effective.
+        effectiveness: Records how many tokens compactions have saved.
         history: Stores the events of conversations.
         growth: Tracks how conversations grow. None disables tracking.
-        announce: Receives the event that reports the true size of a request after a compaction.
+        announce: Called with the event that reports the true size of a request after a compaction.
         now: Returns seconds since the epoch, for events.
     """
 
@@ -240,10 +246,10 @@ class UsageFeedback:
             await self._record_round_effect(ask, fit, usage.prompt_tokens)
 
     async def _record_round_effect(self, ask: FitRequest, fit: FitResult, actual_tokens: int) -> None:
-        """Records the actual size of a request for which a compaction was just made.
+        """Records the true size of a request for which a compaction was made: the provider's count in tokens.
 
-        The size is the provider's count. It corrects later estimates and shows whether the compaction was
-        effective. An event reports it.
+        The proxy uses this size to correct later estimates, and to find out whether the compaction was
+        effective. An event reports the size.
         """
         report, usage_basis = fit.report, fit.usage_basis
         if usage_basis is not None and report.tokens_after:

@@ -1,7 +1,7 @@
-"""Caches the statements and facts that are found in messages, so that each message is searched only once.
+"""Caches the user's statements and the facts that are found in messages.
 
-The statements and facts of a message depend on that message alone. Clients send the whole history with every
-request, so the cache limits the work of a compaction to the messages that are new since the previous
+The statements and facts in a message depend on that message alone. Clients send the whole history with every
+request. Because of the cache, a compaction has to search only the messages that are new since the previous
 compaction.
 """
 
@@ -17,11 +17,12 @@ from compaction_proxy.core.ledger.statements import Statement, read_statements
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.support.lru import LruCache
 
-# Largest size of each cache, in characters of the cached texts or messages. The results that are cached with
-# them take about the same memory in addition.
+# Largest size of each cache, in characters of the texts from which the cached results were computed. The
+# results take about the same memory in addition. If a cache is full, the least recently used entries are
+# dropped.
 MAX_HELD_CHARACTERS = 6_000_000
-# Characters that are added to the size of each cache entry for its Python objects. In the entry of a short
-# text, these objects take more memory than the text.
+# This many characters are added to the size of each cache entry, for its Python objects. If the text is
+# short, these objects take more memory than the text.
 RECORD_CHARACTERS = 300
 
 _Key = TypeVar("_Key")
@@ -34,7 +35,10 @@ _Content = tuple[str, str, tuple[MessageToolCall, ...], tuple[str, ...]]
 def _compute_once(
     cache: LruCache[_Key, _Known], key: _Key, characters: int, compute: Callable[[], _Known]
 ) -> _Known:
-    """Returns the cached result, or computes and caches it. `characters` is the length of the key's text."""
+    """Returns the cached result under `key`, or computes the result and caches it.
+
+    `characters` is the length of the texts in the key, which decides the size of the cache entry.
+    """
     result = cache.get(key)
     if result is None:
         result = compute()
@@ -43,11 +47,13 @@ def _compute_once(
 
 
 class _CachedStatements(NamedTuple):
-    """The cache entry for the active statements of a list of messages.
+    """Describes the cached active statements in a list of messages.
+
+    A statement of the user is active if no later message has replaced it.
 
     Attributes:
-        size: Size of the entry, in characters.
-        shorter_list: The cached statements of the previous, shorter list of the same conversation; None if
+        size: Size of the statements, in characters.
+        shorter_list: The active statements of the previous, shorter list of the same conversation; None if
             they are not cached.
     """
 
@@ -56,13 +62,13 @@ class _CachedStatements(NamedTuple):
 
 
 class LedgerCache:
-    """Caches the statements of user messages, and the facts, actions and replies of other messages.
+    """Caches the statements in user messages, and the facts, actions and replies in other messages.
 
-    Only one thread may use it at a time.
+    Only one thread may use an instance at a time.
 
     Args:
-        max_held_characters: Largest size of each cache, in characters. Each entry counts as its text plus
-            `RECORD_CHARACTERS`.
+        max_held_characters: Largest size of each cache, in characters. The size of an entry is the length of
+            its text plus `RECORD_CHARACTERS`. The caches of actions and of replies get half of this size.
     """
 
     def __init__(self, max_held_characters: int = MAX_HELD_CHARACTERS) -> None:
@@ -80,11 +86,11 @@ class LedgerCache:
         return _compute_once(self._statements, text, len(text), lambda: read_statements(text))
 
     def get_active_statements(self, messages: Sequence[Message]) -> ActiveStatements:
-        """Returns the user statements that later messages have not replaced (`core.ledger.active`).
+        """Returns the user's statements that no later message has replaced (`core.ledger.active`).
 
-        If the list extends a cached list, only the new messages are read. The last two lists of each
-        conversation are cached. If a client edits its newest message, the new list no longer extends the last
-        list, but it still extends the one before.
+        If the list of messages extends a cached list, only the new messages are read. The last two lists of
+        each conversation are cached: if a client edits its newest message, the new list does not extend the
+        last list, but it still extends the list before that.
         """
         texts = list_user_texts(messages)
         shorter_lists = (each for each in self._active_statements if each.is_prefix_of(texts))
@@ -118,7 +124,8 @@ class LedgerCache:
     def get_frontier(self, messages: Sequence[Message]) -> Frontier:
         """Returns the frontier of a conversation: the states of the user's requests, and the last steps.
 
-        Cached texts are not read again (`core.ledger.frontier`).
+        Messages that were read before are not read again, because the results are cached. The module
+        `core.ledger.frontier` describes the states and steps.
         """
         return read_frontier(messages, self.get_statements, self._get_action, self._get_reply)
 
@@ -130,7 +137,7 @@ class LedgerCache:
         return _compute_once(self._replies, text, len(text), lambda: read_reply(text))
 
     def get_shown_facts(self, message: Message) -> tuple[MessageFact, ...]:
-        """Returns the facts in a message of a tool or of the assistant (`core.ledger.facts`)."""
+        """Returns the facts in a tool result or an assistant message (`core.ledger.facts`)."""
         characters = len(message.text) + sum(len(call.arguments) for call in message.calls)
         content = (message.role, message.text, message.calls, message.answered_call_ids)
         return _compute_once(self._shown_facts, content, characters, lambda: list_message_facts(message))

@@ -35,10 +35,11 @@ from compaction_proxy.wires.project_instructions import (
 )
 from compaction_proxy.wires.wire import Wire
 
-# Approximate size of a chunk, in bytes. The event loop may run other tasks between two chunks.
+# Messages and texts are processed in chunks of about this many bytes. Between two chunks, the event loop can
+# run other tasks.
 CHUNK_BYTES = 128 * 1024
-# At most this many items are put into one chunk without a loop over them, if their total size is at most
-# `CHUNK_BYTES`. This is the usual case, because most requests bring only one or two new items.
+# If there are at most this many items, and their total size is at most `CHUNK_BYTES`, they form one chunk and
+# no loop has to divide them. This is the usual case, because most requests bring only one or two new items.
 FEW_ITEMS = 8
 
 _Item = TypeVar("_Item")
@@ -47,9 +48,10 @@ _Item = TypeVar("_Item")
 def chunk_by_bytes(
     items: Sequence[_Item], get_size_bytes: Callable[[_Item], int]
 ) -> Iterable[tuple[int, Sequence[_Item]]]:
-    """Splits items into chunks of about `CHUNK_BYTES`, so that other tasks can run between two chunks.
+    """Splits items into chunks, so that the caller can let other tasks run between two chunks.
 
-    Each chunk comes with the index of its first item.
+    Each chunk comes with the index of its first item. A chunk has at most `CHUNK_BYTES` bytes, unless it
+    consists of a single larger item.
     """
     if len(items) <= 1 or (len(items) <= FEW_ITEMS and sum(map(get_size_bytes, items)) <= CHUNK_BYTES):
         return ((0, items),)
@@ -68,21 +70,26 @@ def _iterate_chunks(
     yield start, items[start:]
 
 
-# Size of the cache of messages, in bytes of memory. It includes the decoded texts.
+# Largest size of the cache of messages, in bytes of memory. The size includes the decoded texts. If a new
+# message does not fit, it displaces the least recently used messages.
 MAX_HELD_BYTES = 16 * 1024 * 1024
-# Size of the cache of message lists, in bytes of memory. The size of a list includes its messages, although
-# most of them are also in the cache of messages and take memory only once.
+# Largest size of the cache of message lists, in bytes of memory. The size of a list includes its messages,
+# although most of them are also in the cache of messages and take memory only once. If a new list does not
+# fit, it displaces the least recently used lists.
 MAX_LISTED_BYTES = 32 * 1024 * 1024
-# Size of the cache of token counts of definitions such as tools, in characters of the definitions.
+# Largest size of the cache of token counts of definitions such as tools. The size is the number of characters
+# of the definitions. If new definitions do not fit, they displace the least recently used ones.
 MAX_DEFINITION_CHARACTERS = 4 * 1024 * 1024
 # Bytes of memory that a message takes in addition to its own bytes, in the cache of lists (`RECORD_BYTES`)
-# and in the cache of messages (`CACHE_ENTRY_BYTES`). The decoded text of a message is added separately.
+# and in the cache of messages (`CACHE_ENTRY_BYTES`). In the cache of messages, the size of the decoded text
+# is added as well.
 RECORD_BYTES, CACHE_ENTRY_BYTES = 450, 600
 # Bytes of memory that a list takes for its reference to each message.
 LIST_ENTRY_BYTES = 100
-# Even a tiny message takes about as long to decode as this many bytes of text.
+# To decode even a tiny message takes about as long as to decode this many bytes of text. So this number is
+# added to the size of each message when messages are divided into chunks for decoding.
 DECODED_BYTES = 1_024
-# Number of large messages that are decoded in threads at the same time.
+# Largest number of large messages that are read in threads at the same time. Further ones wait.
 WORKERS = 2
 
 _PARTS = attrgetter("parts")
@@ -91,11 +98,11 @@ _Made = TypeVar("_Made")
 
 
 class CountingOptions(NamedTuple):
-    """Options for counting the tokens of one request.
+    """The options with which the tokens of a request are counted.
 
     Attributes:
-        model: The model whose vocabulary is used.
-        rule: The counting rule, `tiktoken` or `characters`.
+        model: The name of the model. It decides which tokenizer is used.
+        rule: The name of the counting rule, `tiktoken` or `characters`.
         wire: The wire of the messages.
     """
 
@@ -108,7 +115,7 @@ class MessageList(NamedTuple):  # created for each request: a dataclass costs fo
     """The messages of a request, decoded and counted.
 
     Attributes:
-        messages: All messages, counted.
+        messages: All messages, with their token counts.
         unfixed_messages: The messages that are not fixed: neither privileged nor project instructions.
         prefixes: Prefix digests of `unfixed_messages`.
         tokens: Counted tokens of all messages, before calibration.
@@ -132,8 +139,8 @@ class _CachedList(NamedTuple):
     Attributes:
         message_list: The list.
         size: Size of the list, in bytes of memory.
-        since: The fingerprint (`RequestBody.fingerprint`) of the cached list that this list extends; empty if
-            it extends none.
+        since: The fingerprint (`RequestBody.fingerprint`) of the request whose cached list this list extends;
+            empty if this list extends none.
     """
 
     message_list: MessageList
@@ -145,10 +152,10 @@ class MessageReader:
     """Reads the messages of requests and caches them.
 
     Args:
-        schedulers: The token counters, by the name of their rule.
-        max_held_bytes: Size of the cache of messages, in bytes of memory.
-        max_listed_bytes: Size of the cache of lists, in bytes of memory. The cache holds at most two lists of
-            each conversation.
+        schedulers: The token counters, by the name of their counting rule.
+        max_held_bytes: Largest size of the cache of messages, in bytes of memory.
+        max_listed_bytes: Largest size of the cache of lists, in bytes of memory. The cache holds at most two
+            lists of each conversation.
     """
 
     def __init__(
@@ -175,7 +182,8 @@ class MessageReader:
         Args:
             body: The body of the request.
             options: How tokens are counted.
-            client: The name of the client, if its headers or other fields of the body show it; else empty.
+            client: The name of the client program, if the headers or other fields of the body show it; else
+                empty.
 
         Raises:
             UnreadableBodyError: If a message cannot be read.
@@ -208,7 +216,10 @@ class MessageReader:
     async def _extend_list(
         self, base: MessageList, raws: Sequence[bytes], options: CountingOptions, client: str
     ) -> tuple[MessageList, int]:
-        """Returns `base` with the messages `raws` appended, and the memory that `raws` take, in bytes."""
+        """Decodes the messages `raws` and appends them to the list `base`.
+
+        Returns the new list, and the number of bytes of memory that the appended messages take.
+        """
         new = await self.decode_messages(raws, options)
         client = find_client_by_messages(base.messages or new) or client
         if client:
@@ -231,9 +242,10 @@ class MessageReader:
     async def _split_instructions(
         self, base: Sequence[Message], new: Sequence[Message], options: CountingOptions, client: str
     ) -> tuple[Message, ...]:
-        """Splits the new messages, so that project instructions become separate messages.
+        """Splits those of the new messages that contain project instructions.
 
-        The separate messages are marked as instructions. `client` is the name of the client that sent them.
+        The project instructions become separate messages, whose field `instruction` identifies them. `base`
+        contains the messages before the new ones. `client` is the name of the client program.
         """
         messages: list[Message] = []
         for record, parts in divide_messages(base, new, client):
@@ -275,7 +287,7 @@ class MessageReader:
         return tuple(records)
 
     async def _decode_missing(self, raws: Sequence[bytes], options: CountingOptions) -> list[Message]:
-        """Decodes messages that are not cached, and counts their tokens."""
+        """Decodes messages and counts their tokens. Decodes large messages in a thread."""
         uncounted: list[UncountedMessage] = []
         parse = options.wire.parse_uncounted
         for start, chunk in chunk_by_bytes(raws, _estimate_decode_bytes):
@@ -293,7 +305,7 @@ class MessageReader:
         return record
 
     async def add_token_counts(self, records: Sequence[Message], options: CountingOptions) -> list[Message]:
-        """Returns the messages with their token counts."""
+        """Counts the tokens of decoded messages, and returns the messages with their counts."""
         uncounted = [
             UncountedMessage(each, each.digest, await self._count_part_tokens(each, options))
             for each in records
@@ -334,7 +346,7 @@ class MessageReader:
         return messages
 
     async def _run_in_thread(self, work: Callable[[bytes, str], _Made], raw: bytes, model: str) -> _Made:
-        """Runs `work` on a large message in a thread, with at most `WORKERS` such threads at a time."""
+        """Runs `work` on a large message in a thread. At most `WORKERS` such threads run at the same time."""
         async with self._worker_slots:
             return await asyncio.to_thread(work, raw, model)
 
@@ -364,10 +376,10 @@ class MessageReader:
 
 
 def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
-    """Returns whether the last turn of a list is incomplete and may contain project instructions.
+    """Returns whether the last turn of a list has no reply yet and may contain project instructions.
 
-    The turn is incomplete if it has no reply yet. Messages that follow later may then change which parts of
-    the turn count as project instructions.
+    The next messages of such a turn may change which parts of the turn count as project instructions. So the
+    turn must be read again together with them.
     """
     client = find_client_by_messages(messages) or client
     if not client:
@@ -407,7 +419,10 @@ async def _format_definition(text: str) -> str:
 
 
 def _format_definitions(text: str) -> str:
-    """Minifies the elements of a large definition one by one, so that no step takes long."""
+    """Minifies the elements of a JSON array of definitions one by one, so that no single step takes long.
+
+    Minifies any other text as a whole.
+    """
     try:
         parts = split_elements(text.encode())
     except (UnreadableBodyError, RecursionError, UnicodeEncodeError):
@@ -416,5 +431,5 @@ def _format_definitions(text: str) -> str:
 
 
 def _is_large(raw: bytes) -> bool:
-    """Returns whether a message is larger than a chunk (`CHUNK_BYTES`), so that a thread must read it."""
+    """Returns whether a message has more than `CHUNK_BYTES` bytes, so that a thread must decode it."""
     return len(raw) > CHUNK_BYTES

@@ -1,4 +1,7 @@
-"""Computes the token thresholds of triggers that depend on prices."""
+"""Computes the token thresholds of triggers that depend on prices.
+
+For this, the module also tracks how conversations grow from request to request.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,13 +24,14 @@ from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.wires.usage import TokenUsage
 
-# The statistics of a conversation are used only if they include at least this many requests, each of which
-# continued the request before it. The mean of fewer requests is not reliable.
+# The statistics of a conversation are used only if at least this many of its requests continued the request
+# before them. The mean of fewer requests is not reliable.
 LEAST_STEPS = 3
-# The means cover about this many of the latest requests.
+# A new value enters a mean with at least the weight 1 / `MEAN_REQUESTS`. So the mean depends mainly on about
+# this many of the latest requests.
 MEAN_REQUESTS = 16
 # The growth of at most this many conversations is remembered. If there are more, the conversation whose last
-# request is oldest is forgotten.
+# request is the oldest is forgotten.
 MAX_CONVERSATIONS = 4_096
 
 
@@ -36,15 +40,16 @@ class GrowthStats:
     """Sizes of the last request of a conversation, and mean values over its requests.
 
     Attributes:
-        client_tokens: Tokens of the client's list in the last request.
+        client_tokens: Tokens of the last request with the messages that the client sent.
         forwarded_tokens: Tokens of the last forwarded request, as the provider counted them.
         baseline_key: Identifies the checkpoint and model of the last request (`UsageBasis.baseline_key`).
-        tokens_after_round: Tokens of the last request for which a compaction was made; None if none was made.
+        tokens_after_round: Tokens of the last request for which a compaction was made, as the provider
+            counted them; None if no compaction was made.
         growth_samples: Number of requests that continued the previous request of the conversation.
         growth_tokens: Mean number of tokens that these requests added.
-        cache_samples: Number of requests that repeated the previously forwarded request and added messages.
-            The provider could read the repeated part from its cache.
-        cached_share: Mean share of the repeated part that the provider actually read from its cache, 0..1.
+        cache_samples: Number of requests whose beginning repeated the previously forwarded request, so that
+            the provider could read this part from its cache.
+        cached_share: Mean share of this part that the provider actually read from its cache, 0..1.
     """
 
     client_tokens: int = 0
@@ -64,7 +69,10 @@ class GrowthTracker:
         self._growth_by_thread: BoundedDict[str, GrowthStats] = BoundedDict(MAX_CONVERSATIONS)
 
     def record_request(self, ask: FitRequest, fit: FitResult, usage: TokenUsage) -> None:
-        """Records an answered request. Ignores a request whose messages the proxy did not parse."""
+        """Updates the growth statistics of a conversation with an answered request.
+
+        Ignores a request whose messages were not parsed, or were cut in addition to a compaction.
+        """
         usage_basis, before = fit.usage_basis, fit.report.tokens_before
         if usage_basis is None or before is None:
             return
@@ -79,7 +87,7 @@ class GrowthTracker:
     def get_stats(self, thread: str) -> GrowthStats | None:
         """Returns the statistics of a conversation; None if too few of its requests were recorded.
 
-        `thread` is the result of `format_strategy_thread`.
+        `thread` is the key of the conversation, from `format_strategy_thread`.
         """
         growth = self._growth_by_thread.get(thread)
         if growth is None or growth.growth_samples < LEAST_STEPS or not growth.cache_samples:
@@ -90,8 +98,8 @@ class GrowthTracker:
 def _update_mean(mean: float, number: int, value: float) -> float:
     """Returns a mean that includes a new value.
 
-    If `number` is larger than `MEAN_REQUESTS`, the new value gets the weight 1 / `MEAN_REQUESTS`, so that the
-    influence of old values fades.
+    The weight of the new value is 1 / `number`, but at least 1 / `MEAN_REQUESTS`. So the influence of old
+    values becomes smaller with each new value.
 
     Args:
         mean: The mean before the new value.
@@ -128,18 +136,18 @@ def _add_cache_read(last: GrowthStats, baseline_key: bytes, usage: TokenUsage) -
     return replace(current, cache_samples=reads, cached_share=_update_mean(last.cached_share, reads, share))
 
 
-# A compaction is assumed to shorten the request to this share of the trigger size T. This applies if the
-# strategy has no target size, and no compaction of the conversation has been observed yet.
+# If the strategy has no target size, and no compaction of the conversation has been observed yet, a
+# compaction is assumed to shorten the request to 40 percent of the trigger size T.
 USUAL_TARGET = ScaledLimit(None, 0.40)
 NO_BASIS: Mapping[str, float] = {}
 
 
 class PriceTriggerSizes(NamedTuple):
-    """The token thresholds of triggers that depend on prices.
+    """The thresholds of triggers that depend on prices, and how they were computed.
 
     Attributes:
-        thresholds: The thresholds.
-        basis: The numbers from which the thresholds were computed, by name. Events report them.
+        thresholds: The thresholds, in tokens.
+        basis: The numbers from which the thresholds were computed, by name. Events report these numbers.
     """
 
     thresholds: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
@@ -164,14 +172,17 @@ class PriceTriggers:
     def compute_thresholds(
         self, ask: FitRequest, policy: Policy, thread: str, fixed_tokens: int
     ) -> PriceTriggerSizes:
-        """Computes the thresholds of the policy's trigger rules for a request.
+        """Computes the price-dependent thresholds of the policy's trigger rules for a request.
+
+        Returns `NO_PRICE_TRIGGERS` if the price of the request's model is unknown. A threshold that cannot be
+        computed is None.
 
         Args:
             ask: The request.
             policy: The strategy of the request.
             thread: Key of the conversation (`format_strategy_thread`).
-            fixed_tokens: Tokens at the beginning of the request that no compaction changes, such as the
-                system prompt and the tool definitions.
+            fixed_tokens: Tokens of the parts of the request that no compaction changes, such as the system
+                prompt and the tool definitions.
         """
         price = self._pricing.get_price(ask.model, ask.origin)
         if price is None:
@@ -193,8 +204,8 @@ class PriceTriggers:
     def _find_summary_price(self, ask: FitRequest) -> ModelPrice | None:
         """Returns the price of the first summary model; None if there is no summary model.
 
-        If the price of the summary model is unknown, returns the price of the request's model instead, or
-        None if that is unknown as well.
+        If the price of the summary model is unknown, returns the price of the model that the request names.
+        If this is unknown as well, returns None.
         """
         route = next(iter(ask.summary_routes), None)
         if route is None:
@@ -213,8 +224,9 @@ def _find_optimal_trigger(
 ) -> OptimalTrigger | None:
     """Computes the trigger size at which the conversation costs least; returns None if there is none.
 
-    A compaction is assumed to shorten the request to the strategy's target size. If the strategy has no
-    target, the size after the last compaction is assumed, or `USUAL_TARGET` if no compaction was observed.
+    The computation assumes that a compaction shortens the request to the target size of the strategy. If the
+    strategy has no target, it assumes the size after the last compaction of the conversation, or
+    `USUAL_TARGET` if the conversation had no compaction.
     """
     rework = REWORK_TOKENS if rule.rework_tokens is None else rule.rework_tokens
     target = policy.target or (None if growth_stats.tokens_after_round else USUAL_TARGET)

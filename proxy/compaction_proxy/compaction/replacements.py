@@ -1,4 +1,4 @@
-"""Builds and counts the messages that replace the spans of a plan."""
+"""Builds the messages that replace the spans of a plan, and counts their tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ class Replacement:
     Attributes:
         span: The span.
         messages: The messages that take the place of the span, with their token counts.
-        is_edited: Whether the replacement is a masked or capped version of the original message.
+        is_edited: Whether the span is a single message, and the replacement is its masked or capped version.
     """
 
     span: Span
@@ -43,10 +43,11 @@ class Replacement:
 async def build_replacements(
     job: RoundJob, texts: Sequence[str], reader: MessageReader
 ) -> tuple[Replacement, ...]:
-    """Builds the replacement of each span of the job's plan.
+    """Builds the replacement of each span in the plan of the job.
 
-    If the strategy summarises runs of messages separately, a run keeps its original messages if its summary
-    is empty or not shorter than the run. The result then has no replacement for it.
+    Some strategies summarise several runs of consecutive messages separately. If the summary of a run is
+    empty or not shorter than the run, the original messages stay, and the result has no replacement for this
+    run.
 
     Args:
         job: The compaction.
@@ -61,8 +62,9 @@ async def build_replacements(
     uncounted = [each for messages in messages_by_span for each in messages if not each.tokens]
     counted = iter(await reader.add_token_counts(uncounted, job.view.request.counting_options))
     has_runs = job.view.policy.removal_scope == "runs" and bool(texts)
-    # The summary with the pins is compared without them. Otherwise, they could make it too long to be used,
-    # and would be lost with it.
+    # A summary is used only if it is shorter than its group. One of the summaries also contains the pins. For
+    # the comparison, it is counted without the pins: with them it might be too long, and then the pins would
+    # be lost together with the summary.
     group_with_pins = _find_largest_group(job) if has_runs else -1
     without_pins = [_build_summary_message(job, texts[group_with_pins])] if has_runs else []
     without_pins = list(await reader.add_token_counts(without_pins, job.view.request.counting_options))
@@ -90,7 +92,7 @@ def _is_smaller(job: RoundJob, fill: PlannedReplacement, messages: Sequence[Mess
 
 
 def _build_messages(job: RoundJob, fill: PlannedReplacement, texts: Sequence[str]) -> Iterator[Message]:
-    """Yields the messages that replace one span. New messages have no token count yet."""
+    """Yields the messages that replace one span, as `fill` plans it. New messages have no token count yet."""
     if fill.kind == "before" and job.view.checkpoint is not None:
         yield from job.view.checkpoint.stand_ins[fill.reference_index]
     elif fill.kind == "text":
@@ -106,16 +108,23 @@ def _build_messages(job: RoundJob, fill: PlannedReplacement, texts: Sequence[str
 
 
 def _find_largest_group(job: RoundJob) -> int:
-    """Returns the index of the group that has the most tokens. The plan has at least one group."""
+    """Returns the index of the group that has the most tokens. The plan must have at least one group."""
     sizes = [sum(job.view.unfixed_messages[index].tokens for index in each) for each in job.draft.plan.groups]
     return sizes.index(max(sizes))
 
 
 def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
-    """Returns the summary of a group of messages, with the pins and the search hint if they belong to it.
+    """Returns the summary `text` of a group of messages, with the pins and the search hint added if needed.
 
-    Both are added to the summary of the largest group. A summary is not used if it is not shorter than its
-    group, and this is least likely for the largest group. Pins that the ledger contains are not added.
+    Only the summary of the largest group gets these additions. A summary is not used if it is not shorter
+    than its group, and this is least likely for the largest group. The pins are not added if there is a
+    ledger, which already contains them. The search hint says how the model can find removed messages. It is
+    not added if no search is possible, or if another replacement contains it.
+
+    Args:
+        job: The compaction.
+        group: Index of the group in the plan.
+        text: The summary of the group.
     """
     if group != _find_largest_group(job):
         return text
@@ -126,7 +135,7 @@ def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
 
 
 def _has_search_hint(job: RoundJob) -> bool:
-    """Returns whether a replacement that this compaction keeps already says how to find removed messages."""
+    """Returns whether this compaction keeps an earlier replacement that contains the search hint."""
     before = job.view.checkpoint.stand_ins if job.view.checkpoint else ()
     staying = (
         before[fill.reference_index] for fill in job.draft.plan.planned_replacements if fill.kind == "before"
@@ -135,9 +144,9 @@ def _has_search_hint(job: RoundJob) -> bool:
 
 
 def _build_summary_message(job: RoundJob, text: str) -> Message:
-    """Builds the replacement that contains a summary.
+    """Builds a replacement that contains the summary `text`.
 
-    If the plan removes the latest user message, the replacement also quotes it.
+    If the plan removes the latest user message, the replacement also quotes this message.
     """
     carried = (
         None
@@ -159,7 +168,10 @@ def _build_summary_message(job: RoundJob, text: str) -> Message:
 
 
 def _build_record_messages(job: RoundJob, text: str) -> Iterator[Message]:
-    """Yields the records that stay in the chain, a new record if `text` is not empty, and the ledger."""
+    """Yields the earlier records that stay in the chain, then a new record, and then the ledger.
+
+    The new record contains the summary `text`. If `text` is empty, there is no new record.
+    """
     wire = job.view.request.body.wire
     if job.view.checkpoint is not None:
         yield from list_chain_records(job.view.checkpoint)[: job.draft.plan.frozen_record_count]
@@ -172,7 +184,11 @@ def _build_record_messages(job: RoundJob, text: str) -> Iterator[Message]:
 
 
 def _format_left_out(job: RoundJob) -> str:
-    """Formats a line with the number of removed messages and the ids of the first and the last of them."""
+    """Formats a line about the removed messages.
+
+    The line says how many messages are removed, and how many of them are tool results. It also names the ids
+    of the first and the last removed message.
+    """
     removed = job.draft.plan.removed_indices
     results = sum(1 for index in removed if job.view.unfixed_messages[index].answered_call_ids)
     first, last = (format_message_id(job.view.prefixes[index]) for index in (removed[0], removed[-1]))
@@ -180,7 +196,7 @@ def _format_left_out(job: RoundJob) -> str:
 
 
 def _quote_task(job: RoundJob) -> str:
-    """Returns the text of the task, to be quoted in a replacement.
+    """Returns the text of the task, which the replacement quotes if the task is removed.
 
     Returns an empty string if the task is not removed, and `NO_TASK` if the conversation has no task.
     """
@@ -206,7 +222,7 @@ def _mask_result(job: RoundJob, index: int) -> Message:
 
 
 def _cap_message(job: RoundJob, index: int) -> Message:
-    """Shortens a tool result or the task to its beginning and its end."""
+    """Shortens a huge tool result or a long task to its beginning and its end."""
     message = job.view.unfixed_messages[index]
     layout = job.view.policy.layout
     limit = job.view.policy.task_tokens if not message.answered_call_ids or layout is None else layout.cap

@@ -1,9 +1,9 @@
 """Builds a `RequestView` for each request: counts its messages and loads its checkpoint and directives.
 
-It also remembers the last messages of earlier requests, called their ends, because some clients (movers) move
-their last messages with each request (`core.mover`). A comparison with earlier requests shows which messages
-these are. The ends are kept in the memory of one process. So after a restart, a mover is recognised at its
-second request at the earliest.
+The module also remembers the end (the last messages) of each request, because some clients, called movers,
+move their last messages with each request (`core.mover`). A comparison with the end of an earlier request
+shows which messages these are. Each process keeps the ends in its own memory. So after a restart, it
+recognises a mover at the second request at the earliest.
 """
 
 import asyncio
@@ -50,23 +50,24 @@ from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.support.lru import LruCache
 from compaction_proxy.wires.project_instructions import find_client_by_members
 
-# Largest size of all remembered ends together, in bytes. If it is exceeded, the least recently used ends are
-# dropped.
+# The proxy remembers the end (the last messages) of each request. This is the largest size of all remembered
+# ends together, in bytes. If it is exceeded, the least recently used ends are dropped.
 MAX_HELD_BYTES = 4 * 1024 * 1024
-# The end of a request is stored under several prefix digests of the request. Each of these entries is assumed
-# to take this many bytes of memory.
+# The end (the last messages) of a request is stored under several keys, one for each of its last prefix
+# digests. Each entry is assumed to take this many bytes of memory.
 PREFIX_BYTES = 400
 
 
 class PreviousRequests:
-    """Remembers the last messages of requests, to recognise which messages a client moves.
+    """Remembers the end (the last messages) of each request, to find out which messages a client moves.
 
-    Some clients (movers) move their last messages to the end of each new request (`core.mover`). The earlier
-    request with which a new request is compared is found by the prefix digests that both share. Use it on one
-    event loop only.
+    Some clients (movers) move their last messages to the end of each new request (`core.mover`). A new
+    request is compared with the earlier request that has the longest prefix in common with it. Use an
+    instance on one event loop only.
 
     Args:
-        max_held_bytes: Largest size of all remembered ends together, in bytes.
+        max_held_bytes: Largest size of all remembered ends together, in bytes. If it is exceeded, the least
+            recently used ends are dropped.
     """
 
     def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
@@ -77,14 +78,14 @@ class PreviousRequests:
     def record_and_count_moving_messages(
         self, sender: str, messages: Sequence[Message], prefixes: Sequence[bytes], seed: bytes
     ) -> int:
-        """Returns how many of its last messages the client moves, and remembers the end of the request.
+        """Returns how many of the last messages of a request the client moves. Remembers the request's end.
 
         Args:
-            sender: Key made from the tenant, and from the conversation id if the client gave one. The request
-                is compared only with requests of the same sender.
+            sender: A text made from the tenant, and from the conversation id if the client gave one. The
+                request is compared only with earlier requests with the same text.
             messages: The messages of the request that are not fixed.
             prefixes: Prefix digests of these messages.
-            seed: The digest from which the chain of prefix digests starts on this wire.
+            seed: The start value for computing prefix digests, which depends on the wire.
         """
         if not messages:
             return 0
@@ -105,10 +106,11 @@ class PreviousRequests:
         return len(messages) - moving_from
 
     def _find_longest_prefix(self, sender: str, prefixes: Sequence[bytes]) -> tuple[RequestEnd, int] | None:
-        """Returns the entry for the longest prefix that this request shares with an earlier one.
+        """Finds the longest prefix that this request has in common with an earlier request.
 
-        If several earlier requests share this prefix, returns the entry of the latest one. Returns None if no
-        prefix is shared.
+        Returns the end of the earlier request, and the number of messages in the prefix. If several earlier
+        requests have this prefix, returns the end of the latest one. Returns None if there is no such
+        request.
         """
         for prefix in reversed(prefixes):
             stored_end = self._ends.get((sender, prefix))
@@ -117,24 +119,27 @@ class PreviousRequests:
         return None
 
 
-# After each refusal of a request as too large, its limits are multiplied by this factor, because the estimate
-# of its size was wrong.
+# Each time the upstream refuses a request as too large, the limits of the request are multiplied by this
+# factor for the next attempt, because the estimated size was too low.
 TIGHT_SHARE = 0.85
-# If the estimated size of a request is at most this share of the upstream's prompt limit, no important
-# content is cut from it. The index in the tuple is the number of refusals so far. At index 0, one percent of
-# the limit is left as a margin for errors of the estimate. At index 1, the share is higher, because a refusal
-# usually reports the true size.
+# Important content such as the task is cut only if the estimated size of the request exceeds this share of
+# the largest prompt that the upstream accepts. The index in the tuple is the number of refusals so far.
+# Without a refusal, one percent is a margin for errors of the estimate. After the first refusal, the share is
+# higher, because a refusal usually reports the true size. After further refusals, it is lower.
 DOUBT_SHARES = (0.99, 1.02, 0.95, 0.85)
-# This share is used in place of `DOUBT_SHARES` until the upstream has reported a token count.
+# As long as the upstream has neither reported any token count for the model nor refused the request, this
+# share is used in place of the first share in `DOUBT_SHARES`.
 UNSURE_SHARE = 1.02
-# Size of the cache of shortened project instructions, in bytes.
+# Largest size of the cache of shortened project instructions, in bytes. If it is exceeded, the least recently
+# used ones are dropped.
 MAX_INSTRUCTION_CACHE_BYTES = 1024 * 1024
-# Largest number of parsed checkpoints in the cache.
+# Largest number of parsed checkpoints in the cache. If there are more, the least recently used ones are
+# dropped.
 MAX_CHECKPOINTS = 1_000
 
 
 class RequestLoader:
-    """Builds the `RequestView` of a request, from the request and from the records in the store."""
+    """Builds a `RequestView` from a request and from the records of its conversation in the store."""
 
     def __init__(
         self,
@@ -164,14 +169,14 @@ class RequestLoader:
     async def load_view(
         self, ask: FitRequest, *, refusals: int = 0, bypass_cache: bool = False
     ) -> RequestView:
-        """Builds the view of a request: its messages and their sizes, its limits, and its stored state.
+        """Builds the view of a request: its messages and their sizes, its limits, and its stored records.
 
         Args:
             ask: The request.
             refusals: How often the upstream has refused the request as too large. Each refusal makes the
                 limits smaller.
-            bypass_cache: Whether to read the ids of checkpoints from the store. If not, checkpoints that
-                other replicas have stored in the last two seconds may be missing.
+            bypass_cache: Whether the ids of checkpoints are read from the store even if they are cached. If
+                False, checkpoints that other replicas have stored in the last two seconds may be missing.
 
         Raises:
             UnreadableBodyError: If a message cannot be read.
@@ -238,7 +243,7 @@ class RequestLoader:
         return await self._reader.read_request(ask.body, ask.counting_options, client)
 
     async def find_conversation(self, ask: FitRequest, *, has_tools: bool) -> FitRequest | None:
-        """Returns the request with the id of the conversation that it continues.
+        """Returns the request with the id of the conversation that the request continues or starts.
 
         Returns the request unchanged if all its messages are fixed, or if the recognition of conversations is
         switched off. Returns None if the request belongs to no conversation, for example because it only asks
@@ -272,7 +277,10 @@ class RequestLoader:
         calibration: Calibration,
         overhead_tokens: int,
     ) -> PriceTriggerSizes:
-        """Computes the token thresholds of price-dependent triggers, if the strategy has such triggers."""
+        """Computes the token thresholds of the strategy's triggers that depend on prices.
+
+        Returns `NO_PRICE_TRIGGERS` if the strategy has no such trigger.
+        """
         if self._price_triggers is None or not has_price_trigger(ask.settings, ask.strategy):
             return NO_PRICE_TRIGGERS
         policy = resolve_policy(ask.settings, ask.strategy)
@@ -285,10 +293,10 @@ class RequestLoader:
         )
 
     async def _shorten_instructions(self, view: RequestView) -> dict[int, Message | None]:
-        """Returns the messages that replace project instructions when a compaction is applied.
+        """Shortens project instructions that are too long, for use when a compaction is applied.
 
-        Instructions that users have removed are left out, and instructions that are too long are shortened.
-        The keys of the result are message indices. The value None means that the message is left out.
+        The result maps the index of each message with such instructions to the shortened message. If users
+        have removed the instructions, it maps the index to None.
         """
         max_tokens = compute_instruction_budget(view.budget.input_limit)
         allowed = allocate_instruction_tokens(view.messages, max_tokens, view.directives.removed)
@@ -301,9 +309,9 @@ class RequestLoader:
     async def _shorten_instruction(
         self, message: Message, max_tokens: int, options: CountingOptions
     ) -> Message | None:
-        """Shortens project instructions to their beginning and end, to about `max_tokens` tokens.
+        """Shortens project instructions to their beginning and end, about `max_tokens` tokens in all.
 
-        Returns None if `max_tokens` is 0, so that the instructions are left out.
+        Returns None if `max_tokens` is 0, which means that the instructions must be left out.
         """
         if not max_tokens or message.instruction is None:
             return None
@@ -318,9 +326,9 @@ class RequestLoader:
         return replace(short, instruction=message.instruction, source=None)
 
     async def _record_instructions(self, view: RequestView) -> None:
-        """Records which project instructions the conversation contains, so that users can list them.
+        """Stores which project instructions the conversation contains, so that users can list them.
 
-        Does nothing if the id of the conversation is unknown.
+        Does nothing if the conversation id is unknown.
         """
         if view.conversation_id is not None:
             tokens = {each.instruction: each.tokens for each in view.messages if each.instruction}
@@ -333,8 +341,8 @@ class RequestLoader:
         The anchor is the provider's token count of an earlier request of the conversation.
 
         If `bypass_cache` is False, checkpoints that other replicas have stored in the last two seconds may be
-        missing. If the ids of checkpoints, the directives or the anchors are not cached, all three are loaded
-        from the store concurrently.
+        missing. If checkpoint ids, directives or anchors are not cached, the method reads all three from the
+        store, concurrently.
         """
         root, tenant, conversation = view.root, view.request.tenant, view.request.known_conversation
         if root is None:
@@ -362,9 +370,9 @@ class RequestLoader:
         return replace(view, checkpoint=checkpoint, directives=directives, anchor=anchor, has_new_round=False)
 
     async def store_pins(self, ask: FitRequest, conversation: str | None) -> None:
-        """Stores the pins that a request asks for, so that they also apply to later requests.
+        """Stores the pins that the client has sent with a request, so that they also apply to later requests.
 
-        Does nothing if the conversation id is None.
+        Does nothing if `conversation`, the conversation id, is None.
         """
         if conversation is not None:
             for text in ask.pins:
@@ -375,13 +383,12 @@ class RequestLoader:
     ) -> Checkpoint | None:
         """Returns the staged checkpoint that matches this request and covers the most messages.
 
-        Returns None if it does not cover more messages than the checkpoint of the view.
+        Returns None if there is none, or if it does not cover more messages than the checkpoint of the view.
 
-        Args:
-            view: The request.
-            same_length: Whether to look for a late summary instead. If a summary is not ready in time, a
-                checkpoint with an extract is used. The late summary is later staged in a checkpoint that
-                covers the same number of messages. Returns None if there is no such checkpoint.
+        With `same_length`, looks for a late summary instead. If a summary is not ready in time, the proxy
+        applies a checkpoint with an extract. When the summary is ready, it is staged in a checkpoint that
+        covers the same number of messages. With `same_length`, the method returns this checkpoint if the view
+        has the one with the extract; else None.
         """
         root, current = view.root, view.checkpoint
         if root is None or (same_length and (current is None or current.writer != EXTRACT_WRITER)):
@@ -403,7 +410,8 @@ class RequestLoader:
     ) -> Checkpoint | None:
         """Returns the checkpoint that matches the request and covers the most messages.
 
-        Considers only the checkpoints `checkpoint_ids`. Returns None if none of them matches.
+        Considers only the checkpoints whose ids are in `checkpoint_ids`. Returns None if none of them
+        matches.
         """
         if not checkpoint_ids:
             return None
@@ -421,10 +429,10 @@ class RequestLoader:
         )
 
     def _parse_checkpoint(self, key: str, fields: Fields) -> Checkpoint | None:
-        """Returns the checkpoint in a record; None if the record cannot be read.
+        """Returns the checkpoint that the record `fields` contains; None if the record cannot be read.
 
-        The result is cached under the store key. The cached result is used if the store returns the identical
-        record object again.
+        The result is cached under the store key. The cached result is returned if `fields` is the same object
+        as in the call in which the result was cached.
         """
         held = self._parsed_checkpoints.get(key)
         if held is None or held[0] is not fields:

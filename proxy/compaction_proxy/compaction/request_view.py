@@ -1,6 +1,7 @@
-"""Describes one request with the checkpoint, directives and size estimates that apply to it.
+"""Describes one request, together with the checkpoint, directives and size estimates that apply to it.
 
-It also computes the limits of a request that do not depend on its messages: strategy, budget and triggers.
+The module also computes those limits of a request that do not depend on its messages, such as the token
+budget and the trigger sizes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,11 +48,11 @@ from compaction_proxy.support.cached import cached_attribute
 
 @lru_cache(maxsize=512)
 def resolve_policy(settings: ModelSettings, strategy: str | None = None) -> Policy:
-    """Returns a strategy with the changes that the configuration makes to it. The result is cached.
+    """Returns the numbers and rules of a strategy, as changed by the configuration. The result is cached.
 
     Args:
         settings: The configuration for the model. The cache compares it by identity.
-        strategy: Name of the strategy that a request asked for. None selects the configured strategy.
+        strategy: Name of the strategy that the request asks for. None selects the configured strategy.
 
     Raises:
         KeyError: If there is no strategy with this name.
@@ -63,7 +64,7 @@ class RequestLimits(NamedTuple):
     """The limits of a request that do not depend on its messages. All sizes are calibrated tokens.
 
     Attributes:
-        policy: The strategy.
+        policy: The numbers and rules of the strategy.
         budget: The token budget.
         trigger_rules: The trigger rules that apply. They include a trigger that the client asked for, but
             only if it is lower than the configured one.
@@ -89,7 +90,7 @@ class RequestLimits(NamedTuple):
 def has_price_trigger(settings: ModelSettings, strategy: str | None) -> bool:
     """Returns whether a trigger of the strategy depends on the prices of the model.
 
-    The arguments are the same as those of `compute_limits`.
+    The function `compute_limits` describes the arguments.
     """
     return any(row.depends_on_price for row in resolve_policy(settings, strategy).trigger)
 
@@ -105,14 +106,14 @@ def compute_limits(
     *,
     adds_output: bool = False,
 ) -> RequestLimits:
-    """Computes the limits of a request. They depend only on the arguments, so the result is cached.
+    """Computes those limits of a request that do not depend on its messages. The result is cached.
 
     Args:
         settings: The configuration for the model. The cache compares it by identity.
-        strategy: Name of the strategy that the request asked for. None selects the configured strategy.
-        window_tokens: The currently known context window of the model, in tokens.
+        strategy: Name of the strategy that the request asks for. None selects the configured strategy.
+        window_tokens: The context window of the model, in tokens, as far as the proxy knows it.
         max_output_tokens: The output limit that the request sets, in tokens; None if it sets none.
-        trigger_tokens: The trigger that the client asked for, in tokens; None if it asked for none. It has an
+        trigger_tokens: The trigger that the client asked for, in tokens; None if there is none. It has an
             effect only if it is lower than the configured trigger.
         price_thresholds: The token thresholds of triggers that depend on prices.
         adds_output: Whether the upstream counts prompt and requested output together against the context
@@ -137,8 +138,8 @@ def compute_limits(
     )
 
 
-# If the tokens that no compaction removes exceed this share of the trigger size, a compaction is not worth
-# its cost.
+# If the tokens of the request that no compaction removes exceed this share of the trigger size, a compaction
+# is not worth its cost.
 FLOOR_SHARE = 0.80
 
 _tokens: Callable[[Message], int] = attrgetter("tokens")
@@ -146,7 +147,7 @@ _tokens: Callable[[Message], int] = attrgetter("tokens")
 
 @dataclass(frozen=True)  # no slots: cached attributes are stored in `__dict__`
 class RequestView:
-    """A request with its sizes and limits, and with the stored state of its conversation.
+    """A request with its sizes and limits, and with the checkpoint and directives of its conversation.
 
     Sizes are tokens as the proxy counts them. A size that is called calibrated is an estimate of the
     upstream's count.
@@ -157,29 +158,29 @@ class RequestView:
         root: Digest of the first messages of the conversation (`storage.keys.get_conversation_root`), by
             which its records are stored. None if nothing may be stored, or if the conversation is too short.
         messages: All messages that the client sent.
-        unfixed_messages: The messages of the list that are not fixed (`core.message`).
+        unfixed_messages: Those messages that are not fixed (`core.message`).
         prefixes: Prefix digests of `unfixed_messages`.
-        tokens: Tokens of the client's list.
+        tokens: Tokens of all messages that the client sent.
         overhead_tokens: Tokens of the request outside its messages, such as those of tool definitions.
         has_guessed_tokens: Whether a message contains parts such as images, whose tokens may be
             overestimated.
         calibration: Converts counted tokens to calibrated tokens.
         budget: The token budget, calibrated.
-        max_prompt_tokens: Calibrated size of the largest prompt that the upstream may still accept, without a
-            safety margin.
+        max_prompt_tokens: Calibrated size of the largest prompt that the upstream will probably accept,
+            without a safety margin.
         checkpoint: The checkpoint that is applied to the request; None if there is none.
         cut_goal_tokens: Calibrated size to which a request is cut if it exceeds `max_prompt_tokens`. After a
             refusal, it may be smaller than `max_prompt_tokens`. 0 means `max_prompt_tokens`.
         anchor: The provider's count of an earlier request of the conversation; None if there is none.
         directives: What users have asked for in this conversation, such as pins and undone compactions.
         drift_ratio: Learned factor that corrects the estimated size of a request that was just compacted.
-        has_new_round: Whether the checkpoint was not yet applied to the previous request.
+        has_new_round: Whether the checkpoint is new: it was not yet applied to the previous request.
         price_basis: The numbers from which the trigger size was computed, by name; empty if the trigger does
             not depend on prices.
-        expected_growth_tokens: Calibrated tokens that will probably be added to the conversation before the
-            compaction that is now planned is applied; 0 if it is applied at once.
+        expected_growth_tokens: Calibrated tokens that the client will probably add to the conversation before
+            the compaction that is now planned is applied; 0 if it is applied to this request.
         moving_count: Number of messages at the end of `unfixed_messages` that the client moves with each
-            request. It is set to 0 if a compaction must remove these messages as well.
+            request. The number is set to 0 if a compaction must remove these messages as well.
         shortened_instructions: The messages that replace project instructions when a compaction is applied,
             by index in `messages`. The value None means that the instructions are left out. Instructions that
             stay whole have no entry.
@@ -210,9 +211,10 @@ class RequestView:
 
     @cached_attribute
     def effective_messages(self) -> tuple[Message, ...]:
-        """The client's messages after the checkpoint is applied and project instructions are shortened.
+        """The effective list: the client's messages after the checkpoint is applied.
 
-        If there is no checkpoint, these are the unchanged messages of the client.
+        Project instructions that are too long are shortened as well. If there is no checkpoint, these are the
+        unchanged messages of the client.
         """
         if self.checkpoint is None:
             return self.messages
@@ -230,7 +232,7 @@ class RequestView:
 
     @property
     def policy(self) -> Policy:
-        """The strategy of this request."""
+        """The numbers and rules of the strategy that applies to this request."""
         return self.limits.policy
 
     @property
@@ -242,8 +244,8 @@ class RequestView:
     def marks(self) -> TriggerMarks:
         """The trigger size T, the soft mark and the hard mark, in calibrated tokens.
 
-        From the soft mark on, compactions are prepared. From the hard mark on, they are made even if a user
-        has undone one.
+        If a request has reached the soft mark, a compaction is prepared for later requests. If a request has
+        reached the hard mark, a compaction is made even if a user has undone an earlier one.
         """
         policy = self.policy
         if not self._calibrated_fixed_tokens:
@@ -260,8 +262,8 @@ class RequestView:
     def _calibrated_fixed_tokens(self) -> int:
         """Calibrated tokens that no compaction removes. Only percentage triggers need this size.
 
-        Such a trigger is a percentage of the usable tokens less these tokens. The value is 0 if the
-        strategy has no percentage trigger or no layout.
+        The percentage of such a trigger applies only to the part of usable that these tokens leave free. The
+        value is 0 if the strategy has no percentage trigger or no layout (`Policy.layout`).
         """
         percent = self.policy.layout is not None and any(row.percent for row in self.limits.trigger_rules)
         return (
@@ -277,7 +279,7 @@ class RequestView:
 
     @property
     def strategy_thread(self) -> str:
-        """Key under which the failures and the growth of this conversation with this strategy are remembered.
+        """Key under which the proxy remembers failures and growth of this conversation with this strategy.
 
         Conversations that begin with the same messages have the same key if their ids are unknown.
         """
@@ -287,7 +289,7 @@ class RequestView:
     def conversation_id(self) -> str | None:
         """The conversation id; None if it is unknown.
 
-        The client has sent it, or the proxy has found it by the messages or in the checkpoint.
+        The client has sent the id, or the proxy has found it by the messages or in the checkpoint.
         """
         return self.request.known_conversation or (self.checkpoint.conversation if self.checkpoint else None)
 
@@ -296,8 +298,8 @@ class RequestView:
         """Counted tokens that no compaction removes.
 
         These are the tokens of fixed messages, of tool definitions and other content outside the messages, of
-        the latest user message, and of the task if the strategy keeps it. Messages that the client moves are
-        not included.
+        the latest user message, and of the task if the strategy keeps the task. Messages that the client
+        moves are not included.
         """
         fixed_message_tokens = self.tokens - sum(map(_tokens, self.unfixed_messages))
         saved_tokens = sum(
@@ -320,7 +322,7 @@ class RequestView:
 
     @cached_attribute
     def plan_constraints(self) -> PlanConstraints:
-        """The sizes and the messages that limit the planner. Sizes are counted tokens."""
+        """The sizes that a plan must respect, in counted tokens, and the messages that it must not remove."""
         target = self.policy.target.compute_tokens(self.marks.trigger_tokens) if self.policy.target else None
         fixed_tokens, staying_indices = 0, frozenset[int]()
         if self.policy.layout:
@@ -363,7 +365,7 @@ class RequestView:
         return self.effective_estimate / max(1, self.effective_tokens)
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Counts the tokens of a request with these messages."""
+        """Counts the tokens that this request would have with these messages in place of its own."""
         if messages is self.messages:
             return self.tokens + self.overhead_tokens
         if messages is self.effective_messages:
@@ -378,9 +380,10 @@ class RequestView:
         return sum(map(_tokens, self.effective_messages)) + self.overhead_tokens
 
     def estimate_tokens(self, messages: Sequence[Message]) -> int:
-        """Estimates the calibrated tokens of a request with these messages.
+        """Estimates how many tokens the provider would count for this request with these messages.
 
-        If the provider has counted the previous request, only the difference from that request is estimated.
+        If the provider has counted an earlier request (`anchor`), only the difference from that request is
+        estimated. The estimate for a list that was just compacted is also multiplied by `drift_ratio`.
         """
         counted = self.count_tokens(messages)
         if self.anchor is None:
@@ -390,11 +393,14 @@ class RequestView:
 
     @cached_attribute
     def effective_estimate(self) -> int:
-        """Calibrated tokens of a request with the effective list."""
+        """Estimate of the tokens that the provider would count for this request with the effective list."""
         return self.estimate_tokens(self.effective_messages)
 
     def estimate_upper_bound(self, messages: Sequence[Message]) -> int:
-        """Estimates the calibrated tokens of a request with these messages, and adds a margin for errors."""
+        """Estimates how many tokens the provider would count for this request with these messages, at most.
+
+        In contrast to `estimate_tokens`, the result includes a margin for errors of the estimate.
+        """
         counted = self.count_tokens(messages)
         if self.anchor is None:
             return self.calibration.predict_upper_bound(counted)
@@ -402,43 +408,57 @@ class RequestView:
 
     @cached_attribute
     def effective_bound(self) -> int:
-        """Calibrated tokens of a request with the effective list, with a margin for errors."""
+        """Upper bound for the tokens that the provider would count for this request with the effective list.
+
+        It is an estimate that includes a margin for errors.
+        """
         return self.estimate_upper_bound(self.effective_messages)
 
     @property
     def exceeds_compaction_limit(self) -> bool:
-        """Whether the effective list and the reserved output tokens may together exceed the window."""
+        """Whether the effective list may be so large that the proxy must compact it to leave room for output.
+
+        The limit is `Budget.compaction_limit`.
+        """
         return self.effective_bound > self.budget.compaction_limit
 
     @property
     def exceeds_window(self) -> bool:
-        """Whether the effective list may exceed the largest input that the context window allows."""
+        """Whether the effective list may be so large that content must be cut (`Budget.input_limit`)."""
         return self.effective_bound > self.budget.input_limit
 
     def is_too_large(self, messages: Sequence[Message]) -> bool:
-        """Returns whether a request with these messages will not fit, according to the estimate."""
+        """Returns whether, according to the estimate, this request with these messages will not fit."""
         return self.estimate_tokens(messages) > max(self.budget.input_limit, self.max_prompt_tokens)
 
     @property
     def is_suppressed(self) -> bool:
-        """Whether automatic compactions are suspended because a user has undone a compaction.
+        """Whether this request gets no automatic compaction because a user has undone a compaction.
 
-        The suspension does not apply to requests that have reached the hard mark.
+        Always False if the request has reached the hard mark.
         """
         return self.directives.suppressed and self.effective_estimate < self.marks.hard_tokens
 
     @property
     def is_irreducible(self) -> bool:
-        """Whether a compaction could remove hardly anything from the request (`FLOOR_SHARE`)."""
+        """Whether so much of the request cannot be removed that a compaction is not worth its cost.
+
+        This is the case if the part that no compaction removes exceeds `FLOOR_SHARE` of the trigger size.
+        """
         return max(self.fixed_tokens, self.plan_constraints.fixed_tokens) > FLOOR_SHARE * self.trigger_tokens
 
     def find_due_reason(self) -> str | None:
-        """Returns why a compaction is due now; None if none is due."""
+        """Returns why a compaction is due now; None if none is due.
+
+        The reason is `limit` if the request may be too large, `output` if too few tokens are left for the
+        requested output, or else the names of the thresholds of the trigger rule that the request has
+        reached.
+        """
         if self.is_automatic and self.exceeds_compaction_limit:
             return "limit"
         limits, size = self.limits, self.effective_estimate
         output_limit = self.budget.output_compaction_limit
-        # The prompt leaves too few tokens for the requested output, and a compaction can change this.
+        # Whether the prompt leaves too few tokens for the requested output, and a compaction can change this.
         is_output_short = output_limit is not None and self.fixed_tokens <= output_limit < size
         if self.is_automatic and is_output_short and not self.is_suppressed:
             return "output"
@@ -458,9 +478,9 @@ class RequestView:
         return mark is not None and not self.is_suppressed and self.effective_estimate >= mark
 
     def build_usage_basis(self) -> UsageBasis | None:
-        """Builds the object that links the usage that the upstream will report to this request.
+        """Builds the object that will identify this request when the upstream reports its token usage.
 
-        Returns None if the conversation has no root digest, because nothing is then stored for it.
+        Returns None if nothing is stored for the conversation (`root` is None).
         """
         if self.root is None:
             return None
@@ -477,7 +497,10 @@ class RequestView:
 def replace_messages(
     messages: tuple[Message, ...], replacements: Mapping[int, Message | None]
 ) -> tuple[Message, ...]:
-    """Returns the list with the messages at some indices replaced. The value None removes a message."""
+    """Returns the list with some messages replaced or removed.
+
+    `replacements` maps the index of a message to its replacement, or to None if the message is removed.
+    """
     if not replacements:
         return messages
     replaced = (replacements.get(k, each) for k, each in enumerate(messages))
@@ -485,5 +508,8 @@ def replace_messages(
 
 
 def format_strategy_thread(ask: FitRequest, root: bytes, strategy: str) -> str:
-    """Formats the key under which the failures and growth of a conversation with a strategy are kept."""
+    """Formats the key under which the proxy remembers failures and growth of a conversation.
+
+    The key also contains the strategy, because another strategy may succeed where this one fails.
+    """
     return "/".join((ask.tenant, root.hex(), strategy, ask.known_conversation or ""))

@@ -1,9 +1,9 @@
 """Makes compactions: writes their texts, builds their checkpoints, and saves them with the original messages.
 
-Requests that need the same compaction share one summary call. With `on_disconnect: finish`, the summary is
-finished and saved even if the client disconnects, so that its cost is not wasted. After a failed summary
-call, no summary is requested for the conversation for a while. Otherwise each of its requests would wait for
-a summary model that does not answer.
+Requests that need the same compaction share one summary call. If the configuration has
+`on_disconnect: finish`, the compaction is finished and saved even if the client disconnects, so that the cost
+of the summary is not wasted. After a failed summary call, the proxy requests no summary for the conversation
+for a while. Otherwise each request of the conversation would wait for a summary model that does not answer.
 """
 
 import asyncio
@@ -69,14 +69,16 @@ from compaction_proxy.telemetry.event_history import (
 )
 from compaction_proxy.telemetry.logs import REQUEST_ID
 
-# The outcome of a compaction. `APPLIED`: a waiting request uses it at once. `SCHEDULED`: it is stored for a
-# later request.
+# The outcome of a compaction, as its event reports it. `APPLIED`: a request waits for the compaction and uses
+# it. `SCHEDULED`: the compaction is stored for a later request.
 APPLIED, SCHEDULED = "applied", "scheduled"
 
-# How long a conversation rests after a failed summary call, in seconds. While it rests, no summary is
-# requested for it.
+# For this many seconds after a failed summary call, the proxy requests no summary for the conversation. The
+# conversation is then said to rest.
 FAILURE_REST_S = 30.0
-# Largest number of resting conversations that are remembered.
+# Largest number of conversations whose failed summary calls are remembered. If there are more, the
+# conversation whose call failed longest ago is forgotten, and the proxy may request a summary for this
+# conversation again.
 MAX_RESTING = 10_000
 
 _log = structlog.get_logger()
@@ -110,10 +112,10 @@ def _build_common_fields(job: RoundJob, price: PriceLookup) -> dict[str, Any]:
 def find_retained_facts(
     job: RoundJob, visible_messages: Sequence[VisibleMessage], ledger_cache: LedgerCache
 ) -> Mapping[str, tuple[int, int]]:
-    """Counts how many facts of the replaced messages the model still sees (`core.summary.retention`).
+    """Counts the facts in the messages that a compaction removes or shortens (`core.summary.retention`).
 
-    Maps each kind of fact to two numbers: the facts that the model still sees, and all facts of this kind in
-    the replaced messages. Returns an empty mapping if no message is replaced.
+    Maps each kind of fact to two numbers: how many of these facts the model still sees after the compaction,
+    and how many there are in all. Returns an empty mapping if no message is removed or shortened.
     """
     affected = job.affected_indices
     if not affected:
@@ -132,7 +134,7 @@ def find_retained_facts(
 
 
 def list_messages_after_round(job: RoundJob, checkpoint: Checkpoint) -> Iterator[VisibleMessage]:
-    """Yields the messages that are forwarded after the compaction. Fixed messages are not included."""
+    """Yields the messages that the model sees after the compaction, except fixed messages."""
     replacements = {span.start: (span, replaced) for span, replaced in checkpoint.span_replacements}
     index = 0
     while index < len(job.view.unfixed_messages):
@@ -159,16 +161,15 @@ class RoundBuilder:
         summarizer: Writes summaries.
         records: Stores checkpoints.
         index: Lists the ids of checkpoints.
-        history: Stores the events and root digests of conversations.
+        history: Stores the events of conversations and the digests of their first messages (root digests).
         reader: Counts tokens.
-        retention: Records which archives exist, so that old archives can be deleted. With None, archives are
-            not recorded.
-        announce: Receives an event for each compaction that was made or installed, or that failed.
-        clock: Returns monotonic seconds. It measures how long no summary is requested after a failed call.
+        retention: Records which archives exist, so that old archives can be deleted. None disables this.
+        announce: Called with an event for each compaction that was made or installed, or that failed.
+        clock: Returns monotonic seconds.
 
     Attributes:
         summarizer: Writes summaries.
-        ledger_cache: Reads statements and facts from messages, and caches them.
+        ledger_cache: Finds statements and facts in messages, and caches them.
     """
 
     def __init__(
@@ -204,24 +205,26 @@ class RoundBuilder:
 
     @property
     def waiting_count(self) -> int:
-        """Number of requests that wait for a compaction."""
+        """Number of requests that are waiting for a compaction."""
         return self._waiting_counts.total()
 
     async def wait_for_round(
         self, job: RoundJob, wait_s: float, *, finish_when_cancelled: bool
     ) -> Checkpoint:
-        """Makes the compaction, or waits for the task that is already making it.
+        """Makes the compaction, or waits for the task that is already making it. Returns the checkpoint.
 
-        Does not wait if the strategy limits the wait and recent calls of the summary model show that it will
-        probably take longer than `wait_s`.
+        Does not wait at all if the strategy limits the wait (`Policy.max_block_s`) and the average duration
+        of recent summary calls exceeds `wait_s`.
 
         Args:
             job: The compaction to make.
-            wait_s: How long to wait, in seconds. After this time, the compaction continues in the background.
-            finish_when_cancelled: Whether the compaction continues after all callers have been cancelled.
+            wait_s: Largest number of seconds to wait. After this time, the compaction continues in the
+                background.
+            finish_when_cancelled: Whether the compaction continues after all requests that were waiting for
+                it have been cancelled.
 
         Raises:
-            SummaryError: If no checkpoint was made within `wait_s`. Its `reason` says why.
+            SummaryError: If no checkpoint was made within `wait_s`. The `reason` of the error says why.
         """
         task = self._find_or_start_task(job)
         if job.summary_request and job.view.policy.max_block_s is not None:
@@ -244,18 +247,26 @@ class RoundBuilder:
             raise SummaryError("cancelled")
         error = task.exception()
         if error is not None and not isinstance(error, SummaryError):
-            # An unexpected error is treated like a missing summary, so that the caller makes the request fit
-            # in another way.
+            # The caller treats a `SummaryError` like a missing summary, and makes the request fit in another
+            # way.
             raise SummaryError("internal") from error
         return task.result()
 
     def begin_round(self, job: RoundJob) -> None:
-        """Starts the compaction in the background, unless its conversation rests after a failure."""
+        """Starts the compaction in the background.
+
+        Does nothing if the compaction is already running. Also does nothing if it needs a summary and a
+        summary call for the conversation has failed less than `FAILURE_REST_S` seconds ago.
+        """
         with suppress(SummaryError):
             self._find_or_start_task(job)
 
     def list_pending_jobs(self, tenant: str, root: bytes, strategy: str) -> list[RoundJob]:
-        """Lists the running jobs of the tenant, root digest and strategy that request a summary."""
+        """Lists the running compactions that request a summary, for one tenant, conversation and strategy.
+
+        `root` is the digest of the first messages of the conversation. Conversations that begin with the same
+        messages have the same root, so the result may include their compactions.
+        """
         running = [job for job, _ in self._running.values() if job.summary_request is not None]
         wanted = (tenant, root, strategy)
         return [job for job in running if (job.tenant, job.root, job.view.policy.name) == wanted]
@@ -281,7 +292,8 @@ class RoundBuilder:
         checkpoint_id = compute_checkpoint_id(checkpoint, view.prefixes)
         [key] = checkpoint_keys(request.tenant, root, checkpoint.strategy, [checkpoint_id])
         listed = checkpoint_list_key(request.tenant, root, checkpoint.strategy)
-        # If the id is known, another request in this process has installed the checkpoint or is doing so.
+        # If the list contains the id, another request in this process has installed the checkpoint or is
+        # about to install it.
         if self._index.has_checkpoint(listed, checkpoint_id):
             return checkpoint
         line = self._index.cache_id_and_build_line(listed, checkpoint_id, ttl_s)
@@ -312,10 +324,11 @@ class RoundBuilder:
         return checkpoint
 
     def _find_or_start_task(self, job: RoundJob) -> asyncio.Task[Checkpoint]:
-        """Returns the task that makes the compaction.
+        """Returns the task that makes the compaction. Starts the task if it is not running yet.
 
         Raises:
-            SummaryError: If the conversation rests after a failure, and the compaction needs a summary.
+            SummaryError: If the compaction needs a summary, and a summary call for the conversation has
+                failed less than `FAILURE_REST_S` seconds ago.
         """
         if job.key in self._running:
             return self._running[job.key][1]
@@ -328,9 +341,10 @@ class RoundBuilder:
         return task
 
     def _finish_task(self, job: RoundJob, task: asyncio.Task[Checkpoint]) -> None:
-        """Handles the end of a task. If the summary or the proxy failed, reports the failure.
+        """Handles the end of the task that made a compaction.
 
-        The conversation then rests, so that it requests no summary for a while.
+        If the summary call or the proxy has failed, records an event. The proxy then requests no summary for
+        the conversation for `FAILURE_REST_S` seconds.
         """
         del self._running[job.key]
         error = None if task.cancelled() else task.exception()
@@ -353,7 +367,7 @@ class RoundBuilder:
 
         Raises:
             SummaryError: If no summary could be written, if the replacements lack a rule of the user, or if
-                they would not shorten the request.
+                the replacements would not shorten the request.
         """
         started = time.monotonic()
         made: Checkpoint | None = None
@@ -371,12 +385,13 @@ class RoundBuilder:
                 return saved
 
     async def _write_texts(self, job: RoundJob) -> tuple[tuple[str, ...], str]:
-        """Returns one text for each group of the plan, and who wrote the texts.
+        """Writes a summary or an extract for each group of messages in the plan.
 
-        The writer is the name of a model, `EXTRACT_WRITER` for extracts, or empty if there are no texts.
+        Returns the texts and their writer: the name of the summary model, `EXTRACT_WRITER` for extracts, or
+        an empty string if the plan has no groups.
 
         Raises:
-            SummaryError: If there is no summary model, if it fails, or if it exceeds the time limit.
+            SummaryError: If there is no summary model, if the model fails, or if it exceeds the time limit.
         """
         _log.info(
             COMPACTION_STARTED,
@@ -402,10 +417,13 @@ class RoundBuilder:
     async def _save_round(
         self, job: RoundJob, checkpoint: Checkpoint, lease: Lease | None, duration_s: float
     ) -> Checkpoint | None:
-        """Saves the checkpoint together with its records and event, and announces the event.
+        """Saves the checkpoint together with its event, archive and detail record (`_build_records`).
 
-        Returns the checkpoint that every replica uses from now on. This is the checkpoint of another replica
-        if that replica has saved one first. Returns None if the lease was lost and nothing was written.
+        If the checkpoint was saved, announces the event.
+
+        Returns the checkpoint that every replica uses from now on. If another replica has saved a checkpoint
+        first, this is the other replica's checkpoint. Returns None if the lease was lost and nothing was
+        written.
         """
         await self._history.record_root(job.tenant, job.conversation, job.root)
         archived_round = ArchivedRound(
@@ -452,11 +470,11 @@ class RoundBuilder:
     def _build_records(
         self, job: RoundJob, checkpoint: Checkpoint, archived_round: ArchivedRound
     ) -> tuple[Archive | None, RecordItem, Mapping[str, tuple[int, int]]]:
-        """Builds the archive and the detail record of a compaction, and counts the retained facts.
+        """Builds the archive and the detail record of a compaction, and counts the facts that it keeps.
 
-        The archive contains the original messages that were removed or shortened; it is None if there are
-        none. The detail record contains the prompts of the summary calls and the messages that the model sees
-        after the compaction.
+        The archive contains the originals of the messages that were removed or shortened. It is None if there
+        are none. The detail record contains the prompts of the summary calls and the messages that the model
+        sees after the compaction. `find_retained_facts` describes the counts of facts.
         """
         turns = list(accumulate(int(each.role == "user") for each in job.view.unfixed_messages))
         originals = [
@@ -480,8 +498,8 @@ def _build_checkpoint(
     """Builds the checkpoint of a compaction.
 
     Raises:
-        SummaryError: With the reason `rules-lost` if a rule is missing from the replacements. With the reason
-            `longer` if the replacements are not shorter than what they replace.
+        SummaryError: If the replacements lack one of the user's rules (reason `rules-lost`), or if the
+            replacements do not make the list of messages shorter (reason `longer`).
     """
     if not has_every_rule(
         "\n".join(each.text for put in replacements for each in put.messages), job.draft.rules
@@ -523,17 +541,17 @@ def _build_checkpoint(
 def _count_forwarded_tokens(
     messages: Sequence[Message], replacements: Sequence[tuple[Span, Sequence[Message]]]
 ) -> int:
-    """Counts the tokens of the messages after these replacements. Fixed messages are not included."""
+    """Returns how many tokens the messages have after each of the spans is replaced by its new messages."""
     covered = {index for span, _ in replacements for index in range(*span)}
     unchanged_tokens = sum(each.tokens for index, each in enumerate(messages) if index not in covered)
     return unchanged_tokens + sum(each.tokens for _, put in replacements for each in put)
 
 
 def _write_extracts(job: RoundJob) -> tuple[str, ...]:
-    """Writes an extract for each group.
+    """Writes an extract for each group of messages in the plan.
 
-    The first extract begins with the ledger. If the strategy keeps a chain of records, the extracts contain
-    no ledger, because the ledger follows the records.
+    The first extract begins with the ledger. If the strategy keeps a chain of records, no extract contains
+    the ledger, because the ledger has a message of its own after the records.
     """
     characters = int(max(1, job.draft.summary_tokens) * SUMMARY_CHARACTERS)
     characters_per_group = characters // max(1, len(job.draft.plan.groups))

@@ -1,8 +1,8 @@
 """Provides the compaction that a request needs: makes a new one, or installs one that was made in advance.
 
 The time that a request waits for a summary is limited, so that its client does not give up. If the summary is
-not ready in time, the strategy `anchored` uses an extract instead. The other strategies use an extract only
-if the request would not fit without a compaction. Otherwise they leave the request unchanged.
+not ready in time, the strategy `anchored` uses an extract instead. With the other strategies, an extract is
+used only if the request would not fit without a compaction. Otherwise the request gets no new compaction.
 """
 
 from dataclasses import replace
@@ -31,25 +31,28 @@ from compaction_proxy.core.planner import compute_checkpoint_id
 
 # A request waits for a summary for at most this share of the time after which its client gives up.
 PATIENCE_SHARE = 0.25
-# A compaction starts when a request exceeds the trigger size. No compaction removes the fixed part of the
-# request. A staged checkpoint is sufficient if it shrinks the rest to at most this share of the trigger size
-# minus the fixed part.
+# No compaction removes the fixed part of a request, such as the system prompt. A staged checkpoint is
+# sufficient if it shrinks the rest of the request to at most this share of the tokens that the fixed part
+# leaves below the trigger size. If no staged checkpoint is sufficient, a new compaction is made.
 READY_SHARE = 0.75
-# A request waits at most this many seconds for a compaction that needs no model. It takes that long only if
-# it must wait until the lease of a dead replica expires.
+# A request waits at most this many seconds for a compaction that needs no model. The wait is that long only
+# if another replica has died while it held the lease for this compaction. The lease must then expire first.
 PLAIN_ROUND_WAIT_S = 30.0
-# The reported reason if there is nothing to remove.
+# The reported reason why a compaction was not made: there is nothing to remove.
 NOTHING_TO_TAKE = "nothing-to-take"
-# The reported reason if no compaction can remove any significant part of the request.
+# The reported reason why a compaction or a summary was not made: so little of the request can be removed that
+# the cost would exceed the saving.
 IRREDUCIBLE = "irreducible"
-# The reported reason if recent compactions were ineffective or have failed.
+# The reported reason why a compaction or a summary was not made: recent compactions of the conversation saved
+# too little or failed.
 PAUSED = "paused"
-# Failures for these reasons are caused by the messages, so they would recur with the same messages.
+# If a compaction fails for one of these reasons, its messages are the cause. With the same messages, it would
+# fail again.
 LASTING_FAILURES = frozenset({"longer", "rules-lost"})
-# Reasons for leaving a request unchanged that are not failures.
+# If a compaction is not made for one of these reasons, this does not count as a failure.
 QUIET_REASONS = frozenset({NOTHING_TO_TAKE, IRREDUCIBLE, PAUSED})
-# If a compaction is due for one of these reasons, it is made even if it saves little. In that case only
-# `force` requests a summary; for the other reasons an extract is used.
+# If a compaction is due for one of these reasons, it is made even if it saves little. In that case, a summary
+# is requested only for the reason `force`. For the other reasons, an extract is used.
 FORCED_REASONS = frozenset({"force", "overflow", "limit"})
 # If a compaction is due for one of these reasons, it is tried even if the previous one has just failed.
 INSISTENT_REASONS = frozenset({"force", "overflow"})
@@ -63,7 +66,7 @@ class RoundCoordinator:
         builder: Makes compactions and installs staged checkpoints.
         reader: Counts tokens.
         directives: Stores what users have asked for, such as a compaction.
-        effectiveness: Remembers the conversations in which compactions fail or save too little.
+        effectiveness: Remembers in which conversations compactions have failed or saved too little.
         job_builder: Builds the jobs of compactions from drafts.
     """
 
@@ -86,11 +89,15 @@ class RoundCoordinator:
 
     @staticmethod
     def has_huge_results(view: RequestView) -> bool:
-        """Returns whether the request contains huge new tool results that must be capped."""
+        """Returns whether the request contains huge new tool results that the proxy must cap."""
         return plan_result_caps(view) is not None
 
     async def cap_huge_results(self, view: RequestView) -> RequestView:
-        """Returns the view with huge new tool results capped. The caps apply to later requests as well."""
+        """Caps huge new tool results, for this request and later ones. Returns the new view.
+
+        Returns the view unchanged if there is nothing to cap, or if no compaction could be made, for example
+        because the capped list would not be shorter.
+        """
         plan = plan_result_caps(view)
         if plan is None or view.root is None:
             return view
@@ -103,10 +110,10 @@ class RoundCoordinator:
             return view
 
     async def apply_round(self, view: RequestView, due_reason: str) -> tuple[RequestView, str | None]:
-        """Makes the compaction that is due, or installs a staged one, and returns the view after it.
+        """Makes the compaction that is due, or installs a staged one. Returns the view with its checkpoint.
 
-        `due_reason` is the reason why a compaction is due. The second result says why an extract was used
-        instead of a model's summary. It is None if no extract was used.
+        `due_reason` says why a compaction is due. The second result says why an extract was used instead of a
+        model's summary. It is None if no extract was used.
 
         Raises:
             SummaryError: If there is nothing to remove, if compactions are paused, or if no summary could be
@@ -127,13 +134,13 @@ class RoundCoordinator:
         return view.with_checkpoint(checkpoint), reason
 
     async def prepare_round(self, view: RequestView) -> None:
-        """Starts a compaction that will soon be due.
+        """Starts a compaction that will soon be due. The compaction runs in the background.
 
-        Does nothing if no summary can be requested, if a compaction that this request can use is running or
-        staged, if compactions are paused, or if there is nothing to summarise.
+        Does nothing if no summary can be requested, if a suitable compaction is already running or staged, if
+        compactions of the conversation are paused, or if there is nothing to summarise.
 
-        While one call of this method works on a conversation, further calls for the same conversation do
-        nothing. They would pay for a second summary of nearly the same messages.
+        Also does nothing while another call of this method works on the same conversation. Otherwise the
+        tenant would pay for a second summary of nearly the same messages.
         """
         thread = view.strategy_thread
         if view.root is None or not view.request.summary_routes or thread in self._preparing:
@@ -145,8 +152,8 @@ class RoundCoordinator:
             self._preparing.discard(thread)
 
     async def _begin_round(self, view: RequestView) -> None:
-        # Check running compactions before staged ones: a compaction that ends between the two checks is then
-        # found among the staged ones.
+        # Running compactions are checked before staged ones. So a compaction that ends between the two checks
+        # is found among the staged ones.
         if any(
             each.view.strategy_thread == view.strategy_thread or _can_serve(each, view)
             for each in self._list_pending_jobs(view)
@@ -166,7 +173,7 @@ class RoundCoordinator:
         if draft is None or not draft.plan.groups:  # masks need no preparation
             return
         job = await self._job_builder.build_job(view, draft, AHEAD_REASON)
-        # During the `await` calls above, a request may have started a compaction that this request can use.
+        # While this method was waiting above, another request may have started a suitable compaction.
         if not any(_can_serve(each, view) for each in self._list_pending_jobs(view)):
             self._builder.begin_round(job)
 
@@ -185,7 +192,7 @@ class RoundCoordinator:
     async def _make_round_without_model(self, view: RequestView, job: RoundJob) -> Checkpoint:
         """Makes a compaction without a model.
 
-        If it fails because of its messages (`LASTING_FAILURES`), the failure is recorded, so that the
+        If the compaction fails because of its messages (`LASTING_FAILURES`), records the failure, so that the
         compaction is not tried again soon.
 
         Raises:
@@ -204,8 +211,8 @@ class RoundCoordinator:
     async def _find_or_make_round(self, view: RequestView, due_reason: str) -> tuple[Checkpoint, str | None]:
         """Installs a staged checkpoint if it is sufficient; else makes a compaction. Returns the checkpoint.
 
-        The second result says why an extract was used instead of a model's summary. It is None if no extract
-        was used.
+        If the new compaction fails, installs the staged checkpoint anyway, if there is one. The second result
+        says why an extract was used instead of a model's summary. It is None if no extract was used.
 
         Raises:
             SummaryError: If there is nothing to remove, if compactions are paused, or if no summary could be
@@ -232,12 +239,15 @@ class RoundCoordinator:
         return checkpoint, reason
 
     async def _find_staged(self, view: RequestView, *, same_length: bool = False) -> Checkpoint | None:
-        """Returns the staged checkpoint to apply, with later masks and caps of the view's checkpoint.
+        """Returns the staged checkpoint that this request can use; None if there is none.
 
-        Returns None if no staged checkpoint matches. `same_length` looks for a late summary that replaces an
-        extract (`RequestLoader.find_staged_checkpoint`). Use it only before a new compaction. The new
-        compaction breaks the provider's prompt cache anyway, so replacing the extract costs nothing in
-        addition.
+        The result includes the masks and caps that the view's checkpoint has for later messages.
+
+        Args:
+            view: The request.
+            same_length: Whether to look instead for a late summary that can replace an extract
+                (`RequestLoader.find_staged_checkpoint`). Use this only before a new compaction, which breaks
+                the provider's prompt cache anyway. To replace the extract then costs nothing in addition.
         """
         staged = await self._loader.find_staged_checkpoint(view, same_length=same_length)
         return _merge_edits(staged, view.checkpoint) if staged else None
@@ -249,7 +259,7 @@ class RoundCoordinator:
         return await self._builder.install_checkpoint(view, checkpoint, ttl_s, due_reason)
 
     async def _make_round(self, view: RequestView, due_reason: str) -> tuple[Checkpoint, str | None]:
-        """Makes a compaction, or waits for a running one that this request can use. Returns the checkpoint.
+        """Makes a compaction, or waits for a suitable one that is already running. Returns the checkpoint.
 
         The second result says why an extract was used instead of a model's summary. It is None if no extract
         was used.
@@ -271,7 +281,7 @@ class RoundCoordinator:
         if due_reason != "force":
             pending = self._list_pending_jobs(view)
             shared = next((each for each in pending if each.is_staged and _can_serve(each, view)), None)
-            # Since the last search for staged checkpoints, a running compaction may have saved one. Therefore
+            # Since the caller searched for staged checkpoints, a running compaction may have saved one. So
             # the search is repeated.
             staged = await self._find_staged(view) if shared is None else None
             if staged is not None and _is_sufficient(staged, view):
@@ -288,7 +298,7 @@ class RoundCoordinator:
     def _find_skip_reason(
         self, view: RequestView, job: RoundJob, draft: RoundDraft, due_reason: str
     ) -> str | None:
-        """Returns why the compaction is made without a summary model; None if a model writes the summary."""
+        """Returns why no summary is requested for the compaction; None if a summary is requested."""
         if due_reason != "force" and self._is_paused(view):
             return PAUSED
         if due_reason in FORCED_REASONS - {"force"} and not draft.is_worth_it:
@@ -298,11 +308,14 @@ class RoundCoordinator:
     async def _make_summarized_round(
         self, view: RequestView, job: RoundJob, skip_reason: str | None
     ) -> Checkpoint:
-        """Makes the compaction with a model's summary, and waits for it as long as the client allows.
+        """Makes the compaction with a summary by the summary model. Limits the wait for it.
+
+        The request waits for at most `PATIENCE_SHARE` of the time after which its client gives up, and no
+        longer than the strategy allows.
 
         Raises:
-            SummaryError: If `skip_reason` is not None, if no summary could be written, or if it is not ready
-                in time.
+            SummaryError: If there is a reason to request no summary (`skip_reason` is not None), if no
+                summary could be written, or if the summary is not ready in time.
         """
         if skip_reason is not None:
             raise SummaryError(skip_reason)
@@ -322,7 +335,7 @@ class RoundCoordinator:
     ) -> Checkpoint:
         """Makes the compaction with an extract and the ledger in place of the summary.
 
-        `failure` says why there is no summary.
+        `failure` is the error that says why there is no summary.
 
         Raises:
             SummaryError: If the compaction cannot be made, or would not shorten the request.
@@ -347,7 +360,7 @@ class RoundCoordinator:
 
 
 def _is_sufficient(staged: Checkpoint, view: RequestView) -> bool:
-    """Returns whether a staged checkpoint makes the request small enough (`READY_SHARE`)."""
+    """Returns whether a staged checkpoint shrinks the request enough (`READY_SHARE`)."""
     trigger_tokens = view.marks.trigger_tokens
     fixed = min(trigger_tokens, int(view.fixed_tokens * view.calibration_ratio))
     size = view.with_checkpoint(staged).effective_estimate
@@ -355,10 +368,10 @@ def _is_sufficient(staged: Checkpoint, view: RequestView) -> bool:
 
 
 def _can_serve(pending: RoundJob, view: RequestView) -> bool:
-    """Returns whether this request can use the result of a running compaction.
+    """Returns whether this request can use the result of the running compaction `pending`.
 
     The request must begin with the messages that the compaction covers. The compaction must cover more
-    messages than the view's checkpoint, and must not remove the request's latest user message.
+    messages than the view's checkpoint, and must not remove the latest user message of the request.
     """
     length = pending.draft.plan.length
     covered_count = view.checkpoint.length if view.checkpoint else 0
@@ -373,10 +386,10 @@ def _can_serve(pending: RoundJob, view: RequestView) -> bool:
 
 
 def _merge_edits(checkpoint: Checkpoint, current: Checkpoint | None) -> Checkpoint:
-    """Returns `checkpoint` with the later masks and caps of `current`, which it replaces.
+    """Adds masks and caps of the checkpoint `current` to `checkpoint`, which will replace `current`.
 
-    The masks and caps were made while `checkpoint` was being written. They apply to messages that
-    `checkpoint` does not cover.
+    Only masks and caps of messages that `checkpoint` does not cover are added. They were made while
+    `checkpoint` was being prepared. Returns `checkpoint` unchanged if there are none.
     """
     if current is None:
         return checkpoint

@@ -1,7 +1,7 @@
 """Builds jobs. A job contains everything that is needed to make one compaction.
 
-Its main parts are the draft (`RoundDraft`), with the plan and the ledger, and the request for the summary
-model, with its system prompt.
+The main parts of a job are the draft (`RoundDraft`), with the plan and the ledger, and the request for the
+summary model, with its system prompt.
 """
 
 from collections.abc import Callable
@@ -57,10 +57,10 @@ def _load_prompt(prompt_file: str | None, built_in: str) -> str:
 
 
 def build_summary_instructions(settings: ModelSettings, policy: Policy) -> str:
-    """Returns the system prompt of summary calls; empty if the strategy writes no summaries.
+    """Returns the system prompt for summary calls; empty if the strategy uses no summaries.
 
     All calls with the same settings and strategy get the same prompt. The text of a prompt file is cached, so
-    later changes to the file have no effect.
+    changes to the file have no effect until the proxy is started again.
 
     Raises:
         ConfigError: If the prompt file cannot be read.
@@ -93,7 +93,7 @@ def check_prompt_files(config: Config) -> None:
             build_summary_instructions(settings, resolve_policy(settings, name))
 
 
-# The reason that is reported for a compaction that starts before any request needs it.
+# The reported reason of a compaction that is prepared before any request needs it.
 AHEAD_REASON = "soft"
 
 
@@ -103,13 +103,13 @@ class RoundJob:
 
     Attributes:
         view: The request for which the compaction is made.
-        draft: The plan of the compaction, and the ledger.
-        root: Root digest of the conversation (`storage.keys.get_conversation_root`).
+        draft: The plan of the compaction, the ledger, and the size of the summary.
+        root: Digest of the first messages of the conversation (`storage.keys.get_conversation_root`).
         checkpoint_id: Id of the checkpoint that will be written (`core.planner`), 64 bytes.
         conversation: The conversation id.
         reason: Why the compaction is due.
         ttl_s: How long the checkpoint is kept, in seconds.
-        is_searchable: Whether the model will be offered the tool that searches the removed messages.
+        is_searchable: Whether the model will probably be offered the tool that searches removed messages.
         summary_request: The request for the summary model; None if no model writes a summary.
         is_extractive: Whether an extract, written without a model, is used instead of a summary.
     """
@@ -138,17 +138,17 @@ class RoundJob:
 
     @property
     def is_staged(self) -> bool:
-        """Whether the checkpoint is first stored as staged. No request uses it before it is installed."""
+        """Whether the checkpoint is first staged. Requests use it only after it has been installed."""
         return self.view.policy.layout is not None and bool(self.draft.plan.groups) and not self.is_extractive
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The messages to summarise, by group, without the outdated statements of the user."""
+        """The messages to summarise, by group. User statements that later ones have replaced are removed."""
         return tuple(tuple(map(self._drop_outdated, group)) for group in self.draft.plan.groups)
 
     @property
     def user_messages(self) -> Group:
-        """All user messages, without the outdated statements of the user."""
+        """All user messages. Statements that later statements have replaced are removed from their text."""
         return tuple(
             self._drop_outdated(k)
             for k, message in enumerate(self.view.unfixed_messages)
@@ -176,7 +176,7 @@ class RoundJob:
         return tuple(sorted({*plan.removed_indices, *list_edited_indices(plan)} - known))
 
     def format_task(self) -> str:
-        """Returns the text of the task, or an excerpt if it exceeds the strategy's size limit.
+        """Returns the text of the task, or an excerpt if the text exceeds the strategy's size limit.
 
         Returns `NO_TASK` if the conversation has no task, or if the task has no text.
         """
@@ -191,7 +191,9 @@ class RoundJob:
         return build_excerpt(task.text, size / task.tokens, handle)
 
 
-# The messages to summarise in one call may take at most this share of the summary model's context window.
+# When a chain of records is written anew, the summary model reads the original messages if they take at most
+# this share of its context window. Otherwise it reads the old records in place of the messages that they
+# cover.
 READ_SHARE = 0.7
 
 
@@ -200,7 +202,7 @@ class JobBuilder:
 
     Args:
         mint_conversation: Builds a conversation id from a tenant and a prefix digest. It is called if the
-            client gave no id.
+            conversation has no id yet.
         ttl_s: How long checkpoints are kept, in seconds.
         has_archive: Whether removed messages are archived, so that they can be searched later.
     """
@@ -213,7 +215,7 @@ class JobBuilder:
         self._has_archive = has_archive
 
     async def build_job(self, view: RequestView, draft: RoundDraft, due_reason: str) -> RoundJob:
-        """Builds the job of a compaction in the worker thread. `view.root` must not be None."""
+        """Builds the job of a compaction, in a worker thread. `view.root` must not be None."""
         return await run_in_worker(partial(self._build_job, view, draft, due_reason))
 
     def _build_job(self, view: RequestView, draft: RoundDraft, due_reason: str) -> RoundJob:
@@ -228,15 +230,15 @@ class JobBuilder:
             ttl_s=self.ttl_s,
             is_searchable=self._has_archive and _should_mention_search_tool(view.request),
         )
-        # A compaction may run for minutes, so the job does not keep the body of the request in memory. Only
-        # the request for the summary model keeps it, if the call needs it.
+        # A compaction may run for minutes. So the job does not keep the body of the client's request in
+        # memory. Only the request for the summary model keeps the body, if the summary call needs it.
         body = view.request.body._replace(raw=b"", new_pieces=())
         view = replace(view, request=replace(view.request, body=body))
         return replace(job, view=view, summary_request=_build_summary_request(job))
 
 
 def predict_job_checkpoint_id(view: RequestView, plan: RoundPlan, *, extract: bool) -> bytes:
-    """Returns the id of the checkpoint that a compaction will write.
+    """Returns the id that the checkpoint of a planned compaction will have.
 
     `extract` says whether the compaction uses an extract instead of a summary.
     """
@@ -257,8 +259,8 @@ def _build_summary_request(job: RoundJob) -> SummaryRequest | None:
     user_messages, groups = job.user_messages, job.groups
     summary = view.checkpoint.summary if view.checkpoint else ""
     earlier: tuple[str, ...] = (summary,) if summary and view.policy.earlier_rounds != "leave" else ()
-    # If the records of the chain are replaced by one new record, the summary model reads the original
-    # messages. If these are too long for one call, it reads the texts of the old records instead.
+    # If one new record replaces all records of the chain, the summary model reads the original messages. If
+    # these are too long for one call, it reads the texts of the old records in place of them.
     if view.policy.earlier_rounds == "freeze" and not job.draft.plan.frozen_record_count:
         earlier = ()
         characters = sum(count_shown_characters(each, shape) for each in groups)
@@ -290,10 +292,11 @@ def _build_summary_request(job: RoundJob) -> SummaryRequest | None:
 
 
 def _should_mention_search_tool(ask: FitRequest) -> bool:
-    """Returns whether the model will probably be offered the search tool for removed messages.
+    """Returns whether the proxy will probably offer the model the tool that searches removed messages.
 
-    The replacement mentions the tool only in this case. The result is a guess: the replacement never changes,
-    but the tool may be unavailable in a later request, for example because that request defines no tools.
+    The replacement mentions the tool only in this case. The result is a guess for all later requests, because
+    the replacement never changes. The proxy may be unable to offer the tool with one of them, for example
+    because that request defines no tools.
     """
     tool = ask.body.wire.search_tool
     if ask.settings.recall.tool == "none" or tool is None:
@@ -308,14 +311,18 @@ def _should_mention_search_tool(ask: FitRequest) -> bool:
 
 
 def _with_known_window(route: SummaryRoute, view: RequestView) -> SummaryRoute:
-    """Returns the route. If it uses the request's own model, its window is at most that of the request."""
+    """Returns the route with the context window that is known for its model.
+
+    If the route uses the model that the client's request names, the context window of the route is limited to
+    the window in the budget of this request. Otherwise the route stays unchanged.
+    """
     if route.model != view.request.model:
         return route
     return replace(route, window=min(view.budget.window, route.window))
 
 
 def _exclude_recorded_messages(job: RoundJob) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Returns the groups without the messages that the chain covers, and the texts of the chain's records."""
+    """Returns the groups without the messages that the chain of records covers, and the records' texts."""
     chain = job.view.checkpoint
     if chain is None:
         return job.groups, ()

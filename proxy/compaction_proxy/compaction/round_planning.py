@@ -1,4 +1,4 @@
-"""Drafts compactions: plans which spans to replace, and builds the ledger, which needs no model."""
+"""Drafts compactions: plans which spans to replace, and builds the ledger. Neither needs a model."""
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
@@ -27,25 +27,28 @@ from compaction_proxy.core.planner import (
 from compaction_proxy.core.strategies import ANCHORED_LAYOUT, ScaledLimit
 from compaction_proxy.support.offload import run_in_worker
 
-# Approximate tokens of the introductory and closing lines around the records of a chain.
+# Approximate number of tokens in the introductory and closing lines around the records of a chain.
 FRAME_TOKENS = 120
-# Some strategies request a longer summary if more tokens are removed, but at most this share of the trigger
-# size T.
+# Some strategies request a longer summary if more tokens are removed. The requested size is then limited to
+# this share of the trigger size T.
 SUMMARY_SHARE = 0.06
 # A compaction that saves less than this share of the trigger size is not worth the cost of a summary.
 LEAST_SHARE = 0.10
 CHARACTERS_A_TOKEN = 3.5
-# If the ledger leaves too few tokens for the smallest tail, its limit is reduced. The reduced limit is
-# LEDGER_TOKENS or LEDGER_SHARE of the full limit, whichever is more.
+# If a ledger of the full size would leave too few tokens for the smallest tail, the size limit of the ledger
+# is reduced. The reduced limit is LEDGER_TOKENS tokens or this share (LEDGER_SHARE) of the full limit,
+# whichever is more.
 LEDGER_TOKENS = 2_000
 LEDGER_SHARE = 0.4
-# The ledger's limit is reduced further if ledger, records, summary and tail together would exceed this share
-# of the free tokens. The free tokens are the trigger size minus the tokens that no compaction removes.
+# The size limit of the ledger is reduced further if ledger, records, summary and tail together would exceed
+# this share of the free tokens. The free tokens are the trigger size minus the tokens that no compaction
+# removes.
 FILLED_SHARE = 0.8
-# The ledger's limit is never reduced below this share of the full limit.
+# The size limit of the ledger is never reduced below this share of the full limit.
 LEAST_LEDGER_SHARE = 0.1
-# This constant applies if the target is so low that hardly any compaction can reach it. A compaction with
-# masks alone is then sufficient if it shrinks the removable messages to this share of the free tokens.
+# This constant applies if the target size is so low that hardly any compaction can reach it. A compaction
+# that only masks tool results is then sufficient if it shrinks the removable messages to this share of the
+# free tokens (the trigger size minus the tokens that no compaction removes).
 MASKED_SHARE = 0.8
 
 
@@ -55,12 +58,12 @@ class RoundDraft:
 
     Attributes:
         plan: The spans to replace, and what replaces them.
-        summary_tokens: Size of the summary, in tokens; 0 if there is none.
+        summary_tokens: Size of the summary to request, in tokens; 0 if the compaction needs none.
         is_worth_it: Whether the compaction saves enough tokens to be worth the cost of a summary.
         ledger: Text of the ledger; empty unless the strategy keeps a chain of records.
-        rules: Rules that the ledger must contain.
-        outdated_statements: User statements that later statements have replaced, by message index. They are
-            removed from the text that the summary model reads.
+        rules: The user's rules, which the ledger must contain.
+        outdated_statements: User statements that later statements have replaced, by message index. The text
+            that the summary model reads does not contain them.
         frontier: The states of the user's requests and the last steps; empty unless the strategy keeps a
             chain of records.
     """
@@ -75,12 +78,12 @@ class RoundDraft:
 
 
 def list_edited_indices(plan: RoundPlan) -> set[int]:
-    """Lists the indices of the messages that the plan masks or caps."""
+    """Returns the indices of the messages that the plan masks or caps."""
     return {fill.reference_index for fill in plan.planned_replacements if fill.kind in {"mask", "cap"}}
 
 
 def _can_fit(view: RequestView, draft: RoundDraft) -> bool:
-    """Returns whether the request will fit after the compaction, assuming the planned size of its summary."""
+    """Returns whether the request will fit after the compaction, if the summary has the planned size."""
     forwarded = list_forwarded_sizes(view.unfixed_messages, view.checkpoint)
     saved_tokens = sum(forwarded[index] - MASK_TOKENS for index in list_edited_indices(draft.plan))
     saved_tokens += (
@@ -93,10 +96,11 @@ def _can_fit(view: RequestView, draft: RoundDraft) -> bool:
 
 
 def plan_result_caps(view: RequestView) -> RoundPlan | None:
-    """Plans to cap huge new tool results; returns None if there is nothing to cap.
+    """Plans to cap huge tool results at the end of the request; returns None if there is nothing to cap.
 
-    Results are capped only if the request would exceed the usable tokens (`Budget.usable`) even after a
-    compaction of everything else.
+    The plan caps results only if the request would exceed the usable tokens (`Budget.usable`) even after a
+    compaction of everything else. A result counts as huge if it is larger than the strategy allows for a
+    single result (`AnchoredLayout`).
     """
     layout = view.policy.layout
     results = _find_newest_results(view.unfixed_messages)
@@ -120,7 +124,11 @@ def plan_result_caps(view: RequestView) -> RoundPlan | None:
 
 
 def _find_newest_results(messages: Sequence[Message]) -> range:
-    """Returns the indices of the tool results at the end of the list, which answer the latest calls."""
+    """Returns the indices of the tool results at the end of the list, which answer the latest tool calls.
+
+    If the message before these results contains no tool calls, returns only the last index. Returns an empty
+    range if the last message is no tool result.
+    """
     start = len(messages)
     while start and messages[start - 1].answered_call_ids:
         start -= 1
@@ -129,7 +137,7 @@ def _find_newest_results(messages: Sequence[Message]) -> range:
 
 
 def _draft_plain(view: RequestView, constraints: PlanConstraints) -> RoundDraft | None:
-    """Drafts a compaction that has neither masks nor a ledger. Returns None if nothing can be removed."""
+    """Drafts a compaction without masks and without a ledger. Returns None if nothing can be removed."""
     summary_tokens = _compute_summary_tokens(view, 0)
     plan = plan_round(
         view.unfixed_messages,
@@ -142,7 +150,7 @@ def _draft_plain(view: RequestView, constraints: PlanConstraints) -> RoundDraft 
 
 
 def _draft_masks(view: RequestView, constraints: PlanConstraints) -> RoundDraft | None:
-    """Drafts a compaction that only masks tool results. Returns None if that does not save enough tokens."""
+    """Drafts a compaction that only masks tool results. Returns None if masks do not save enough tokens."""
     stop = find_tail_start(
         view.unfixed_messages,
         view.effective_messages,
@@ -165,7 +173,10 @@ def _list_chain_records(view: RequestView) -> tuple[Message, ...]:
 
 
 def _compute_summary_tokens(view: RequestView, removed_tokens: int) -> int:
-    """Computes the size of the summary to request, in tokens, for messages of `removed_tokens` tokens."""
+    """Computes the size of the summary to request, in tokens; 0 if the strategy uses no summaries.
+
+    `removed_tokens` is the size of the messages that the summary replaces, in tokens.
+    """
     shape = view.policy.summary
     if shape is None:
         return 0
@@ -178,7 +189,12 @@ def _compute_summary_tokens(view: RequestView, removed_tokens: int) -> int:
 
 
 def _choose_masks(view: RequestView, constraints: PlanConstraints, tail_start: int) -> list[int]:
-    """Chooses the tool results to mask. Returns an empty list if masks alone cannot reach the target size."""
+    """Chooses which of the tool results before the tail to mask. Returns their indices.
+
+    Returns an empty list if masks alone cannot bring the request to its target size, or if the strategy has
+    no target size. If hardly any compaction can reach the target size, a larger size is sufficient
+    (`MASKED_SHARE`).
+    """
     forwarded = list_forwarded_sizes(view.unfixed_messages, view.checkpoint)
     previously_edited = view.checkpoint.edited if view.checkpoint else frozenset()
     candidates = [
@@ -201,9 +217,10 @@ def _choose_masks(view: RequestView, constraints: PlanConstraints, tail_start: i
 
 
 def _list_old_results(view: RequestView, tail_start: int) -> list[int]:
-    """Lists the tool results before the tail that are not yet removed.
+    """Returns the indices of the tool results before the tail that are not yet removed.
 
-    The newest results, as many as the strategy always keeps, are not included.
+    The strategy always keeps some of the newest tool results (`KeepRules.tool_results`). These are not
+    included.
     """
     removed = view.checkpoint.removed_indices if view.checkpoint else frozenset()
     results = [
@@ -218,9 +235,9 @@ def _list_old_results(view: RequestView, tail_start: int) -> list[int]:
 def _is_worth_it(
     view: RequestView, plan: RoundPlan, summary_tokens: int, constraints: PlanConstraints
 ) -> bool:
-    """Returns whether the compaction saves enough tokens to be worth its cost.
+    """Returns whether the compaction saves enough tokens to be worth its cost (`LEAST_SHARE`).
 
-    The saving is the size of the newly removed messages less the size of the summary.
+    The saving is the size of the messages to summarise less the size of the summary.
     """
     forwarded = list_forwarded_sizes(view.unfixed_messages, view.checkpoint)
     saved_tokens = sum(forwarded[index] for index in plan.summarized_indices) - summary_tokens
@@ -228,10 +245,10 @@ def _is_worth_it(
 
 
 def _cap_long_task(view: RequestView, plan: RoundPlan, constraints: PlanConstraints) -> RoundPlan:
-    """Adds a cap for the task to the plan if the task is too long.
+    """Adds a cap for the task to the plan if the task is too long. Returns the plan.
 
-    The task stays whole if it is also the latest user message, if it is already masked or capped, or if the
-    client moves it.
+    The task is not capped if it is also the latest user message, if it is already masked or capped, or if the
+    client moves it with each request.
     """
     task = find_task_index(view.unfixed_messages)
     edited = view.checkpoint.edited if view.checkpoint else frozenset()
@@ -245,14 +262,15 @@ def _cap_long_task(view: RequestView, plan: RoundPlan, constraints: PlanConstrai
 
 
 def merge_pins(view: RequestView) -> tuple[str, ...]:
-    """Returns the pins of the conversation together with those of the request, each text once."""
+    """Returns the pins of the conversation and then those of the request, each text only once."""
     return tuple(dict.fromkeys((*view.directives.pins, *view.request.pins)))
 
 
 def _compute_ledger_tokens(view: RequestView, limit: ScaledLimit) -> int:
     """Returns the size limit of the ledger, in tokens.
 
-    The limit is reduced if the ledger would leave too few tokens for the tail.
+    This is the full limit of the strategy, or less if a ledger of this size would leave too few tokens for
+    the tail.
     """
     room, tail = view.plan_constraints, view.policy.keep.tail
     max_tokens = limit.compute_tokens(room.trigger_tokens)
@@ -273,11 +291,11 @@ def _compute_ledger_tokens(view: RequestView, limit: ScaledLimit) -> int:
 
 
 class RoundPlanner:
-    """Drafts compactions. If the same draft is requested twice at the same time, it is made only once.
+    """Drafts compactions. If two requests need the same draft at the same time, it is made only once.
 
     Args:
         reader: Counts tokens.
-        ledger_cache: Reads statements and facts from messages.
+        ledger_cache: Finds statements and facts in messages.
     """
 
     def __init__(self, reader: MessageReader, ledger_cache: LedgerCache) -> None:
@@ -288,13 +306,13 @@ class RoundPlanner:
     async def draft_round(self, view: RequestView, *, allow_small: bool = False) -> RoundDraft | None:
         """Drafts the compaction that the strategy would make now.
 
-        The compaction leaves messages that the client moves unchanged, unless the request would otherwise not
-        fit. Returns None if there is nothing to remove. With a strategy that keeps a chain of records, also
-        returns None if the compaction saves little and `allow_small` is False.
+        The draft does not remove messages that the client moves with each request, unless the request would
+        otherwise not fit. Returns None if there is nothing to remove. With a strategy that keeps a chain of
+        records, also returns None if the compaction saves little (`LEAST_SHARE`) and `allow_small` is False.
 
         Args:
             view: The request.
-            allow_small: Whether a compaction is wanted even if it saves little.
+            allow_small: Whether to draft a compaction even if it saves little.
         """
         key = _build_key(view, allow_small=allow_small)
         task = next((task for task, running_key in self._running.items() if running_key == key), None)
@@ -316,7 +334,7 @@ class RoundPlanner:
         return await self._draft_one_round(replace(view, moving_count=0), allow_small=allow_small)
 
     async def _draft_one_round(self, view: RequestView, *, allow_small: bool) -> RoundDraft | None:
-        """Drafts a compaction that leaves the messages that the client moves unchanged."""
+        """Drafts a compaction that does not remove the last `view.moving_count` messages."""
         constraints = view.plan_constraints
         if view.policy.layout is None:
             return await run_in_worker(partial(_draft_plain, view, constraints))
@@ -335,9 +353,10 @@ class RoundPlanner:
         )
 
     def _predict_removed_indices(self, view: RequestView, constraints: PlanConstraints) -> frozenset[int]:
-        """Returns the indices of the messages that the next record of the chain will probably replace.
+        """Returns the indices of the messages that the compaction will probably remove.
 
-        If the ledger and the records are large, the final plan may remove other messages.
+        The final plan also depends on the sizes of the ledger and the records. So it may remove other
+        messages.
         """
         stop = find_tail_start(
             view.unfixed_messages, view.effective_messages, view.policy, view.checkpoint, constraints
@@ -354,7 +373,7 @@ class RoundPlanner:
         *,
         allow_small: bool,
     ) -> RoundDraft | None:
-        """Drafts a compaction that adds a record to the chain.
+        """Drafts a compaction that adds a record to the chain, or writes the chain anew as one record.
 
         Returns None if there is nothing to remove, or if the compaction saves little and `allow_small` is
         False.
@@ -362,8 +381,8 @@ class RoundPlanner:
         Args:
             view: The request.
             expected: Indices of the messages that will probably be removed.
-            ledger: The ledger for these messages, and the rules that it must contain.
-            ledger_tokens: Size of the ledger, in tokens.
+            ledger: The text of the ledger for these messages, and the rules that it must contain.
+            ledger_tokens: Size of this ledger, in tokens.
             allow_small: Whether to draft the compaction even if it saves little.
         """
         superseded = self._ledger_cache.get_active_statements(view.unfixed_messages).superseded
@@ -403,10 +422,11 @@ class RoundPlanner:
     async def build_ledger_text(
         self, view: RequestView, removed_indices: Collection[int]
     ) -> tuple[str, tuple[str, ...]]:
-        """Returns the ledger for the removed messages, and the rules that it must contain.
+        """Returns the text of the ledger for the removed messages, and the rules that it must contain.
 
-        All strategies add this ledger to an extract if no summary can be written. If the strategy has no size
-        limit for ledgers, the limit of `anchored` applies.
+        The strategy `anchored` adds this ledger to its records. The other strategies add it to an extract if
+        no summary can be written. If the strategy has no size limit for ledgers, the limit of `anchored`
+        applies.
         """
         return await run_in_worker(partial(self._build_ledger_text, view, removed_indices))
 
@@ -428,7 +448,7 @@ class RoundPlanner:
 
 
 def _build_key(view: RequestView, *, allow_small: bool) -> tuple[object, ...]:
-    """Builds a key from all inputs of a draft. Requests with equal keys get identical drafts."""
+    """Builds a key from everything on which a draft depends. Equal keys lead to equal drafts."""
     return (
         view.request.tenant,
         tuple(each.digest for each in view.messages),

@@ -1,4 +1,4 @@
-"""Compacts messages without storing anything: runs the compactor on a temporary store in memory."""
+"""Compacts messages without storing anything permanently, with a temporary store in memory."""
 
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable
@@ -37,17 +37,17 @@ SCRATCH_TTL_S = 86_400.0
 class StatelessCompaction:
     """Compacts messages without storing checkpoints, events or archives permanently.
 
-    All of these are deleted when the block of `open_compactor` ends.
+    All of these are deleted when the `async with` block of `open_compactor` ends.
 
     Attributes:
         create_store: Creates an empty store in memory.
         reader: Reads and counts messages, as for forwarded requests.
         model_limits: Provides the context windows and calibrations of models. This class does not change
             them.
-        summarizer: Writes summaries. Forwarded requests share it, so it knows which models fail and how many
-            calls a tenant has left.
+        summarizer: Writes summaries. It also writes the summaries for forwarded requests, so it knows which
+            models fail and how many calls a tenant has left.
         job_builder: Builds the jobs of compactions from drafts.
-        event_bus: Announces events only to the listeners that add up the cost of summaries.
+        event_bus: Announces events, but only to listeners that add up the cost of summaries.
     """
 
     create_store: Callable[[], Store]
@@ -61,7 +61,7 @@ class StatelessCompaction:
     async def open_compactor(self) -> AsyncIterator[tuple[Compactor, EventHistory]]:
         """Creates a compactor with an empty store, and the history of its events.
 
-        Both exist only inside the block. All work is stopped when the block ends.
+        Use both only inside the `async with` block. All work is stopped when the block ends.
         """
         async with AsyncExitStack() as stack:
             records = RecordStore(self.create_store(), _ignore_error)
@@ -92,9 +92,9 @@ class ShortenResult(NamedTuple):
     """The result of shortening a list of messages.
 
     Attributes:
-        fit: The request with the shorter list.
-        strategy_result: The result of the strategy, before messages were cut in addition. It is the same as
-            `fit` if no messages were cut.
+        fit: The final result, with the shortened list.
+        strategy_result: The result of the strategy alone, before messages were cut to reach the target. It is
+            the same as `fit` if no messages were cut.
         model: The model that wrote the summary; None if no model wrote one.
     """
 
@@ -106,9 +106,9 @@ class ShortenResult(NamedTuple):
 async def shorten_messages(
     compaction: StatelessCompaction, ask: FitRequest, target_tokens: int | None
 ) -> ShortenResult:
-    """Compacts a list of messages. If this fails, or the result is too long, also cuts messages.
+    """Compacts a list of messages. If this fails, or if the result exceeds the target, also cuts messages.
 
-    The cut needs no model. A list that does not exceed the target is returned unchanged.
+    The cut needs no model. If the list does not exceed the target at the start, it is returned unchanged.
 
     Args:
         compaction: Provides the temporary compactor.
@@ -117,7 +117,7 @@ async def shorten_messages(
 
     Raises:
         UnreadableBodyError: If a message cannot be read.
-        InternalError: If the proxy has failed unexpectedly. The log contains the cause.
+        InternalError: If an unexpected error has occurred in the proxy. The log contains the cause.
     """
     async with compaction.open_compactor() as (compactor, history):
         if target_tokens is not None and (
@@ -145,7 +145,7 @@ async def shorten_messages(
 
 
 async def _fit_under_target(compactor: Compactor, ask: FitRequest, target_tokens: int) -> FitResult | None:
-    """Returns a result with the unchanged list, or None if the list exceeds the target."""
+    """Returns a result with the unchanged list; None if the list exceeds the target or cannot be counted."""
     shadow = await compactor.fit_request(replace(ask, mode=CompactionMode.SHADOW))
     size = shadow.report.tokens_before
     if size is None or size > target_tokens:

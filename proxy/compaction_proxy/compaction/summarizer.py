@@ -3,11 +3,13 @@
 A call has one of two forms. In the aligned form, it consists of the conversation itself, followed by the
 prompt. This form is used if the caller provides the conversation (`SummaryRequest.aligned`) and the call fits
 the model's context window. Otherwise, the call contains a transcript of the messages. A transcript that is
-too long for one call is sent in portions, and one more call merges their summaries.
+too long for one call is split into portions. Each portion gets its own call, and one more call merges the
+summaries of the portions.
 
-One call may request the summaries of several runs of messages. If the response does not mark where each
-summary begins, each run gets a separate call. A response that was cut off at its output limit is used if it
-contains the last section. Otherwise, one more call requests half the size.
+One call may request one summary for each of several groups of messages. If the response does not show where
+each summary begins, each group gets its own call. If a response was cut off at its output limit, it is
+accepted if it contains the last section for which the prompt asks. If it does not, one more call requests a
+summary of half the size.
 """
 
 import asyncio
@@ -46,24 +48,28 @@ from compaction_proxy.core.summary.verify import verify_summary
 from compaction_proxy.providers.types import SummaryModel
 from compaction_proxy.support.offload import run_in_worker
 
-# If the provider refuses a summary call as too long, the token count was wrong. The next calls then use only
-# this share of the context window.
+# If the provider refuses a summary call as too long, the token count of the call was wrong. The next calls
+# then fill only this share of the context window.
 OVERFLOW_SHARE = 0.7
-# Messages are shortened by characters to fit a call. They may then take only this share of the available
-# tokens, because the number of tokens per character varies.
+# To fit into a call, messages are shortened by characters, but the number of tokens per character varies. So
+# they are shortened until they take only about this share of the available tokens.
 CAREFUL_SHARE = 0.9
-# A response that has more characters than this per allowed token is rejected.
+# A response is refused if its number of characters exceeds its output limit, in tokens, times this number.
+# This does not apply to strategies that cut long summaries.
 MAX_CHARACTERS_A_TOKEN = 32
-# Limits for messages that are summarised in portions: the largest number of portions, the largest number of
-# calls at the same time, and the smallest size in tokens that is requested for the summary of a portion.
+# Limits if messages are summarised in portions: the largest number of portions (if more are needed, the
+# summary fails), the largest number of calls at the same time, and the smallest size, in tokens, that is
+# requested for the summary of a portion.
 MAX_PORTIONS = 12
 PORTIONS_AT_ONCE = 2
 LEAST_PORTION_TOKENS = 150
-# The smallest size, in tokens, that a call for a single run of messages requests for its summary.
+# The smallest size of a summary, in tokens, that is requested if each group of messages gets its own call.
 LEAST_RUN_TOKENS = 60
-# Largest number of attempts to make a call fit by shortening its messages. After that, the summary fails.
+# The messages in a call are shortened until the call fits, in at most this many attempts. After that, the
+# summary fails.
 NARROWINGS = 6
-# If an aligned call fails for one of these reasons, the summary is requested again as a transcript.
+# If a call in the aligned form (with the conversation itself) fails for one of these reasons, the summary is
+# requested again in the transcript form.
 _FORM_FAILURES = frozenset({"overflow", "http-400", "http-413", "http-422"})
 
 
@@ -75,7 +81,8 @@ class CheckedAnswer(NamedTuple):
 
     Attributes:
         texts: One summary for each group of messages; empty if the response cannot be used.
-        is_partial: Whether the response was cut off too early. A shorter response should then be requested.
+        is_partial: Whether the response was cut off too early, so that the summary should be requested again
+            with a smaller size.
     """
 
     texts: tuple[str, ...]
@@ -83,14 +90,14 @@ class CheckedAnswer(NamedTuple):
 
 
 def lookup_no_price(_model: str, _url: str, _prompt: int, _cached: int, _completion: int) -> None:
-    """Returns None for every call, because no prices are known."""
+    """Returns None as the price of every summary call, because no prices are known."""
 
 
 class Summarizer:
-    """Requests summaries. A process has one instance, which remembers which models fail or are slow.
+    """Requests summaries. A process has one instance, which remembers which models have failed or are slow.
 
     Args:
-        model: Sends the calls to summary models.
+        model: Sends a single call to a summary model.
         reader: Counts tokens.
         price: Returns the price of a call.
         clock: Returns monotonic seconds.
@@ -115,20 +122,20 @@ class Summarizer:
 
     @property
     def has_resting_model(self) -> bool:
-        """Whether any summary model currently gets no calls because it has failed."""
+        """Whether the proxy currently sends no calls to some summary model, because the model has failed."""
         return self._client.has_resting_model
 
     async def write_summary(self, summary_request: SummaryRequest) -> tuple[tuple[str, ...], str]:
         """Returns one summary for each group of messages, and the name of the model that wrote them.
 
-        The summaries are cleaned and validated. They are also verified if the strategy requires it. The
-        caller enforces the deadline.
+        The method checks the form of the summaries. If the strategy requires it, the method also checks them
+        against the messages. The caller enforces the deadline.
 
         Raises:
-            SummaryError: If no usable summary could be written. The reason comes from the model, from
-                validation or from verification, or it is one of these: `no-model` (there is no summary
-                model), `summary-window` (the model's context window is too small), `breaker-open` (the model
-                gets no calls because it has failed) and `budget` (the tenant has no calls left).
+            SummaryError: If no usable summary could be written. The reason comes from the model or from one
+                of the checks, or it is one of these: `no-model` (there is no summary model), `summary-window`
+                (the model's context window is too small), `breaker-open` (the model gets no calls because it
+                has failed) and `budget` (the tenant has no calls left).
         """
         for route in summary_request.routes:
             self.price(route.model, route.url, 0, 0, 0)  # starts the lookup, so the price is known in time
@@ -147,7 +154,11 @@ class Summarizer:
         )
 
     async def _summarize_via_routes(self, request: SummaryRequest) -> tuple[tuple[str, ...], str]:
-        """Tries the summary models in order. Returns the summaries and the name of the model."""
+        """Requests the summaries from the first summary model whose name its provider knows.
+
+        If the request has the conversation itself (`request.aligned`), tries the aligned form first. Returns
+        the summaries and the name of the model that wrote them.
+        """
         if not request.routes:
             raise SummaryError("no-model")
         first_route = request.routes[0]
@@ -170,8 +181,8 @@ class Summarizer:
         """Requests the summaries from the conversation's own model, in the aligned form.
 
         The call consists of the conversation itself, followed by the prompt. Returns an empty tuple if the
-        call does not fit, if the provider refuses its form, or if the response does not mark where each
-        summary begins.
+        call does not fit, if the provider refuses the form of the call, or if the response does not show
+        where each summary begins.
         """
         conversation = ContinuedConversation(aligned.body.raw, aligned.messages)
 
@@ -227,17 +238,18 @@ class Summarizer:
         Args:
             request: The summary request.
             call: The first call.
-            build_prompt: Builds the prompt that requests a summary of a size in tokens.
+            build_prompt: Takes a number of tokens, and builds the prompt that requests a summary of this
+                size.
             tokens: Largest size of prompt and response of each call together, in tokens.
 
         Returns:
             One summary for each group of messages. If there are several groups, and the response does not
-            mark where each summary begins, the result is empty.
+            show where each summary begins, the result is empty.
 
         Raises:
-            SummaryError: With the reason `truncated` if both responses were cut off and contain too little.
-                With the reason `garbage` if there is one group, and the response lacks most of its sections.
-                Other reasons come from `SummaryClient`.
+            SummaryError: If the first response was cut off, and neither response is usable (reason
+                `truncated`). If there is only one group, and the response lacks most of the sections for
+                which the prompt asks (reason `garbage`). Other reasons come from `SummaryClient`.
         """
         check_answer = partial(self._check_answer, request)
         started = self._clock()
@@ -264,7 +276,7 @@ class Summarizer:
     ) -> tuple[str, ...]:
         """Requests the summaries from one model, in the transcript form.
 
-        If the provider refuses a call as too long, tries once more with shorter calls.
+        If the provider refuses a call as too long, requests all summaries once more, with shorter calls.
         """
         with self._client.admit_calls(request.tenant, route):
             try:
@@ -276,7 +288,7 @@ class Summarizer:
             return await self._summarize_groups(request.select_route(replace(route, window=window)))
 
     async def _summarize_groups(self, request: SummaryRequest) -> tuple[str, ...]:
-        """Returns one summary for each group. Makes several calls if one call is too small for all groups."""
+        """Returns one summary for each group. Makes several calls if the groups do not fit into one call."""
         groups, shape = request.groups, request.shape
         prompt = await request.build_prompt()
         size = await self._count_call_tokens(request, prompt)
@@ -299,7 +311,7 @@ class Summarizer:
     async def _summarize_one_by_one(self, request: SummaryRequest) -> tuple[str, ...]:
         """Requests the summary of each group by a separate call, the earliest group first.
 
-        Only the first `MAX_PORTIONS` groups get a call. The summaries of the other groups are empty.
+        Makes calls only for the first `MAX_PORTIONS` groups. The summaries of the other groups are empty.
         """
         sizes = [count_shown_characters(each, request.shape) for each in request.groups]
         parts = [
@@ -312,18 +324,18 @@ class Summarizer:
         return tuple(text for [text] in texts) + ("",) * (len(sizes) - len(parts))
 
     async def _split_and_merge(self, request: SummaryRequest, characters: float) -> str:
-        """Returns one summary for a group that is too large for one call.
+        """Returns one summary for a group of messages that is too large for one call.
 
-        Summarises portions of the group by separate calls. One more call merges their summaries.
+        Splits the group into portions, which are summarised by separate calls. One more call merges these
+        summaries. `characters` is the largest size of a portion, in characters of the transcript.
 
         Raises:
-            SummaryError: With the reason `summary-window` if the group needs more than `MAX_PORTIONS`
-                portions.
+            SummaryError: If the group needs more than `MAX_PORTIONS` portions (reason `summary-window`).
         """
         [group], shape = request.groups, request.shape
         portions = await run_in_worker(partial(split_into_portions, group, shape, characters))
-        # A portion consists of whole units, so it is usually not full, and there may be more portions than
-        # expected. If there are too many, shorten the messages further.
+        # A portion consists of whole units, so most portions are smaller than allowed, and there may be more
+        # of them than expected. If there are too many, the messages are shortened further.
         if len(portions) > MAX_PORTIONS:
             shape = await run_in_worker(
                 partial(shrink_shape_to_fit, group, shape, MAX_PORTIONS * characters / 2)
@@ -351,8 +363,7 @@ class Summarizer:
         """Returns the summary of one group. Shortens the messages in the prompt until the call fits.
 
         Raises:
-            SummaryError: With the reason `summary-window` if the call does not fit after `NARROWINGS`
-                attempts.
+            SummaryError: If the call does not fit after `NARROWINGS` attempts (reason `summary-window`).
         """
         for _ in range(NARROWINGS):
             prompt = await request.build_prompt()
@@ -366,12 +377,12 @@ class Summarizer:
         raise SummaryError("summary-window")
 
     async def _compute_fitting_share(self, request: SummaryRequest, size: int) -> float:
-        """Returns the factor by which the messages in a prompt must shrink so that the prompt fits.
+        """Returns the share of the messages in a prompt that can stay if the call is to fit, 0..1.
 
-        `size` is the present size of the prompt, in tokens.
+        `size` is the present size of the call, in tokens, which is too large.
 
         Raises:
-            SummaryError: With the reason `summary-window` if the prompt does not fit even without messages.
+            SummaryError: If the call does not fit even without messages (reason `summary-window`).
         """
         fixed = await self._count_call_tokens(request, await replace(request, groups=((),)).build_prompt())
         if fixed >= request.max_input_tokens:
@@ -379,10 +390,11 @@ class Summarizer:
         return CAREFUL_SHARE * (request.max_input_tokens - fixed) / max(1, size - fixed)
 
     async def _call_model(self, request: SummaryRequest, prompt: str, size: int) -> tuple[str, ...]:
-        """Calls the model with this prompt of `size` tokens, and returns one summary for each group.
+        """Calls the model with this prompt, and returns one summary for each group.
 
         If the response was cut off too early, calls the model again and requests shorter summaries. If there
-        are several groups, and the response does not mark where each summary begins, the result is empty.
+        are several groups, and the response does not show where each summary begins, the result is empty.
+        `size` is the number of tokens in the system prompt and the prompt.
         """
         tokens = int(size * request.calibration_ratio) + request.answer_tokens
         return await self._ask_until_complete(
@@ -395,7 +407,8 @@ class Summarizer:
     async def _check_answer(self, request: SummaryRequest, answer: SummaryAnswer) -> CheckedAnswer:
         """Returns the usable summaries in a response.
 
-        The result has no summaries if the response was cut off, or if several summaries cannot be separated.
+        The result has no summaries if the response was cut off and contains too little, if it lacks most of
+        the required sections, or if several summaries in it cannot be told apart.
 
         Raises:
             SummaryError: If the response cannot be used for any other reason.
@@ -430,7 +443,7 @@ class Summarizer:
         return CheckedAnswer((text,) if text else (), is_partial)
 
     async def _count_call_tokens(self, request: SummaryRequest, prompt: str) -> int:
-        """Counts the tokens of a transcript call."""
+        """Counts the tokens of the system prompt and the prompt of a call in the transcript form."""
         system = Message(role="system", text=request.instructions)
         return await self._count_tokens(request, system, Message(role="user", text=prompt))
 
@@ -444,7 +457,7 @@ async def _gather_texts(
 ) -> list[_Written]:
     """Runs `summarize` for all requests, at most `PORTIONS_AT_ONCE` at the same time. Returns the results.
 
-    If a call fails, raises its error after the calls that run at the same time have ended.
+    If one fails, waits until those that run at the same time have ended, and raises the error.
     """
     written: list[_Written] = []
     for start in range(0, len(requests), PORTIONS_AT_ONCE):
@@ -458,13 +471,21 @@ async def _gather_texts(
 
 
 def _narrow_shape_to_share(request: SummaryRequest, share: float) -> SummaryShape:
-    """Reduces the sizes to which messages are cut, so that about `share` of the present characters remain."""
+    """Returns a shape with lower size limits for the messages of a request.
+
+    With these limits, the transcript has about `share` times its present number of characters. The request
+    must have exactly one group.
+    """
     [group] = request.groups
     return shrink_shape_to_fit(group, request.shape, count_shown_characters(group, request.shape) * share)
 
 
 def _verify_texts(summary_request: SummaryRequest, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Removes statements that the messages do not support, and corrects the states of user requests."""
+    """Removes statements from summaries that the messages do not support. Returns the corrected summaries.
+
+    Also corrects wrong states of the user's requests, for example if a summary says that an open request is
+    done.
+    """
     return tuple(
         verify_summary(
             text,

@@ -1,4 +1,8 @@
-"""Sends calls to summary models, with retries, an hourly budget, a circuit breaker and latency tracking."""
+"""Sends calls to summary models.
+
+A call that fails temporarily is repeated. The number of calls of each tenant per hour is limited. A model
+that has failed several times gets no calls for a while. The module also measures how long calls take.
+"""
 
 import asyncio
 from collections import deque
@@ -16,22 +20,29 @@ from compaction_proxy.providers.types import SummaryModel
 from compaction_proxy.recall.round_detail import CONTINUED, build_bounded_prompt
 from compaction_proxy.support.lru import BoundedDict
 
-# After this many temporary failures in a row, a model gets no calls for a while.
+# After this many temporary failures in a row, a model gets no calls for `FIRST_REST_S` seconds. If the next
+# call after this rest fails as well, the rest is twice as long, up to `LONGEST_REST_S` seconds. Failures of
+# at most `MAX_ENDPOINTS` endpoints are remembered. If there are more, the endpoint that was called longest
+# ago is forgotten.
 MAX_FAILURES = 3
 FIRST_REST_S = 30.0
 LONGEST_REST_S = 600.0
 MAX_ENDPOINTS = 10_000
-# Reasons of failures that last until somebody acts: the key is refused, or the account is empty. After one
-# such failure, the model gets no calls for a while.
+# Reasons of failures that last until a person removes the cause: the key is refused, or the account is empty.
+# After one such failure, the model gets no calls for a while.
 _LASTING = frozenset({"http-401", "http-402", "http-403"})
-# Reasons of temporary failures. All `http-5…` reasons are temporary, too.
+# Reasons of failures that will probably end by themselves. Failures whose reason begins with `http-5` count
+# as such failures, too.
 _PASSING = frozenset({"http-408", "http-425", "http-429", "unreachable", "timeout"})
-# Weight of the newest call in the moving average of durations, 0..1.
+# Weight of the newest call in the moving average of the durations of calls, 0..1.
 NEWEST_SHARE = 0.3
 
 
 class SummaryEndpoint(NamedTuple):
-    """A summary model at a URL, used by one tenant. Failures and durations are recorded per endpoint."""
+    """A summary model at a URL, as used by one tenant.
+
+    The failures and the durations of calls are recorded for each endpoint separately.
+    """
 
     tenant: str
     url: str
@@ -40,14 +51,15 @@ class SummaryEndpoint(NamedTuple):
 
 @dataclass(slots=True)
 class _EndpointState:
-    """The failures of a model, the time until which it gets no calls, and the duration of its calls.
+    """The failures and the call durations of one endpoint.
+
+    After several failures, the endpoint gets no calls for some time. This time is called a rest.
 
     Attributes:
-        failures: Number of failures since the last success.
-        rest_s: Length of the latest rest, in seconds. During a rest, the model gets no calls. 0 if it has not
-            rested since its last success.
-        resting_until: End of the rest, in seconds of the client's clock.
-        is_probing: Whether trial calls are running after a rest, to find out if the model works again.
+        failures: Number of temporary and lasting failures since the last success.
+        rest_s: Length of the latest rest, in seconds; 0 if there was no rest since the last success.
+        resting_until: End of the latest rest, in seconds of `SummaryClient`'s clock.
+        is_probing: Whether calls are now being made after a rest, to find out whether the model works again.
         average_s: Moving average of the duration of calls, in seconds; None before the first call.
     """
 
@@ -59,18 +71,21 @@ class _EndpointState:
 
 
 def is_temporary_failure(reason: str) -> bool:
-    """Returns whether a failure means that the model is temporarily unavailable."""
+    """Returns whether a failure with this reason means that the model is temporarily unavailable."""
     return reason in _PASSING or reason.startswith("http-5")
 
 
 HOUR_S = 3_600.0
 MAX_TENANTS = 10_000
-# A call counts as one call for every 100,000 tokens, rounded up.
+# A long call counts as several calls: one for every 100,000 tokens of prompt and response, rounded up.
 CALL_TOKENS = 100_000
 
 
 class CallBudget:
-    """Limits the summary calls of each tenant per hour. Remembers the 10,000 tenants that called last.
+    """Limits the number of summary calls of each tenant per hour.
+
+    Remembers the calls of at most `MAX_TENANTS` tenants. If there are more, forgets the tenant whose last
+    call is the oldest.
 
     Args:
         clock: Returns monotonic seconds.
@@ -81,9 +96,9 @@ class CallBudget:
         self._calls: BoundedDict[str, deque[float]] = BoundedDict(MAX_TENANTS)
 
     def book_call(self, tenant: str, calls_per_hour: int, tokens: int = 0) -> None:
-        """Counts one call against the tenant's limit. A long call counts as several calls (`CALL_TOKENS`).
+        """Counts one call towards the tenant's limit. A long call counts as several calls (`CALL_TOKENS`).
 
-        A long call is admitted if at least one call is left.
+        A long call is allowed even if only one call is left.
 
         Args:
             tenant: The tenant that makes the call.
@@ -91,7 +106,7 @@ class CallBudget:
             tokens: Largest size of prompt and response together, in tokens.
 
         Raises:
-            SummaryError: With the reason `budget` if no call is left.
+            SummaryError: If no call is left (reason `budget`).
         """
         if not calls_per_hour:
             return
@@ -106,23 +121,23 @@ class CallBudget:
 
 MAX_ATTEMPTS = 3
 FIRST_PAUSE_S = 0.2
-# If a provider asks for a pause of more than this many seconds (`Retry-After`), the call is not repeated, and
-# the summary fails.
+# If the provider asks for a pause of more than this many seconds (header `Retry-After`), the call is not
+# repeated, and the summary fails.
 LONGEST_PAUSE_S = 10.0
-# If a call is cancelled after at least this share of its deadline, the model is considered too slow. If it is
-# cancelled earlier, the client has probably disconnected.
+# If a call is cancelled after at least this share of the time allowed for the summary, the cancellation
+# counts as a failure of the model, which was too slow. If the call is cancelled earlier, the client has
+# probably disconnected.
 SLOW_SHARE = 0.5
 
 Read = TypeVar("Read")
 
 
 class SummaryClient:
-    """Calls summary models, and tracks their failures and latency. Use it on one event loop only.
+    """Calls summary models, and records their failures and the duration of calls.
 
-    A circuit breaker for each tenant and model opens after three temporary failures in a row, or after one
-    lasting failure such as a refused key. The model then gets no calls for 30 s. After this rest, the calls
-    of one summary are admitted as a trial. If the trial fails, the next rest is twice as long, up to 600 s.
-    The client remembers the 10,000 models that were called last.
+    After three temporary failures in a row, or after one lasting failure such as a refused key, a model gets
+    no calls from the tenant for 30 s. After this rest, the calls for one summary are allowed as a trial. If
+    the trial fails, the next rest is twice as long, up to 600 s. Use an instance on one event loop only.
 
     Args:
         model: Sends a single call.
@@ -148,7 +163,7 @@ class SummaryClient:
 
     @property
     def has_resting_model(self) -> bool:
-        """Whether any model currently gets no calls because it has failed."""
+        """Whether some model currently gets no calls because it has failed."""
         now = self._clock()
         return any(now < state.resting_until for state in self._states.values())
 
@@ -159,11 +174,13 @@ class SummaryClient:
 
     @contextmanager
     def admit_calls(self, tenant: str, route: SummaryRoute) -> Iterator[None]:
-        """Allows calls to this model inside the `with` block. After a rest, allows only one block at a time.
+        """Checks whether the model of the route may be called inside the `with` block.
+
+        During a rest, which follows failures of the model, no calls are allowed. After the rest, only one
+        block is allowed at a time, until a call has succeeded.
 
         Raises:
-            SummaryError: With the reason `breaker-open` if the model rests, or if another block is testing
-                whether it works again.
+            SummaryError: If the calls are not allowed (reason `breaker-open`).
         """
         state = self._states.get(SummaryEndpoint(tenant, route.url, route.model))
         if state is None or not state.rest_s:
@@ -187,20 +204,21 @@ class SummaryClient:
     ) -> Read:
         """Calls the model and returns the result of `parse_answer`.
 
-        If the model is unavailable, asks to wait, or gives an unusable or empty response, the call is
-        repeated, up to three attempts in all. The pauses between them are random, and their upper limit
-        doubles each time. The caller enforces the deadline by cancelling the call.
+        If the model is temporarily unavailable, or if its response is empty or lacks the required form, the
+        call is repeated, up to three attempts in all. It is not repeated if the model gets no calls for a
+        while because of its failures. The pauses between the attempts are random, and their upper limit
+        doubles each time. A pause is at least as long as the provider asks for. The caller enforces the
+        deadline by cancelling the call.
 
         Args:
             call: The call.
-            summary_request: The request to which the call belongs. It names the tenant that pays, and its
-                `usage` is updated.
+            summary_request: The summary request to which the call belongs. Its `usage` is updated.
             parse_answer: Checks and converts the response.
             tokens: Largest size of prompt and response of each attempt together, in tokens.
 
         Raises:
-            SummaryError: If the model or `parse_answer` fails. With the reason `budget` if the tenant has no
-                calls left.
+            SummaryError: If the model or `parse_answer` fails, or if the tenant has no calls left (reason
+                `budget`).
         """
         endpoint = SummaryEndpoint(summary_request.tenant, call.url, call.model)
         state = self._states[endpoint] = self._states.get(endpoint) or _EndpointState()
@@ -237,8 +255,8 @@ class SummaryClient:
             seconds = self._clock() - started
             if seconds >= SLOW_SHARE * summary_request.deadline_s:  # the model is too slow
                 self._record_outcome(state, "timeout")
-            # The complete call would have taken longer than this time. Therefore the time is added to the
-            # average only if it exceeds the average.
+            # The complete call would have taken longer than `seconds`. So `seconds` enters the average only
+            # if it is not below the average.
             if seconds >= (state.average_s or 0.0):
                 _record_duration(state, seconds)
             raise
@@ -249,11 +267,11 @@ class SummaryClient:
         return answer
 
     def _record_outcome(self, state: _EndpointState, reason: str) -> None:
-        """Records the outcome of a call. `reason` says why it failed; it is empty if the call succeeded.
+        """Records the outcome of a call. `reason` says why the call failed; it is empty after a success.
 
-        The reason `garbage` is ignored, because it does not show whether the model is available. Any other
-        reason that is neither temporary nor lasting shows that the model is available. Its failures are then
-        cleared.
+        A temporary or lasting failure is counted and may start a rest. The reason `garbage` is ignored,
+        because it does not show whether the model is available. Any other reason shows that the model is
+        available, so its failures are cleared.
         """
         if reason not in _LASTING and not is_temporary_failure(reason):
             if reason != "garbage":

@@ -1,7 +1,8 @@
-"""Defines summary requests, the models to which they may be sent, and the usage of their calls.
+"""Defines summary requests, the models to which they may be sent, and the token usage of their calls.
 
-It also shortens or splits the messages to summarise, so that they fit the context window of a summary model.
-Sizes of messages are characters of the transcript. Callers convert limits from tokens to characters.
+The module also shortens or splits the messages to summarise, so that they fit the context window of a summary
+model. It measures messages by the number of characters that they take in the transcript. Callers convert
+limits from tokens to characters.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.summary_call import accepts_prompt_cache_key
 from compaction_proxy.wires.wire import Wire
 
-# Messages in a transcript are never cut to fewer characters than this.
+# To make a transcript shorter, its messages are cut, but never to fewer characters than this.
 SMALLEST_CUT = 40
 # Approximate number of characters that a transcript adds around each message.
 ENTRY_CHARACTERS = 24
@@ -39,7 +40,7 @@ def _count_characters(message: Message) -> int:
 
 
 def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> int:
-    """Counts the characters of the messages in a transcript, cut to the sizes that `shape` sets."""
+    """Counts the characters that the messages take in a transcript, after they are cut as `shape` demands."""
     return sum(
         min(
             _count_characters(each),
@@ -51,11 +52,11 @@ def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> 
 
 
 def shrink_shape_to_fit(messages: Sequence[Message], shape: SummaryShape, characters: float) -> SummaryShape:
-    """Returns a shape that cuts messages shorter, so that the transcript takes at most `characters`.
+    """Returns a shape with lower size limits, so that the transcript has at most `characters` characters.
 
-    Tool results are cut first, because their text is the least valuable. The other messages are cut only if
-    that is not enough. No message is cut to less than `SMALLEST_CUT` characters, even if the transcript then
-    takes more than `characters`.
+    The limit for tool results is lowered first, because their text is the least valuable. The limit for the
+    other messages is lowered only if that is not enough. No limit is lowered below `SMALLEST_CUT` characters,
+    even if the transcript is then too long.
     """
     for name in ("tool_characters", "message_characters"):
         is_for_results = name == "tool_characters"
@@ -70,9 +71,10 @@ def shrink_shape_to_fit(messages: Sequence[Message], shape: SummaryShape, charac
 
 
 def _find_cut_length(lengths: Sequence[int], room: float) -> int:
-    """Returns the largest length to which texts of these lengths can be cut so that they fit into `room`.
+    """Returns the length to which longer texts must be cut so that all texts together fit into `room`.
 
-    `room` is the largest sum of all lengths after the cut.
+    `lengths` are the lengths of the texts, in characters. `room` is the largest sum of the lengths after the
+    cut. If no text must be cut, returns the largest length, or `SMALLEST_CUT` if there are no texts.
     """
     ordered = sorted(lengths)
     for index, length in enumerate(ordered):
@@ -86,10 +88,10 @@ def _find_cut_length(lengths: Sequence[int], room: float) -> int:
 def split_into_portions(
     messages: Sequence[Message], shape: SummaryShape, characters: float
 ) -> tuple[Group, ...]:
-    """Splits the messages into consecutive portions of whole units.
+    """Splits the messages into consecutive portions, which consist of whole units.
 
-    Each portion takes at most `characters` in a transcript of this shape. A single unit that takes more
-    becomes a separate portion.
+    Each portion has at most `characters` characters in a transcript of this shape. A single unit that has
+    more becomes a portion of its own.
     """
     portions: list[list[Message]] = []
     last_size = 0
@@ -108,7 +110,10 @@ def split_into_portions(
 def split_into_halves(
     groups: Sequence[Group], shape: SummaryShape
 ) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Splits at least two groups into two sequences of similar size, each with at least one group."""
+    """Splits a list of groups into two lists of similar size in characters, each with at least one group.
+
+    There must be at least two groups.
+    """
     half = sum(count_shown_characters(group, shape) for group in groups) / 2
     stop, first_half_size = 0, 0
     while stop < len(groups) - 1 and (
@@ -119,17 +124,17 @@ def split_into_halves(
     return tuple(groups[:stop]), tuple(groups[stop:])
 
 
-# Characters per token of a summary, approximately.
+# Approximate number of characters per token in a summary.
 SUMMARY_CHARACTERS = 3.5
 
-# Returns the price of a call in dollars; None if the price is unknown or not yet loaded. The arguments are
-# the model, its URL, the number of prompt tokens, how many of these were cached, and the number of completion
-# tokens.
+# A function that returns the price of a call in dollars; None if the price is unknown or not yet loaded. Its
+# arguments are the model, the URL of the model, the number of prompt tokens, how many of these the provider
+# read from its cache, and the number of completion tokens.
 PriceLookup = Callable[[str, str, int, int, int], float | None]
 
 
 class CallUsage(NamedTuple):
-    """The tokens of one call, from the `usage` of its response."""
+    """The tokens of one summary call, as the `usage` in the response reports them."""
 
     model: str
     url: str
@@ -140,11 +145,11 @@ class CallUsage(NamedTuple):
 
 @dataclass(slots=True)
 class SummaryUsage:
-    """The usage of the calls for one summary request so far, whether or not they succeeded.
+    """The calls that were made for one summary request so far, including those that failed.
 
     Attributes:
-        calls: Number of calls made.
-        answered_calls: The usage of the calls that were answered.
+        calls: Number of calls that were made.
+        answered_calls: The token usage of each call that the model has answered.
         prompts: The last few different prompts, each shortened to a limited size.
     """
 
@@ -159,7 +164,7 @@ class SummaryUsage:
 
     @property
     def cached_tokens(self) -> int:
-        """Input tokens of all answered calls that the provider read from its cache."""
+        """Number of those input tokens of all answered calls that the provider read from its cache."""
         return sum(each.cached_tokens for each in self.answered_calls)
 
     @property
@@ -168,7 +173,7 @@ class SummaryUsage:
         return sum(each.completion_tokens for each in self.answered_calls)
 
     def compute_cost_usd(self, price: PriceLookup) -> float | None:
-        """Computes the cost of the answered calls in dollars; None if the price of any call is unknown."""
+        """Returns the cost of all answered calls in dollars; None if the price of any of them is unknown."""
         costs = [price(*each) for each in self.answered_calls]
         known_costs = [cost for cost in costs if cost is not None]
         return sum(known_costs) if len(known_costs) == len(costs) else None
@@ -176,7 +181,7 @@ class SummaryUsage:
 
 @dataclass(frozen=True, slots=True)
 class SummaryRoute:
-    """An endpoint and model from which a summary can be requested.
+    """A summary model, and the endpoint at which it can be called.
 
     Attributes:
         url: Absolute URL of the endpoint.
@@ -195,10 +200,10 @@ class SummaryRoute:
 
 @dataclass(frozen=True, slots=True)
 class AlignedConversation:
-    """The conversation to be sent in the aligned form of a summary call.
+    """The conversation that a summary call in the aligned form sends to the model, before the prompt.
 
     Attributes:
-        body: The client's request.
+        body: The body of the client's request.
         messages: The messages as they would be forwarded, with the replacements of earlier compactions. Tool
             calls without a result, and results without a call, are repaired.
     """
@@ -208,24 +213,24 @@ class AlignedConversation:
 
 
 # A response may take at most this share of the summary model's context window. If a summary of the planned
-# size could exceed it, a smaller summary is requested.
+# size could exceed this share, a smaller summary is requested.
 ANSWER_SHARE = 0.25
-# A call and its response together may take at most this share of the context window, because their sizes are
-# estimates.
+# A call and its response together may take at most this share of the summary model's context window, because
+# their sizes are estimates. If they would take more, the messages in the call are shortened.
 WINDOW_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """A request for the summaries of a compaction, or for some of them.
+    """A request for all summaries of a compaction, or for some of them.
 
-    Properties and methods refer to a call to the first route in the transcript form.
+    The properties and methods concern a call in the transcript form to the first of the routes.
 
     Attributes:
         shape: The form and the size limits of the summary, as the strategy sets them.
-        instructions: System prompt of the call.
+        instructions: System prompt of each call.
         groups: The messages to summarise. One summary is written for each group.
-        task: The user's task; empty if it is not shown.
+        task: The user's task, or an excerpt from it; empty if the prompt does not show it.
         earlier: Summaries of earlier compactions, oldest first.
         language: English name of the language to write in; empty if it is not known.
         tokens: Size that is requested for all summaries together, in tokens.
@@ -238,9 +243,9 @@ class SummaryRequest:
         aligned: The conversation itself, if the aligned form may be used; else None. It is sent only to the
             first route, and only if that route uses the conversation's own model.
         deadline_s: Seconds after which the caller cancels the request; 0 if unknown.
-        usage: What the calls have used so far, including failed and cancelled calls.
-        user_messages: All user messages of the conversation. A summary may state only what these and the
-            groups contain.
+        usage: The calls made so far, including failed and cancelled ones, and their tokens.
+        user_messages: All user messages of the conversation. A summary may state only what is supported by
+            these messages, the groups and earlier summaries.
         states: The state of each request of the user, such as open or done (`core.ledger.frontier`).
     """
 
@@ -269,26 +274,30 @@ class SummaryRequest:
 
     @property
     def answer_tokens(self) -> int:
-        """Largest size of a response in tokens, including thinking tokens."""
+        """Largest size of a response in tokens, including the tokens with which the model thinks."""
         route = self.routes[0]
         thinking = route.wire.summary_call_format.get_thinking_allowance(route.model, None)
         return self.shape.compute_max_tokens(self.tokens) + thinking
 
     @property
     def max_input_tokens(self) -> float:
-        """Largest size of instructions and prompt together, in counted tokens.
+        """Largest size of `instructions` and prompt together, in counted tokens.
 
-        A safety margin is subtracted, because sizes are estimates.
+        A safety margin (`WINDOW_SHARE`) is already subtracted, because sizes are estimates.
         """
         return (WINDOW_SHARE * self.routes[0].window - self.answer_tokens) / self.calibration_ratio
 
     def select_route(self, route: SummaryRoute) -> "SummaryRequest":
-        """Returns the request with one route. Requests a smaller summary if the model's window is small."""
+        """Returns the request with `route` as its only route.
+
+        If the context window of the route's model is small, the new request asks for a smaller summary
+        (`ANSWER_SHARE`).
+        """
         max_tokens = int(route.window * ANSWER_SHARE) * self.shape.tokens // self.shape.max_tokens
         return replace(self, routes=(route,), tokens=max(1, min(self.tokens, max_tokens)))
 
     async def build_prompt(self) -> str:
-        """Builds the prompt in the worker thread, because the prompt may be megabytes long."""
+        """Builds the prompt of a call, in a worker thread, because the prompt may be megabytes long."""
         return await run_in_worker(
             partial(
                 build_prompt,
@@ -302,7 +311,7 @@ class SummaryRequest:
         )
 
     def build_call(self, prompt_text: str) -> SummaryCall:
-        """Builds a call with this prompt."""
+        """Builds a call to the first route with this prompt."""
         route = self.routes[0]
         return SummaryCall(
             url=route.url,
@@ -318,7 +327,7 @@ class SummaryRequest:
 
 
 def _build_cache_key(summary_request: SummaryRequest) -> str:
-    """Builds the `prompt_cache_key` of summary calls. It is the same for a tenant and a kind of prompt.
+    """Builds the `prompt_cache_key` of a summary call from the tenant and the name of the prompt file.
 
     With this key, the provider keeps the cached prompts of summary calls separate from those of
     conversations.

@@ -14,10 +14,12 @@ from compaction_proxy.wires.body import RequestBody
 
 
 class CompactionMode(StrEnum):
-    """The mode in which the compactor treats a request.
+    """Says how the compactor treats a request.
 
-    With `ACTIVE`, it makes a compaction if one is due. With `FORCE`, it makes one in any case. With `SHADOW`,
-    it only reports what it would do. With `BYPASS`, it leaves the request unchanged.
+    - `ACTIVE`: The compactor makes a compaction if one is due.
+    - `FORCE`: The compactor makes a compaction even if none is due.
+    - `SHADOW`: The compactor only reports what it would do.
+    - `BYPASS`: The compactor leaves the request unchanged.
     """
 
     ACTIVE = "active"
@@ -53,17 +55,17 @@ class CompactionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FitRequest:
-    """A request that the compactor makes fit.
+    """A request, with everything that the compactor must know to make the request fit the context window.
 
     Attributes:
         body: The body of the request.
-        model: The model that will answer.
+        model: The name of the model that will answer.
         tenant: The tenant that sent the request.
         conversation: The conversation id that the client gave; None if the client gave none.
         origin: The origin (scheme, host and port) of the upstream.
         settings: The configuration for the model.
-        mode: How to treat the request.
-        trigger_tokens: The trigger that the client asked for, in tokens; None if it asked for none. It has an
+        mode: How the compactor treats the request.
+        trigger_tokens: The trigger that the client asked for, in tokens; None if there is none. It has an
             effect only if it is lower than the configured trigger.
         resolve_summary_routes: Returns the summary models to try, in order; empty if no summary can be
             requested. It is a function, so that the routes are computed only for requests that need them.
@@ -71,7 +73,7 @@ class FitRequest:
         uses_checkpoints: Whether stored checkpoints may be used and new ones stored. The configuration may
             forbid both for requests without a conversation id.
         strategy: The strategy that the client asked for; None if the client named none.
-        can_lower_output: Whether the requested output limit may be lowered to make the request fit.
+        can_lower_output: Whether the proxy may lower the output limit in the request to make the request fit.
         pins: Texts that the client wants to be kept word for word.
         client: The name of the client program, if its headers identify it (`wires.project_instructions`);
             else empty.
@@ -103,7 +105,7 @@ class FitRequest:
 
     @property
     def counting_options(self) -> CountingOptions:
-        """Options for counting the tokens of the request."""
+        """The options with which the tokens of the request are counted."""
         return CountingOptions(self.model, self.settings.compaction.counter, self.body.wire)
 
     @property
@@ -115,7 +117,8 @@ class FitRequest:
 class CompactionReport(NamedTuple):  # created for each request: a dataclass costs four times as much
     """Reports what was done with a request and why, for headers and logs.
 
-    A field is None if its value is unknown. Sizes are calibrated tokens.
+    A field is None if its value is unknown or does not exist. Sizes are calibrated tokens, which estimate the
+    provider's count.
 
     Attributes:
         status: The outcome.
@@ -131,7 +134,8 @@ class CompactionReport(NamedTuple):  # created for each request: a dataclass cos
         reason: Why a compaction was due, was not made, or failed.
         tokens_without_round: Tokens that would have been forwarded if no new compaction had been made for
             this request.
-        checkpoint_id: The id of the checkpoint that is applied to the request, as hex digits.
+        checkpoint_id: The id of the checkpoint that is applied to the request, as hex digits; empty if none
+            is applied.
         max_output: The lowered output limit, in tokens; None if the client's own limit is kept.
     """
 
@@ -152,9 +156,9 @@ class CompactionReport(NamedTuple):  # created for each request: a dataclass cos
 
 
 class UsageBasis(NamedTuple):
-    """Links the usage that the upstream reports to the request that was forwarded.
+    """Identifies a forwarded request when the upstream reports the token usage of this request.
 
-    The reported size of this request is used to estimate the size of the next request.
+    From the reported size, the proxy estimates the size of the next request of the conversation.
 
     Attributes:
         root: Digest of the first messages of the conversation (`storage.keys.get_conversation_root`).
@@ -173,7 +177,7 @@ class UsageBasis(NamedTuple):
 class CompactedMessages(NamedTuple):
     """The messages that are forwarded instead of the client's messages.
 
-    They result from applying a checkpoint to the client's messages. Nothing else was cut from them.
+    They result from applying a checkpoint to the client's messages. No message was cut in addition.
 
     Attributes:
         messages: The forwarded list.
@@ -188,19 +192,20 @@ class CompactedMessages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """A request that was made to fit, as far as possible.
+    """The result of making a request fit the context window: the body to forward, and a report.
 
     Attributes:
         raw: The body to forward. It is the client's own bytes object if nothing was changed.
         estimate: Counted tokens of the forwarded request, before calibration; 0 if the request was not
             counted.
-        report: What was done.
+        report: Reports what was done with the request, and why.
         usage_basis: Identifies the request when the upstream reports its usage. None if the messages were not
-            parsed, or if messages were cut in addition to the checkpoint.
+            parsed, if nothing is stored for the conversation, or if messages were cut in addition to the
+            checkpoint.
         has_guessed_tokens: Whether the request contains parts such as images, whose tokens may be
             overestimated.
-        should_prepare: Whether a compaction should be prepared for a later request after this one is
-            answered.
+        should_prepare: Whether the proxy should prepare a compaction for a later request once this request
+            has been answered.
         client_tokens: Counted tokens of the request as the client sent it, before calibration.
         compacted_messages: The forwarded messages. None if the client's own messages are forwarded, or if
             messages were cut in addition to the checkpoint.
@@ -221,6 +226,7 @@ class FitResult:
     def is_compacted(self) -> bool:
         """Whether a checkpoint is applied to the forwarded request.
 
-        `report.round` alone does not show this: it is None if the checkpoint only masks tool results.
+        `report.round` alone does not show this, because it is None if the checkpoint only masks or caps
+        messages.
         """
         return self.compacted_messages is not None or self.report.round is not None
