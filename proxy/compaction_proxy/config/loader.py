@@ -110,11 +110,7 @@ def _is_secret(value_type: object) -> bool:
 
 
 def _read_secret(path: str) -> str:
-<<<<<<< HEAD
     """Reads a secret from a file. Removes one newline at the end.
-=======
-    """Reads a secret from the first `MAX_SECRET_BYTES` bytes of a file. Removes one newline at the end.
->>>>>>> p5
 
     Raises:
         ValueError: If the file cannot be read, is not UTF-8, is empty, or has more than `MAX_SECRET_BYTES`.

@@ -169,15 +169,14 @@ class ConversationRegistry:
         that is more than `LIST_INTERVAL_S` seconds older than the line at which `found` reached `limit`
         conversations.
         """
-        wanted = 2 * limit
+        wanted, least = 2 * limit, -math.inf
         while True:
             lines = await self._records.read_tail(recent_conversations_key(_format_day(day * DAY_S)), wanted)
-            least = -math.inf
             for seen in filter(None, map(_parse_line, reversed(lines))):
-                if len(found) >= limit and seen.last_at < least:
+                if seen.last_at < least:
                     return
                 found.setdefault(seen.id, seen)
-                if len(found) == limit:
+                if len(found) >= limit and least == -math.inf:
                     least = seen.last_at - LIST_INTERVAL_S
             if len(lines) < wanted or wanted >= KEPT_LINES:
                 return
