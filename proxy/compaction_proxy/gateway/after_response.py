@@ -30,7 +30,7 @@ from compaction_proxy.wires.body import build_probe_body
 from compaction_proxy.wires.usage import TokenUsage
 from compaction_proxy.wires.wire import Wire
 
-# The proxy reads at most this many bytes of the response to a probe. A probe asks for only 16 tokens of
+# The proxy stops reading the response to a probe after this many bytes. A probe asks for only 16 tokens of
 # output, so its response is normally shorter.
 MAX_PROBE_BYTES = 262_144
 # `IncidentReporter` remembers at most this many incidents, in order to report each at most once a minute. If
@@ -82,8 +82,8 @@ class IncidentReporter:
     ) -> None:
         """Reports an incident of a request, if there was one. Call this after the client has its response.
 
-        An incident occurred if the proxy failed on the request, if the forwarded request was probably too
-        long, or if the upstream accepted it only in a shorter form (`was_recovered`).
+        An incident occurred if the proxy failed on the request, if it could not make the request short
+        enough, or if the upstream accepted the request only in a shorter form (`was_recovered`).
         """
         kind = RECOVERED if was_recovered else _INCIDENT_KINDS.get(report.status, "")
         incident = tenant, report.conversation, kind, report.reason
@@ -120,7 +120,7 @@ class AfterResponseHandler:
         compactor: Prepares compactions ahead of need.
         feedback: Learns from the token counts (`usage`) that responses report.
         exchange_log: Records the figures of each request when it ends.
-        incidents: Reports the requests on which the proxy failed, and the like.
+        incidents: Reports incidents, such as a request on which the proxy failed.
         registry: Records when each conversation was last used.
         model_limits: Starts the discovery of unknown context windows.
         discovery: Asks the upstream for the context window of a model.
@@ -148,7 +148,10 @@ class AfterResponseHandler:
         self._discovery = discovery
 
     async def __call__(self, state: RequestState) -> None:
-        """Does the work that follows one response. A failure is logged and affects no request."""
+        """Records that the conversation was used, and learns from the response if the request was parsed.
+
+        Call this after the client has its response. An error in this work is only logged.
+        """
         with suppress_and_log(RESPONSE_NOT_OBSERVED):
             if state.recorded_conversation is not None:
                 await self._registry.record_activity(state.identity.tenant, state.recorded_conversation)

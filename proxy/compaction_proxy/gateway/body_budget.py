@@ -27,9 +27,10 @@ SMALL_BYTES: Final = 65_536
 # client to retry after `RETRY_AFTER_S` seconds.
 WAIT_S: Final = 5.0
 RETRY_AFTER_S: Final = 5
-# While room is reserved for the rest of a body, its progress is checked at this interval, in seconds. If
-# fewer than `MIN_PROGRESS_BYTES` have arrived since the last check, the room is given back. From then on
-# the bytes count as they arrive, so a slow client uses no more of the budget than it has sent.
+# While room is reserved for the rest of a body, the progress of this body is checked at this interval, in
+# seconds. If fewer than `MIN_PROGRESS_BYTES` bytes have arrived since the last check, the request loses the
+# unused room. From then on, its bytes count as they arrive, so a slow client uses no more of the budget than
+# it has sent.
 PROGRESS_CHECK_S: Final = 2.0
 MIN_PROGRESS_BYTES: Final = 512 * 1024
 # If a request does not declare the length of its body, room is reserved for as many further bytes as have
@@ -62,9 +63,9 @@ MIN_DEFAULT_BYTES: Final = 8 * 1024 * 1024
 def compute_default_budget(memory_bytes: int | None, address_bytes: int | None, workers: int) -> int:
     """Returns the default budget of one process, in bytes of request bodies.
 
-    This is the memory that the process has left, divided by `COST_FACTOR`, but at least `MIN_DEFAULT_BYTES`.
-    If both `memory_bytes` and `address_bytes` are None, the function assumes that `PROCESS_BYTES` bytes of
-    memory are left.
+    This is the memory or the address space that the process has left, whichever is less, divided by
+    `COST_FACTOR`. The result is at least `MIN_DEFAULT_BYTES`. If both `memory_bytes` and `address_bytes` are
+    None, the function assumes that `PROCESS_BYTES` bytes are left.
 
     Args:
         memory_bytes: Memory that all workers together may use; None if it is unknown.
@@ -108,7 +109,7 @@ class BodyBudget:
         self._waiting: dict[BodyHold, tuple[int, asyncio.Future[None]]] = {}
 
     def open_hold(self) -> "BodyHold":
-        """Returns the object that counts the bytes of one request.
+        """Returns a new object that counts the bytes of one request's body.
 
         The caller must release the object, however the request ends.
         """

@@ -119,7 +119,7 @@ def _is_local_origin(origin: bytes) -> bool:
 def _is_private_host(host: bytes) -> bool:
     """Returns whether a `Host` field holds an IP address, or a name that public name servers do not resolve.
 
-    Such a name has no dot, or ends like a private name (`_PRIVATE`).
+    Such a name contains no dot, or has one of the endings in `_PRIVATE`.
     """
     authority = parse_authority(host.decode("latin-1").strip().lower())
     if authority is None:

@@ -144,12 +144,12 @@ def while_connected(scope: Scope) -> AbstractContextManager[None]:
 
     If the client disconnects, the block is cancelled where it waits.
 
-    A server also reports a disconnect once the response is complete. So the block must end when the response
-    ends. Work that continues after the response must be outside the block.
+    A client may disconnect as soon as it has the response. So the block must end when the response ends, and
+    work that continues after the response must be outside the block.
 
     Args:
-        scope: The ASGI scope of the request. The proxy's own server offers in it to report a disconnect. On
-            other servers, the block runs to its end.
+        scope: The ASGI scope of the request. The proxy's own server puts a function into it by which the
+            block learns of a disconnect. On other servers, the block always runs to its end.
 
     Raises:
         ClientDisconnect: If the client left, and the block was cancelled.
@@ -246,6 +246,7 @@ async def _decode_with_limit(
 
     Raises:
         UnreadableBodyError: If the body is damaged or its coding is unknown (`decode_body`).
+        OverloadedError: If no room for the decoded body became free in time.
     """
     decoded = None
     if len(raw) <= _INLINE_BYTES:

@@ -1,6 +1,7 @@
-"""Answers requests that ask only for a compaction: at two endpoints, or for a compaction item.
+"""Answers requests that ask only for a compaction.
 
-The endpoints are `POST /v1/compact` and `POST …/responses/compact`.
+Such a request goes to one of two endpoints (`POST /v1/compact` and `POST …/responses/compact`), or it is an
+ordinary request that asks for a compaction item.
 
 The messages are compacted by the same code as those of a relayed request with the header
 `x-compaction: force`, but nothing is stored. With every strategy, if no model writes a summary, an extract
@@ -192,7 +193,8 @@ class CompactEndpoint:
 
         Raises:
             RequestRefusedError: If the body is too large or cannot be compacted, or the method is not POST.
-            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of their
+            bodies.
             ClientDisconnect: If the client left. A pending summary call has then been cancelled.
         """
         if scope["method"] != "POST":
@@ -330,14 +332,16 @@ async def _send_answer(
 
 
 class ResponsesCompactEndpoint:
-    """An ASGI endpoint that compacts the input of a request on the Responses wire and stores nothing.
+    """An ASGI endpoint that compacts the input of a request on the Responses wire, and stores nothing.
+
+    If the upstream has such an endpoint, it may relay the request to the upstream instead.
 
     Args:
         config: The configuration; `upstream.responses_compact` decides whether the upstream or the proxy
             answers.
-        upstream: The upstream of this wire.
+        upstream: The upstream of the Responses wire.
         compactor: Compacts the input.
-        items: Decodes the compaction items in the request that the proxy has made.
+        items: Decodes the proxy's own compaction items in the request.
         admission: Limits the number of concurrent requests.
     """
 
@@ -362,7 +366,8 @@ class ResponsesCompactEndpoint:
         Raises:
             RequestRefusedError: If the body is too large or cannot be compacted, or one of the proxy's
                 compaction items cannot be decrypted.
-            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of their
+            bodies.
             UpstreamError: If the upstream gave no response.
             ClientDisconnect: If the client left. The pending call to the upstream or to the summary model has
                 then been cancelled.
@@ -505,7 +510,7 @@ class CompactionItemResponder:
     Args:
         config: The configuration; `upstream.responses_compact` decides whether the upstream or the proxy
             answers.
-        upstream: The upstream of this wire.
+        upstream: The upstream of the Responses wire.
         compactor: Compacts the input.
         items: Encodes the compaction items that the proxy sends, and decodes them in later requests.
         model_limits: Remembers for which models the upstream makes no compaction items.

@@ -127,7 +127,7 @@ def _parse_pin(value: bytes) -> str:
 def choose_stricter_mode(configured: CompactionMode, requested: CompactionMode | None) -> CompactionMode:
     """Returns the mode for a request: the requested one, unless the configured mode forbids it.
 
-    A request cannot override `bypass`, and cannot force a compaction if only `shadow` is configured.
+    A request cannot override `bypass`, and cannot force a compaction if `shadow` is configured.
     """
     if requested is None or configured is CompactionMode.BYPASS:
         return configured

@@ -28,7 +28,7 @@ _WEBSOCKET: Final = RequestRefusedError(
 
 @dataclass(frozen=True, slots=True)
 class RelayHandler:
-    """An ASGI application that makes the checks for an endpoint of relayed requests, and handles its errors.
+    """An ASGI application that checks relayed requests, passes them to an endpoint, and handles its errors.
 
     The handler checks the client's key, and refuses requests for WebSockets and requests that this
     installation has already forwarded. It sends comments in an event stream that is silent. It sends the
@@ -78,7 +78,7 @@ class Dispatcher:
     """Hands each request to its handler.
 
     Attributes:
-        wire_endpoints: The handlers of requests that carry a conversation, by the name of the wire.
+        wire_endpoints: The handlers of requests with the messages of a conversation, by the name of the wire.
         post_endpoints: The handlers of other POST requests whose bodies the proxy reads, by the ending of the
             path.
         passthrough: The handler of all other requests that are relayed.

@@ -1,4 +1,4 @@
-"""The endpoint for requests that carry a conversation: compacts them if needed, and relays them.
+"""The endpoint for requests with the messages of a conversation: compacts them if needed, and relays them.
 
 Some methods return a tap. This is an object that watches a response and finds its token counts.
 """
@@ -97,10 +97,10 @@ class RelayEndpoint:
         admission: Limits the number of concurrent requests.
         tracer: Records an OpenTelemetry span for each request. None disables tracing.
         recall_tool: Searches removed messages for models. None offers the search tool to no model.
-        item_responder: Answers requests for compaction items, and decodes our own items. None if the wire has
-            no such items.
-        conversation_finder: Finds the conversations of small requests that carry no id. Without it, such
-            requests belong to no conversation.
+        item_responder: Answers requests for compaction items, and decodes the proxy's own items. None if the
+            wire has no such items.
+        conversation_finder: Finds the conversations of small requests that name no conversation. If it is
+            None, such requests belong to no conversation.
     """
 
     def __init__(  # noqa: PLR0913 - a request needs all of these, passed by name
@@ -140,7 +140,8 @@ class RelayEndpoint:
         Raises:
             RequestRefusedError: If the body is too large, a control header is invalid, or one of the proxy's
                 compaction items cannot be decrypted.
-            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of their
+            bodies.
             ClientDisconnect: If the client left. The connection to the upstream has then been closed.
         """
         header_map = build_header_map(scope["headers"])
@@ -343,7 +344,7 @@ class RelayEndpoint:
             state.tool_offer = await build_tool_offer(self._recall_tool, state.fit_request, state.fit_result)
 
     async def _mark_conversation_compacted(self, state: RequestState, fit_result: FitResult) -> None:
-        """Makes every replica parse all later requests of a conversation, if `fit_result` is compacted.
+        """Makes the proxy parse all later requests of a conversation, if this request was compacted.
 
         Without this, small requests of the conversation would pass the gate, and the proxy would forward them
         uncompacted. If the request is a side call, the method does nothing.
@@ -356,7 +357,7 @@ class RelayEndpoint:
     async def _build_fit_request(self, state: RequestState) -> FitRequest:
         """Parses the request and returns it in the form that the compactor takes.
 
-        Also finds out whether the request continues a known conversation, and sets `state.side_kind`.
+        Also finds the conversation of the request. If the request belongs to none, sets `state.side_kind`.
 
         Raises:
             UnreadableBodyError: If the body is not a request that the proxy can change. The reason `encoded`

@@ -251,7 +251,7 @@ def _parse_user_session(user: object) -> object:
 
 
 class IdentityResolver:
-    """Identifies the tenant and the conversation of requests. Caches what the header fields give.
+    """Identifies the tenant and the conversation of requests. Caches the identities that it finds.
 
     Args:
         config: The configuration.

@@ -21,7 +21,9 @@ _STREAM: Final = "text/event-stream"
 
 
 async def detect_overflow(answer: UpstreamResponse, wire: Wire) -> Overflow | None:
-    """Returns what a refusal says about the request's length. Returns None if it is no refusal as too long.
+    """Returns what a response says about the request's length, if it refuses the request as too long.
+
+    Returns None for any other response.
 
     Some servers send status 200 and refuse the request only inside the stream. So the function reads the
     beginning of a stream before the proxy relays it to the client. It reads until a part of the model's reply
@@ -42,7 +44,7 @@ async def _peek_beginning(answer: UpstreamResponse, wire: Wire) -> bytes:
     """Returns the first bytes of a response.
 
     If the response is an uncompressed stream, the function also waits until a part of the model's reply or an
-    error comes. The result then leaves out the events before it.
+    error comes, for at most `HOLD_S` seconds. The result then leaves out the events before it.
     """
     beginning = await answer.peek(1)
     is_plain = answer.get_field(b"content-encoding").strip().lower() in IDENTITY

@@ -2,7 +2,7 @@
 
 One of them relays requests to count tokens. A provider's count is exact and costs nothing, so the proxy also
 uses it to calibrate its own estimates, after the client has its response. The other endpoint relays all other
-requests that carry no conversation.
+requests that contain no messages of a conversation.
 """
 
 from collections.abc import Callable, Mapping
@@ -70,7 +70,8 @@ class PassthroughEndpoint:
         """Relays one request.
 
         Raises:
-            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of their
+            bodies.
             UpstreamError: If the upstream gave no response.
             ClientDisconnect: If the client left. The connection to the upstream has then been closed.
         """
@@ -125,7 +126,8 @@ class CountTokensEndpoint:
         """Relays one request.
 
         Raises:
-            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of their
+            bodies.
             UpstreamError: If the upstream gave no response.
             ClientDisconnect: If the client left. The connection to the upstream has then been closed.
         """

@@ -97,7 +97,7 @@ def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str
 
     Raises:
         RequestRefusedError: With status 400 if the path would lead out of the base URL, or contains a
-            backslash, which some servers read as a slash.
+            backslash, which some servers treat as a slash.
     """
     if _BACKSLASH.search(raw_path) is not None:
         raise RequestRefusedError(400, "The path contains a backslash.", "invalid_path")

@@ -40,8 +40,8 @@ from compaction_proxy.wires.json.values import encode_ascii_json
 from compaction_proxy.wires.search_tool import AnswerJoiner, SearchTool, StreamJoiner, add_tool, is_prefill
 from compaction_proxy.wires.wire import Wire
 
-# The time limit, in seconds, for all calls of the search tool in one upstream response together, during which
-# the client receives nothing. A call that does not end in time gets the result `NOT_NOW`.
+# The most seconds that the calls of the search tool in one upstream response may take together. A call that
+# does not end in time gets the result `NOT_NOW`. The client receives nothing while the proxy runs the calls.
 SEARCH_S: Final = 5.0
 # The most calls of the search tool that the proxy runs for one upstream response. Each further call gets the
 # result `TOO_MANY`.
@@ -91,7 +91,7 @@ class ToolOffer(NamedTuple):
     Attributes:
         raw_with_tool: The request body with the tool.
         raw_without_tool: The request body without the tool.
-        has_tools: Whether the client's request itself carries tools.
+        has_tools: Whether the client's request itself has tools.
         max_hops: The most times that the proxy may continue the response after calls of the tool.
         recall_tool: Runs the calls of the tool.
         context: The tenant and the conversation for which the tool searches.
@@ -110,7 +110,7 @@ class ToolOffer(NamedTuple):
 
     @property
     def tool_tokens(self) -> int:
-        """The approximate size of the tool in the prompt, in tokens."""
+        """The approximate number of tokens by which the tool's definition makes the request longer."""
         return len(self.tool.definition_json) // 4
 
 

@@ -64,7 +64,7 @@ class RequestState:
             or if the request can no longer be forwarded in this form.
         is_undecodable: Whether the body cannot be decoded, so that nothing in it is read.
         fit_result: The result of making the request fit, with the body to forward. None if the body is
-            forwarded unread.
+            forwarded without being parsed.
         fit_request: The parsed request, or None if the body was not parsed.
         model: The requested model of a request that is not parsed; empty if it is unknown. Otherwise
             `fit_request` has the model.

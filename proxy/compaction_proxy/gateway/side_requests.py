@@ -112,7 +112,7 @@ def _asks_for_title(raw: bytes) -> bool:
 
 
 def _may_ask_for_summary(raw: bytes) -> bool:
-    """Returns whether a request may ask for a summary of a conversation that a message of it quotes."""
+    """Returns whether a request may quote a conversation in a message and ask for a summary of it."""
     return _contains_any(raw[:EDGE_BYTES] + raw[-EDGE_BYTES:], _SUMMARY_PHRASES)
 
 

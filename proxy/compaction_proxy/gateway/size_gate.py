@@ -145,7 +145,8 @@ class SizeGate:
         """Returns whether a request must be parsed regardless of its size.
 
         It must be parsed if its conversation has been compacted, or if somebody has requested a compaction of
-        the conversation.
+        the conversation. If the request has no conversation id, it must be parsed if it contains earlier
+        replies and the tenant has any compacted conversation without an id.
         """
         if self._compacted.has_rounds(tenant, conversation):
             return conversation is not None or has_history(raw)

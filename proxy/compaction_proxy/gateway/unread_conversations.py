@@ -30,18 +30,20 @@ from compaction_proxy.wires.wire import Wire
 # The most bytes of a body for which the proxy searches a conversation. A conversation with larger requests
 # soon becomes too large for the gate, and then the proxy parses all its requests anyway.
 MAX_BYTES = 786_432
-# The most bytes of request bodies that the process parses per second, on average over a long time.
+# The most bytes of request bodies that the process parses per second, on average over a long time. For
+# further requests, it starts no search.
 BYTES_PER_S = 524_288
-# The most bytes that the process parses without delay after it has parsed nothing for some seconds.
+# The most bytes of request bodies that the process may parse within a short time, after it has parsed nothing
+# for some seconds.
 BURST_BYTES = 1_048_576
-# A number of bytes that is added to the size of each request, for the part of the work that does not depend
-# on its size.
+# The number of bytes that is added to the size of each request, for the part of the work that is the same for
+# small and large requests.
 REQUEST_BYTES = 4_096
 TOOLS = b'"tools"'
 
 
 class UnreadConversationFinder:
-    """Finds the conversations of requests on one wire, on one event loop.
+    """Finds the conversations of requests on one wire. It must be used on one event loop only.
 
     Args:
         wire: The wire of the requests.

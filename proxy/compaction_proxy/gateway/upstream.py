@@ -176,7 +176,7 @@ class UpstreamResponse:
         return await self.peek(limit_bytes) if done else b"".join(self._seen)
 
     async def _read_next(self) -> bytes:
-        """Returns the next chunk from the upstream, by the read that `peek_with_timeout` began, if any.
+        """Returns the next chunk from the upstream. If `peek_with_timeout` has begun to read, waits for that.
 
         If the response is cut, reports this to the upstream's monitor and raises the error.
         """

@@ -127,7 +127,7 @@ class UpstreamMonitor:
         self._record_failure(target, find_cause(error, has_head=True))
 
     def record_status(self, target: str, status: int) -> None:
-        """Reports a status of a response if it is an error.
+        """Reports the status of a response if it is an error status.
 
         If the target is failing and the status is not 5xx, also reports that the target has recovered.
         """
@@ -149,7 +149,9 @@ class UpstreamMonitor:
             self._logged.discard(target)
 
     def _record_failure(self, target: str, cause: str, *, is_failing: bool = False) -> None:
-        """Passes a failure to the listeners. Logs it unless target and cause were logged in the last minute.
+        """Passes a failure to `on_error` and `on_failure`, and logs it.
+
+        Does not log it if the same target and cause were logged in the last minute.
 
         `is_failing` says whether the failure makes the target a failing one.
         """

@@ -131,11 +131,11 @@ class ConnectionOwner(Protocol):
     """Keeps track of the connections to one origin (scheme, host and port of a server)."""
 
     def add(self, connection: "UpstreamConnection") -> None:
-        """Adds a connection that was established."""
+        """Adds a connection that has just been established."""
         ...
 
     def release(self, connection: "UpstreamConnection") -> None:
-        """Takes back a connection whose exchange is over, and that can serve another exchange."""
+        """Records that the exchange of a connection is over, and that it can serve another exchange."""
         ...
 
     def remove(self, connection: "UpstreamConnection") -> None:
@@ -313,7 +313,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Registers the new connection. Through a tunnel, data may arrive before asyncio calls this."""
+        """Registers the new connection. If it goes through a tunnel, data may arrive before this call."""
         self._transport = cast("asyncio.Transport", transport)
         self._is_established = True
         if self._closed:
@@ -335,7 +335,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._upload.resume()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Returns the buffer for received data."""
+        """Returns the buffer into which the event loop writes received data."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:

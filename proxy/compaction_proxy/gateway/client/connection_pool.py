@@ -75,7 +75,7 @@ class ConnectionPool:
             self._sweep = self._loop.call_at(due, self._close_expired)
 
     def close(self) -> None:
-        """Closes all connections, even during exchanges."""
+        """Closes all connections, including those that serve a request."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -112,7 +112,9 @@ class NativeEngine:
         self._closed = False
 
     async def send(self, request: HttpRequest) -> NativeResponse:
-        """Sends a request, as `types.HttpEngine.send` documents. A streamed body gets a new connection.
+        """Sends a request, as `types.HttpEngine.send` documents.
+
+        A request with a streamed body always gets a new connection, because the body cannot be sent again.
 
         Raises:
             httpx.TransportError: Under the conditions that `types.HttpEngine.send` documents.

@@ -1,4 +1,4 @@
-"""Opens connections to upstreams: name resolution, choice of an address, proxies and TLS."""
+"""Opens connections to upstreams, directly or through a proxy, with or without TLS."""
 
 import asyncio
 import functools
@@ -80,7 +80,10 @@ async def open_connection(
 async def _connect_hop(
     hop: Hop, tls: ssl.SSLContext, protocol_factory: Callable[[], _Protocol]
 ) -> _OpenConnection[_Protocol]:
-    """Connects to the address of a server that accepts first. Returns the transport and its protocol."""
+    """Connects to a server. Returns the transport and its protocol.
+
+    If the server's name has several addresses, the result is the connection that is established first.
+    """
     loop = asyncio.get_running_loop()
     infos = await loop.getaddrinfo(hop.host, hop.port, type=socket.SOCK_STREAM)
     addresses = _interleave_families([(family, str(address[0])) for family, _, _, _, address in infos])

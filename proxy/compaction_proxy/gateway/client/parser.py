@@ -2,8 +2,8 @@
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-# The parser refuses a response that exceeds one of the three limits below. This one limits the bytes that
-# arrive one after the other without body data: the status line and header fields, chunk extensions, trailers.
+# The parser refuses a response that exceeds one of the three limits below. This one is for bytes that arrive
+# in a row and contain no body data: the status line and header fields, chunk extensions, trailers.
 MAX_FRAMING_BYTES = 262_144
 # The most bytes that the name and the value of one header field may have together.
 MAX_LINE_BYTES = 65_536
@@ -150,7 +150,7 @@ class ResponseParser:
                 self._end_after_head()
 
     def _end_after_head(self) -> None:
-        """Ends a response without a body. Drops the httptools parser, because it would expect a body."""
+        """Ends a response that has no body. Drops the httptools parser, because it would expect a body."""
         self.on_message_complete()
         self.is_reusable = self.is_reusable and self._bodiless
         self._bodiless = True

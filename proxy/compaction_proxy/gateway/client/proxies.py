@@ -47,7 +47,7 @@ NO_PROXIES = ProxySettings()
 
 
 def read_environment_proxies() -> ProxySettings:
-    """Reads the proxies from the environment. Lower-case names take precedence over upper-case names."""
+    """Reads the proxies from the environment. Variables with lower-case names have precedence."""
     urls = urllib.request.getproxies_environment()
     return ProxySettings({scheme: _add_default_scheme(scheme, url) for scheme, url in urls.items()})
 

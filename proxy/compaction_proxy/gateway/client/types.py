@@ -1,4 +1,4 @@
-"""Requests, responses and the interface of the engines that send them over HTTP."""
+"""The requests and responses of the HTTP client, and the interface of an engine, which sends requests."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol

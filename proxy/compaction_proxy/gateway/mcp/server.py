@@ -1,4 +1,4 @@
-"""Serves the proxy's tools over MCP with the official SDK. Imported only when the first client connects.
+"""Serves the proxy's tools over MCP with the official SDK. Imported only when a client needs it.
 
 The server answers each HTTP request in JSON and keeps no session. So any process of any replica can answer.
 """

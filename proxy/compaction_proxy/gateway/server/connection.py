@@ -196,10 +196,10 @@ class ServerConnection(asyncio.Protocol):
             self.newest_cycle.feed_eof()
 
     def _refuse_after_pending(self, error: RequestRefusedError) -> None:
-        """Refuses invalid input, after the requests that came before it are answered.
+        """Refuses invalid input with an error.
 
-        If such requests are still unanswered, the client gets no error: the connection ends after their
-        responses.
+        If complete requests that came before it still wait for their responses, sends no error. Then the
+        connection stops reading, and ends after these responses.
         """
         if self.waiting_cycles and self.waiting_cycles[-1].more_body:
             self.waiting_cycles.pop()
@@ -300,7 +300,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.close()
 
     def refuse_request(self, error: RequestRefusedError) -> None:
-        """Sends an error and ends the connection. If a response is half sent, sends no error."""
+        """Sends an error and ends the connection. If a response has already begun, sends no error."""
         if (
             self._active_cycle is None
             or self._active_cycle.response_complete

@@ -1,8 +1,8 @@
 """Passes one request to an ASGI application, and sends the application's response to the client.
 
-The HTTP head of a response is its status line and its header fields. It is held back until the application
-sends the first bytes of the body or waits for something else. So a small response is sent in one write, and a
-slow body does not delay the HTTP head.
+The HTTP head of a response is its status line and its header fields. This module does not send it until the
+application sends the first bytes of the body or waits for something else. So a small response is sent in one
+write, and a slow body does not delay the HTTP head.
 """
 
 import asyncio

@@ -19,12 +19,12 @@ from compaction_proxy.core.errors import RequestRefusedError
 MAX_HEAD_BYTES = 65_536
 # The most header fields that a request may have.
 MAX_FIELDS = 256
-# The most bytes that may arrive one after the other without body data, such as chunk extensions and trailers.
+# The most bytes that may arrive in a row without body data, such as chunk extensions and trailers.
 MAX_FRAMING_BYTES = 262_144
 # The parser caches what it finds in request targets of up to this many bytes, because clients use the same
 # few targets again and again.
 _MAX_CACHED_TARGET_BYTES = 256
-# Header fields that decide where the body of a request ends, or how the server must treat the request.
+# The header fields whose values the parser itself checks or needs.
 _FRAMING_FIELDS = frozenset({b"host", b"expect", b"content-length", b"transfer-encoding"})
 _INVALID = RequestRefusedError(400, "This is no valid HTTP/1.1 request.", "invalid_http")
 _NO_HOST = RequestRefusedError(400, "The request names no host, or several.", "invalid_http")
@@ -170,8 +170,8 @@ class RequestParser:
     def _restart_after_upgrade(self) -> None:
         """Starts a new httptools parser for the body of a request that offers to switch to another protocol.
 
-        The new parser first gets a short HTTP head that declares the same body. Its callbacks are ignored
-        until then (`_is_muted`).
+        The new parser first gets a short HTTP head that declares the same body. While it parses this HTTP
+        head, its callbacks do nothing (`_is_muted`).
         """
         self._is_upgrading = False
         self._parser = self._create_parser()

@@ -74,7 +74,7 @@ def build_server(
     deadlines: ClientDeadlines = DEFAULT_DEADLINES,
     ssl_context: ssl.SSLContext | None = None,
 ) -> GracefulServer:
-    """Builds the server of a process. It stops on SIGINT and SIGTERM.
+    """Builds a server that stops on SIGINT and SIGTERM.
 
     Args:
         app: An ASGI application with a lifespan.

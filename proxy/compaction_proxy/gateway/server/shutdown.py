@@ -30,7 +30,7 @@ CLOSE_TIMEOUT_S = 2.0
 TASKS_TIMEOUT_S = 1.0
 # The most seconds that the application's shutdown may take. After that, the server stops without it.
 APPLICATION_CLOSE_TIMEOUT_S = 5.0
-# The same limit if the server was told to stop without waiting for responses.
+# The most seconds that the application's shutdown may take if the server must not wait for responses.
 FORCED_CLOSE_TIMEOUT_S = 0.5
 _CLOSE = (b"connection", b"close")
 
@@ -132,7 +132,8 @@ class GracefulServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Installs handlers for SIGINT and SIGTERM.
 
-        The handlers stay installed after the block, so that no signal kills the process while it shuts down.
+        The handlers stay installed after the context has ended, so that no signal kills the process while it
+        shuts down.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.handle_exit)
@@ -166,7 +167,7 @@ class GracefulServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Closes connections that exceed a deadline. Returns whether the server must stop.
 
-        uvicorn calls this method every `TICK_S` seconds. It looks at the connections only every
+        uvicorn calls this method every `TICK_S` seconds. The method looks at the connections only every
         `SWEEP_INTERVAL_S` seconds.
         """
         if counter % round(SWEEP_INTERVAL_S / TICK_S) == 0:
@@ -223,14 +224,14 @@ class GracefulServer(uvicorn.Server):
             await asyncio.sleep(TICK_S)
 
     def _close_when_answered(self, connection: ServerConnection, *, is_late: bool) -> None:
-        """Ends a connection after the response in progress, if there is one.
+        """Lets a connection end after the response in progress, if there is one. Otherwise closes it.
 
-        Otherwise closes the connection if it is idle. If no request is complete yet, closes the connection
-        only if `is_late`.
+        If a request may still be arriving, or the client may still be reading the last response, closes the
+        connection only if `is_late`.
 
         Args:
             connection: A connection that is still open.
-            is_late: Whether the time for incomplete requests (`ARRIVAL_TIMEOUT_S`) is over.
+            is_late: Whether the server has waited for incomplete requests for `ARRIVAL_TIMEOUT_S` seconds.
         """
         cycle = connection.newest_cycle
         if connection.has_hung_up:

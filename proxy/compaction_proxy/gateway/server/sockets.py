@@ -82,7 +82,7 @@ _CONNECT_S = 1.0
 
 
 def _bind_shared_port(family: int, address: tuple[str, int] | tuple[int, bytes]) -> socket.socket:
-    """Binds a socket to a port that other sockets may share. The socket does not listen yet."""
+    """Creates a socket and binds it to a port that other sockets may share. It does not listen yet."""
     listener = socket.socket(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
