@@ -121,10 +121,10 @@ class BodyBudget:
         return not self._waiting and self._large_bytes <= self.limit_bytes
 
     def set_counted_bytes(self, hold: "BodyHold", counted_bytes: int) -> None:
-        """Sets the number of bytes that the budget counts for a hold.
+        """Sets the number of bytes that the budget counts for one request.
 
-        If the number becomes smaller, waiting bodies for which there is now enough room get it, the one that
-        has waited longest first.
+        If the number becomes smaller, the method reserves the free room for bodies that wait, beginning with
+        the one that has waited longest. It skips bodies for which there is still not enough room.
         """
         before, hold.counted_bytes = hold.counted_bytes, counted_bytes
         self.used_bytes += counted_bytes - before
@@ -137,7 +137,10 @@ class BodyBudget:
                     turn.set_result(None)
 
     def try_reserve(self, hold: "BodyHold", size_bytes: int) -> bool:
-        """Reserves room for a body to grow to `size_bytes`, if there is enough. Returns whether there was."""
+        """Reserves room in the budget for a body to grow to `size_bytes` bytes, if there is enough.
+
+        Returns whether there was enough room.
+        """
         size_bytes = max(size_bytes, hold.counted_bytes)
         added_bytes = _count_limited_bytes(size_bytes) - _count_limited_bytes(hold.counted_bytes)
         fits = self._large_bytes + added_bytes <= self.limit_bytes
@@ -146,7 +149,7 @@ class BodyBudget:
         return fits
 
     async def wait_for_room(self, hold: "BodyHold", size_bytes: int) -> None:
-        """Waits until there is room for a body to grow to `size_bytes`, and reserves the room.
+        """Waits until the budget has room for a body to grow to `size_bytes` bytes, and reserves the room.
 
         Raises:
             OverloadedError: If no room became free in time, or too many bodies wait already. The method has
@@ -206,11 +209,14 @@ class BodyHold:
         return self.size_bytes <= SMALL_BYTES or self.budget.has_room
 
     def try_reserve_rest(self, rest_bytes: int) -> bool:
-        """Reserves room for `rest_bytes` further bytes, if there is enough. Returns whether there was."""
+        """Reserves room in the budget for `rest_bytes` further bytes of the body, if there is enough.
+
+        Returns whether there was enough room.
+        """
         return self.budget.try_reserve(self, self.size_bytes + rest_bytes)
 
     async def wait_for_room(self, rest_bytes: int) -> None:
-        """Waits until there is room for `rest_bytes` further bytes, and reserves the room.
+        """Waits until the budget has room for `rest_bytes` further bytes of the body, and reserves the room.
 
         Raises:
             OverloadedError: If no room became free in time, or too many bodies wait already.
@@ -218,7 +224,9 @@ class BodyHold:
         await self.budget.wait_for_room(self, self.size_bytes + rest_bytes)
 
     async def wait_for_rest(self, declared_bytes: int | None, limit_bytes: int) -> None:
-        """Waits for room for the rest of a body, and keeps it reserved while the body arrives fast enough.
+        """Waits until the budget has room for the rest of a body, and reserves the room.
+
+        The request later loses the unused room if the body arrives too slowly (`PROGRESS_CHECK_S`).
 
         Args:
             declared_bytes: The size of the body, as declared by the request. If it is None, the method
@@ -238,9 +246,9 @@ class BodyHold:
         loop.call_later(PROGRESS_CHECK_S, self._check_progress, self.size_bytes)
 
     def _check_progress(self, previous_size_bytes: int) -> None:
-        """Gives the unused room back if the body arrives too slowly. Otherwise schedules the next check.
+        """Gives the unused room back to the budget if the body arrives too slowly.
 
-        Schedules no check if no unused room is left.
+        Otherwise schedules the next check, unless no unused room is left.
         """
         if self.size_bytes - previous_size_bytes < MIN_PROGRESS_BYTES:
             self.release_unused()
@@ -248,7 +256,7 @@ class BodyHold:
             self._schedule_progress_check()
 
     def release_unused(self) -> None:
-        """Gives back the room that is reserved beyond the bytes that have arrived."""
+        """Gives the room that was reserved for bytes that have not arrived back to the budget."""
         if self.counted_bytes > self.size_bytes:
             self.budget.set_counted_bytes(self, self.size_bytes)
 

@@ -273,9 +273,10 @@ def _parse_tokens(fields: Mapping[str, Any], name: str) -> int | None:
 
 @lru_cache(maxsize=256)
 def _build_waiting_settings(settings: ModelSettings, target_tokens: int | None) -> ModelSettings:
-    """Returns settings with which a call waits for its summary as long as `summary.timeout_s` allows.
+    """Returns a copy of the settings with which a compaction waits for its summary for `summary.timeout_s`.
 
-    `target_tokens` is the size in tokens that the compacted list should have; None keeps the configured one.
+    `target_tokens` is the number of tokens that the compacted list should have; None keeps the configured
+    number.
     """
     changed: dict[str, Any] = {"max_block_s": settings.summary.timeout_s}
     if target_tokens is not None:
@@ -312,7 +313,10 @@ def _build_report(result: ShortenResult, request: CompactRequest, seconds: float
 
 
 def _encode_answer(raw: bytes, report: Mapping[str, Any]) -> bytes:
-    """Returns the body of the response. Copies the messages from `raw`, the compacted body, byte for byte."""
+    """Returns the body of the response: the report, and the messages of `raw`, byte for byte.
+
+    `raw` is the compacted body of the request.
+    """
     place = find_members(raw)["messages"]
     parts = b'{"object":"compaction","messages":', raw[place.start : place.stop], b',"report":'
     return b"".join((*parts, json.dumps(report).encode(), b"}"))
@@ -621,7 +625,7 @@ class CompactionItemResponder:
 
 
 def _parse_item_request(raw: bytes) -> tuple[RequestBody, bool] | None:
-    """Returns the body without the last item, and whether the response is to be a stream.
+    """Returns the body without its last item, which asks for the compaction, and whether to send a stream.
 
     Returns None if the body does not ask for a compaction item, or has no input that could be compacted.
     """

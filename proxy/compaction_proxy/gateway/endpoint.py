@@ -1,7 +1,4 @@
-"""The endpoint for requests with the messages of a conversation: compacts them if needed, and relays them.
-
-Some methods return a tap. This is an object that watches a response and finds its token counts.
-"""
+"""The endpoint for requests with the messages of a conversation: compacts them if needed, and relays them."""
 
 import time
 from collections.abc import Callable
@@ -138,8 +135,8 @@ class RelayEndpoint:
         """Answers one request.
 
         Raises:
-            RequestRefusedError: If the body is too large, a control header is invalid, or one of the proxy's
-                compaction items cannot be decrypted.
+            RequestRefusedError: If the body is too large, a control header (`x-compaction…`) is invalid, or
+                one of the proxy's compaction items cannot be decrypted.
             OverloadedError: If the proxy is serving too many requests, or holds too many bytes of their
             bodies.
             ClientDisconnect: If the client left. The connection to the upstream has then been closed.
@@ -228,10 +225,10 @@ class RelayEndpoint:
         return tap is not None
 
     async def _relay_request(self, state: RequestState, send: Send) -> UsageTap | None:
-        """Makes the request fit, forwards it, and streams the response to the client.
+        """Makes the request fit the context window, forwards it, and streams the response to the client.
 
-        Returns the tap that has the token counts of the response. Returns None if the client did not get the
-        complete response, if nobody needs its token counts, or if the proxy itself made the response.
+        Returns an object that has read the token counts of the response. Returns None if the client did not
+        get the complete response, if nobody needs its token counts, or if the proxy itself made the response.
         """
         item_request = state.item_request
         if item_request is not None and await self._answer_item_request(item_request, send):
@@ -263,7 +260,8 @@ class RelayEndpoint:
     def _start_conversation_search(self, state: RequestState) -> None:
         """Starts to search for the conversation of a request that was forwarded unparsed and has no id.
 
-        Starts no search for a side call, or if the response is an error.
+        Starts no search if the request is a side call, such as a request for a title, or if the response is
+        an error.
         """
         needs_no_search = (
             state.fit_result is not None or state.conversation is not None or state.side_kind is not None
@@ -313,8 +311,8 @@ class RelayEndpoint:
     ) -> UsageTap | None:
         """Relays a response in which the model may call the offered search tool.
 
-        Returns the tap that has the token counts of the response, or None if the client did not get the
-        complete response.
+        Returns an object that has read the token counts of the response, or None if the client did not get
+        the complete response.
         """
         send_body = partial(self._send_upstream, state)
         recall_loop = state.recall_loop = RecallLoop(tool_offer, send_body, answer.get_field(b"content-type"))
@@ -347,7 +345,7 @@ class RelayEndpoint:
         """Makes the proxy parse all later requests of a conversation, if this request was compacted.
 
         Without this, small requests of the conversation would pass the gate, and the proxy would forward them
-        uncompacted. If the request is a side call, the method does nothing.
+        uncompacted. If this request is a side call, such as a request for a title, the method does nothing.
         """
         if fit_result.is_compacted and state.side_kind is None:
             await self._gate.remember_compacted(

@@ -293,9 +293,9 @@ class IdentityResolver:
     ) -> tuple[Identity, SideRequestKind | None]:
         """Completes an identity with the conversation that the request body names.
 
-        An id in the header fields takes precedence over one in the body. Returns the identity, and the kind
-        of side call that the request is (`side_requests`), or None if it is no side call. If a side call does
-        not contain the messages of its conversation (`SideRequestKind.ALONE`), its identity has no
+        An id in the header fields takes precedence over one in the body. Returns the identity and the kind of
+        side call. The kind is None if the request is no side call, such as a request for a title. If a side
+        call does not contain the messages of its conversation (`SideRequestKind.ALONE`), its identity has no
         conversation.
         """
         if identity.conversation is None and self._session.body_hints:

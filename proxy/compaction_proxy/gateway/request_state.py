@@ -54,12 +54,13 @@ class RequestState:
         identity: The tenant, and the conversation that the headers or the body name.
         raw: The client's body, decoded; empty once it is no longer needed.
         scope: The ASGI scope of the request, as if the client had sent the body without an encoding.
-        control_headers: The settings that the client requests in its control headers.
+        control_headers: The settings that the client requests in its `x-compaction…` headers.
         size_bytes: Size of the decoded body in bytes.
         request_id: The id of the request.
         body_hold: Counts the bytes of the body in the body budget (`gateway.body_budget`).
-        side_kind: The kind of side call, or None if the request is no side call. The proxy learns nothing
-            from a side call, and records the figures of a side call without a conversation.
+        side_kind: The kind of side call, or None if the request is no side call. A side call is not part of
+            the conversation, such as a request for a title. The proxy learns nothing from it, and records its
+            figures without a conversation.
         original: The request with its encoded body, as the client sent it. None if the body was not encoded,
             or if the request can no longer be forwarded in this form.
         is_undecodable: Whether the body cannot be decoded, so that nothing in it is read.
@@ -124,7 +125,10 @@ class RequestState:
 
     @property
     def recorded_conversation(self) -> str | None:
-        """The id of the conversation that the request is recorded for; None for a side call."""
+        """The id of the conversation under which the request is recorded.
+
+        It is None if the conversation is unknown, or if the request is a side call, such as one for a title.
+        """
         return self.conversation if self.side_kind is None else None
 
     @property
@@ -143,7 +147,11 @@ class RequestState:
 
     @property
     def prefix_digests(self) -> tuple[bytes, ...]:
-        """The prefix digests of the client's messages; empty for a side call or if they were not parsed."""
+        """The prefix digests of the client's messages.
+
+        It is empty if the messages were not parsed, or if the request is a side call, such as one for a
+        title.
+        """
         return (
             self.fit_result.usage_basis.prefixes
             if self.fit_result and self.fit_result.usage_basis and self.side_kind is None

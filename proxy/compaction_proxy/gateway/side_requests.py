@@ -59,7 +59,7 @@ _MAX_INSPECTED: Final = 3
 
 
 class SideRequestKind(Enum):
-    """Whether a side call contains the messages of its conversation."""
+    """Whether a side call, such as a request for a title, contains the messages of its conversation."""
 
     ALONE = "alone"
     """The side call does not carry the conversation's messages."""
@@ -68,7 +68,9 @@ class SideRequestKind(Enum):
 
 
 def classify_side_request(raw: bytes, request_class: bytes, *, has_tools: bool) -> SideRequestKind | None:
-    """Returns the kind of side call that a request is, or None if it is no side call.
+    """Returns the kind of a side call, or None if the request is no side call.
+
+    A side call is a request that is not part of the conversation, such as a request for a title.
 
     Args:
         raw: The request body.
@@ -134,10 +136,12 @@ def _contains_any(raw: bytes, phrases: tuple[bytes, ...]) -> bool:
 
 
 class SideRequestDetector:
-    """Detects side calls. For this, it remembers in which conversations the requests have tools.
+    """Detects side calls, such as requests for a title.
 
-    It needs only the id of a conversation, not the tenant, because conversations of two tenants never have
-    the same id.
+    For this, the detector remembers in which conversations the requests have tools.
+
+    It needs only the id of a conversation, and not the tenant, because conversations of two tenants never
+    have the same id.
     """
 
     def __init__(self) -> None:
@@ -146,7 +150,9 @@ class SideRequestDetector:
     def classify_request(
         self, raw: bytes, header_map: Mapping[bytes, bytes], conversation: str | None
     ) -> SideRequestKind | None:
-        """Returns the kind of side call that a request is, or None if it is no side call.
+        """Returns the kind of a side call, or None if the request is no side call.
+
+        A side call is a request that is not part of the conversation, such as a request for a title.
 
         Args:
             raw: The request body.

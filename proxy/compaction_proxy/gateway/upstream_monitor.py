@@ -127,9 +127,10 @@ class UpstreamMonitor:
         self._record_failure(target, find_cause(error, has_head=True))
 
     def record_status(self, target: str, status: int) -> None:
-        """Reports the status of a response if it is an error status.
+        """Reports the status of a response to the listeners and the log, if it is an error status.
 
-        If the target is failing and the status is not 5xx, also reports that the target has recovered.
+        If the target was failing and the status is not 5xx, the target has recovered. The method then logs
+        the recovery, if it has logged the failure.
         """
         is_failing = is_server_error(status)
         if not is_failing and target in self.failure_counts:

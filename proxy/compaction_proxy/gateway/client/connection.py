@@ -1,7 +1,4 @@
-"""Sends requests and receives responses over one HTTP/1.1 connection to an upstream.
-
-In this package, an exchange is one request and its response. A connection serves one exchange at a time.
-"""
+"""Sends requests and receives responses over one HTTP/1.1 connection to an upstream."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -118,8 +115,8 @@ class BodyUploader:
 # A body of at most this many bytes is written together with the request line and the header fields, in one
 # call. A larger body is written by a `BodyUploader`.
 MAX_JOINED_BYTES = 65_536
-# The tolerance of timeouts, in seconds. A timer may fire this much too late, and an exchange may time out
-# this much too early. With this tolerance, timers are rescheduled less often.
+# The tolerance of timeouts, in seconds. A timer may fire this much too late, and a response may time out this
+# much too early. With this tolerance, timers are rescheduled less often.
 TIMER_SLACK_S = 0.001
 
 
@@ -135,7 +132,7 @@ class ConnectionOwner(Protocol):
         ...
 
     def release(self, connection: "UpstreamConnection") -> None:
-        """Records that the exchange of a connection is over, and that it can serve another exchange."""
+        """Records that a connection has received a complete response and can send another request."""
         ...
 
     def remove(self, connection: "UpstreamConnection") -> None:
@@ -144,17 +141,17 @@ class ConnectionOwner(Protocol):
 
 
 class UpstreamConnection(asyncio.BufferedProtocol):
-    """One connection, from its opening to its end. It serves at most one exchange at a time.
+    """One connection, from its opening to its end. It serves at most one request at a time.
 
     Args:
-        owner: Is notified when the connection is established, when an exchange is over, and when the
-            connection is closed.
+        owner: Is notified when the connection is established, when it can send another request, and when it
+            is closed.
         buffer: The memory in which the event loop stores received data. The connection parses the data
             before the event loop runs any other code. So all connections of an event loop may share one
             buffer.
 
     Attributes:
-        idle_since: The time at which the last exchange ended, in seconds of the event loop's clock.
+        idle_since: The time at which the last response was complete, in seconds of the event loop's clock.
     """
 
     __slots__ = (
@@ -191,7 +188,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._silence_s: float | None = None
         self._parser = ResponseParser()
 
-    # Methods that send a request and end its exchange.
+    # Methods for sending a request and for ending its response.
 
     def send_request(
         self, head: bytes, body: bytes | AsyncIterator[bytes], length: int | None, silence_s: float | None
@@ -226,7 +223,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return answer
 
     def _on_upload_done(self, error: BaseException | None) -> None:
-        """Records that the upload has ended. If `error` is not None, the exchange fails with it."""
+        """Records that the upload has ended. If `error` is not None, the response ends with it."""
         self._upload = None
         self._last_activity_at = self._loop.time()
         if error is not None and self._response is not None:
@@ -248,7 +245,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.close()
 
     def close_with_error(self) -> None:
-        """Closes the socket now. If an exchange is going on, its response ends with a `ReadError`."""
+        """Closes the socket now. If a response is expected or incomplete, it ends with a `ReadError`."""
         if self._response is not None:
             self._response.set_exception(httpx.ReadError("the engine was closed"))
         self.close()
@@ -294,7 +291,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._timer = self._loop.call_at(due, self._check_timeout)
 
     def _check_timeout(self) -> None:
-        """Fails the exchange if the upstream was silent too long. Otherwise schedules the next check.
+        """Ends the response with an error if the upstream was silent too long.
+
+        Otherwise schedules the next check. Does nothing if no response is expected.
 
         Does not count the time in which the upstream need not send anything: while the proxy has paused
         reading, or while the proxy is sending the body and the upstream takes the data.
@@ -372,9 +371,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.connection_lost(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Completes the response if the end of the connection also ends its body. Else fails the exchange.
+        """Completes the response if the end of the connection also ends its body.
 
-        `exc` is None if the connection ended without an error.
+        Otherwise the response ends with an error. `exc` is None if the connection ended without an error.
         """
         answer = self._response
         if answer is None:

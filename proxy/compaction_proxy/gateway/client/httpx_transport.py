@@ -7,7 +7,7 @@ import httpx
 
 from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpResponse
 
-# The engine writes these header fields itself, so they are not copied from httpx's request.
+# The `HttpEngine` writes these header fields itself, so they are not copied from httpx's request.
 _FRAMING = frozenset({b"host", b"connection", b"content-length", b"transfer-encoding"})
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Once more bytes of a body than this wait for the application, the connection stops reading from the socket.
 MAX_UNREAD_BYTES = 65_536
 # If a request is answered before its body is complete, the connection reads the rest of the body and drops
-# it, but at most this many bytes. If more come, it closes.
+# it, but at most this many bytes. If more come, the connection closes.
 MAX_DROPPED_BYTES = 262_144
 # The most requests of one connection that may wait until earlier requests are answered. If more come, the
 # connection reads nothing more, and closes after it has answered the waiting requests.
@@ -37,8 +37,9 @@ NOTICE = "notice"
 class ServerConnection(asyncio.Protocol):
     """Serves one client connection, from its opening to its end.
 
-    If the client sends several requests at once, the connection answers one after the other. A cycle is an
-    object that handles one request and its response.
+    If the client sends further requests before it has its response, the connection answers them one after the
+    other. A cycle is an object that handles one request and its response. The HTTP head of a request is its
+    request line and its header fields.
 
     Args:
         config: uvicorn's configuration.
@@ -142,7 +143,7 @@ class ServerConnection(asyncio.Protocol):
     # Methods that the parser calls.
 
     def on_head_started(self) -> None:
-        """Records that the HTTP head of a request begins to arrive.
+        """Records that the HTTP head of a request (its request line and header fields) begins to arrive.
 
         Stops reading if `MAX_WAITING_REQUESTS` requests already wait.
         """
@@ -154,7 +155,10 @@ class ServerConnection(asyncio.Protocol):
             self.phase_started_at = self.last_activity_at
 
     def on_head_received(self, head: RequestHead) -> None:
-        """Starts the request that has this HTTP head, or queues it until earlier ones are answered."""
+        """Starts the request with this request line and these header fields.
+
+        If earlier requests are not answered yet, the request waits until they are.
+        """
         self.is_reading_head = False
         if self._stopped_reading:
             return
@@ -241,7 +245,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Reads from the socket again."""
+        """Reads from the socket again, if reading is paused."""
         if self.is_reading_paused:
             self.is_reading_paused = False
             self.transport.resume_reading()

@@ -17,8 +17,8 @@ from compaction_proxy.core.errors import InternalError, RequestRefusedError, for
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import REQUEST_CRASHED
 
-# If the first part of the body has at most this many bytes, it is sent together with the HTTP head in one
-# write. A larger part is sent in a second write.
+# If the first part of the body has at most this many bytes, it is sent together with the status line and the
+# header fields in one write. A larger part is sent in a second write.
 MAX_JOINED_BYTES = 65_536
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
@@ -244,7 +244,7 @@ class RequestResponseCycle:
             raise RuntimeError(f"it is not the turn of {kind}")
 
     def _start_response(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Builds the HTTP head of the response, but does not send it yet."""
+        """Encodes the status line and the header fields of the response, but does not send them yet."""
         framing = dict(headers)
         ours, closes = self._connection.encode_default_headers()
         head = _STATUS_LINES[status] + ours + encode_header_lines(headers)
@@ -267,7 +267,7 @@ class RequestResponseCycle:
         self._held_head = head + b"\r\n"
 
     def _flush_head(self) -> None:
-        """Sends the HTTP head, unless it was already sent."""
+        """Sends the status line and the header fields, unless they were already sent."""
         if self._held_head and not self._connection.transport.is_closing():
             self._connection.transport.write(self._held_head)
         self._held_head = b""

@@ -14,8 +14,8 @@ import httptools
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# A request that exceeds one of the three limits below is refused with status 431. This one limits the bytes
-# of the HTTP head.
+# A request that exceeds one of the three limits below is refused with status 431. This one is the most bytes
+# that the request line and the header fields may have together.
 MAX_HEAD_BYTES = 65_536
 # The most header fields that a request may have.
 MAX_FIELDS = 256
@@ -70,7 +70,7 @@ class RequestReceiver(Protocol):
         ...
 
     def on_head_received(self, head: RequestHead) -> None:
-        """Takes the complete HTTP head of a request."""
+        """Takes the request line and the header fields of a request, when all have arrived."""
         ...
 
     def on_body_received(self, piece: bytes) -> None:
@@ -170,8 +170,8 @@ class RequestParser:
     def _restart_after_upgrade(self) -> None:
         """Starts a new httptools parser for the body of a request that offers to switch to another protocol.
 
-        The new parser first gets a short HTTP head that declares the same body. While it parses this HTTP
-        head, its callbacks do nothing (`_is_muted`).
+        The new parser first gets a request line, and header fields that describe the same body. While it
+        parses these, its callbacks do nothing (`_is_muted`).
         """
         self._is_upgrading = False
         self._parser = self._create_parser()
@@ -233,7 +233,10 @@ class RequestParser:
             self._framing.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
-        """Checks the complete HTTP head and passes it to the receiver. May refuse the request instead."""
+        """Checks the request line and the header fields, and passes them to the receiver.
+
+        Refuses the request if they are too long or not valid.
+        """
         if self._is_muted:
             return
         fields, target, parser = self._fields, self._target, self._parser

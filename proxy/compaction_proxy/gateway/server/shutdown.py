@@ -19,8 +19,8 @@ from compaction_proxy.gateway.server.timeouts import (
 )
 
 TICK_S = 0.1
-# While the server stops, it waits this many seconds for requests whose HTTP head or body is still arriving.
-# Then it closes their connections.
+# While the server stops, it waits this many seconds for requests that are still arriving. Then it closes
+# their connections.
 ARRIVAL_TIMEOUT_S = 0.5
 # Over TLS, asyncio waits up to 30 s for the client to confirm that the connection closes. This server waits
 # only this many seconds.
