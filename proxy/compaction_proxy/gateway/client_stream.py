@@ -193,8 +193,8 @@ class OriginalRequest(NamedTuple):
 async def decode_request_body(raw: bytes, headers: Headers, hold: BodyHold, limit_bytes: int) -> bytes | None:
     """Returns the decoded body, or `raw` itself if the body is not encoded.
 
-    The hold counts the decoded body in addition to `raw`. Returns None if the body cannot be decoded, because
-    its coding is unknown or it is damaged.
+    `hold` then counts the decoded body in addition to `raw`. Returns None if the body cannot be decoded,
+    because its coding is unknown or it is damaged.
 
     Args:
         raw: The body as the client sent it.

@@ -3,9 +3,9 @@
 Such a request goes to one of two endpoints (`POST /v1/compact` and `POST …/responses/compact`), or it is an
 ordinary request that asks for a compaction item.
 
-The messages are compacted by the same code as those of a relayed request with the header
-`x-compaction: force`, but nothing is stored. With every strategy, if no model writes a summary, an extract
-takes its place.
+The proxy compacts the messages of such a request by the same code as those of a relayed request with the
+header `x-compaction: force`, but it stores nothing. With every strategy, if no model writes a summary, an
+extract takes its place.
 
 A compaction item is an item of the Responses wire that holds the result of a compaction. To ask for one,
 Codex sends an ordinary request whose input ends in an item of type `compaction_trigger`. Codex shows its user

@@ -82,7 +82,7 @@ def parse_control_headers(headers: Sequence[tuple[bytes, bytes]]) -> ControlHead
 
 
 def _read_field(header_map: Mapping[bytes, bytes], name: bytes) -> str | None:
-    """Returns the value of a field in lower case, or None if there is none."""
+    """Returns the value of a header field, converted to lower case; None if there is no such field."""
     return header_map[name].decode("latin-1").strip().lower() if name in header_map else None
 
 

@@ -87,7 +87,7 @@ def derive_tenant(
     """
     kind = tenant_mode.partition(":")[0]
     tenant_fields = _list_tenant_fields(tenant_mode)
-    # Sorted, because the order of header fields with different names has no meaning (RFC 9110 §5.3).
+    # The fields are sorted, because the order of fields with different names has no meaning (RFC 9110 §5.3).
     identifying = sorted(
         (key.lower(), value) for key, value in headers if key.lower() in tenant_fields and value.strip()
     )

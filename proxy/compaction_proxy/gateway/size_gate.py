@@ -111,9 +111,9 @@ class SizeGate:
     def can_pass(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
         """Returns whether a request may be forwarded without being parsed.
 
-        A request may pass if its conversation needs no action (`_has_pending_action`), it contains no media,
-        it names 1 to `MAX_MODELS` models, and it is certainly too small for a compaction, and for the
-        preparation of a compaction, with each of these models.
+        A request may pass if all of these conditions hold. The state of its conversation does not require
+        that the proxy parses it (`_has_pending_action`). It contains no media. It names 1 to `MAX_MODELS`
+        models. With each of these models, it is certainly too small for a compaction and for preparing one.
 
         Args:
             raw: The request body.
@@ -185,8 +185,9 @@ class SizeGate:
         price = None
         if self._pricing is not None and any(row.price_tier for row in policy.trigger):
             price = self._pricing.get_price(model, self._origin)
-        # A trigger may depend on prices and on the course of a conversation. These are the smallest values
-        # that such a trigger can have in any conversation.
+        # A trigger may depend on the size from which the model costs a surcharge, or on an optimum that
+        # differs between conversations. For the optimum, 0 is the smallest value that any conversation can
+        # have.
         thresholds = PriceThresholds(tier_tokens=price.surcharge_tokens if price else None, optimum_tokens=0)
         rows = set_price_thresholds(policy.trigger, thresholds)
         least = compute_min_trigger(rows, budget)
