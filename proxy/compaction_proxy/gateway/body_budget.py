@@ -54,7 +54,8 @@ PROCESS_BYTES: Final = 256 * 1024 * 1024
 GROWTH_BYTES: Final = 192 * 1024 * 1024
 # The most bytes of memory that the process needs for each byte of a body: for the body itself, and for its
 # messages while they are parsed and checked. The peak of resident memory was measured with bodies of 40 MB.
-# It was 1.1 times the body if the proxy did not parse the body, and 3 to 5 times the body if it did.
+# It was 1.1 times the size of the body if the proxy did not parse the body, and 3 to 5 times its size if it
+# did.
 COST_FACTOR: Final = 5
 # The default budget is at least this many bytes, so that a small machine can still serve most requests.
 MIN_DEFAULT_BYTES: Final = 8 * 1024 * 1024

@@ -72,8 +72,8 @@ from compaction_proxy.wires.sse import EventSplitter, read_data
 # The path to which summary calls for `/v1/compact` are sent. Other summary calls use the path of the client's
 # request, but `/v1/compact` does not exist at the provider.
 _CHAT_TARGET = {"raw_path": b"/v1/chat/completions", "query_string": b""}
-# If a call names a target size, the trigger T is this many times that size, because the strategy `anchored`
-# shrinks a conversation to 40 % of T.
+# If a request names a target size, the trigger T is this many times that size, because the strategy
+# `anchored` shrinks a conversation to 40 % of T.
 TRIGGERS_PER_TARGET = 2.5
 # The largest number of tokens that `trigger_tokens` or `target_tokens` may have. A larger one is refused.
 MAX_TOKENS = 999_999_999
@@ -87,8 +87,8 @@ _MISSING_ENDPOINT_STATUSES: Final = frozenset({404, 405, 501})
 # that the request names, such as the model. So the upstream does serve the path.
 _NOT_FOUND_SUFFIX: Final = "_not_found"
 # The proxy holds back at most this many bytes of a response, in order to see whether the response holds a
-# compaction item. If an event stream has more bytes and no such item in the first ones, the proxy treats it
-# as a stream without one. Any other response that has more bytes is relayed.
+# compaction item. If an event stream has no such item in these bytes, the proxy treats it as a stream
+# without one. It relays any other response that has more bytes.
 HOLD_BYTES: Final = 16 * 1024 * 1024
 # The statuses with which most upstreams refuse an item of an unknown type. The body of such a response names
 # the type.

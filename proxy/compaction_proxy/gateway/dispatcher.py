@@ -82,9 +82,9 @@ class Dispatcher:
         post_endpoints: The handlers of other POST requests whose bodies the proxy reads, by the ending of the
             path.
         passthrough: The handler of all other requests that are relayed.
-        own_endpoints: The handlers of those paths of the proxy itself that need a client key if relayed
-            requests need one, by the whole path.
-        admin: The handler of all other paths of the proxy itself.
+        own_endpoints: The handlers of some of the proxy's own paths, by the whole path. Requests for these
+            paths need a client key whenever relayed requests need one.
+        admin: The handler of all other paths of the proxy's own.
         base_path: The path with which all of the proxy's own paths begin; empty for the root.
         lifespan: The application that handles the server's lifespan events (start and end).
         deletion_fence: Prevents a request from storing data again that was deleted after the request began.

@@ -38,8 +38,8 @@ _NOT_RETURNED = HOP_BY_HOP | {b"server", b"date"}
 # A header field of responses. It asks a reverse proxy between this proxy and the client to forward each chunk
 # of a stream without delay.
 _UNBUFFERED = (b"x-accel-buffering", b"no")
-# The values that the field `connection` has in nearly all requests. The proxy drops the header fields that
-# these values name in any case.
+# The values that the field `connection` has in nearly all requests. In any case, the proxy drops
+# the header fields that these values name.
 _USUAL_CONNECTION_VALUES = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
 
 
@@ -151,8 +151,8 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
     - `content-length` stays, because the body is relayed unchanged. With status 204 and 304 it is left out,
       because no body follows, and the proxy's own server would wait for one.
     - Fields whose names begin with `x-compaction` are left out. Only the proxy writes them.
-    - Fields that concern only the connection to the upstream, and fields with control characters, are left
-    out.
+    - Fields with control characters, and fields that concern only the connection to the upstream, are left
+      out.
     - If the upstream does not say whether an event stream may be buffered, a field is added that forbids it.
     """
     dropped = _add_connection_fields(_NOT_RETURNED, headers)

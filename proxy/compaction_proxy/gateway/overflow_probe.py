@@ -44,7 +44,7 @@ async def _peek_beginning(answer: UpstreamResponse, wire: Wire) -> bytes:
     """Returns the first bytes of a response.
 
     If the response is an uncompressed stream, the function also waits until a part of the model's reply or an
-    error comes, for at most `HOLD_S` seconds. The result then leaves out the events before it.
+    error comes, for at most `HOLD_S` seconds. The result then leaves out the events before that.
     """
     beginning = await answer.peek(1)
     is_plain = answer.get_field(b"content-encoding").strip().lower() in IDENTITY

@@ -115,11 +115,12 @@ def _choose_models(
     """Returns the models to ask, in the order in which the proxy tries them.
 
     If the configuration names a model, the result is this model only. Otherwise the strategy decides: the
-    result is the request's model, or the provider's cheap model with the request's model after it. Returns an
-    empty tuple if the proxy must ask no model.
+    result is the request's model, or the provider's cheap model with the request's model after it. The result
+    is empty if the proxy must ask no model.
 
     Args:
-        configured_model: The model that the configuration names, "none" or "same"; None if it names none.
+        configured_model: The model that the configuration names; "same" for the request's model, "none" for
+            no model, or None if the configuration names none of these.
         policy: The strategy's policy.
         base_url: The URL of the provider, which decides the cheap model.
         request_model: The model of the client's request.
