@@ -148,8 +148,8 @@ def while_connected(scope: Scope) -> AbstractContextManager[None]:
     work that continues after the response must be outside the block.
 
     Args:
-        scope: The ASGI scope of the request. The proxy's own server puts a function into it by which the
-            block learns of a disconnect. On other servers, the block always runs to its end.
+        scope: The ASGI scope of the request. The proxy's own server puts a function into it that
+            reports a disconnect (`NOTICE`). On other servers, the block always runs to its end.
 
     Raises:
         ClientDisconnect: If the client left, and the block was cancelled.

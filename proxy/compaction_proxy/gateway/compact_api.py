@@ -122,7 +122,7 @@ class InputCompactor:
 
     Args:
         config: The configuration.
-        upstream: The upstream that is asked for summaries.
+        upstream: The upstream to which summary calls are sent.
         stateless: Compacts without storing anything.
         get_secret: Returns the secret key of the digests that identify tenants.
     """
@@ -193,8 +193,7 @@ class CompactEndpoint:
 
         Raises:
             RequestRefusedError: If the body is too large or cannot be compacted, or the method is not POST.
-            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of their
-            bodies.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of bodies.
             ClientDisconnect: If the client left. A pending summary call has then been cancelled.
         """
         if scope["method"] != "POST":
@@ -338,7 +337,7 @@ async def _send_answer(
 class ResponsesCompactEndpoint:
     """An ASGI endpoint that compacts the input of a request on the Responses wire, and stores nothing.
 
-    If the upstream has such an endpoint, it may relay the request to the upstream instead.
+    Depending on the configuration, it relays the request to the upstream instead.
 
     Args:
         config: The configuration; `upstream.responses_compact` decides whether the upstream or the proxy
@@ -370,8 +369,7 @@ class ResponsesCompactEndpoint:
         Raises:
             RequestRefusedError: If the body is too large or cannot be compacted, or one of the proxy's
                 compaction items cannot be decrypted.
-            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of their
-            bodies.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of bodies.
             UpstreamError: If the upstream gave no response.
             ClientDisconnect: If the client left. The pending call to the upstream or to the summary model has
                 then been cancelled.

@@ -102,7 +102,7 @@ class Dispatcher:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request to its handler, or the server's lifespan events to `lifespan`.
 
-        Closes a WebSocket.
+        Refuses a WebSocket, because the proxy relays only HTTP.
         """
         if scope["type"] == "lifespan":
             await self.lifespan(scope, receive, send)

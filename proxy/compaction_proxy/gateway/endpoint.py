@@ -137,8 +137,7 @@ class RelayEndpoint:
         Raises:
             RequestRefusedError: If the body is too large, a control header (`x-compaction…`) is invalid, or
                 one of the proxy's compaction items cannot be decrypted.
-            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of their
-            bodies.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of bodies.
             ClientDisconnect: If the client left. The connection to the upstream has then been closed.
         """
         header_map = build_header_map(scope["headers"])

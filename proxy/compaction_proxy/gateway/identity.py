@@ -294,9 +294,9 @@ class IdentityResolver:
         """Completes an identity with the conversation that the request body names.
 
         An id in the header fields takes precedence over one in the body. Returns the identity and the kind of
-        side call. The kind is None if the request is no side call, such as a request for a title. If a side
-        call does not contain the messages of its conversation (`SideRequestKind.ALONE`), its identity has no
-        conversation.
+        side call. The kind is None if the request is no side call. (A side call is, for example, a request
+        for a title.) If a side call does not contain the messages of its conversation
+        (`SideRequestKind.ALONE`), its identity has no conversation.
         """
         if identity.conversation is None and self._session.body_hints:
             hint = await run_in_worker_if_large(len(raw), partial(find_conversation_hint, raw))

@@ -70,8 +70,7 @@ class PassthroughEndpoint:
         """Relays one request.
 
         Raises:
-            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of their
-            bodies.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of bodies.
             UpstreamError: If the upstream gave no response.
             ClientDisconnect: If the client left. The connection to the upstream has then been closed.
         """
@@ -126,8 +125,7 @@ class CountTokensEndpoint:
         """Relays one request.
 
         Raises:
-            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of their
-            bodies.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of bodies.
             UpstreamError: If the upstream gave no response.
             ClientDisconnect: If the client left. The connection to the upstream has then been closed.
         """

@@ -31,8 +31,8 @@ OWN_PATHS = frozenset(
     }
 )
 OWN_TREES = frozenset({"admin", "ui", "mcp"})
-# The most results that each of the functions below caches. The number is small, because a path may have many
-# kilobytes.
+# The most results that each `lru_cache` in this module keeps. The number is small, because a path may have
+# many kilobytes.
 MAX_PATHS = 64
 
 
@@ -86,9 +86,9 @@ def _split_base_url(base_url: str) -> tuple[str, bytes]:
 def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str, bytes]:
     """Returns where a client's request goes: the upstream's origin, and the path with the query.
 
-    The client's path is appended to the path of the base URL. If the base URL ends in a segment `v1` and the
-    client's path starts with `v1`, the result contains the segment only once. Nothing is decoded or encoded:
-    `%2F` stays `%2F`.
+    The client's path is appended to the path of the base URL. If the base URL ends in the segment `v1`, and
+    the client's path begins with this segment, the result contains it only once. Nothing is decoded or
+    encoded: `%2F` stays `%2F`.
 
     Args:
         base_url: `upstream.base_url`; a trailing slash makes no difference.

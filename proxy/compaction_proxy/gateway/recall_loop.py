@@ -342,9 +342,10 @@ class RecallLoop:
         return joined
 
     def can_continue(self, further_hops: int = 0) -> bool:
-        """Returns whether the proxy may continue the response again.
+        """Returns whether the proxy may ask the upstream once more to continue the response.
 
-        `further_hops` is the number of times that it will have done so before, in addition to `hop_count`.
+        The method counts `further_hops` such requests in addition to those that were already made
+        (`hop_count`).
         """
         return self.hop_count + further_hops < self._offer.max_hops
 

@@ -64,8 +64,8 @@ class RequestState:
         original: The request with its encoded body, as the client sent it. None if the body was not encoded,
             or if the request can no longer be forwarded in this form.
         is_undecodable: Whether the body cannot be decoded, so that nothing in it is read.
-        fit_result: The result of making the request fit, with the body to forward. None if the body is
-            forwarded without being parsed.
+        fit_result: The body to forward, with a report about its compaction. None if the body is forwarded
+            without being parsed.
         fit_request: The parsed request, or None if the body was not parsed.
         model: The requested model of a request that is not parsed; empty if it is unknown. Otherwise
             `fit_request` has the model.
@@ -149,8 +149,8 @@ class RequestState:
     def prefix_digests(self) -> tuple[bytes, ...]:
         """The prefix digests of the client's messages.
 
-        It is empty if the messages were not parsed, or if the request is a side call, such as one for a
-        title.
+        The tuple is empty if the messages were not parsed, or if the request is a side call, such as one for
+        a title.
         """
         return (
             self.fit_result.usage_basis.prefixes
@@ -293,7 +293,7 @@ class RequestState:
         )
 
     def _count_continuations_and_tokens(self) -> tuple[int | None, int | None, int | None]:
-        """Returns how often the response was continued, and the prompt and cached tokens that this took.
+        """Returns the number of requests that continued the response, and their prompt and cached tokens.
 
         All three values are None if the response was not continued. The tokens are None if the upstream did
         not report them.

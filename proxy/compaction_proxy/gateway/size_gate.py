@@ -1,4 +1,7 @@
-"""The gate, which lets requests that are certainly too small for a compaction pass without parsing them."""
+"""The gate: finds requests that are certainly too small for a compaction.
+
+The proxy forwards these requests without parsing them.
+"""
 
 import math
 import time

@@ -165,10 +165,10 @@ class UpstreamResponse:
         return chunk
 
     async def peek_with_timeout(self, limit_bytes: int, timeout_s: float) -> bytes:
-        """Returns what `peek` returns. If nothing new comes in `timeout_s` seconds, returns the bytes so far.
+        """Returns what `peek` returns, unless nothing new comes within `timeout_s` seconds.
 
-        `timeout_s` limits only the wait for the first new chunk. Later calls of `read` still return all
-        bytes.
+        In that case, returns the bytes that have come so far. `timeout_s` limits only the wait for the first
+        new chunk. Later calls of `read` still return all bytes.
         """
         if self._coming is None:
             self._coming = asyncio.create_task(self.response.read())
@@ -374,6 +374,8 @@ def build_upstreams(
 
 def find_wire_name(raw_path: bytes, header_map: Mapping[bytes, bytes]) -> str:
     """Returns the name of the wire to which a request belongs, according to its path and its header fields.
+
+    This is `chat` for every request that belongs neither to `messages` nor to `responses`.
 
     Args:
         raw_path: The path as the client wrote it.

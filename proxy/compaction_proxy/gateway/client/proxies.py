@@ -80,7 +80,7 @@ def _is_exempt(rules: str, host: str, port: int, address: _Address | None) -> bo
 
 
 def _matches_rule(rule: str, host: str, port: int, address: _Address | None) -> bool:
-    """Returns whether one rule of NO_PROXY matches an origin. `address` is None if `host` is a name."""
+    """Returns whether one entry of NO_PROXY matches an origin. `address` is None if `host` is a name."""
     if rule == "*":
         return True
     try:

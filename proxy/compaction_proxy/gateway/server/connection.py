@@ -202,8 +202,8 @@ class ServerConnection(asyncio.Protocol):
     def _refuse_after_pending(self, error: RequestRefusedError) -> None:
         """Refuses invalid input with an error.
 
-        If complete requests that came before it still wait for their responses, sends no error. Then the
-        connection stops reading, and ends after these responses.
+        If complete requests that came before it still wait for their responses, the connection sends no
+        error. Instead it stops reading, and ends after these responses.
         """
         if self.waiting_cycles and self.waiting_cycles[-1].more_body:
             self.waiting_cycles.pop()

@@ -68,7 +68,7 @@ class DrainReport:
 def _should_await_response(connection: ServerConnection) -> bool:
     """Returns whether the connection has a request that the server should still answer before it stops.
 
-    This is a request that is complete, or whose response has begun, and whose response is not complete.
+    Such a request is complete, or its response has begun. In both cases, its response is not complete yet.
     """
     cycle = connection.newest_cycle
     if cycle is None or cycle.response_complete:
@@ -224,10 +224,10 @@ class GracefulServer(uvicorn.Server):
             await asyncio.sleep(TICK_S)
 
     def _close_when_answered(self, connection: ServerConnection, *, is_late: bool) -> None:
-        """Lets a connection end after the response in progress, if there is one. Otherwise closes it.
+        """Lets a connection end after the response in progress. Without such a response, closes it.
 
-        If a request may still be arriving, or the client may still be reading the last response, closes the
-        connection only if `is_late`.
+        If a request may still be arriving, or the client may still be reading the last response, the method
+        closes the connection only if `is_late`.
 
         Args:
             connection: A connection that is still open.
