@@ -1,1 +1,1 @@
-"""The ASGI application: it takes requests from clients, forwards them, and sends the responses."""
+"""The ASGI application: takes requests from clients, forwards them to upstreams, and relays the responses."""

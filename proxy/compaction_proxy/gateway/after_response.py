@@ -1,4 +1,7 @@
-"""Does the work that follows a response: reports incidents, learns token counts, prepares compactions."""
+"""Does the work that follows a response.
+
+Reports failed requests, learns the upstream's token counts, and prepares compactions ahead of need.
+"""
 
 import time
 from collections.abc import Callable
@@ -27,10 +30,11 @@ from compaction_proxy.wires.body import build_probe_body
 from compaction_proxy.wires.usage import TokenUsage
 from compaction_proxy.wires.wire import Wire
 
-# The proxy reads at most this many bytes of the response to a probe. A probe asks for only 16 tokens of
+# The proxy stops reading the response to a probe after this many bytes. A probe asks for only 16 tokens of
 # output, so its response is normally shorter.
 MAX_PROBE_BYTES = 262_144
-# The reporter remembers at most this many incidents. It reports each of them at most once a minute.
+# `IncidentReporter` remembers at most this many incidents, in order to report each at most once a minute. If
+# there are more, it forgets the incident that occurred longest ago.
 MAX_INCIDENTS = 2_000
 
 
@@ -38,9 +42,11 @@ _INCIDENT_KINDS = {CompactionStatus.FAILED_OPEN: FAILED_OPEN, CompactionStatus.O
 
 
 class IncidentReporter:
-    """Publishes incidents of requests as events, and adds the events to the history of the conversation.
+    """Publishes incidents as events, and adds the events to the history of the conversation.
 
-    An incident with the same tenant, conversation, kind and reason is reported at most once a minute.
+    An incident is a request on which the proxy failed, that it could not make short enough, or that the
+    upstream accepted only in a shorter form. Incidents with the same tenant, conversation, kind and reason
+    are reported at most once a minute.
 
     Args:
         event_bus: Publishes events.
@@ -60,7 +66,7 @@ class IncidentReporter:
         self._announce = event_bus
         self._history = history
         self._now = now
-        # Each key consists of the tenant, the conversation, the kind of the incident and its reason.
+        # The key of an incident consists of its tenant, conversation, kind and reason.
         self._throttle = ReportThrottle[tuple[str, str | None, str, str | None]](
             max_keys=MAX_INCIDENTS, clock=clock
         )
@@ -76,8 +82,8 @@ class IncidentReporter:
     ) -> None:
         """Reports an incident of a request, if there was one. Call this after the client has its response.
 
-        An incident occurred if the proxy failed on the request, if the forwarded request was probably too
-        long, or if the upstream accepted it only in a shorter form (`was_recovered`).
+        An incident occurred if the proxy failed on the request, if it could not make the request short
+        enough, or if the upstream accepted the request only in a shorter form (`was_recovered`).
         """
         kind = RECOVERED if was_recovered else _INCIDENT_KINDS.get(report.status, "")
         incident = tenant, report.conversation, kind, report.reason
@@ -114,8 +120,7 @@ class AfterResponseHandler:
         compactor: Prepares compactions ahead of need.
         feedback: Learns from the token counts (`usage`) that responses report.
         exchange_log: Records the figures of each request when it ends.
-        incidents: Reports requests on which the proxy failed, that it could not make short enough, or that
-            the upstream accepted only in a shorter form.
+        incidents: Reports incidents, such as a request on which the proxy failed.
         registry: Records when each conversation was last used.
         model_limits: Starts the discovery of unknown context windows.
         discovery: Asks the upstream for the context window of a model.
@@ -143,7 +148,10 @@ class AfterResponseHandler:
         self._discovery = discovery
 
     async def __call__(self, state: RequestState) -> None:
-        """Does the work that follows one response. A failure is logged and affects no request."""
+        """Records that the conversation was used, and learns from the response if the request was parsed.
+
+        Call this after the client has its response. An error in this work is only logged.
+        """
         with suppress_and_log(RESPONSE_NOT_OBSERVED):
             if state.recorded_conversation is not None:
                 await self._registry.record_activity(state.identity.tenant, state.recorded_conversation)
@@ -153,9 +161,10 @@ class AfterResponseHandler:
     async def _learn_from_response(
         self, state: RequestState, fit_request: FitRequest, fit_result: FitResult
     ) -> None:
-        """Reports incidents of a parsed request, learns from its usage, and prepares a compaction if needed.
+        """Reports an incident, learns from the response's token counts, and prepares a compaction if needed.
 
-        After an error, and after a side call, it only reports incidents.
+        If the request failed, or is a side call such as a request for a title (`side_requests`), the method
+        only reports an incident.
         """
         await self._incidents(
             fit_request.tenant,
@@ -195,8 +204,8 @@ class AfterResponseHandler:
 
         Returns None if no probe can be made from the request, or if the probe fails.
 
-        The client already has its response, so it does not wait for the probe. The definition of the strategy
-        `full` (`seeds/000` in docs/strategies.md) requires such a recount after each compaction.
+        The client already has its response, so it does not wait for the probe. The strategy `full` counts the
+        tokens again in this way after each compaction (`seeds/000` in docs/strategies.md).
         """
         body = build_probe_body(fit_result.raw, wire)
         if body is None:
@@ -204,7 +213,7 @@ class AfterResponseHandler:
         request = build_request(self._upstream, scope, body)
         try:
             opened = await send_request(self._upstream, request)
-        except UpstreamError:  # the feedback then uses the usage in the client's own response
+        except UpstreamError:  # the caller then uses the token counts in the client's response
             return None
         async with aclosing(opened) as answer:
             tap = wire.open_tap(answer.get_field(b"content-type"), answer.get_field(b"content-encoding"))

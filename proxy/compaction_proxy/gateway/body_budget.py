@@ -5,12 +5,12 @@
 Bytes count as they arrive, so a client that declares a large body and sends nothing uses none of the budget.
 When the budget is used up, a request whose body is incomplete stops reading and waits until there is room for
 the whole rest of its body, or for a part of it if the length is not declared (`UNKNOWN_BYTES`). That room is
-then reserved, so a request whose body arrives fast enough waits only once. A slow request loses the reserved
-room. A request that waits longer than `WAIT_S` seconds is refused. The request that has waited longest is
-refused first, and its bytes make room for the next one. So if several half-read bodies block each other, the
-deadlock ends after `WAIT_S` seconds.
+then reserved, so a request whose body arrives fast enough waits only once. If the body arrives too slowly,
+the request loses the part of the reserved room that it has not used. A request that waits longer than
+`WAIT_S` seconds is refused. The request that has waited longest is refused first, and its bytes become room
+for the next one. So if several half-read bodies block each other, the deadlock ends after `WAIT_S` seconds.
 
-The first `SMALL_BYTES` of each body are outside the budget. The limit on concurrent requests
+The budget does not limit the first `SMALL_BYTES` bytes of each body. The limit on concurrent requests
 (`ConcurrencyLimiter`) also limits the sum of these bytes.
 """
 
@@ -20,39 +20,42 @@ from typing import Final
 
 from compaction_proxy.core.errors import OverloadedError
 
-# The number of bytes at the start of each body that the budget does not count, so that small requests do not
-# wait for large ones.
+# The budget does not limit this many bytes at the start of each body, so that small requests do not wait for
+# large ones.
 SMALL_BYTES: Final = 65_536
 # A body waits for room for at most `WAIT_S` seconds. Then its request is refused, and the response asks the
 # client to retry after `RETRY_AFTER_S` seconds.
 WAIT_S: Final = 5.0
 RETRY_AFTER_S: Final = 5
-# While room is reserved for the rest of a body, its progress is checked at this interval, in seconds. If
-# fewer than `MIN_PROGRESS_BYTES` have arrived since the last check, the room is given back. From then on
-# the bytes count as they arrive, so a slow client uses no more of the budget than it has sent.
+# While room is reserved for the rest of a body, the progress of this body is checked at this interval, in
+# seconds. If fewer than `MIN_PROGRESS_BYTES` bytes have arrived since the last check, the request loses the
+# unused room. From then on, its bytes count as they arrive, so a slow client uses no more of the budget than
+# it has sent.
 PROGRESS_CHECK_S: Final = 2.0
 MIN_PROGRESS_BYTES: Final = 512 * 1024
-# A body whose length is not declared reserves room for as many further bytes as have already arrived, but for
-# at least this many.
+# If a request does not declare the length of its body, room is reserved for as many further bytes as have
+# already arrived, but for at least this many bytes.
 UNKNOWN_BYTES: Final = 1024 * 1024
-# The most bodies that may wait at once. The budget counts a chunk only after it has arrived, so each waiting
-# body may exceed the budget by one chunk. This number limits the sum of these excesses.
+# The most bodies that may wait at the same time. If there are more, their requests are refused. The budget
+# counts a chunk only after it has arrived, so each waiting body may add one chunk above the limit. This
+# number limits the sum of these chunks.
 MAX_WAITING: Final = 64
-# The most bodies that one process decodes at once in threads. Each decoder may use 8 MiB of memory that the
-# budget does not count.
+# The most bodies that one process decodes in threads at the same time. Further bodies wait. Each decoder may
+# use 8 MiB of memory that the budget does not count.
 MAX_DECODERS: Final = 2
 OUT_OF_MEMORY: Final = "The proxy has no memory left for this request; try again."
 TOO_MANY_BODIES: Final = "The proxy holds too many bytes of request bodies; try again."
 
-# The default budget is computed from the following figures. A worker that holds no large bodies uses this
-# many bytes of memory for its code, tokenizer vocabularies and caches.
+# The following constants are used to compute the default budget. This one is the memory, in bytes, that a
+# worker uses for its code, tokenizer vocabularies and caches while it holds no large bodies.
 PROCESS_BYTES: Final = 256 * 1024 * 1024
-# After start-up, the address space of a worker that holds no large bodies still grows by this many bytes, for
-# vocabularies and thread stacks.
+# The number of bytes by which the address space of a worker still grows after its start, for tokenizer
+# vocabularies and thread stacks, if the worker holds no large bodies.
 GROWTH_BYTES: Final = 192 * 1024 * 1024
-# The most bytes of memory that one byte of a body needs: for the body itself, and for its messages while they
-# are parsed and checked. Measured as the peak of resident memory with bodies of 40 MB: a factor of 1.1 for a
-# body that passes unread, and of 3 to 5 for a body that is read.
+# The most bytes of memory that the process needs for each byte of a body: for the body itself, and for its
+# messages while they are parsed and checked. The peak of resident memory was measured with bodies of 40 MB.
+# It was 1.1 times the size of the body if the proxy did not parse the body, and 3 to 5 times its size if it
+# did.
 COST_FACTOR: Final = 5
 # The default budget is at least this many bytes, so that a small machine can still serve most requests.
 MIN_DEFAULT_BYTES: Final = 8 * 1024 * 1024
@@ -61,8 +64,9 @@ MIN_DEFAULT_BYTES: Final = 8 * 1024 * 1024
 def compute_default_budget(memory_bytes: int | None, address_bytes: int | None, workers: int) -> int:
     """Returns the default budget of one process, in bytes of request bodies.
 
-    If both `memory_bytes` and `address_bytes` are None, the function assumes that `PROCESS_BYTES` bytes of
-    memory are free for bodies and for the work on them. The result is never less than `MIN_DEFAULT_BYTES`.
+    This is the memory or the address space that the process has left, whichever is less, divided by
+    `COST_FACTOR`. The result is at least `MIN_DEFAULT_BYTES`. If both `memory_bytes` and `address_bytes` are
+    None, the function assumes that `PROCESS_BYTES` bytes are left.
 
     Args:
         memory_bytes: Memory that all workers together may use; None if it is unknown.
@@ -78,18 +82,19 @@ def compute_default_budget(memory_bytes: int | None, address_bytes: int | None, 
 
 
 class BodyBudget:
-    """The budget for the request bodies of one process. For use on one event loop.
+    """The budget for the request bodies of one process. It must be used on one event loop only.
 
     Args:
-        limit_bytes: The most bytes of bodies that may be held at once, beyond the first `SMALL_BYTES` of
-            each. No body may be larger than this, so a request that is alone can always be read to its end.
+        limit_bytes: The most bytes of bodies that the process may hold at the same time. The first
+            `SMALL_BYTES` of each body do not count. No body may be larger than this limit, so a request that
+            is alone can always be read to its end.
         wait_s: The longest wait for room, in seconds.
 
     Attributes:
         limit_bytes: The limit that was passed to the constructor.
-        used_bytes: Bytes of bodies that are held now, including the first `SMALL_BYTES` of each body and the
-            room reserved for bodies that have waited.
-        decoder_slots: Limits the bodies that are decoded at once in threads.
+        used_bytes: Bytes of bodies that the process holds now, including the first `SMALL_BYTES` of each body
+            and the reserved room.
+        decoder_slots: A semaphore that limits how many bodies are decoded in threads at the same time.
     """
 
     __slots__ = ("_large_bytes", "_wait_s", "_waiting", "decoder_slots", "limit_bytes", "used_bytes")
@@ -105,7 +110,7 @@ class BodyBudget:
         self._waiting: dict[BodyHold, tuple[int, asyncio.Future[None]]] = {}
 
     def open_hold(self) -> "BodyHold":
-        """Returns the object that counts the bytes of one request.
+        """Returns a new object that counts the bytes of one request's body.
 
         The caller must release the object, however the request ends.
         """
@@ -113,11 +118,15 @@ class BodyBudget:
 
     @property
     def has_room(self) -> bool:
-        """Whether requests may read more of their bodies: the budget is not exceeded, and no body waits."""
+        """Whether requests may read more of their bodies: the limit is not exceeded, and no body waits."""
         return not self._waiting and self._large_bytes <= self.limit_bytes
 
     def set_counted_bytes(self, hold: "BodyHold", counted_bytes: int) -> None:
-        """Sets the number of bytes that a hold counts. Bodies that wait get the room that becomes free."""
+        """Sets the number of bytes that the budget counts for one request.
+
+        If the number becomes smaller, the method reserves the free room for bodies that wait, beginning with
+        the one that has waited longest. It skips bodies for which there is still not enough room.
+        """
         before, hold.counted_bytes = hold.counted_bytes, counted_bytes
         self.used_bytes += counted_bytes - before
         if counted_bytes > SMALL_BYTES or before > SMALL_BYTES:
@@ -129,7 +138,10 @@ class BodyBudget:
                     turn.set_result(None)
 
     def try_reserve(self, hold: "BodyHold", size_bytes: int) -> bool:
-        """Reserves room for a body to grow to `size_bytes`. Returns whether there was enough room."""
+        """Reserves room in the budget for a body to grow to `size_bytes` bytes, if there is enough.
+
+        Returns whether there was enough room.
+        """
         size_bytes = max(size_bytes, hold.counted_bytes)
         added_bytes = _count_limited_bytes(size_bytes) - _count_limited_bytes(hold.counted_bytes)
         fits = self._large_bytes + added_bytes <= self.limit_bytes
@@ -138,11 +150,11 @@ class BodyBudget:
         return fits
 
     async def wait_for_room(self, hold: "BodyHold", size_bytes: int) -> None:
-        """Waits until there is room for a body to grow to `size_bytes`, and reserves the room.
+        """Waits until the budget has room for a body to grow to `size_bytes` bytes, and reserves the room.
 
         Raises:
-            OverloadedError: If no room became free in time, or too many bodies wait already. The hold is
-                released.
+            OverloadedError: If no room became free in time, or too many bodies wait already. The method has
+                then released `hold`.
         """
         if self.try_reserve(hold, size_bytes):
             return
@@ -162,7 +174,7 @@ class BodyBudget:
     def _refuse_waiter(self, hold: "BodyHold", turn: asyncio.Future[None]) -> None:
         """Refuses a body that has waited too long.
 
-        Frees its room at once, so that the next body may get the room before its own wait is over.
+        Frees the body's room immediately, so that the next body may get this room before its own wait ends.
         """
         if not turn.done():
             turn.set_exception(OverloadedError(RETRY_AFTER_S, TOO_MANY_BODIES))
@@ -171,13 +183,13 @@ class BodyBudget:
 
 
 class BodyHold:
-    """The part of the budget that one request holds.
+    """The part of the budget that one request uses.
 
     Args:
-        budget: The budget.
+        budget: The budget of which this is a part.
 
     Attributes:
-        budget: The budget.
+        budget: The same object as the argument.
         size_bytes: Bytes of the request's body that have arrived.
         counted_bytes: Bytes that the budget counts for the request: those that have arrived, and more while
             room is reserved.
@@ -198,11 +210,14 @@ class BodyHold:
         return self.size_bytes <= SMALL_BYTES or self.budget.has_room
 
     def try_reserve_rest(self, rest_bytes: int) -> bool:
-        """Reserves room for `rest_bytes` further bytes. Returns whether there was enough room."""
+        """Reserves room in the budget for `rest_bytes` further bytes of the body, if there is enough.
+
+        Returns whether there was enough room.
+        """
         return self.budget.try_reserve(self, self.size_bytes + rest_bytes)
 
     async def wait_for_room(self, rest_bytes: int) -> None:
-        """Waits until there is room for `rest_bytes` further bytes, and reserves the room.
+        """Waits until the budget has room for `rest_bytes` further bytes of the body, and reserves the room.
 
         Raises:
             OverloadedError: If no room became free in time, or too many bodies wait already.
@@ -210,12 +225,14 @@ class BodyHold:
         await self.budget.wait_for_room(self, self.size_bytes + rest_bytes)
 
     async def wait_for_rest(self, declared_bytes: int | None, limit_bytes: int) -> None:
-        """Waits for room for the rest of a body, and keeps it reserved while the body arrives fast enough.
+        """Waits until the budget has room for the rest of a body, and reserves the room.
+
+        The request later loses the unused room if the body arrives too slowly (`PROGRESS_CHECK_S`).
 
         Args:
-            declared_bytes: The size of the body that the request declares. If it is None, the method reserves
-                room for as many further bytes as have arrived, but for at least `UNKNOWN_BYTES`.
-            limit_bytes: The largest size that the body may have.
+            declared_bytes: The size of the body, as declared by the request. If it is None, the method
+                reserves room for as many further bytes as have arrived, but for at least `UNKNOWN_BYTES`.
+            limit_bytes: The largest size that the body may have. No room beyond this size is reserved.
 
         Raises:
             OverloadedError: If no room became free in time, or too many bodies wait already.
@@ -230,14 +247,17 @@ class BodyHold:
         loop.call_later(PROGRESS_CHECK_S, self._check_progress, self.size_bytes)
 
     def _check_progress(self, previous_size_bytes: int) -> None:
-        """Gives the reserved room back if the body arrives too slowly. Else schedules the next check."""
+        """Gives the unused room back to the budget if the body arrives too slowly.
+
+        Otherwise schedules the next check, unless no unused room is left.
+        """
         if self.size_bytes - previous_size_bytes < MIN_PROGRESS_BYTES:
             self.release_unused()
         elif self.counted_bytes > self.size_bytes:
             self._schedule_progress_check()
 
     def release_unused(self) -> None:
-        """Gives back the room that is reserved beyond the bytes that have arrived."""
+        """Gives the room that was reserved for bytes that have not arrived back to the budget."""
         if self.counted_bytes > self.size_bytes:
             self.budget.set_counted_bytes(self, self.size_bytes)
 

@@ -1,14 +1,15 @@
-"""Checks client keys, and refuses web pages of other machines where no key is required.
+"""Checks client keys. Where no key is required, refuses requests of web pages from other machines.
 
-If `server.client_keys` is set, a client must show one of these keys. If it is not set and the proxy has its
-own provider key, every client is admitted except web pages of other machines. Otherwise any page that is open
-in a browser on this machine could send requests to the proxy, and the owner of the provider key would pay for
-them. Such requests are recognised by two header fields:
+If `server.client_keys` is set, a client must send one of these keys. If it is not set and the proxy has its
+own provider key, every client is admitted except web pages from other machines. If these were admitted, any
+page that is open in a browser on this machine could send requests to the proxy, and the owner of the provider
+key would pay for them. The proxy recognises such requests by two header fields:
 
-- `Origin`: browsers state the origin of the page here. They omit the field if a page reads from the server
+- `Origin`: a browser names the origin of the page here. It omits the field if a page reads from the server
   that the page itself came from.
-- `Host`: a page can pretend that this machine is its own server, by pointing its own host name at this
-  machine (DNS rebinding). That host name is then in this field.
+- `Host`: the owner of a page can point the page's host name at this machine (DNS rebinding). The browser then
+  takes this machine for the server of the page, and sends that host name in this field. The proxy checks the
+  field only if it listens on a loopback address.
 """
 
 import hashlib
@@ -22,11 +23,12 @@ from compaction_proxy.gateway.headers import CREDENTIALS, Headers, extract_key
 from compaction_proxy.support.net import parse_authority
 
 _KEY_BYTES = 32
-# The beginnings of the `Origin` that desktop programs send from their own pages. Ollama accepts the same
-# ones. Browser extensions are not in the list. Neither is `null`, because any page can contain a frame with
-# that origin.
+# How the field `Origin` begins in requests from the pages of desktop programs. Ollama accepts the same
+# beginnings. Browser extensions are not in the list. Neither is `null`, because any page can contain a frame
+# with that origin.
 _PROGRAMS = ("app://", "file://", "tauri://", "vscode-file://", "vscode-webview://")
-# Names that public name servers never resolve (RFC 6761, RFC 6762, and `internal` by ICANN's resolution).
+# Endings of host names that public name servers never resolve (RFC 6761, RFC 6762, and for `internal` a
+# resolution of ICANN).
 _PRIVATE = (".localhost", ".local", ".internal")
 
 
@@ -37,11 +39,11 @@ class ClientAuthenticator:
     reveals nothing about the keys.
 
     Args:
-        keys: The accepted keys; a client must show one of them. If there are none, no key is needed.
-        has_provider_key: Whether the proxy has its own provider key. If so, and `keys` is empty, web pages of
-            other machines are refused.
-        loopback_only: Whether clients reach the proxy only over a loopback address. Otherwise any `Host` is
-            accepted.
+        keys: The accepted keys; a client must send one of them. If there are none, no key is needed.
+        has_provider_key: Whether the proxy has its own provider key. If so, and `keys` is empty, web pages
+            from other machines are refused.
+        loopback_only: Whether clients reach the proxy only over a loopback address. If not, any `Host` field
+            is accepted.
         keys_identify_tenants: Whether the credential of a client decides its tenant (`session.tenant`).
     """
 
@@ -72,8 +74,8 @@ class ClientAuthenticator:
             several tenants by adding other credentials.
 
         Raises:
-            RequestRefusedError: With status 401 if the request shows no accepted key. With status 403 if a
-                web page of another machine has sent the request.
+            RequestRefusedError: With status 401 if keys are configured and the request has none of them. With
+                status 403 if a web page from another machine has sent the request.
         """
         if self._digests:
             name = self._find_key_field(header_map)
@@ -84,7 +86,7 @@ class ClientAuthenticator:
         return headers
 
     def _find_key_field(self, header_map: Mapping[bytes, bytes]) -> bytes:
-        """Returns the name of the field that shows an accepted key. Refuses the request if there is none."""
+        """Returns the name of the field that holds an accepted key. Refuses the request if there is none."""
         for name in sorted(CREDENTIALS.intersection(header_map)):
             if self._digest_key(extract_key(header_map[name])) in self._digests:
                 return name
@@ -105,7 +107,7 @@ class ClientAuthenticator:
 
 
 def _is_local_origin(origin: bytes) -> bool:
-    """Returns whether the origin of a page is this machine or a local program, such as `app://obsidian.md`."""
+    """Returns whether a page comes from this machine, or from a desktop program (`app://obsidian.md`)."""
     text = origin.decode("latin-1").strip().lower()
     scheme, _, rest = text.partition("://")
     if scheme not in {"http", "https"}:
@@ -115,7 +117,10 @@ def _is_local_origin(origin: bytes) -> bool:
 
 
 def _is_private_host(host: bytes) -> bool:
-    """Returns whether a `Host` is an IP address, or a name that no other machine can point at this one."""
+    """Returns whether a `Host` field holds an IP address, or a name that public name servers do not resolve.
+
+    Such a name contains no dot, or has one of the endings in `_PRIVATE`.
+    """
     authority = parse_authority(host.decode("latin-1").strip().lower())
     if authority is None:
         return False

@@ -26,9 +26,9 @@ from compaction_proxy.gateway.body_budget import (
 from compaction_proxy.gateway.headers import Headers, get_content_length
 from compaction_proxy.wires.content_coding import decode_body, parse_codings
 
-# Our own server offers a function as `scope["extensions"][DEPARTURE][NOTICE]`. The function registers a
-# callback for the moment when the client disconnects. `server/connection.py` defines these two strings once
-# more, because the two layers share no module.
+# The proxy's own server puts a function into `scope["extensions"][DEPARTURE][NOTICE]`. The function registers
+# a callback, which the server calls when the client disconnects. `server/connection.py` defines these two
+# strings once more, because it shares no module with this one.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
 SetDisconnectCallback = Callable[[Callable[[], None] | None], None]
@@ -60,13 +60,13 @@ async def stream_body(receive: Receive) -> AsyncIterator[bytes]:
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int, hold: BodyHold) -> bytes:
     """Returns the whole request body.
 
-    While the body budget is used up, this function reads nothing, so the client cannot send more.
+    While the body budget is used up, the function reads nothing, so the client cannot send more.
 
     Args:
         scope: The ASGI scope of the request.
         receive: The ASGI receive channel of the request.
-        limit_bytes: The largest size of the body, in bytes. If the whole budget is smaller, the budget is the
-            limit.
+        limit_bytes: The largest size of the body, in bytes. If the whole body budget is smaller, it is the
+            limit instead.
         hold: Counts the bytes. The caller releases it when it no longer holds the body.
 
     Raises:
@@ -144,12 +144,12 @@ def while_connected(scope: Scope) -> AbstractContextManager[None]:
 
     If the client disconnects, the block is cancelled where it waits.
 
-    A server also reports a disconnect once the response is complete. So the block must end when the response
-    ends. Work that continues after the response must be outside the block.
+    A client may disconnect as soon as it has the response. So the block must end when the response ends, and
+    work that continues after the response must be outside the block.
 
     Args:
-        scope: The ASGI scope of the request. Our own server offers disconnect notices in it. On other
-            servers, the block runs to its end.
+        scope: The ASGI scope of the request. The proxy's own server puts a function into it that
+            reports a disconnect (`NOTICE`). On other servers, the block always runs to its end.
 
     Raises:
         ClientDisconnect: If the client left, and the block was cancelled.
@@ -163,8 +163,8 @@ def while_connected(scope: Scope) -> AbstractContextManager[None]:
 
 CONTENT_ENCODING: Final = b"content-encoding"
 UNDECODABLE: Final = "The body cannot be decoded: its encoding is unknown, or it is damaged."
-# An encoded body of at most this many bytes is first decoded on the event loop, up to `_INLINE_DECODED_BYTES`
-# of output.
+# An encoded body of at most this many bytes is first decoded on the event loop. If it has more bytes, or more
+# than `_INLINE_DECODED_BYTES` after decoding, it is decoded in a thread.
 _INLINE_BYTES: Final = 16_384
 _INLINE_DECODED_BYTES: Final = 131_072
 # The decoded size is unknown in advance. The first attempt in a thread reserves room for `_USUAL_BYTES`, or
@@ -193,8 +193,8 @@ class OriginalRequest(NamedTuple):
 async def decode_request_body(raw: bytes, headers: Headers, hold: BodyHold, limit_bytes: int) -> bytes | None:
     """Returns the decoded body, or `raw` itself if the body is not encoded.
 
-    The hold counts the decoded body in addition to `raw`. Returns None if the body cannot be decoded, because
-    its coding is unknown or it is damaged.
+    `hold` then counts the decoded body in addition to `raw`. Returns None if the body cannot be decoded,
+    because its coding is unknown or it is damaged.
 
     Args:
         raw: The body as the client sent it.
@@ -246,6 +246,7 @@ async def _decode_with_limit(
 
     Raises:
         UnreadableBodyError: If the body is damaged or its coding is unknown (`decode_body`).
+        OverloadedError: If no room for the decoded body became free in time.
     """
     decoded = None
     if len(raw) <= _INLINE_BYTES:
@@ -264,7 +265,7 @@ async def _decode_in_worker(
 ) -> bytes | None:
     work = partial(decode_body, raw, codings, limit_bytes)
     while True:
-        async with hold.budget.decoder_slots:  # a request that waits for its turn reserves no room
+        async with hold.budget.decoder_slots:  # a request that waits for a slot reserves no room
             if hold.try_reserve_rest(limit_bytes):
                 return await asyncio.get_running_loop().run_in_executor(_POOL, work)
         await hold.wait_for_room(limit_bytes)

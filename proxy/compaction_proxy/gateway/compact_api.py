@@ -1,14 +1,17 @@
-"""Answers requests that ask only for a compaction: at two endpoints, or for a compaction item.
+"""Answers requests that ask only for a compaction.
 
-The endpoints are `POST /v1/compact` and `POST …/responses/compact`.
+Such a request goes to one of two endpoints (`POST /v1/compact` and `POST …/responses/compact`), or it is an
+ordinary request that asks for a compaction item.
 
-The list of messages is compacted by the same code as a relayed request with the header `x-compaction: force`,
-but nothing is stored. If no model writes a summary, an extract takes its place, with every strategy.
+The proxy compacts the messages of such a request by the same code as those of a relayed request with the
+header `x-compaction: force`, but it stores nothing. With every strategy, if no model writes a summary, an
+extract takes its place.
 
-To ask for a compaction, Codex sends an ordinary request whose input ends in an item of type
-`compaction_trigger`. It reports a failure unless the response holds one `compaction` item. The first such
-request goes to the upstream. If the response shows that the upstream does not know the type, the proxy
-answers this request and, for a day, all later requests of this kind for the same model.
+A compaction item is an item of the Responses wire that holds the result of a compaction. To ask for one,
+Codex sends an ordinary request whose input ends in an item of type `compaction_trigger`. Codex shows its user
+an error unless the response holds one item of type `compaction`. The proxy forwards the first such request to
+the upstream. If the response shows that the upstream does not know the type `compaction_trigger`, the proxy
+answers this request itself and, for a day, all later requests of this kind for the same model.
 """
 
 import json
@@ -66,29 +69,29 @@ from compaction_proxy.wires.responses.messages import COMPACTION_TYPES, TRIGGER_
 from compaction_proxy.wires.responses.wire import RESPONSES
 from compaction_proxy.wires.sse import EventSplitter, read_data
 
-# The path of summary calls for `/v1/compact`. Other summary calls use the path of the client's request, but
-# `/v1/compact` does not exist at the provider.
+# The path to which summary calls for `/v1/compact` are sent. Other summary calls use the path of the client's
+# request, but `/v1/compact` does not exist at the provider.
 _CHAT_TARGET = {"raw_path": b"/v1/chat/completions", "query_string": b""}
-# If a call names a target size, the trigger T is this many times that size, because the strategy `anchored`
-# shrinks a conversation to 40 % of T.
+# If a request names a target size, the trigger T is this many times that size, because the strategy
+# `anchored` shrinks a conversation to 40 % of T.
 TRIGGERS_PER_TARGET = 2.5
-# The largest value that a call may give for `trigger_tokens` or `target_tokens`.
+# The largest number of tokens that `trigger_tokens` or `target_tokens` may have. A larger one is refused.
 MAX_TOKENS = 999_999_999
-# No valid value of one of our own body members (`_OPTION_NAMES`) has more bytes than this.
+# No valid value of a member in `_OPTION_NAMES` has more bytes than this. A longer value is not decoded.
 MAX_VALUE_BYTES = 64
 _OPTION_NAMES = ("strategy", "trigger_tokens", "target_tokens")
 PATH_ENDING: Final = b"/responses/compact"
-# Statuses with which an upstream answers if it does not serve the path of a request.
+# The statuses that an upstream sends if it does not serve the path of a request.
 _MISSING_ENDPOINT_STATUSES: Final = frozenset({404, 405, 501})
 # The ending of error codes such as `model_not_found`. Such a code means that the upstream lacks something
 # that the request names, such as the model. So the upstream does serve the path.
 _NOT_FOUND_SUFFIX: Final = "_not_found"
-# The most bytes of a response that are held back from the client until it is clear whether the response holds
-# a compaction item. An event stream without an item in so many bytes counts as one without an item. Any other
-# response with more bytes is relayed.
+# The proxy holds back at most this many bytes of a response, in order to see whether the response holds a
+# compaction item. If an event stream has no such item in these bytes, the proxy treats it as a stream
+# without one. It relays any other response that has more bytes.
 HOLD_BYTES: Final = 16 * 1024 * 1024
-# Statuses with which upstreams refuse an item of an unknown type. The body of the refusal then names the
-# type.
+# The statuses with which most upstreams refuse an item of an unknown type. The body of such a response names
+# the type.
 _REFUSAL_STATUSES: Final = frozenset({400, 422, 501})
 # The text with which llama.cpp refuses an item of an unknown type, without naming the type.
 _UNKNOWN_ITEM: Final = b"Cannot determine type of 'item'"
@@ -115,11 +118,11 @@ class CompactRequest(NamedTuple):
 
 
 class InputCompactor:
-    """Compacts the messages of requests and stores nothing. Compacts even a short list.
+    """Compacts the messages of requests, however few they are, and stores nothing.
 
     Args:
         config: The configuration.
-        upstream: The upstream that is asked for summaries.
+        upstream: The upstream to which summary calls are sent.
         stateless: Compacts without storing anything.
         get_secret: Returns the secret key of the digests that identify tenants.
     """
@@ -190,8 +193,8 @@ class CompactEndpoint:
 
         Raises:
             RequestRefusedError: If the body is too large or cannot be compacted, or the method is not POST.
-            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
-            ClientDisconnect: If the client left, and a pending summary call was cancelled.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of bodies.
+            ClientDisconnect: If the client left. A pending summary call has then been cancelled.
         """
         if scope["method"] != "POST":
             raise RequestRefusedError(405, "Only POST is answered here.", "method_not_allowed")
@@ -248,10 +251,10 @@ def _build_unusable_error(noun: str, reason: str) -> RequestRefusedError:
 
 
 def _parse_value(raw: bytes) -> Any:  # noqa: ANN401 - a JSON value
-    """Decodes the value of one of our own body members (`_OPTION_NAMES`).
+    """Decodes the value of a body member in `_OPTION_NAMES`.
 
-    A value that is longer than any valid one is returned as undecoded bytes, which the caller refuses as
-    invalid.
+    A value that is longer than any valid one is returned as bytes, without decoding. The caller then refuses
+    it, because bytes are no valid option.
     """
     return json.loads(raw) if len(raw) <= MAX_VALUE_BYTES else raw
 
@@ -269,9 +272,10 @@ def _parse_tokens(fields: Mapping[str, Any], name: str) -> int | None:
 
 @lru_cache(maxsize=256)
 def _build_waiting_settings(settings: ModelSettings, target_tokens: int | None) -> ModelSettings:
-    """Returns settings with which a call waits for its summary as long as `summary.timeout_s` allows.
+    """Returns a copy of the settings with which a compaction waits for its summary for `summary.timeout_s`.
 
-    `target_tokens` is the size in tokens that the compacted list should have; None keeps the configured one.
+    `target_tokens` is the number of tokens that the compacted list should have; None keeps the configured
+    number.
     """
     changed: dict[str, Any] = {"max_block_s": settings.summary.timeout_s}
     if target_tokens is not None:
@@ -280,9 +284,9 @@ def _build_waiting_settings(settings: ModelSettings, target_tokens: int | None) 
 
 
 def _compute_trigger(request: CompactRequest) -> int | None:
-    """Returns the trigger T in tokens, or None if the call names neither a trigger nor a target size.
+    """Returns the trigger T in tokens, or None if the request names neither a trigger nor a target size.
 
-    T is the lower of two sizes: the requested trigger, and the trigger that follows from the target size.
+    T is the lower of two sizes: the requested trigger, and `TRIGGERS_PER_TARGET` times the target size.
     """
     implied = int(request.target_tokens * TRIGGERS_PER_TARGET) if request.target_tokens else None
     return min(filter(None, (request.trigger_tokens, implied)), default=None)
@@ -308,7 +312,10 @@ def _build_report(result: ShortenResult, request: CompactRequest, seconds: float
 
 
 def _encode_answer(raw: bytes, report: Mapping[str, Any]) -> bytes:
-    """Returns the body of the response. Copies the messages from `raw`, the compacted body, byte for byte."""
+    """Returns the body of the response: the report, and the messages of `raw`, byte for byte.
+
+    `raw` is the compacted body of the request.
+    """
     place = find_members(raw)["messages"]
     parts = b'{"object":"compaction","messages":', raw[place.start : place.stop], b',"report":'
     return b"".join((*parts, json.dumps(report).encode(), b"}"))
@@ -328,14 +335,16 @@ async def _send_answer(
 
 
 class ResponsesCompactEndpoint:
-    """An ASGI endpoint that compacts the input of a request on the Responses wire and stores nothing.
+    """An ASGI endpoint that compacts the input of a request on the Responses wire, and stores nothing.
+
+    Depending on the configuration, it relays the request to the upstream instead.
 
     Args:
         config: The configuration; `upstream.responses_compact` decides whether the upstream or the proxy
             answers.
-        upstream: The upstream of this wire.
+        upstream: The upstream of the Responses wire.
         compactor: Compacts the input.
-        items: Decodes our compaction items in the request.
+        items: Decodes the proxy's own compaction items in the request.
         admission: Limits the number of concurrent requests.
     """
 
@@ -360,10 +369,10 @@ class ResponsesCompactEndpoint:
         Raises:
             RequestRefusedError: If the body is too large or cannot be compacted, or one of the proxy's
                 compaction items cannot be decrypted.
-            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of bodies.
             UpstreamError: If the upstream gave no response.
-            ClientDisconnect: If the client left, and the pending call to the upstream or the summary model
-                was cancelled.
+            ClientDisconnect: If the client left. The pending call to the upstream or to the summary model has
+                then been cancelled.
         """
         async with self._admission.admit_request() as hold:
             raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold)
@@ -375,9 +384,9 @@ class ResponsesCompactEndpoint:
                     await self._relay_or_compact(raw, scope, send, hold)
 
     async def _relay_or_compact(self, raw: bytes, scope: Scope, send: Send, hold: BodyHold) -> None:
-        """Relays the upstream's response, or sends our own response if the upstream does not serve the path.
+        """Relays the upstream's response. If the upstream does not serve the path, the proxy answers instead.
 
-        If our own compaction fails, the upstream's response is relayed although it is an error.
+        If the proxy's own compaction fails, the upstream's response is relayed although it is an error.
         """
         answer = await send_request(self._upstream, build_request(self._upstream, scope, raw))
         body = None
@@ -423,17 +432,17 @@ async def _is_endpoint_missing(answer: UpstreamResponse) -> bool:
 
 
 async def _peek_decompressed(answer: UpstreamResponse, limit_bytes: int) -> bytes:
-    """Returns the first `limit_bytes` bytes or more of a response's body, decompressed.
+    """Reads a response's body until at least `limit_bytes` bytes have come, and returns them decompressed.
 
-    Returns empty bytes if they cannot be decompressed, or if they have more than `limit_bytes` bytes after
-    decompression.
+    Returns fewer bytes if the body is shorter. Returns empty bytes if they cannot be decompressed, or if they
+    have more than `limit_bytes` bytes after decompression.
     """
     encoding = answer.get_field(b"content-encoding")
     return Inflater(encoding, limit_bytes).feed(await answer.peek(limit_bytes))
 
 
 def _encode_compaction(result: ShortenResult) -> bytes:
-    """Returns the response's body. Its `usage` gives the estimated tokens before and after compaction."""
+    """Returns the body of the response: the compacted items and a `usage` (`_build_usage`)."""
     head = {
         "id": f"resp_{token_hex(_ID_BYTES)}",
         "object": "response.compaction",
@@ -463,10 +472,10 @@ def _build_usage(result: ShortenResult) -> dict[str, Any]:
 
 
 def _expand_short_message(raw: bytes) -> bytes:
-    """Returns an item in the form that responses require.
+    """Returns an item of a request in the form that a response must have.
 
-    Requests may hold messages in a short form, without a type or with a plain string as content. Such a
-    message is expanded. Other items stay unchanged.
+    In a request, a message may have a short form, without a type or with a plain string as content. In a
+    response, it may not, so the function expands it. Other items stay unchanged.
     """
     item: dict[str, Any] = json.loads(raw)
     if item.get("type", "message") != "message":
@@ -503,13 +512,13 @@ class CompactionItemResponder:
     Args:
         config: The configuration; `upstream.responses_compact` decides whether the upstream or the proxy
             answers.
-        upstream: The upstream of this wire.
+        upstream: The upstream of the Responses wire.
         compactor: Compacts the input.
-        items: Encrypts the content of the compaction item in the response.
+        items: Encodes the compaction items that the proxy sends, and decodes them in later requests.
         model_limits: Remembers for which models the upstream makes no compaction items.
 
     Attributes:
-        items: Encodes compaction items, and decodes them in later requests.
+        items: The same object as the argument.
     """
 
     def __init__(
@@ -553,14 +562,15 @@ class CompactionItemResponder:
         )
 
     async def should_replace_answer(self, request: CompactionItemRequest, answer: UpstreamResponse) -> bool:
-        """Returns whether the proxy has to answer, because the upstream did not compact the input.
+        """Returns whether the proxy must answer a request itself, because the upstream has not compacted it.
 
-        If the response shows that the upstream makes no compaction items, the proxy remembers that for the
-        model. To find out, the proxy holds the response back until a compaction item appears, the response
-        ends, or `HOLD_BYTES` bytes have arrived.
+        The method reads the response, and relays nothing, until a compaction item appears, the response ends,
+        or `HOLD_BYTES` bytes have arrived. If the response shows that the upstream makes no compaction items,
+        the proxy remembers this for the model.
 
-        If the upstream refuses the request as too long, the response does not show what the upstream can do.
-        Then the proxy also has to answer, but it remembers nothing, so it asks the upstream again next time.
+        If the upstream refuses the request as too long, the method also returns True. This response does not
+        show whether the upstream makes compaction items. So the proxy remembers nothing, and asks the
+        upstream again next time.
         """
         status = answer.response.status
         if status >= httpx.codes.BAD_REQUEST:
@@ -582,9 +592,9 @@ class CompactionItemResponder:
         return lacks
 
     async def send_compaction_item(self, request: CompactionItemRequest, send: Send) -> bool:
-        """Compacts the input and sends a response with a compaction item. Returns True.
+        """Compacts the input, and sends the client a response with a compaction item. Then returns True.
 
-        If the compaction fails, sends no response and returns False.
+        If the compaction fails, sends nothing and returns False.
         """
         try:
             result = await self._compactor.compact_input(CompactRequest(request.body), request.scope)
@@ -613,7 +623,7 @@ class CompactionItemResponder:
 
 
 def _parse_item_request(raw: bytes) -> tuple[RequestBody, bool] | None:
-    """Returns the body without the last item, and whether the response is to be a stream.
+    """Returns the body without its last item, which asks for the compaction, and whether to send a stream.
 
     Returns None if the body does not ask for a compaction item, or has no input that could be compacted.
     """
@@ -627,10 +637,11 @@ def _parse_item_request(raw: bytes) -> tuple[RequestBody, bool] | None:
 
 
 async def _lacks_compaction_item(answer: UpstreamResponse) -> bool:
-    """Returns whether a stream ends without a compaction item, or has none in its first `HOLD_BYTES` bytes.
+    """Returns whether a stream shows that the upstream makes no compaction items.
 
-    Returns False if a compaction item appears, if the stream reports a failure that has another cause, or if
-    the stream is cut. The bytes that were read are kept, so the stream can still be relayed from its start.
+    This is so if the stream ends without such an item, has none in its first `HOLD_BYTES` bytes, or reports
+    that the type `compaction_trigger` is unknown. Returns False if an item appears, if the stream reports
+    another failure, or if the connection is lost. The stream can still be relayed from its start.
     """
     inflater, events = Inflater(answer.get_field(b"content-encoding"), HOLD_BYTES), EventSplitter()
     held_bytes = 0

@@ -1,8 +1,8 @@
-"""Encrypts the content of our compaction items with AES-256-GCM, with the tenant as associated data.
+"""Encrypts the content of the proxy's compaction items with AES-256-GCM, with the tenant as associated data.
 
-The encrypted bytes consist of four bytes that identify the key, a nonce of twelve bytes, and the ciphertext.
-The keys are not the installation's secrets themselves but are derived from them. So no key serves two
-purposes.
+The encrypted bytes consist of four bytes that identify the key, a nonce of twelve bytes, and the ciphertext
+with its tag. Each key is derived from one of the installation's secrets, because that secret is also used for
+other purposes.
 """
 
 import hashlib

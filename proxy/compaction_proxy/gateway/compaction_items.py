@@ -1,7 +1,8 @@
-"""Encodes and decodes our compaction items, which hold the result of a compaction in encrypted form.
+"""Encodes and decodes the proxy's compaction items, which hold the result of a compaction in encrypted form.
 
 On the Responses wire, the proxy answers a request for a compaction with such an item. The client sends the
-item back in later requests. There it is replaced with its decrypted content.
+item back in later requests. Before the proxy forwards such a request, it replaces the item with the item's
+decrypted content.
 """
 
 import base64
@@ -25,17 +26,17 @@ from compaction_proxy.wires.json.slices import split_elements
 from compaction_proxy.wires.responses.compaction_item import TOKEN_PREFIX, expand_tokens, may_have_token
 from compaction_proxy.wires.responses.messages import PARSER, encode_message, read_type_and_role
 
-# The module that encrypts and decrypts. It is imported only when the first item is processed, because its
-# library takes 8 MB of memory.
+# The module that encrypts and decrypts compaction items. It is imported only when the first item is
+# processed, because the library that it uses takes 8 MB of memory.
 _CIPHER = "compaction_proxy.gateway.compaction_cipher"
-# The texts with which the replacements of all strategies begin, up to the round number in them. A user
+# For each strategy, the text with which its replacements begin, up to the round number in this text. A user
 # message that begins with one of these texts was written by the proxy.
 _OPENINGS = tuple(
     {opening for each in STRATEGIES.values() if (opening := each.frame.opening.partition("{round}")[0])}
 )
-# Matches bullets and handles (`m_…`). Both are removed from a replacement before it is compacted again.
-# Otherwise each compaction would add new bullets and handles to the old ones. The handles are of no use,
-# because the messages are not stored.
+# Matches bullets and handles (`m_…`). The proxy removes both from a replacement before it compacts the
+# replacement again. Otherwise each compaction would add new bullets and handles to the old ones. The handles
+# are of no use, because the messages that they name are not stored.
 _MARKS = re.compile(r"^(?:- )+| [\[(]m_[0-9a-f]+[\])]", re.MULTILINE)
 
 
@@ -69,7 +70,7 @@ class CompactionItemCodec:
         return TOKEN_PREFIX + base64.urlsafe_b64encode(ciphertext).decode()
 
     async def decrypt_items_in_body(self, raw: bytes, scope: Scope, *, for_compaction: bool = False) -> bytes:
-        """Replaces our compaction items in a body with their decrypted content.
+        """Returns a body in which the proxy's compaction items are replaced with their decrypted content.
 
         A body without such items is returned unchanged. Nothing else in the body changes.
 
@@ -112,7 +113,9 @@ class CompactionItemCodec:
 def _to_compactable_items(item: bytes) -> Iterator[bytes]:
     """Yields the items that replace one decrypted item before it is compacted again.
 
-    The reason is given at the parameter `for_compaction` of `CompactionItemCodec.decrypt_items_in_body`.
+    The user's words that a ledger quotes become messages of the user. The rest of the ledger, and any other
+    replacement, becomes a message of the assistant. So the next compaction does not mistake text that the
+    proxy wrote for the user's words. An item of another kind stays unchanged.
     """
     kind, role = read_type_and_role(item)
     text = PARSER.parse_message(item).text if kind in {"", "message"} and role == "user" else ""

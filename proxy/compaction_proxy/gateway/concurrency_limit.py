@@ -1,8 +1,9 @@
 """Limits the number of concurrent requests, so that memory and waiting times stay limited under any load.
 
-A request that finds no free slot waits in a queue for a short time. If no slot becomes free, the proxy
-refuses the request and tells the client after how many seconds to retry. Without this limit, many concurrent
-requests would all be served so slowly that no client would get its response in time.
+Each request that is being served holds a slot. A request that finds no free slot waits in a queue for a short
+time. If no slot becomes free in this time, the proxy refuses the request and tells the client after how many
+seconds to retry. Without this limit, many concurrent requests would all be served so slowly that no client
+would get its response in time.
 """
 
 import asyncio
@@ -20,11 +21,11 @@ RETRY_AFTER_S = 1
 
 
 class ConcurrencyLimiter:
-    """Limits the number of concurrent requests. For use on one event loop.
+    """Limits the number of concurrent requests. It must be used on one event loop only.
 
     Args:
-        max_requests: The most requests that may be served at once. The same number of further requests may
-            wait.
+        max_requests: The most requests that may be served at the same time. As many further requests may wait
+            for a slot.
         queue_s: The longest wait for a slot, in seconds.
         body_budget: The budget that the bodies of these requests share. None creates a budget without a
             limit.
@@ -40,7 +41,8 @@ class ConcurrencyLimiter:
         self.body_budget = body_budget or BodyBudget()
         self.active_request_count = 0
         self._max_requests = max_requests
-        # The requests that wait for a slot, the longest-waiting first. A done future has got its slot.
+        # One future for each request that waits for a slot, the one that has waited longest first. When a
+        # request gets a slot, the result of its future is set.
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._queue_s = queue_s
 
@@ -48,7 +50,7 @@ class ConcurrencyLimiter:
     async def admit_request(self) -> AsyncIterator[BodyHold]:
         """Waits for a slot, and yields the object that counts the bytes of the request's body.
 
-        Frees the slot and releases the object at the end.
+        At the end of the block, frees the slot and releases the object.
 
         Raises:
             OverloadedError: Under the conditions that `acquire_slot` documents.
@@ -62,7 +64,7 @@ class ConcurrencyLimiter:
             self.release_slot()
 
     async def acquire_slot(self) -> None:
-        """Takes a slot, at once if one is free. Else waits until another request releases one.
+        """Takes a slot. If none is free, first waits until another request releases one.
 
         Raises:
             OverloadedError: If no slot became free in time, or too many requests wait already.
@@ -86,7 +88,7 @@ class ConcurrencyLimiter:
                 self._leave_queue(turn)
 
     def _leave_queue(self, turn: asyncio.Future[None]) -> None:
-        """Gives up the wait for a slot. A slot that came at the same moment goes to the next request."""
+        """Stops waiting for a slot. If the request got one at the same moment, the next request gets it."""
         if turn.done() and not turn.cancelled():
             self.release_slot()
         else:
@@ -94,7 +96,7 @@ class ConcurrencyLimiter:
                 self._waiting.remove(turn)
 
     def release_slot(self) -> None:
-        """Frees the slot of an ended request. The request that has waited longest gets it."""
+        """Frees the slot of a request that has ended. If requests wait, the oldest of them gets the slot."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

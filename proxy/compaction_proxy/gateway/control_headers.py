@@ -16,19 +16,19 @@ _REQUESTABLE_MODES = {
     mode.value: mode for mode in (CompactionMode.FORCE, CompactionMode.BYPASS, CompactionMode.SHADOW)
 }
 _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
-# Request headers that override the configuration.
+# The request headers with which a client overrides the configuration for one request.
 CONTROL_FIELDS = frozenset(
     {b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens", PIN_HEADER}
 )
-# Fields in which SDKs state how long they wait for a response, in seconds.
+# The header fields in which SDKs say how many seconds they wait for a response.
 _TIMEOUT_FIELDS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
-# The response headers of a request that was forwarded unread.
+# The proxy's own response headers for a request that it has forwarded without parsing it.
 UNREAD_HEADERS: Headers = [(b"x-compaction-status", CompactionStatus.NONE.value.encode())]
 
 
 @dataclass(frozen=True, slots=True)
 class ControlHeaders:
-    """What a client requests in its `x-compaction*` headers, and the timeout that its SDK states.
+    """The values of a request's `x-compaction*` headers, and the timeout that the client's SDK names.
 
     Attributes:
         mode: How to treat the request; None selects the configured mode.
@@ -56,7 +56,7 @@ def _build_header_error(name: str, requirement: str) -> RequestRefusedError:
 
 
 def parse_control_headers(headers: Sequence[tuple[bytes, bytes]]) -> ControlHeaders:
-    """Parses the headers by which a client controls compaction, and the timeout that its SDK states.
+    """Parses the headers with which a client controls compaction, and the timeout that its SDK names.
 
     Raises:
         RequestRefusedError: With status 400 if a header has an invalid value.
@@ -82,7 +82,7 @@ def parse_control_headers(headers: Sequence[tuple[bytes, bytes]]) -> ControlHead
 
 
 def _read_field(header_map: Mapping[bytes, bytes], name: bytes) -> str | None:
-    """Returns the value of a field in lower case, or None if there is none."""
+    """Returns the value of a header field, converted to lower case; None if there is no such field."""
     return header_map[name].decode("latin-1").strip().lower() if name in header_map else None
 
 
@@ -127,7 +127,7 @@ def _parse_pin(value: bytes) -> str:
 def choose_stricter_mode(configured: CompactionMode, requested: CompactionMode | None) -> CompactionMode:
     """Returns the mode for a request: the requested one, unless the configured mode forbids it.
 
-    A request cannot override `bypass`, and cannot force a compaction if only `shadow` is configured.
+    A request cannot override `bypass`, and cannot force a compaction if `shadow` is configured.
     """
     if requested is None or configured is CompactionMode.BYPASS:
         return configured
@@ -139,7 +139,7 @@ def choose_stricter_mode(configured: CompactionMode, requested: CompactionMode |
 
 
 def build_report_headers(report: CompactionReport, overhead_s: float | None = None) -> Headers:
-    """Returns the report as response headers. Unknown values are left out.
+    """Returns the values of a report as response headers. Unknown values are left out.
 
     `overhead_s` is the time that the proxy itself added, in seconds.
     """

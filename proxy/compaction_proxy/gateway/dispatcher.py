@@ -1,4 +1,4 @@
-"""The outermost ASGI application: it routes each request to its handler, and turns errors into responses."""
+"""The outermost ASGI application: routes each request to its handler, and turns errors into responses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from compaction_proxy.gateway.upstream import find_error_encoder, send_error
 from compaction_proxy.storage.deletions import DeletionFence
 from compaction_proxy.wires.registry import find_wire
 
-# Header fields that are sent with status 426 (RFC 9110 §15.5.22) and name the protocol to use instead. On
-# this status, clients of the Responses API change from WebSockets to HTTP at once. On other statuses they
-# retry with WebSockets.
+# Header fields of the response to a request for a WebSocket. The response has status 426, and these fields
+# name the protocol to use instead (RFC 9110 §15.5.22). After this status, clients of the Responses API change
+# from WebSockets to HTTP. After other statuses, they try WebSockets again.
 _ASK_IN_HTTP: Final = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade"))
 _WEBSOCKET: Final = RequestRefusedError(
     426, "WebSockets are not relayed; use HTTP.", "websocket_not_supported"
@@ -28,17 +28,18 @@ _WEBSOCKET: Final = RequestRefusedError(
 
 @dataclass(frozen=True, slots=True)
 class RelayHandler:
-    """Wraps an endpoint in the checks and the error handling that every relayed request needs (ASGI).
+    """An ASGI application that checks relayed requests, passes them to an endpoint, and handles its errors.
 
-    The handler checks the client's key, refuses loops and WebSockets, sends keep-alive comments in silent
-    event streams, and answers our own errors as JSON. The endpoint may raise these errors only before the
-    response starts, because after that no error can be sent to the client.
+    The handler checks the client's key, and refuses requests for WebSockets and requests that this
+    installation has already forwarded. It sends comments in an event stream that is silent. It sends the
+    proxy's own errors to the client as JSON. The endpoint may raise these errors only before the response
+    starts, because after that no error can be sent to the client.
 
     Attributes:
         endpoint: The endpoint that answers the request.
-        hop_mark: The id of this installation in the header field `x-compaction-hop`, 16 hex digits.
+        hop_mark: The id of this installation, 16 hex digits. The header field `x-compaction-hop` holds it.
         authenticator: Checks client keys.
-        keep_alive_s: Seconds of silence after which a comment is sent in an event stream; 0 disables
+        keep_alive_s: Seconds of silence in an event stream after which the proxy sends a comment; 0 disables
             comments.
     """
 
@@ -77,15 +78,15 @@ class Dispatcher:
     """Hands each request to its handler.
 
     Attributes:
-        wire_endpoints: The handlers of requests that carry a conversation, by the name of the wire.
+        wire_endpoints: The handlers of requests with the messages of a conversation, by the name of the wire.
         post_endpoints: The handlers of other POST requests whose bodies the proxy reads, by the ending of the
             path.
         passthrough: The handler of all other requests that are relayed.
-        own_endpoints: The handlers of paths of the proxy itself that only clients of the relay may use, by
-            the whole path.
-        admin: The handler of all other paths of the proxy itself.
+        own_endpoints: The handlers of some of the proxy's own paths, by the whole path. Requests for these
+            paths need a client key whenever relayed requests need one.
+        admin: The handler of all other paths of the proxy's own.
         base_path: The path with which all of the proxy's own paths begin; empty for the root.
-        lifespan: Receives the server's lifespan events.
+        lifespan: The application that handles the server's lifespan events (start and end).
         deletion_fence: Prevents a request from storing data again that was deleted after the request began.
     """
 
@@ -99,7 +100,10 @@ class Dispatcher:
     deletion_fence: DeletionFence
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request, or passes on the server's lifespan events."""
+        """Passes a request to its handler, or the server's lifespan events to `lifespan`.
+
+        Refuses a WebSocket, because the proxy relays only HTTP.
+        """
         if scope["type"] == "lifespan":
             await self.lifespan(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""The endpoint for requests that carry a conversation: compacts them if needed, and relays them."""
+"""The endpoint for requests with the messages of a conversation: compacts them if needed, and relays them."""
 
 import time
 from collections.abc import Callable
@@ -75,8 +75,8 @@ if TYPE_CHECKING:
     from compaction_proxy.telemetry.otel import OtelTracer
 
 NO_OVERRIDES = ControlHeaders()
-# A request with fewer bytes fits every context window. So its response is not searched for a refusal if the
-# status is 200.
+# A request with fewer bytes than this fits every context window. So if the response has status 200, the proxy
+# does not search it for an error that refuses the request as too long.
 LEAST_REFUSED_BYTES = 8_192
 
 
@@ -88,17 +88,16 @@ class RelayEndpoint:
         upstream: The upstream to which requests are forwarded.
         wire: The wire of these requests.
         compactor: Makes requests fit.
-        after_response: Learns from the response, and prepares a compaction, after the client has the
-            response.
-        gate: Lets small requests pass unread.
+        after_response: Does the work that follows a response, such as learning its token counts.
+        gate: Lets small requests pass unparsed.
         get_secret: Returns the secret key of the digests that identify tenants.
         admission: Limits the number of concurrent requests.
         tracer: Records an OpenTelemetry span for each request. None disables tracing.
         recall_tool: Searches removed messages for models. None offers the search tool to no model.
-        item_responder: Answers requests for compaction items, and decodes our own items. None if the wire has
-            no such items.
-        conversation_finder: Finds the conversations of small requests that carry no id. Without it, such
-            requests belong to no conversation.
+        item_responder: Answers requests for compaction items, and decodes the proxy's own items. None if the
+            wire has no such items.
+        conversation_finder: Finds the conversations of small requests that name no conversation. If it is
+            None, such requests belong to no conversation.
     """
 
     def __init__(  # noqa: PLR0913 - a request needs all of these, passed by name
@@ -136,10 +135,10 @@ class RelayEndpoint:
         """Answers one request.
 
         Raises:
-            RequestRefusedError: If the body is too large, a control header is invalid, or one of the proxy's
-                compaction items cannot be decrypted.
-            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
-            ClientDisconnect: If the client left, and the connection to the upstream was closed.
+            RequestRefusedError: If the body is too large, a control header (`x-compaction…`) is invalid, or
+                one of the proxy's compaction items cannot be decrypted.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of bodies.
+            ClientDisconnect: If the client left. The connection to the upstream has then been closed.
         """
         header_map = build_header_map(scope["headers"])
         control = (
@@ -209,9 +208,9 @@ class RelayEndpoint:
         return plain, decoded, OriginalRequest(scope, raw), False
 
     async def _relay_while_connected(self, state: RequestState, send: Send) -> bool:
-        """Relays the request while the client is connected, and then records its figures.
+        """Relays the request while the client is connected, and then records the figures of the exchange.
 
-        Returns whether the token usage of the response can be learned.
+        Returns whether the proxy can learn from the token counts of the response.
         """
         try:
             with while_connected(state.scope):
@@ -225,10 +224,10 @@ class RelayEndpoint:
         return tap is not None
 
     async def _relay_request(self, state: RequestState, send: Send) -> UsageTap | None:
-        """Makes the request fit, forwards it, and streams the response to the client.
+        """Makes the request fit the context window, forwards it, and streams the response to the client.
 
-        Returns the tap that can report the token usage of the response. Returns None if the response is not
-        complete, was not watched or is not the upstream's.
+        Returns an object that has read the token counts of the response. Returns None if the client did not
+        get the complete response, if nobody needs its token counts, or if the proxy itself made the response.
         """
         item_request = state.item_request
         if item_request is not None and await self._answer_item_request(item_request, send):
@@ -258,7 +257,11 @@ class RelayEndpoint:
         return tap if whole else None
 
     def _start_conversation_search(self, state: RequestState) -> None:
-        """Starts to search for the conversation of a request that was forwarded unread and has no id."""
+        """Starts to search for the conversation of a request that was forwarded unparsed and has no id.
+
+        Starts no search if the request is a side call, such as a request for a title, or if the response is
+        an error.
+        """
         needs_no_search = (
             state.fit_result is not None or state.conversation is not None or state.side_kind is not None
         )
@@ -305,10 +308,10 @@ class RelayEndpoint:
     async def _relay_with_recall(
         self, state: RequestState, tool_offer: ToolOffer, answer: UpstreamResponse, send: Send
     ) -> UsageTap | None:
-        """Relays a response that may call the offered search tool.
+        """Relays a response in which the model may call the offered search tool.
 
-        Returns the tap that can report the token usage of the response, or None if the client did not get the
-        complete response.
+        Returns an object that has read the token counts of the response, or None if the client did not get
+        the complete response.
         """
         send_body = partial(self._send_upstream, state)
         recall_loop = state.recall_loop = RecallLoop(tool_offer, send_body, answer.get_field(b"content-type"))
@@ -317,9 +320,9 @@ class RelayEndpoint:
         return recall_loop.client_tap if whole else None
 
     async def _fit_request(self, state: RequestState) -> None:
-        """Decides which body to forward, and stores the decision in the state.
+        """Decides which body to forward, and stores it in `state.fit_result`.
 
-        A request that passes the gate stays unread and is forwarded unchanged. It gets no `fit_result`.
+        A request that passes the gate is not parsed and is forwarded unchanged. Its `fit_result` stays None.
         """
         if not state.is_undecodable and not state.control_headers.has_overrides:
             models = self._gate.find_candidate_models(state.raw, find_deployment(state.scope["raw_path"]))
@@ -338,10 +341,10 @@ class RelayEndpoint:
             state.tool_offer = await build_tool_offer(self._recall_tool, state.fit_request, state.fit_result)
 
     async def _mark_conversation_compacted(self, state: RequestState, fit_result: FitResult) -> None:
-        """If a request was compacted, makes every replica read all later requests of its conversation.
+        """Makes the proxy parse all later requests of a conversation, if this request was compacted.
 
-        Without this, small requests would pass the gate unread and go upstream uncompacted. A side
-        call changes nothing.
+        Without this, small requests of the conversation would pass the gate, and the proxy would forward them
+        uncompacted. If this request is a side call, such as a request for a title, the method does nothing.
         """
         if fit_result.is_compacted and state.side_kind is None:
             await self._gate.remember_compacted(
@@ -349,7 +352,9 @@ class RelayEndpoint:
             )
 
     async def _build_fit_request(self, state: RequestState) -> FitRequest:
-        """Builds the request in the form that the compactor takes.
+        """Parses the request and returns it in the form that the compactor takes.
+
+        Also finds the conversation of the request. If the request belongs to none, sets `state.side_kind`.
 
         Raises:
             UnreadableBodyError: If the body is not a request that the proxy can change. The reason `encoded`
@@ -401,8 +406,9 @@ class RelayEndpoint:
     async def _send_with_recovery(self, state: RequestState) -> UpstreamResponse:
         """Forwards the request and returns the upstream's response.
 
-        If the upstream refuses the request as too long, or refuses a part of it that can be left out, the
-        proxy changes the request and sends it again. If that does not help, returns the refusal.
+        If the upstream refuses the request as too long, the method sends shorter requests until the upstream
+        accepts one. If the upstream refuses a part of the request that can be left out, the method sends the
+        request again without this part. If neither gives a new response, the method returns the refusal.
 
         Raises:
             OverloadedError: Under the conditions that `send_request` documents.
@@ -443,9 +449,10 @@ class RelayEndpoint:
     async def _retry_without_refused_part(
         self, state: RequestState, refused: UpstreamResponse
     ) -> UpstreamResponse | None:
-        """Retries a refused request without the offered tool, or without the part that the upstream refused.
+        """Sends a refused request again without the search tool, or without a part that the upstream refused.
 
-        Returns None if neither seems to be the cause of the refusal, or if the retry gets no response.
+        Returns the new response. Returns None if neither the tool nor such a part seems to be the cause of
+        the refusal, or if the upstream does not respond again.
         """
         raw: bytes | None = state.to_fit_result().raw
         if state.tool_offer is not None and await is_tool_refusal(refused):
@@ -472,15 +479,16 @@ class RelayEndpoint:
     async def _retry_shorter(
         self, state: RequestState, overflow: Overflow, fit_result: FitResult, refusal_count: int = 1
     ) -> UpstreamResponse | None:
-        """Shortens a request that was refused as too long, and sends it again.
+        """Shortens a request that the upstream refused as too long, and sends it again.
 
-        If the shorter request is refused as well, tries even shorter ones. Returns None if the
-        request cannot be made shorter, if a call fails for another reason, or after `MAX_REFITS` refusals.
+        If the upstream refuses the shorter request as too long as well, tries even shorter ones. Returns the
+        response that accepts a request. Returns None if the request cannot be made shorter, if a call fails
+        for another reason, or if the upstream has refused `MAX_REFITS` shorter requests.
 
         Args:
-            state: The state of the request. It gets the accepted result of the fit.
+            state: The state of the request. The method stores the accepted request in it.
             overflow: What the refusal says about the request's length.
-            fit_result: The result of the fit that was refused.
+            fit_result: The body that was refused, with its report.
             refusal_count: The number of refusals so far.
         """
         try:
@@ -511,11 +519,11 @@ class RelayEndpoint:
 
 
 def _cannot_be_length_refusal(state: RequestState, answer: UpstreamResponse) -> bool:
-    """Returns whether a response has status 200 and certainly does not refuse the request as too long.
+    """Returns whether the proxy need not search a response for an error that refuses the request as too long.
 
-    The beginning of such a response need not be searched for an error. Two kinds of requests get such
-    responses. One kind has a body that cannot be parsed, which the proxy could not shorten anyway. The other
-    kind has passed the gate with a body below `LEAST_REFUSED_BYTES`, which certainly fits.
+    This is so for responses with status 200 to two kinds of requests. The body of the first kind cannot be
+    parsed, so the proxy could not shorten it anyway. The body of the second kind has passed the gate and has
+    fewer than `LEAST_REFUSED_BYTES` bytes, so it certainly fits.
     """
     if state.fit_request is not None or answer.response.status != httpx.codes.OK:
         return False

@@ -1,4 +1,4 @@
-"""Decides which header fields are forwarded and which are dropped. All functions are pure.
+"""Decides which header fields the proxy forwards and which it drops. The functions change no state.
 
 Header fields are lists of (name, value) pairs in the order in which they were sent. All names are in lower
 case.
@@ -35,10 +35,11 @@ _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 _NOT_FORWARDED_WITH_KEY = _NOT_FORWARDED | CREDENTIALS
 _BODILESS_STATUSES = frozenset({204, 304})
 _NOT_RETURNED = HOP_BY_HOP | {b"server", b"date"}
-# A header field that asks a reverse proxy in front of us to pass on each chunk of a stream at once.
+# A header field of responses. It asks a reverse proxy between this proxy and the client to forward each chunk
+# of a stream without delay.
 _UNBUFFERED = (b"x-accel-buffering", b"no")
-# The values of the field `connection` in nearly all requests. Fields that these values name are dropped
-# anyway.
+# The values that the field `connection` has in nearly all requests. In any case, the proxy drops
+# the header fields that these values name.
 _USUAL_CONNECTION_VALUES = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
 
 
@@ -76,9 +77,9 @@ def get_content_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 def _add_connection_fields(
     names: frozenset[bytes], headers: Iterable[tuple[bytes, bytes]]
 ) -> frozenset[bytes]:
-    """Returns `names`, and the names of the fields that concern this connection only (RFC 9110 §7.6.1).
+    """Returns `names`, and the names of the header fields that concern one connection only.
 
-    The sender lists the latter in its `connection` fields.
+    The sender lists the names of these fields in the field `connection` (RFC 9110 §7.6.1).
     """
     values = [value for name, value in headers if name == b"connection"]
     if _USUAL_CONNECTION_VALUES.issuperset(values):
@@ -87,7 +88,7 @@ def _add_connection_fields(
 
 
 def _has_own_field(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Returns whether a field name contains `x-compaction`. If none does, callers need not filter."""
+    """Returns whether any field name contains `x-compaction`. This is faster than a check of each name."""
     return b"\n".join([field[0] for field in headers]).find(OWN_PREFIX) >= 0
 
 
@@ -100,19 +101,18 @@ def _is_sendable(values: Iterable[bytes]) -> bool:
 def to_upstream_headers(
     headers: Sequence[tuple[bytes, bytes]], *, api_key: str, hop_mark: str, key_field: bytes = b""
 ) -> Headers:
-    """Returns the header fields for the upstream: those of the client that are forwarded, and our hop field.
+    """Returns the header fields for the upstream: most of the client's, and the proxy's `x-compaction-hop`.
 
-    `host` and `content-length` are left out, because the engine derives them from the URL and the body that
-    are really sent. The control headers (`x-compaction*`) are left out, too, except the hop fields
-    (`x-compaction-hop`) of other installations. These stay, so that a loop through several installations is
-    noticed.
+    `host` and `content-length` are left out, because the HTTP engine derives them from the URL and the body
+    that it sends. The control headers (`x-compaction*`) are left out, too. The fields `x-compaction-hop` of
+    other installations stay, so that each installation can recognise a request that comes back to it.
 
     Args:
         headers: The client's header fields.
         api_key: The proxy's own key for the upstream, which replaces the client's; empty to keep the
             client's.
-        hop_mark: The id of this installation in its hop field, 16 hex digits.
-        key_field: The header field that carries our key; empty for the field in which the client shows its
+        hop_mark: The id of this installation, 16 hex digits: the value of its `x-compaction-hop`.
+        key_field: The header field for the proxy's key; empty for the field in which the client sends its
             own.
     """
     dropped = _add_connection_fields(_NOT_FORWARDED_WITH_KEY if api_key else _NOT_FORWARDED, headers)
@@ -132,10 +132,11 @@ def to_upstream_headers(
 def build_credential_field(
     headers: Iterable[tuple[bytes, bytes]], api_key: str, key_field: bytes = b""
 ) -> tuple[bytes, bytes]:
-    """Returns the header field that carries our own key.
+    """Returns the header field with the proxy's own key for the upstream.
 
-    This is `key_field`, or else the field in which the client shows its own key. Azure, Anthropic and Google
-    each expect a key in a field of their own. All other providers expect it as a bearer token.
+    Its name is `key_field`. If that is empty, it is the name of the field in which the client sends its own
+    key. Azure, Anthropic and Google each expect a key in a field of their own. All other providers expect it
+    as a bearer token (field `authorization`).
     """
     field_names = [key_field] if key_field else [key for key, _ in headers if key in CREDENTIALS]
     if not field_names or b"authorization" in field_names:
@@ -146,10 +147,12 @@ def build_credential_field(
 def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     """Returns the header fields for the client, made from those of the upstream. Duplicate fields are kept.
 
-    - `server` and `date` are left out, because our own server writes them.
+    - `server` and `date` are left out, because the proxy's own server writes them.
     - `content-length` stays, because the body is relayed unchanged. With status 204 and 304 it is left out,
-      because no body follows, and our server would wait for it.
+      because no body follows, and the proxy's own server would wait for one.
     - Fields whose names begin with `x-compaction` are left out. Only the proxy writes them.
+    - Fields with control characters, and fields that concern only the connection to the upstream, are left
+      out.
     - If the upstream does not say whether an event stream may be buffered, a field is added that forbids it.
     """
     dropped = _add_connection_fields(_NOT_RETURNED, headers)
@@ -168,7 +171,12 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
 
 
 def refuse_loop(headers: Iterable[tuple[bytes, bytes]], hop_mark: str) -> None:
-    """Raises `RequestRefusedError` (508) if the request has already been through this installation."""
+    """Refuses a request that this installation has already forwarded.
+
+    Raises:
+        RequestRefusedError: With status 508 if a field `x-compaction-hop` holds `hop_mark`, the id of this
+            installation.
+    """
     mark = hop_mark.encode()
     if any(key == HOP_HEADER and value == mark for key, value in headers):
         raise RequestRefusedError(

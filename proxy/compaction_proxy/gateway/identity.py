@@ -1,9 +1,9 @@
-"""Identifies the tenant and the conversation of a request. Most store keys are derived from these ids.
+"""Identifies the tenant and the conversation of a request. Most store keys are derived from these two ids.
 
-An id only serves to find stored data. The data is applied only to messages whose digests match. So with a
-wrong id, or with an id that two conversations share, at worst no compaction is found. No id reveals the
-credential or the client's own id from which it was derived. Do not change how the ids are derived: data that
-is already stored could no longer be found.
+The proxy uses an id only to find stored data. It applies this data only to messages whose digests match. So
+if an id is wrong, or two conversations share it, the worst effect is that the proxy finds no compaction. No
+id reveals the credential or the client's own id from which it was derived. Do not change how the ids are
+derived: the proxy could no longer find the data that is already stored.
 """
 
 import hmac
@@ -21,8 +21,8 @@ from compaction_proxy.gateway.side_requests import SideRequestDetector, SideRequ
 from compaction_proxy.support.offload import run_in_worker_if_large
 from compaction_proxy.wires.prescan import BodyOutline, decode_member, scan_outline
 
-# Several agents may use the same session id, and each of them has its own conversation. This header
-# field names the agent. Its value is called the lane of the session.
+# Several agents of one client may use the same session id, and each of them has its own conversation. This
+# header field names the agent. This code calls the value a lane.
 _LANE: Final = "x-claude-code-agent-id"
 # The header field of W3C Baggage: a list of members, one of which may be the id of the session (`session.id`
 # of OpenTelemetry).
@@ -31,8 +31,9 @@ _BAGGAGE_SESSION: Final = b"session.id"
 _MAX_ID_CHARACTERS: Final = 256
 _DIGEST_CHARACTERS: Final = 24
 _VERSION: Final = b"\x01"
-# The largest number of cached identities. An identity is cached only if the header fields that it is derived
-# from have at most `_MAX_CACHED_BYTES` bytes.
+# The most identities that the proxy caches. If there are more, it drops the one that was used longest ago. It
+# caches an identity only if the header fields from which it is derived have at most `_MAX_CACHED_BYTES`
+# bytes.
 _MAX_CACHED_CLIENTS: Final = 4_096
 _MAX_CACHED_BYTES: Final = 1_024
 
@@ -86,7 +87,7 @@ def derive_tenant(
     """
     kind = tenant_mode.partition(":")[0]
     tenant_fields = _list_tenant_fields(tenant_mode)
-    # Sorted, because the order of header fields with different names has no meaning (RFC 9110 §5.3).
+    # The fields are sorted, because the order of fields with different names has no meaning (RFC 9110 §5.3).
     identifying = sorted(
         (key.lower(), value) for key, value in headers if key.lower() in tenant_fields and value.strip()
     )
@@ -135,8 +136,8 @@ def _find_ids(headers: Sequence[tuple[bytes, bytes]], names: Iterable[str]) -> d
 def derive_conversation_id(secret: bytes, tenant: str, source: str, *values: bytes) -> str:
     """Derives the id of a conversation (`c_` and 24 hex digits) from the client's own id.
 
-    `source` says where the client's id was found, such as the name of a header. `values` are the client's id
-    and the lane, if there is one. Equal values from two sources give two conversations.
+    `source` says where the client's id was found, such as the name of a header. `values` are the client's id,
+    and the name of the agent (`_LANE`) if there is one. Equal values from two sources give two conversations.
     """
     digest = _compute_hmac(secret, b"conversation", tenant.encode(), source.encode(), *values)
     return "c_" + digest[:_DIGEST_CHARACTERS]
@@ -147,8 +148,9 @@ def find_conversation_id(
 ) -> str | None:
     """Returns the id of the conversation that the headers name, or None if they name none.
 
-    The first header of `names` that holds a valid id decides. A valid id has 1 to 256 printable
-    characters, not counting white space around it.
+    The first header of `names` that holds a valid id decides. A valid id has 1 to 256 printable characters,
+    not counting white space around it. If a header names the agent (`_LANE`), each agent has its own
+    conversation.
     """
     ordered = [name.lower() for name in names]
     ids = _find_ids(headers, [*ordered, _LANE])
@@ -249,7 +251,7 @@ def _parse_user_session(user: object) -> object:
 
 
 class IdentityResolver:
-    """Identifies the tenant and the conversation of requests. Caches identities by the header fields.
+    """Identifies the tenant and the conversation of requests. Caches the identities that it finds.
 
     Args:
         config: The configuration.
@@ -291,9 +293,10 @@ class IdentityResolver:
     ) -> tuple[Identity, SideRequestKind | None]:
         """Completes an identity with the conversation that the request body names.
 
-        An id in the header fields takes precedence over one in the body. Returns the identity, and the kind
-        of side call that the request is, or None if it is no side call. If a side call does not carry the
-        messages of its conversation (`SideRequestKind.ALONE`), its identity has no conversation.
+        An id in the header fields takes precedence over one in the body. Returns the identity and the kind of
+        side call. The kind is None if the request is no side call. (A side call is, for example, a request
+        for a title.) If a side call does not contain the messages of its conversation
+        (`SideRequestKind.ALONE`), its identity has no conversation.
         """
         if identity.conversation is None and self._session.body_hints:
             hint = await run_in_worker_if_large(len(raw), partial(find_conversation_hint, raw))

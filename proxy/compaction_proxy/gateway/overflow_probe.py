@@ -12,20 +12,23 @@ from compaction_proxy.wires.context_errors import Overflow, condense_error_event
 from compaction_proxy.wires.sse import EventSplitter
 from compaction_proxy.wires.wire import Wire
 
-# The limits, in seconds and in bytes, up to which the beginning of a stream is held back. The number of bytes
-# is large, because some streams begin with two copies of the request's instructions and tools.
+# The proxy holds back the beginning of a stream for at most this many seconds, and at most `HOLD_BYTES` bytes
+# of it. Then it relays the stream. The number of bytes is large, because some streams begin with two copies
+# of the request's instructions and tools.
 HOLD_S: Final = 3.0
 HOLD_BYTES: Final = 512 * 1024
 _STREAM: Final = "text/event-stream"
 
 
 async def detect_overflow(answer: UpstreamResponse, wire: Wire) -> Overflow | None:
-    """Returns the overflow that a response reports, or None if it does not refuse the request as too long.
+    """Returns what a response says about the request's length, if it refuses the request as too long.
 
-    Some servers send status 200 and refuse the request only inside the stream. So the beginning of a stream
-    is read before anything is relayed to the client. The stream is held back while it contains no part of the
-    model's reply (`Wire.may_hold_back_stream`), but for at most `HOLD_S` seconds and `HOLD_BYTES` bytes. The
-    bytes that were read can still be relayed.
+    Returns None for any other response.
+
+    Some servers send status 200 and refuse the request only inside the stream. So the function reads the
+    beginning of a stream before the proxy relays it to the client. It reads until a part of the model's reply
+    comes (`Wire.may_hold_back_stream`), but for at most `HOLD_S` seconds and about `HOLD_BYTES` bytes. The
+    bytes that it has read can still be relayed.
     """
     status = answer.response.status
     if status == httpx.codes.OK:
@@ -40,8 +43,8 @@ async def detect_overflow(answer: UpstreamResponse, wire: Wire) -> Overflow | No
 async def _peek_beginning(answer: UpstreamResponse, wire: Wire) -> bytes:
     """Returns the first bytes of a response.
 
-    If the response is an uncompressed stream, its leading events are left out as long as they contain no part
-    of the model's reply.
+    If the response is an uncompressed stream, the function also waits until a part of the model's reply or an
+    error comes, for at most `HOLD_S` seconds. The result then leaves out the events before that.
     """
     beginning = await answer.peek(1)
     is_plain = answer.get_field(b"content-encoding").strip().lower() in IDENTITY

@@ -1,7 +1,8 @@
-"""Endpoints that relay request and response unchanged, for token counts and requests without a conversation.
+"""Endpoints that relay a request and its response unchanged.
 
-A provider's count of tokens is exact and costs nothing, so the proxy also uses it to calibrate its own
-estimates. It does so after the client has its response.
+One of them relays requests to count tokens. A provider's count is exact and costs nothing, so the proxy also
+uses it to calibrate its own estimates, after the client has its response. The other endpoint relays all other
+requests that contain no messages of a conversation.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,20 +46,21 @@ from compaction_proxy.wires.messages.wire import MESSAGES
 # larger body is streamed.
 REPLAYABLE_BYTES = 262_144
 COUNT_TOKENS_ENDING: Final = b"/v1/messages/count_tokens"
-# A request to count tokens is relayed unread if its body has more bytes, or if it does not declare its size.
+# If the body of a request to count tokens has more bytes than this, or if the request does not declare the
+# size of its body, the proxy relays the request but does not learn from it.
 MAX_COUNTED_BYTES: Final = 4 * 1024 * 1024
-# The most bytes of a response that are read. A count is a short JSON object, so a longer response holds no
-# count.
+# The most bytes of a response in which the proxy looks for a token count. A count is a short JSON object, so
+# a longer response holds no count.
 _MAX_ANSWER_BYTES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class PassthroughEndpoint:
-    """An ASGI endpoint that relays any request, of any size, unread.
+    """An ASGI endpoint that relays any request, of any size, without parsing it.
 
     Attributes:
         upstreams: The upstreams by the names of their wires.
-        admission: Limits the number of concurrent requests; requests with conversations count, too.
+        admission: Limits the number of concurrent requests of all endpoints together.
     """
 
     upstreams: Mapping[str, Upstream]
@@ -68,9 +70,9 @@ class PassthroughEndpoint:
         """Relays one request.
 
         Raises:
-            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of bodies.
             UpstreamError: If the upstream gave no response.
-            ClientDisconnect: If the client left, and the connection to the upstream was closed.
+            ClientDisconnect: If the client left. The connection to the upstream has then been closed.
         """
         async with self.admission.admit_request() as hold:
             upstream = self.upstreams[find_wire_name(scope["raw_path"], build_header_map(scope["headers"]))]
@@ -87,14 +89,14 @@ class PassthroughEndpoint:
 
 
 class CountTokensEndpoint:
-    """An ASGI endpoint that relays requests to count tokens.
+    """An ASGI endpoint that relays requests to count tokens, and calibrates estimates with the counts.
 
     Args:
         config: The configuration.
         upstream: The upstream of the Messages wire.
-        passthrough: Relays requests that are not read.
-        message_reader: Counts the tokens of messages for our own estimate, as it does for other requests.
-        model_limits: Learns from the provider's count.
+        passthrough: Relays the requests from which the proxy does not learn.
+        message_reader: Makes the proxy's own estimate, with which the provider's count is compared.
+        model_limits: Calibrates estimates with the provider's count.
         get_secret: Returns the secret key of the digests that identify tenants.
         admission: Limits the number of concurrent requests.
     """
@@ -123,9 +125,9 @@ class CountTokensEndpoint:
         """Relays one request.
 
         Raises:
-            OverloadedError: If the proxy is serving too many requests, or too many bytes of them, at once.
+            OverloadedError: If the proxy is serving too many requests, or holds too many bytes of bodies.
             UpstreamError: If the upstream gave no response.
-            ClientDisconnect: If the client left, and the connection to the upstream was closed.
+            ClientDisconnect: If the client left. The connection to the upstream has then been closed.
         """
         length = get_content_length(scope["headers"])
         if length is None or length > min(MAX_COUNTED_BYTES, self._admission.body_budget.limit_bytes):
@@ -141,7 +143,7 @@ class CountTokensEndpoint:
     async def _relay_request(self, scope: Scope, send: Send, raw: bytes) -> int | None:
         """Relays the request and its response. Returns the provider's token count.
 
-        Returns None if the response has no count, is incomplete or has another status than 200.
+        Returns None if the response has no count, is not complete, or has a status other than 200.
         """
         with while_connected(scope):
             opened = await send_request(self._upstream, build_request(self._upstream, scope, raw))

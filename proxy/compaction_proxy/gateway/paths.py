@@ -1,7 +1,4 @@
-"""Decides which paths the proxy serves itself, and to which URL it relays requests for other paths.
-
-All functions are pure.
-"""
+"""Decides which paths the proxy serves itself, and to which URL it relays requests for other paths."""
 
 import re
 from functools import lru_cache
@@ -11,12 +8,13 @@ from compaction_proxy.core.errors import RequestRefusedError
 
 _BACKSLASH = re.compile(rb"\\|%5c", re.IGNORECASE)
 _DOTS = re.compile(rb"(?:\.|%2e){2}", re.IGNORECASE)
-# The number of levels by which these segments change the depth of a path. Every other segment adds one.
+# The number of levels by which each of these segments changes the depth of a path. Every other segment adds
+# one level.
 _DEPTHS = {"": 0, ".": 0, "..": -1}
 _DEPLOYMENT = re.compile(rb"/deployments/([^/]+)/chat/completions\Z")
 
-# The proxy serves the next two paths itself. Requests for them are checked like relayed requests, for example
-# for client keys.
+# The proxy serves `COMPACT_PATH` and `MCP_PATH` itself. It makes the same checks for their requests as for
+# relayed requests, for example of client keys.
 COMPACT_PATH = "/v1/compact"
 MCP_PATH = "/mcp"
 OWN_PATHS = frozenset(
@@ -33,7 +31,8 @@ OWN_PATHS = frozenset(
     }
 )
 OWN_TREES = frozenset({"admin", "ui", "mcp"})
-# Number of paths for which results are cached. It is small, because a path may have many kilobytes.
+# The most results that each `lru_cache` in this module keeps. The number is small, because a path may have
+# many kilobytes.
 MAX_PATHS = 64
 
 
@@ -67,8 +66,9 @@ def is_own_path(path: str, base_path: str = "") -> bool:
     """Returns whether the proxy serves a path itself and never relays it.
 
     Args:
-        path: The decoded path, because our own routes are matched by it.
-        base_path: The path with which all of our own paths begin, such as `/compaction`; empty for the root.
+        path: The decoded path. The routes of the proxy's own application use this form, too.
+        base_path: The path with which all of the proxy's own paths begin, such as `/compaction`; empty for
+            the root.
     """
     if base_path:
         if not path.startswith(base_path):
@@ -86,9 +86,9 @@ def _split_base_url(base_url: str) -> tuple[str, bytes]:
 def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str, bytes]:
     """Returns where a client's request goes: the upstream's origin, and the path with the query.
 
-    The client's path is appended to the path of the base URL. If the base URL ends in a segment `v1` and the
-    client's path starts with `v1`, the result contains the segment only once. Nothing is decoded or encoded:
-    `%2F` stays `%2F`.
+    The client's path is appended to the path of the base URL. If the base URL ends in the segment `v1`, and
+    the client's path begins with this segment, the result contains it only once. Nothing is decoded or
+    encoded: `%2F` stays `%2F`.
 
     Args:
         base_url: `upstream.base_url`; a trailing slash makes no difference.
@@ -97,7 +97,7 @@ def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str
 
     Raises:
         RequestRefusedError: With status 400 if the path would lead out of the base URL, or contains a
-            backslash, which some servers read as a slash.
+            backslash, which some servers treat as a slash.
     """
     if _BACKSLASH.search(raw_path) is not None:
         raise RequestRefusedError(400, "The path contains a backslash.", "invalid_path")

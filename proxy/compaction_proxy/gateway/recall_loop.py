@@ -1,13 +1,13 @@
-"""Lets the model search removed messages in the middle of a response: offers a tool and runs its calls.
+"""Offers the model a tool that searches removed messages, and runs the model's calls of this search tool.
 
-If a response ends with tool calls, and all of them call this tool, the proxy runs the calls, sends their
-results to the upstream and asks it to continue. It joins the upstream's responses into one response for the
-client.
+If a response ends with tool calls, and all of them call the search tool, the proxy runs the calls, sends
+their results to the upstream and asks it to continue the response. The proxy joins the upstream's responses
+into one response for the client.
 
-The client gets the status and the headers of the upstream's first response. If a later response fails and the
-client has received nothing yet, it gets the failure as its response. If the client has already received the
-beginning of a stream, the proxy sends the failure as an event and then cuts the stream. So an incomplete
-response never looks complete.
+The client gets the status and the headers of the upstream's first response. If a later response is an error
+and the client has received nothing yet, the client gets the error as its response. If the client has already
+received the beginning of a stream, the proxy sends the error as an event and then cuts the stream. So an
+incomplete response never looks complete.
 """
 
 import asyncio
@@ -40,34 +40,36 @@ from compaction_proxy.wires.json.values import encode_ascii_json
 from compaction_proxy.wires.search_tool import AnswerJoiner, SearchTool, StreamJoiner, add_tool, is_prefill
 from compaction_proxy.wires.wire import Wire
 
-# The time limit, in seconds, for all searches that one upstream response calls for. The client receives
-# nothing meanwhile.
+# The most seconds that the calls of the search tool in one upstream response may take together. A call that
+# does not end in time gets the result `NOT_NOW`. The client receives nothing while the proxy runs the calls.
 SEARCH_S: Final = 5.0
-# The most calls in one upstream response that are run. Each further call gets the result `TOO_MANY`.
+# The most calls of the search tool that the proxy runs for one upstream response. Each further call gets the
+# result `TOO_MANY`.
 MAX_CALLS: Final = 8
 
 NOT_NOW: Final = "What was removed cannot be searched right now. Go on without it."
 TOO_MANY: Final = f"Not run: {MAX_CALLS} searches at once are the most."
 NO_ROOM: Final = "What was found has no room in the context window. Go on without it."
 
-# A response that is no stream is searched for calls only if it has at most this many bytes, both before and
-# after decompression. A longer first response is relayed without a search. A longer continuation fails.
+# A response that is no stream is searched for calls of the tool only if it has at most this many bytes, both
+# before and after decompression. If the first response is longer, the proxy relays it as it is. If a later
+# one is longer, the client gets an error.
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
-# An upstream may compress a stream although the proxy asked for an uncompressed one. These are the most bytes
-# to which such a stream is decompressed, and the number of compressed bytes decompressed in one step. A
-# larger stream is cut.
+# An upstream may compress a stream although the proxy asked for an uncompressed one. If such a stream has
+# more bytes than this after decompression, the proxy cuts it.
 MAX_INFLATED_BYTES: Final = 256 * 1024 * 1024
+# The number of compressed bytes that the proxy decompresses in one step.
 INFLATE_STEP_BYTES: Final = 4_096
-# Once an upstream has marked a response as done, the proxy waits this many seconds for the end of the body. A
+# The most seconds that the proxy waits for the end of a body after the last event of the stream. The
 # connection can be used again only if the body was read to its end.
 LINGER_S: Final = 1.0
 
-# The request header field that says which compressions of the response are allowed.
+# The request header field that names the compressions that the response may use.
 _ACCEPT_ENCODING: Final = b"accept-encoding"
 
-# Status codes of errors that the search tool cannot cause, and words by which an error about tools is
-# recognised.
+# The status codes of errors that the search tool cannot cause.
 _CLIENT_ERROR_STATUSES: Final = frozenset({401, 402, 403, 429})
+# Matches words by which an error about tools is recognised.
 _TOOLS: Final = re.compile(rb"tool|function", re.IGNORECASE)
 
 # Compaction statuses of requests whose bodies must be forwarded unchanged.
@@ -89,8 +91,8 @@ class ToolOffer(NamedTuple):
     Attributes:
         raw_with_tool: The request body with the tool.
         raw_without_tool: The request body without the tool.
-        has_tools: Whether the client's request itself carries tools.
-        max_hops: How often the response may be continued after calls of the tool.
+        has_tools: Whether the client's request itself has tools.
+        max_hops: The most times that the proxy may continue the response after calls of the tool.
         recall_tool: Runs the calls of the tool.
         context: The tenant and the conversation for which the tool searches.
         wire: The wire of the request.
@@ -108,15 +110,16 @@ class ToolOffer(NamedTuple):
 
     @property
     def tool_tokens(self) -> int:
-        """The approximate size of the tool in the prompt, in tokens."""
+        """The approximate number of tokens by which the tool's definition makes the request longer."""
         return len(self.tool.definition_json) // 4
 
 
 def apply_tool_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest:
     """Returns a request to the upstream that offers the tool and asks for an uncompressed response.
 
-    If `request` has the body without the tool, that body is replaced. Any other body is the body of a
-    continuation. It stays unchanged, because `RecallLoop` has already decided whether it has the tool.
+    If the body of `request` is the one without the tool, the function replaces it with the one with the tool.
+    Any other body belongs to a request that continues the response. It stays unchanged, because `RecallLoop`
+    has already decided whether to offer the tool in it.
     """
     fields = [each for each in request.headers if each[0] != _ACCEPT_ENCODING]
     body = tool_offer.raw_with_tool if request.body is tool_offer.raw_without_tool else request.body
@@ -126,12 +129,12 @@ def apply_tool_offer(tool_offer: ToolOffer, request: HttpRequest) -> HttpRequest
 async def build_tool_offer(
     recall_tool: RecallTool, fit_request: FitRequest, fit_result: FitResult
 ) -> ToolOffer | None:
-    """Returns the request with the search tool, or None if the tool must not or need not be offered.
+    """Returns the request with the search tool, or None if the proxy must not or need not offer the tool.
 
     Args:
         recall_tool: Searches removed messages.
         fit_request: The parsed request.
-        fit_result: The result of the fit, with the body to forward.
+        fit_result: The body to forward, with the report about its compaction.
     """
     settings, report, wire = fit_request.settings, fit_result.report, fit_request.body.wire
     tool = wire.search_tool
@@ -173,19 +176,19 @@ async def is_tool_refusal(answer: UpstreamResponse) -> bool:
 
 
 class RecallLoop:
-    """Relays the response to one request, and continues it after calls of the search tool.
+    """Relays the response to one request, and has the upstream continue it after calls of the search tool.
 
     Args:
         tool_offer: The request with the offered tool.
-        send_body: Sends the body of a continuation to the upstream.
+        send_body: Sends the upstream a body that asks it to continue the response.
         content_type: The content type of the upstream's first response.
 
     Attributes:
-        hop_count: How often the response has been continued.
+        hop_count: How often the proxy has asked the upstream to continue the response.
         status: The status code that the client got.
-        client_tap: Watches the joined response that the client gets.
-        first_tap: Watches only the upstream's first response. Its token count belongs to the request whose
-            size the proxy estimated. The requests for continuations are longer.
+        client_tap: Finds the token counts in the joined response that the client gets.
+        first_tap: Finds the token counts in the upstream's first response only. They belong to the request
+            whose size the proxy estimated. The requests that continue the response are longer.
     """
 
     def __init__(self, tool_offer: ToolOffer, send_body: SendBody, content_type: str) -> None:
@@ -199,10 +202,10 @@ class RecallLoop:
         self.first_tap = tool_offer.wire.open_tap(content_type, "")
 
     async def relay_answer(self, answer: UpstreamResponse, send: Send, extra_headers: ExtraHeaders) -> bool:
-        """Relays a response with status 200. If it calls the search tool, relays its continuations as well.
+        """Relays a response with status 200. If it calls the search tool, runs the calls and continues it.
 
-        Returns whether the client got the complete response. Closes every response of the upstream. A
-        response whose compression the proxy does not support is relayed unchanged and is not continued.
+        Returns whether the client got the complete response. Closes every response of the upstream. If the
+        proxy does not support the compression of the response, it relays the response unchanged.
 
         Args:
             answer: The upstream's first response.
@@ -250,14 +253,14 @@ class RecallLoop:
         return True
 
     async def _send_data(self, send: Send, data: bytes) -> None:
-        """Sends data to the client, and feeds it to the tap of the client's response. Ignores empty data."""
+        """Sends data to the client, and then passes it to `client_tap`. Does nothing if the data is empty."""
         if data:
             await send({"type": "http.response.body", "body": data, "more_body": True})
             with suppress_and_log(RELAY_TAP_FAILED):
                 self.client_tap.feed(data)
 
     async def _forward_stream(self, joiner: StreamJoiner, answer: UpstreamResponse, send: Send) -> None:
-        """Forwards one response of the upstream, without the calls of the search tool.
+        """Relays one response of the upstream to the client, without its calls of the search tool.
 
         Raises:
             httpx.TransportError: If the response was cut or cannot be decompressed.
@@ -278,9 +281,10 @@ class RecallLoop:
         await self._send_data(send, joiner.flush_rest())
 
     async def _build_stream_error(self, answer: UpstreamResponse) -> bytes:
-        """Returns the body of the error that tells a client why its stream ends early.
+        """Returns the error that tells the client why its stream ends early, as JSON.
 
-        That is the body of `answer` if it is an error in JSON, else a general error of the proxy.
+        If the body of `answer` is an error in JSON, this is the result. Otherwise the result is an error of
+        the proxy.
         """
         payload = decode_small_json(await _peek_whole_body(answer, PEEK_BYTES))
         if isinstance(payload, dict) and payload.get("error"):
@@ -314,10 +318,10 @@ class RecallLoop:
         return True
 
     async def _join_answer(self, joiner: AnswerJoiner, answer: UpstreamResponse) -> bytes | None:
-        """Returns the body for the client, or None if the response has to be continued.
+        """Returns the body for the client, or None if the upstream must continue the response.
 
-        The result is empty if the upstream's bytes must be relayed unchanged. This is the case for a first
-        response that has no calls of the tool or that cannot be searched for calls.
+        Returns empty bytes if the caller must relay the upstream's bytes unchanged. This is the case for a
+        first response that has no calls of the search tool, or that cannot be searched for calls.
 
         Raises:
             UpstreamError: If a later response was cut, is too large, or cannot be joined to the first one.
@@ -338,13 +342,17 @@ class RecallLoop:
         return joined
 
     def can_continue(self, further_hops: int = 0) -> bool:
-        """Returns whether the response may be continued again, after `further_hops` more continuations."""
+        """Returns whether the proxy may ask the upstream once more to continue the response.
+
+        The method counts `further_hops` such requests in addition to those that were already made
+        (`hop_count`).
+        """
         return self.hop_count + further_hops < self._offer.max_hops
 
     async def run_calls_and_continue(self, message: dict[str, Any], calls: Sequence[str]) -> UpstreamResponse:
-        """Runs calls of the tool, sends their results to the upstream, and returns its next response.
+        """Runs calls of the search tool, sends the results to the upstream, and returns its next response.
 
-        If the upstream refuses the results as too long, they are replaced by `NO_ROOM` and sent again.
+        If the upstream refuses the results as too long, the method sends `NO_ROOM` in place of each result.
 
         Args:
             message: The assistant message that makes the calls (`StreamJoiner.start_next_answer` or
@@ -366,9 +374,9 @@ class RecallLoop:
 
     async def _send_continuation(self, turn: list[dict[str, Any]]) -> UpstreamResponse:
         offer, turns = self._offer, [*self._turns, *turn]
-        # The last continuation must not call the tool again. If the client has tools, the search tool is left
-        # out. Else the tool stays, but the request forbids calls of it, because a server may refuse a
-        # request whose messages contain tool calls but which defines no tools.
+        # The response to the last request must not call the search tool again. If the client's request has
+        # tools, the search tool is left out. Otherwise it stays, but the request forbids calls of it. A
+        # server may refuse a request that defines no tools although its messages contain tool calls.
         last = offer.raw_without_tool if offer.has_tools else self._tool.forbid_calls(offer.raw_with_tool)
         if offer.has_tools and self._tool.requires_same_tools(turns):
             last = offer.raw_with_tool  # if the model calls the tool again, the client does not see that call
@@ -394,7 +402,8 @@ def _is_stream(answer: UpstreamResponse) -> bool:
 def _build_headers(first: HttpResponse, extra_headers: ExtraHeaders) -> Headers:
     """Returns the header fields for the client: those of the first response, and `extra_headers`.
 
-    The length and the encoding of the body are left out, because the joined response has other bytes.
+    `content-length` and `content-encoding` are left out, because the body of the joined response differs from
+    that of the first one.
     """
     fields = to_client_headers(first.status, first.headers)
     return [*[each for each in fields if each[0] not in _FRAMING], *extra_headers]
@@ -411,7 +420,8 @@ def _inflate_chunk(chunk: bytes, inflater: Inflater) -> Iterator[bytes]:
 async def _peek_whole_body(answer: UpstreamResponse, limit_bytes: int) -> bytes:
     """Returns the whole body, decompressed.
 
-    The result is empty if the body exceeds `limit_bytes` bytes, was cut or cannot be decompressed.
+    The result is empty if the body has more than `limit_bytes` bytes before or after decompression, was cut,
+    or cannot be decompressed.
     """
     raw = await answer.peek(limit_bytes + 1)
     if len(raw) > limit_bytes or answer.is_cut:
@@ -420,9 +430,9 @@ async def _peek_whole_body(answer: UpstreamResponse, limit_bytes: int) -> bytes:
 
 
 async def _close_if_too_long(answer: UpstreamResponse) -> bool:
-    """Closes a response that refuses the request as too long, by its status or by an error inside a stream.
+    """Closes a response if it refuses the request as too long, by its status or by an error inside a stream.
 
-    Returns whether it closed the response. Also closes the response if the wait for its beginning is
+    Returns whether the function has closed the response. Also closes it if the wait for its first bytes is
     cancelled.
     """
     is_kept = False

@@ -1,4 +1,4 @@
-"""The state of one request on its way through the relay, and its figures at the end."""
+"""The state of one request while the proxy relays it, and the figures that the proxy records at its end."""
 
 import asyncio
 import re
@@ -48,23 +48,24 @@ def choose_request_id(client_request_id: bytes | None) -> str:
 
 @dataclass(slots=True)
 class RequestState:
-    """The state of one request on its way through the relay.
+    """The state of one request from its arrival until its response has ended.
 
     Attributes:
         identity: The tenant, and the conversation that the headers or the body name.
         raw: The client's body, decoded; empty once it is no longer needed.
         scope: The ASGI scope of the request, as if the client had sent the body without an encoding.
-        control_headers: The settings that the client requests in its control headers.
+        control_headers: The settings that the client requests in its `x-compaction…` headers.
         size_bytes: Size of the decoded body in bytes.
         request_id: The id of the request.
         body_hold: Counts the bytes of the body in the body budget (`gateway.body_budget`).
-        side_kind: The kind of side call, or None if the request is no side call. The proxy learns nothing
-            from a side call, and records the figures of a side call without a conversation.
+        side_kind: The kind of side call, or None if the request is no side call. A side call is not part of
+            the conversation, such as a request for a title. The proxy learns nothing from it, and records its
+            figures without a conversation.
         original: The request with its encoded body, as the client sent it. None if the body was not encoded,
             or if the request can no longer be forwarded in this form.
         is_undecodable: Whether the body cannot be decoded, so that nothing in it is read.
-        fit_result: The result of making the request fit, with the body to forward. None if the body is
-            forwarded unread.
+        fit_result: The body to forward, with a report about its compaction. None if the body is forwarded
+            without being parsed.
         fit_request: The parsed request, or None if the body was not parsed.
         model: The requested model of a request that is not parsed; empty if it is unknown. Otherwise
             `fit_request` has the model.
@@ -124,7 +125,10 @@ class RequestState:
 
     @property
     def recorded_conversation(self) -> str | None:
-        """The id of the conversation that the request is recorded for; None for a side call."""
+        """The id of the conversation under which the request is recorded.
+
+        It is None if the conversation is unknown, or if the request is a side call, such as one for a title.
+        """
         return self.conversation if self.side_kind is None else None
 
     @property
@@ -143,7 +147,11 @@ class RequestState:
 
     @property
     def prefix_digests(self) -> tuple[bytes, ...]:
-        """The prefix digests of the client's messages; empty for a side call or if they were not parsed."""
+        """The prefix digests of the client's messages.
+
+        The tuple is empty if the messages were not parsed, or if the request is a side call, such as one for
+        a title.
+        """
         return (
             self.fit_result.usage_basis.prefixes
             if self.fit_result and self.fit_result.usage_basis and self.side_kind is None
@@ -166,18 +174,18 @@ class RequestState:
         return request._replace(headers=[each for each in request.headers if each[0] != IDEMPOTENCY_HEADER])
 
     def record_upstream_wait(self, seconds: float) -> None:
-        """Records that a response of the upstream began, or failed to come, after this many seconds.
+        """Records that an upstream's response began, or that the call failed, after this many seconds.
 
-        Calls that continue a response are not recorded.
+        Does nothing for a call that continues a response.
         """
         if self.recall_loop is None:  # otherwise the call continues a response that has begun
             self.waited_s += seconds
             self.first_byte_s = seconds
 
     def record_overhead(self) -> None:
-        """Records how much of the time so far the proxy itself took (`overhead_s`).
+        """Records how many seconds the proxy itself has taken so far (`overhead_s`).
 
-        From here on the client waits only for the upstream.
+        After this call, the client waits only for the upstream.
         """
         self.overhead_s = time.perf_counter() - self.started - self.waited_s
 
@@ -195,13 +203,13 @@ class RequestState:
         return headers
 
     def to_fit_result(self) -> FitResult:
-        """Returns the result of the fit. Without one, returns a result that holds the unchanged body."""
+        """Returns `fit_result`. If it is None, returns a result with the client's unchanged body."""
         return self.fit_result or FitResult(self.raw, 0, _EMPTY_REPORT)
 
     def release_bodies(self) -> None:
-        """Frees bodies that are not needed while the response streams.
+        """Frees the bodies that the proxy does not need while it relays the response.
 
-        These are the encoded body, and the decoded one if the request was not parsed.
+        These are the encoded body, and the decoded body if the request was not parsed.
         """
         self.original = None  # only a continuation can be sent from here on, and it has another body
         if self.fit_request is None:
@@ -211,21 +219,21 @@ class RequestState:
 
     @property
     def first_usage(self) -> TokenUsage | None:
-        """The token counts of the response to the forwarded request, without those of its continuations."""
+        """The token counts of the upstream's first response, without those of responses that continue it."""
         if self.recall_loop is not None and self.recall_loop.hop_count:
             return self.recall_loop.first_tap.result()
         return self.usage
 
     def include_tool_tokens(self, fit_result: FitResult) -> FitResult:
-        """Returns the result of the fit with an estimate that includes the offered search tool."""
+        """Returns `fit_result` with the tokens of the offered search tool added to its estimate."""
         if self.tool_offer is None or not fit_result.estimate:
             return fit_result
         return replace(fit_result, estimate=fit_result.estimate + self.tool_offer.tool_tokens)
 
     def record_end(self, origin: str, exchange_log: ExchangeLog) -> None:
-        """Records the figures of the request and ends its trace.
+        """Records the figures of the request and its response, and ends the trace.
 
-        If no request was sent to the upstream, no figures are recorded.
+        If the proxy sent nothing to the upstream, it records no figures.
 
         Args:
             origin: The origin of the upstream.
@@ -247,7 +255,10 @@ class RequestState:
             self.trace.end_request(exchange, self.conversation)
 
     def _compute_upstream_s(self, first_s: float) -> float:
-        """Returns the seconds from the start of the relayed upstream call to now, when its response ends."""
+        """Returns the seconds from the start of the last upstream call until now, the end of its response.
+
+        `first_s` is the time that passed before that response began, in seconds.
+        """
         return time.perf_counter() - self.started - self.overhead_s - self.waited_s + first_s
 
     def build_exchange(self) -> Exchange:
@@ -282,10 +293,10 @@ class RequestState:
         )
 
     def _count_continuations_and_tokens(self) -> tuple[int | None, int | None, int | None]:
-        """Returns the number of continuations, and how many prompt and cached tokens they took together.
+        """Returns the number of requests that continued the response, and their prompt and cached tokens.
 
-        All three are None if the response was not continued. The tokens are None if the upstream did not
-        report them.
+        All three values are None if the response was not continued. The tokens are None if the upstream did
+        not report them.
         """
         if self.recall_loop is None or not self.recall_loop.hop_count:
             return None, None, None

@@ -25,11 +25,11 @@ _STREAM: Final = {"text/event-stream": {"schema": {"type": "string"}}}
 
 
 class RelayRoute(APIRoute):
-    """A route that passes its requests to an ASGI application; FastAPI neither reads nor checks them.
+    """A route whose requests FastAPI passes to an ASGI application without parsing or checking them.
 
     Args:
         path: The path of the requests.
-        handler: The application that answers them.
+        handler: The ASGI application that answers the requests.
         name: The name of a wire, or `compact`.
         summary: What the endpoint does, in a few words.
         description: What the endpoint does, in sentences.
@@ -55,7 +55,7 @@ class RelayRoute(APIRoute):
 
 
 def _declare_no_parameters() -> None:
-    """Never runs. FastAPI reads the documented parameters from this signature, which has none."""
+    """Never runs. FastAPI documents the parameters of this signature, and it has none."""
 
 
 def create_relay_routes(
@@ -64,9 +64,9 @@ def create_relay_routes(
     """Yields a route for each endpoint whose requests the proxy compacts.
 
     Args:
-        wires: The handlers by the wire's name.
-        compact: The handler of `/v1/compact`.
-        base_path: The path with which all of our own paths begin; empty for the root.
+        wires: For each wire's name, the application that handles its requests.
+        compact: The application that handles `/v1/compact`.
+        base_path: The path with which all of the proxy's own paths begin; empty for the root.
     """
     for name, (path, summary, reference) in _WIRES.items():
         description = (

@@ -1,10 +1,11 @@
 """Detects side calls: requests that clients send under the id of a conversation, but that are not part of it.
 
-A side call asks for a title or a topic, checks a quota, or the like. The proxy relays and counts it like any
+A side call asks for a title or a topic, checks a quota, or the like. The proxy relays a side call like any
 request. But it does not treat the messages of a side call as the current state of the conversation, and it
-does not start a new conversation for them. A side call is recognised by features that no request of the
-conversation itself has, such as a limit of one output token. If a side call has none of these features, it is
-taken for a request of the conversation. The only effect is one more line in the conversation's history.
+does not start a new conversation for them. The proxy recognises a side call by features that no request of
+the conversation itself has, such as a limit of one output token. If a side call has none of these features,
+the proxy treats it as a request of the conversation. The only effect is one more line in the conversation's
+history.
 """
 
 from collections.abc import Mapping
@@ -23,19 +24,20 @@ from compaction_proxy.wires.prescan import decode_member, read_system_and_user_t
 # `auxiliary`. An `auxiliary` request is a side call.
 CLASS_HEADER: Final = b"x-claude-code-request-class"
 _AUXILIARY: Final = b"auxiliary"
-# The most bytes of a client's test request (`_is_probe`) and of a request for a title. A client's request for
-# a summary may be larger, because it carries the conversation in its text.
+# A request with more bytes than this is not a client's test request (`_is_probe`).
 MAX_PROBE_BYTES: Final = 2_048
+# A request with more bytes than this does not ask for a title or the like. A client's request for a summary
+# may have more bytes, because its text quotes the conversation.
 MAX_TITLE_BYTES: Final = 16_384
-# The system prompt of a request for a summary lies in the first or in the last `EDGE_BYTES` bytes of the
-# body.
+# The system prompt of a request for a summary is in the first or in the last `EDGE_BYTES` bytes of the body.
+# The proxy searches only these bytes of a large body.
 EDGE_BYTES: Final = 8_192
-# The end of the keys of all output limits, such as `max_tokens`.
+# The keys of all limits on output tokens, such as `max_tokens`, end in this text.
 _TOKENS: Final = b'tokens"'
-# Inside a JSON string, the quotes in this text and in the next ones would be escaped. So a match is never in
-# the middle of a string.
+# A request body with tools contains this text. Inside a JSON string, its quotes would be escaped, so a match
+# is never in the text of a message.
 _TOOLS: Final = b'"tools"'
-# Texts that occur only in requests that contain earlier replies or tool calls of the model.
+# A request that contains earlier replies or tool calls of the model contains at least one of these texts.
 _HISTORY_MARKS: Final = (b'"assistant"', b'_call"', b'_output"')
 # Every request for a summary from a known client contains one of these texts.
 _SUMMARY_PHRASES: Final = (b"partial conversation", b"context summarization")
@@ -49,14 +51,15 @@ _TITLE_PHRASES: Final = (
     b"commit messages",
     *_SUMMARY_PHRASES,
 )
-# The most conversations for which the proxy remembers whether their requests carry tools, and the number of
-# requests of each conversation that it searches for tools.
+# The most conversations for which the proxy remembers whether their requests have tools. If there are more,
+# it forgets the conversation whose requests it searched longest ago.
 MAX_CONVERSATIONS: Final = 10_000
+# The number of requests of each conversation that the proxy searches for tools.
 _MAX_INSPECTED: Final = 3
 
 
 class SideRequestKind(Enum):
-    """The ways in which a side call relates to its conversation."""
+    """Whether a side call, such as a request for a title, contains the messages of its conversation."""
 
     ALONE = "alone"
     """The side call does not carry the conversation's messages."""
@@ -65,13 +68,15 @@ class SideRequestKind(Enum):
 
 
 def classify_side_request(raw: bytes, request_class: bytes, *, has_tools: bool) -> SideRequestKind | None:
-    """Returns the kind of side call that a request is, or None if it is no side call.
+    """Returns the kind of a side call, or None if the request is no side call.
+
+    A side call is a request that is not part of the conversation, such as a request for a title.
 
     Args:
         raw: The request body.
         request_class: The class that the client gives to the request (`CLASS_HEADER`); empty if it gives
             none.
-        has_tools: Whether earlier requests of the conversation carried tools.
+        has_tools: Whether earlier requests of the conversation had tools.
     """
     if request_class == _AUXILIARY:
         return _classify_by_history(raw)
@@ -92,7 +97,7 @@ def classify_side_request(raw: bytes, request_class: bytes, *, has_tools: bool) 
 
 
 def _is_probe(raw: bytes) -> bool:
-    """Returns whether a request asks for one output token. Clients send such requests only as tests."""
+    """Returns whether a request limits its output to one token. Clients send such requests only as tests."""
     outline = scan_outline(raw)
     if outline is None:
         return False
@@ -101,7 +106,7 @@ def _is_probe(raw: bytes) -> bool:
 
 
 def _asks_for_title(raw: bytes) -> bool:
-    """Returns whether a request asks for a title, for tags or the like, by its system and user messages."""
+    """Returns whether the system or user messages of a request ask for a title, for tags or the like."""
     if not _contains_any(raw, _TITLE_PHRASES):
         return False
     system, user = read_system_and_user_texts(raw)
@@ -109,7 +114,7 @@ def _asks_for_title(raw: bytes) -> bool:
 
 
 def _may_ask_for_summary(raw: bytes) -> bool:
-    """Returns whether a request may ask for a summary of a conversation that it quotes in its own text."""
+    """Returns whether a request may quote a conversation in a message and ask for a summary of it."""
     return _contains_any(raw[:EDGE_BYTES] + raw[-EDGE_BYTES:], _SUMMARY_PHRASES)
 
 
@@ -123,7 +128,7 @@ def has_history(raw: bytes) -> bool:
 
 
 def _contains_any(raw: bytes, phrases: tuple[bytes, ...]) -> bool:
-    # `find`, because `in` first tries to read the phrase as a number, which raises an error inside.
+    # `find` is faster than `in`, which first tries to convert the phrase to an integer and fails.
     for phrase in phrases:  # noqa: SIM110 - every request pays for the generator that `any` would need
         if raw.find(phrase) >= 0:
             return True
@@ -131,9 +136,12 @@ def _contains_any(raw: bytes, phrases: tuple[bytes, ...]) -> bool:
 
 
 class SideRequestDetector:
-    """Detects side calls. To do so, it remembers which conversations carry tools in their requests.
+    """Detects side calls, such as requests for a title.
 
-    The id alone identifies a conversation here, because two tenants never have a conversation of the same id.
+    For this, the detector remembers in which conversations the requests have tools.
+
+    It needs only the id of a conversation, and not the tenant, because conversations of two tenants never
+    have the same id.
     """
 
     def __init__(self) -> None:
@@ -142,7 +150,9 @@ class SideRequestDetector:
     def classify_request(
         self, raw: bytes, header_map: Mapping[bytes, bytes], conversation: str | None
     ) -> SideRequestKind | None:
-        """Returns the kind of side call that a request is, or None if it is no side call.
+        """Returns the kind of a side call, or None if the request is no side call.
+
+        A side call is a request that is not part of the conversation, such as a request for a title.
 
         Args:
             raw: The request body.

@@ -1,4 +1,7 @@
-"""The gate, which lets requests that are certainly too small for a compaction pass without parsing them."""
+"""The gate: finds requests that are certainly too small for a compaction.
+
+The proxy forwards these requests without parsing them.
+"""
 
 import math
 import time
@@ -23,18 +26,21 @@ from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.pricing import PriceBook
 from compaction_proxy.wires.prescan import find_models, find_output_limits, may_have_media
 
-# A larger body is always parsed. The gate would have to search the whole body for models and media. In a
-# known conversation that takes more time than parsing, because only the new messages are parsed.
+# The proxy parses every body with more bytes than this. The gate would have to search the whole body for
+# models and media. In a known conversation, this would take more time than parsing, because only the new
+# messages are parsed.
 MAX_BYTES = 131_072
-# A body that names more models than this is parsed, because the gate would have to check each model.
+# The proxy parses every body that names more models than this, because the gate would have to check each
+# model.
 MAX_MODELS = 8
-# The safe size is the number of bytes up to which a body certainly passes. The gate caches the safe size of
-# each tenant, model and output limit for this many seconds. The time is short because a safe size depends on
-# prices, calibrations and learned limits that expire. A learned limit that changes clears the cache at once.
+# The safe size is the number of bytes up to which a body certainly passes the gate. The gate caches the safe
+# size of each tenant, model and output limit for this many seconds. The time is short because a safe size
+# depends on prices, calibrations and learned limits that expire. If the proxy learns a new limit, the gate
+# clears the cache before its next decision.
 CACHE_S = 1.0
-# The most safe sizes that the gate caches.
+# The most safe sizes that the gate caches. If there are more, it clears the cache.
 MAX_CACHED = 4_096
-# The safe size, in bytes, with which no request passes the gate.
+# The safe size, in bytes, if every request must be parsed. No body is so small.
 _NO_SIZE = -1.0
 
 
@@ -45,13 +51,13 @@ class SizeGate:
     request is below the trigger.
 
     Args:
-        config: Gives context windows and triggers by model.
-        model_limits: Gives the context windows and calibrations that were learned from the upstream.
-        directives: Knows for which conversations somebody has requested a compaction regardless of their
+        config: Has the configured context windows and triggers of models.
+        model_limits: Has the context windows and calibrations that were learned from the upstream.
+        directives: Records for which conversations somebody has requested a compaction regardless of their
             size.
-        compacted: Knows which conversations have been compacted. Their requests do not pass.
+        compacted: Records which conversations have been compacted. Their requests do not pass.
         origin: The origin of the upstream.
-        pricing: Gives the prices of models, on which triggers may depend. None if no prices are known.
+        pricing: Has the prices of models, on which triggers may depend. None if no prices are known.
         clock: Returns monotonic seconds.
     """
 
@@ -73,7 +79,7 @@ class SizeGate:
         self._origin = origin
         self._pricing = pricing
         self._clock = clock
-        # The size in bytes and the time of expiry, by tenant, model and output limit.
+        # For each tenant, model and output limit: the safe size in bytes, and the time when it expires.
         self._safe_sizes: dict[tuple[str, str, int | None], tuple[float, float]] = {}
         self._changes = 0
 
@@ -85,17 +91,18 @@ class SizeGate:
         Args:
             tenant: The tenant that owns the conversation.
             conversation: The id of the conversation; None if it has none.
-            size_bytes: Size of the request that was compacted. If it exceeds `MAX_BYTES`, other processes are
-                not notified, because requests of this size never pass a gate, and later ones are usually
-                larger.
+            size_bytes: Size of the request that was compacted. If it exceeds `MAX_BYTES`, the gate does not
+                notify other processes, because requests of this size never pass a gate, and later requests
+                are usually larger.
         """
         await self._compacted.add(tenant, conversation, should_publish=size_bytes <= MAX_BYTES)
 
     @staticmethod
     def find_candidate_models(raw: bytes, deployment: str | None) -> AbstractSet[str]:
-        """Returns every model that a request could mean; `deployment` is the model that its path names.
+        """Returns every model name in a request body, and `deployment`, the model that the path names.
 
-        If the body is too large to pass, it is not searched, and the result is empty.
+        The body may contain several, and only parsing it would show which one counts. If the body is too
+        large to pass the gate, it is not searched, and the result is empty.
         """
         if len(raw) > MAX_BYTES:
             return frozenset()
@@ -107,13 +114,13 @@ class SizeGate:
     def can_pass(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
         """Returns whether a request may be forwarded without being parsed.
 
-        A request may pass if its conversation needs no action (`_has_pending_action`), it contains no media,
-        it names 1 to `MAX_MODELS` models, and it is certainly too small for a compaction, and for the
-        preparation of a compaction, with each of these models.
+        A request may pass if all of these conditions hold. The state of its conversation does not require
+        that the proxy parses it (`_has_pending_action`). It contains no media. It names 1 to `MAX_MODELS`
+        models. With each of these models, it is certainly too small for a compaction and for preparing one.
 
         Args:
             raw: The request body.
-            models: All models that the request could mean.
+            models: The result of `find_candidate_models`.
             tenant: The tenant that sent the request.
             conversation: The id of its conversation; None if it is unknown.
         """
@@ -141,14 +148,15 @@ class SizeGate:
         """Returns whether a request must be parsed regardless of its size.
 
         It must be parsed if its conversation has been compacted, or if somebody has requested a compaction of
-        the conversation.
+        the conversation. If the request has no conversation id, it must be parsed if it contains earlier
+        replies and the tenant has any compacted conversation without an id.
         """
         if self._compacted.has_rounds(tenant, conversation):
             return conversation is not None or has_history(raw)
         return conversation is not None and self._directives.is_compaction_requested(tenant, conversation)
 
     def _get_safe_bytes(self, tenant: str, model: str, output_tokens: int | None) -> float:
-        """Returns the size in bytes up to which a body certainly passes. See `_compute_safe_bytes`."""
+        """Returns the cached result of `_compute_safe_bytes`, and computes it anew if it has expired."""
         if self._changes != self._model_limits.changes:
             self._changes = self._model_limits.changes
             self._safe_sizes.clear()
@@ -180,15 +188,18 @@ class SizeGate:
         price = None
         if self._pricing is not None and any(row.price_tier for row in policy.trigger):
             price = self._pricing.get_price(model, self._origin)
-        # The smallest thresholds that the trigger's price fields can give in any conversation.
+        # A trigger may depend on the size from which the model costs a surcharge, or on an optimum that
+        # differs between conversations. For the optimum, 0 is the smallest value that any conversation can
+        # have.
         thresholds = PriceThresholds(tier_tokens=price.surcharge_tokens if price else None, optimum_tokens=0)
         rows = set_price_thresholds(policy.trigger, thresholds)
         least = compute_min_trigger(rows, budget)
         if least is None:
             return math.inf
         if output_tokens is not None and not self._model_limits.is_known(tenant, self._origin, model):
-            # Another process may have learned that the upstream counts the output against the context window.
-            # So this request is parsed. That loads the learned limits, and the next request may pass.
+            # This process has not loaded the learned limits yet. Another process may have learned that the
+            # upstream counts the output against the context window. So this request is parsed, which also
+            # loads the learned limits. The next request may pass.
             return _NO_SIZE
         marks = compute_trigger_marks(rows, budget, policy.soft_share, policy.hard_percent)
         least = min(least, marks.soft_tokens or least)
@@ -197,8 +208,9 @@ class SizeGate:
             if budget.sum_limit is None
             else min(budget.compaction_limit, budget.sum_limit)
         )
-        # Text never has more tokens than bytes. So a size in bytes is an upper bound of our own count, which
-        # the calibration turns into the upstream's count (`predict_tokens` and `predict_upper_bound`).
+        # Text never has more tokens than bytes. So the size in bytes is an upper bound of the proxy's own
+        # token count. The calibration converts this count into the upstream's count, as `predict_tokens` and
+        # `predict_upper_bound` do.
         calibration = self._model_limits.peek_calibration(tenant, self._origin, model)
         upper = calibration.ratio * math.exp(calibration.margin)
         expected = calibration.ratio if calibration.observations else upper
@@ -212,7 +224,10 @@ def build_gates(
     compacted: CompactedConversations,
     pricing: PriceBook,
 ) -> Mapping[str, SizeGate]:
-    """Builds a gate for each wire, by the wire's name. Wires with the same provider share a gate."""
+    """Builds a gate for each wire. The keys of the result are the names of the wires.
+
+    Wires whose upstreams have the same origin share a gate.
+    """
     origins = {wire: format_origin(config.upstream.get_provider(wire)[0]) for wire in WIRES}
     gates = {
         origin: SizeGate(config, model_limits, directives, compacted, origin, pricing=pricing)

@@ -1,9 +1,9 @@
-"""Sends comments in the long silences of an event stream, so that no client or load balancer closes it.
+"""Sends comments in an event stream that is silent for long, so that the connection stays open.
 
 Load balancers, tunnels and some clients close a connection on which nothing has come for a minute, but a
-model may think for longer. A comment (a line that begins with a colon) is no event, and clients skip it. A
-comment may be sent only at the beginning of the stream or between two events. No comment is inserted into a
-compressed body, or into a body whose length was declared.
+model may think for longer. A comment is a line that begins with a colon. It is no event, and clients skip it.
+A comment may be sent only at the beginning of the stream or between two events. The proxy inserts no comment
+into a compressed body, or into a body whose length is declared.
 """
 
 import asyncio
@@ -14,8 +14,9 @@ from starlette.types import Message, Send
 from compaction_proxy.gateway.headers import EVENT_STREAM, build_header_map
 
 COMMENT: Final = b": keep-alive\n\n"
-# A stream that ends with one of these byte sequences is between two events. Each one consists of the end of a
-# line and the end of an empty line. CR LF CR is missing, because an LF that belongs to it may still follow.
+# If the last bytes of a stream so far are one of these sequences, the stream is between two events. Each
+# sequence consists of the end of a line and the end of an empty line. CR LF CR is not in the list, because an
+# LF that belongs to it may still follow.
 EVENT_BOUNDARIES: Final = (b"\n\n", b"\n\r\n", b"\r\r")
 BOUNDARY_BYTES: Final = 3
 
@@ -31,10 +32,10 @@ def can_take_comments(head: Message) -> bool:
 
 
 class KeepaliveChannel:
-    """A client's ASGI send channel that adds comments to an event stream while the stream is silent.
+    """An ASGI send channel that adds comments to an event stream while the stream is silent.
 
-    Use it as a context manager. No comment is sent before the HTTP head of the response, after its end, or
-    once the context is left.
+    Use it as a context manager. It sends no comment before the header fields of the response, after the end
+    of the response, or after the context has ended.
 
     Args:
         send: The client's ASGI send channel.
@@ -59,7 +60,10 @@ class KeepaliveChannel:
             self._comments.cancel()
 
     async def __call__(self, message: Message) -> None:
-        """Passes an ASGI message on to the client."""
+        """Passes an ASGI message to `send`.
+
+        If the message begins an event stream, starts a task that sends comments while the stream is silent.
+        """
         async with self._lock:
             if self._comments is not None and not message.get("more_body", False):
                 self._comments.cancel()

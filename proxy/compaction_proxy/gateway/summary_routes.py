@@ -1,4 +1,4 @@
-"""Chooses which models are asked for a summary, at which URLs, with which credentials."""
+"""Chooses the models that the proxy asks for a summary, their URLs, and the credentials for them."""
 
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -18,8 +18,8 @@ from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.wire import Wire
 
-# A cheap model for summaries, by the provider's host, as of 2026-11. If a provider does not offer the model,
-# the proxy asks the model of the client's request instead.
+# A cheap model for summaries at each provider, by the provider's host (as of 2026-11). If the call of this
+# model fails, the proxy asks the model of the client's request instead.
 CHEAP_MODELS = MappingProxyType(
     {
         "api.openai.com": "gpt-5.4-mini",
@@ -33,14 +33,16 @@ CHEAP_MODELS = MappingProxyType(
 )
 # Header fields that a provider may need in addition to the credential, to know which account to bill.
 _ACCOUNT_HEADERS = frozenset({b"openai-organization", b"openai-project"})
-# Header fields that say which version of its API the provider is to use, and which beta features.
+# Header fields with which a client selects the version of the provider's API and its beta features.
 _READING_HEADERS = frozenset({b"anthropic-version", b"anthropic-beta"})
 
 
 def build_credential_headers(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Returns the header fields with the credential for the proxy's own calls of the upstream.
+    """Returns the header fields with a credential, for calls that the proxy itself makes to the upstream.
 
-    The credential is the proxy's key for the upstream if there is one, else the client's own.
+    The credential is the proxy's key for the upstream if there is one, else the client's own. Fields of the
+    client that select an account or an API version are included. With the proxy's key, those that select an
+    account are left out.
     """
     forwarded_names = CREDENTIALS | _ACCOUNT_HEADERS | _READING_HEADERS
     fields = [(key, value) for key, value in headers if key in forwarded_names]
@@ -59,16 +61,16 @@ def build_summary_routes(
     model: str,
     request_wire: Wire = CHAT,
 ) -> tuple[SummaryRoute, ...]:
-    """Returns the routes on which to ask for a summary for this request, in the order in which to try them.
+    """Returns the routes for a summary call, in the order in which the proxy tries them.
 
-    The result is empty if no model is to be asked, or if there is no credential that may be sent to the
-    provider of summaries.
+    A route names a model, its URL and the header fields with the credential. The result is empty if the proxy
+    must ask no model, or has no credential that it may send to the provider of summaries.
 
     The credential is `summary.api_key` if that is set, else the proxy's key for the upstream, else the
-    client's own. The proxy's key and the client's go only to the origin of the upstream: for any other origin
-    the configuration requires `summary.api_key`. If `summary.base_url` is not set, `summary.api_key` and
-    `summary.model` are meant for `config.upstream.base_url`. They are then not used at another provider that
-    the configuration sets for a wire.
+    client's own. The proxy sends its key for the upstream and the client's credential only to the origin of
+    the upstream. For any other origin, `summary.api_key` must be set. If `summary.base_url` is not set,
+    `summary.api_key` and `summary.model` belong to `config.upstream.base_url`. If the upstream of the request
+    is another provider, they are then ignored, except the values `none` and `same` of `summary.model`.
 
     Args:
         config: The configuration.
@@ -110,12 +112,15 @@ def build_summary_routes(
 def _choose_models(
     configured_model: str | None, policy: Policy, base_url: str, request_model: str
 ) -> tuple[str, ...]:
-    """Returns the models to ask, in order: the one that the configuration names, else the strategy's choice.
+    """Returns the models to ask, in the order in which the proxy tries them.
 
-    Returns an empty tuple if no model is to be asked.
+    If the configuration names a model, the result is this model only. Otherwise the strategy decides: the
+    result is the request's model, or the provider's cheap model with the request's model after it. The result
+    is empty if the proxy must ask no model.
 
     Args:
-        configured_model: The model that the configuration names, "none" or "same"; None if it names none.
+        configured_model: The model that the configuration names; "same" for the request's model, "none" for
+            no model, or None if the configuration names none of these.
         policy: The strategy's policy.
         base_url: The URL of the provider, which decides the cheap model.
         request_model: The model of the client's request.
@@ -132,9 +137,10 @@ def _choose_models(
 
 
 def _build_url(base_url: str | None, upstream: Upstream, scope: Scope, model: str, wire: Wire) -> str:
-    """Returns the URL for a summary call: below `base_url` if that is set, else that of the request.
+    """Returns the URL for a summary call.
 
-    In the URL of a request to Azure, `model` replaces the model of the request.
+    This is `base_url` with the path of summary calls if `base_url` is set, else the URL to which the client's
+    request goes. An Azure URL contains the model of the request, which `model` replaces.
     """
     if base_url:
         return base_url.rstrip("/") + wire.summary_call_format.path

@@ -1,9 +1,9 @@
-"""Finds the conversations of small requests that are forwarded unread and whose clients send no id.
+"""Finds the conversations of small requests that the proxy forwards unparsed and that name no conversation.
 
-The proxy parses such a request only when the upstream begins to answer, so that the client does not wait.
+The proxy parses such a request only when the upstream begins to respond, so that the client does not wait.
 Parsing takes more processor time than relaying. So a busy process parses only some of these requests. It
-records the figures of the others without a conversation. Later requests of the same conversation can still be
-recognised.
+records the figures of the others without a conversation. The proxy can still recognise later requests of the
+same conversation.
 """
 
 import asyncio
@@ -27,19 +27,23 @@ from compaction_proxy.wires.project_instructions import (
 )
 from compaction_proxy.wires.wire import Wire
 
-# The largest body, in bytes, for which a conversation is searched. A conversation with larger requests soon
-# grows too large for the gate, and then the proxy parses all its requests anyway.
+# The most bytes of a body for which the proxy searches a conversation. A conversation with larger requests
+# soon becomes too large for the gate, and then the proxy parses all its requests anyway.
 MAX_BYTES = 786_432
-# Bytes of request bodies that may be parsed per second in the long run, and bytes that may be parsed at once
-# after a pause. `REQUEST_BYTES` is added to the size of each request, for the fixed cost of parsing one.
+# The most bytes of request bodies that the process parses per second, on average over a long time. For
+# further requests, it starts no search.
 BYTES_PER_S = 524_288
+# The most bytes of request bodies that the process may parse within a short time, after it has parsed nothing
+# for some seconds.
 BURST_BYTES = 1_048_576
+# The number of bytes that is added to the size of each request, for the part of the work that is the same for
+# small and large requests.
 REQUEST_BYTES = 4_096
 TOOLS = b'"tools"'
 
 
 class UnreadConversationFinder:
-    """Finds the conversations of requests on one wire, on one event loop.
+    """Finds the conversations of requests on one wire. It must be used on one event loop only.
 
     Args:
         wire: The wire of the requests.
@@ -64,14 +68,14 @@ class UnreadConversationFinder:
     def start_search(self, tenant: str, raw: bytes, client: str) -> asyncio.Task[str | None] | None:
         """Starts to search for the conversation of a request, and returns the task that does so.
 
-        Returns None, and starts no task, if the request is larger than `MAX_BYTES`, or if too many bytes have
-        been parsed in the last seconds (`BYTES_PER_S`). The task's result is the id of the conversation. It
-        is None if the request belongs to no conversation or the search fails.
+        The task's result is the id of the conversation. The result is None if the request belongs to no known
+        conversation or the search fails. If the request is larger than `MAX_BYTES`, or too many bytes have
+        been parsed in the last seconds (`BYTES_PER_S`), the method starts no task and returns None.
 
         Args:
             tenant: The tenant that sent the request.
             raw: The request body.
-            client: The name of the client program, found in the header fields; empty if they do not show it.
+            client: The name of the client program according to the header fields; empty if it is unknown.
         """
         now, size = self._clock(), len(raw) + REQUEST_BYTES
         self._left_bytes = min(BURST_BYTES, self._left_bytes + (now - self._at) * BYTES_PER_S)

@@ -1,6 +1,7 @@
-"""Sends a request to the upstream, inspects the response if needed, and relays the response unchanged.
+"""Sends requests to upstreams, and relays their responses unchanged to the clients.
 
-The module calls the HTTP engine directly, without an `httpx.AsyncClient`, to save time on every request.
+Callers can inspect the beginning of a response before they relay it. The module calls the HTTP engine
+directly, without an `httpx.AsyncClient`, to save time on every request.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RELAY_TAP_FAILED
 from compaction_proxy.wires import registry
 
-# The most bytes of an error's body that are inspected.
+# The number of bytes of an error response that the proxy searches for the cause of the error.
 PEEK_BYTES = 65_536
 
 _log = structlog.get_logger()
@@ -53,14 +54,15 @@ class Upstream:
     Attributes:
         base_url: The absolute base URL, to which the client's path is appended
             (`gateway.paths.join_upstream_url`).
-        api_key: The proxy's own key, which replaces the client's credentials; empty to pass those on.
-        hop_mark: The id of this installation, 16 hex digits. It is sent with each request. If a request
-            arrives with this id, the upstream leads back to the proxy.
+        api_key: The proxy's own key, which replaces the client's credentials. If it is empty, the proxy
+            forwards the client's credentials.
+        hop_mark: The id of this installation, 16 hex digits. The proxy sends it with each request. If a
+            request arrives with this id, the upstream has sent it back to the proxy.
         engine: Sends the requests.
         connect_timeout_s: Seconds within which a connection must be established.
-        read_timeout_s: Seconds that the upstream may be silent, before the first byte or later.
-        key_field: The header field that carries `api_key`; empty for the field in which the client shows its
-            own key.
+        read_timeout_s: Seconds for which the upstream may send nothing, before the first byte of a response
+            or later.
+        key_field: The header field for `api_key`; empty for the field in which the client sends its own key.
         monitor: Reports failures of the upstream.
     """
 
@@ -75,20 +77,20 @@ class Upstream:
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port of `base_url`. Reports of failures use this name, which holds no secrets."""
+        """Scheme, host and port of `base_url`. Unlike `base_url`, they cannot contain a secret."""
         return format_origin(self.base_url)
 
 
 def build_request(
     upstream: Upstream, scope: Scope, body: bytes | AsyncIterator[bytes], length: int | None = None
 ) -> HttpRequest:
-    """Builds the upstream request for a client's request.
+    """Builds the request that the proxy sends to the upstream, from a client's request.
 
     Args:
         upstream: The upstream to which the request goes.
         scope: The ASGI scope of the client's request.
         body: The body to send. A stream is sent as it arrives and cannot be sent again.
-        length: Declared length of a stream in bytes; None sends it chunked.
+        length: Declared length of a streamed body in bytes. None sends the stream in chunks.
     """
     server, target = join_upstream_url(upstream.base_url, scope["raw_path"], scope["query_string"])
     return HttpRequest(
@@ -109,15 +111,18 @@ def build_request(
 
 
 class UpstreamResponse:
-    """An upstream's response whose beginning can be inspected. The caller closes it or relays it.
+    """An upstream's response whose beginning can be inspected. The caller must close it or relay it.
+
+    A response is cut if the connection fails before the end of the body.
 
     Args:
-        response: The response of the engine.
-        upstream: The upstream that answered. If it cuts the response, its monitor reports that. None reports
-            nothing.
+        response: The response that the HTTP engine returned.
+        upstream: The upstream that sent the response. If the response is cut, the upstream's monitor reports
+            this. If `upstream` is None, nobody reports it.
 
     Attributes:
-        response: The response of the engine, for status and headers. Only this object reads its body.
+        response: The response that the HTTP engine returned, for its status and header fields. Only this
+            object may read its body.
     """
 
     __slots__ = ("_coming", "_cut", "_seen", "_upstream", "response")
@@ -130,10 +135,10 @@ class UpstreamResponse:
         self._coming: asyncio.Task[bytes] | None = None  # a read that `peek_with_timeout` has begun
 
     async def peek(self, limit_bytes: int) -> bytes:
-        """Returns the beginning of the body: at least `limit_bytes`, or all bytes if it is shorter or cut.
+        """Returns at least the first `limit_bytes` bytes of the body, or all that came if they are fewer.
 
-        Later calls of `read` still return these bytes. If the response is cut, `read` raises the error, but
-        this method does not.
+        Later calls of `read` still return these bytes. If the response is cut, this method raises no error,
+        but `read` does.
         """
         size = sum(map(len, self._seen))
         try:
@@ -145,9 +150,10 @@ class UpstreamResponse:
         return b"".join(self._seen)
 
     async def peek_next(self) -> bytes:
-        """Returns the next chunk that no method has returned yet; empty at the end or at a cut.
+        """Returns the next chunk of the body that no peek method has returned yet.
 
-        Later calls of `read` still return this chunk.
+        Returns empty bytes at the end of the body, or if the response is cut. Later calls of `read` still
+        return this chunk.
         """
         try:
             chunk = b"" if self._cut is not None else await self._read_next()
@@ -159,11 +165,10 @@ class UpstreamResponse:
         return chunk
 
     async def peek_with_timeout(self, limit_bytes: int, timeout_s: float) -> bytes:
-        """Returns what `peek` returns, or only the bytes seen so far if nothing new comes within `timeout_s`.
+        """Returns what `peek` returns, unless nothing new comes within `timeout_s` seconds.
 
-        `timeout_s` is in seconds and limits only the wait for the first new chunk.
-
-        Later calls of `read` still return all bytes.
+        In that case, returns the bytes that have come so far. `timeout_s` limits only the wait for the first
+        new chunk. Later calls of `read` still return all bytes.
         """
         if self._coming is None:
             self._coming = asyncio.create_task(self.response.read())
@@ -171,7 +176,10 @@ class UpstreamResponse:
         return await self.peek(limit_bytes) if done else b"".join(self._seen)
 
     async def _read_next(self) -> bytes:
-        """Reads the next chunk from the upstream, or waits for a read that `peek_with_timeout` began."""
+        """Returns the next chunk from the upstream. If `peek_with_timeout` has begun to read, waits for that.
+
+        If the response is cut, reports this to the upstream's monitor and raises the error.
+        """
         coming, self._coming = self._coming, None
         try:
             return await (coming or self.response.read())
@@ -186,7 +194,9 @@ class UpstreamResponse:
         return self._cut is not None
 
     async def read(self) -> bytes:
-        """Returns the next chunk of the body, unchanged; empty at the end. Peeked chunks come first.
+        """Returns the next chunk of the body, unchanged; empty at the end of the body.
+
+        Chunks that a peek method has returned come first.
 
         Raises:
             httpx.TransportError: If the response was cut.
@@ -202,7 +212,7 @@ class UpstreamResponse:
         return (get_header(self.response.headers, name) or b"").decode("latin-1")
 
     async def aclose(self) -> None:
-        """Ends the exchange. If the body is not at its end, the connection to the upstream is closed."""
+        """Closes the response. If its body is not complete, the connection to the upstream is closed."""
         if self._coming is not None:
             self._coming.cancel()
             await asyncio.gather(self._coming, return_exceptions=True)
@@ -210,7 +220,9 @@ class UpstreamResponse:
 
 
 async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResponse:
-    """Sends a request, and waits for status and headers of the response. Reports a failure of the upstream.
+    """Sends a request, and waits until the status and the header fields of the response have arrived.
+
+    Reports an error of the upstream to the upstream's monitor.
 
     Raises:
         OverloadedError: If the system has no resources for another connection. Nothing was sent.
@@ -232,7 +244,7 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
 
 
 def _build_error(upstream: Upstream, error: httpx.TransportError) -> OverloadedError | UpstreamError:
-    """Reports to the monitor that no response came, and builds the error for the client."""
+    """Reports to the upstream's monitor that no response came. Returns the error for the client."""
     cause = upstream.monitor.record_missing_answer(upstream.origin, error)
     if cause == OUT_OF_SOCKETS:
         return OverloadedError(RETRY_AFTER_S)
@@ -257,14 +269,14 @@ async def relay_response(
 ) -> bool:
     """Relays a response to the client as it arrives, and closes it.
 
-    Returns whether the response was complete. If the upstream cuts the response, the response to the client
-    is left without its end, and the server closes the client's connection.
+    Returns whether the response was complete. If it was not, the function does not send its end to the client
+    either, and the proxy's server closes the client's connection.
 
     Args:
         answer: The response that `send_request` returned.
         send: The client's ASGI send channel.
-        extra_headers: Our own header fields, appended to the upstream's.
-        tap: Called with each chunk after the chunk was sent. A failure of the tap is only logged.
+        extra_headers: The proxy's own header fields, which are appended to the upstream's.
+        tap: Called with each chunk after the chunk was sent. If it raises an error, the error is only logged.
     """
     response = answer.response
     headers = to_client_headers(response.status, response.headers)
@@ -288,9 +300,9 @@ async def _relay_chunks(
 ) -> bytes:
     """Relays a body without its last chunk, and returns that chunk.
 
-    The caller sends the last chunk together with the end of the response. The last chunk is recognised by
-    `length`, the declared length in bytes. If `length` is None, or the body has another
-    length, the whole body is relayed and the result is empty.
+    The caller sends the last chunk together with the end of the response. The function recognises the last
+    chunk by `length`, the declared length in bytes. If `length` is None, or the body has another length, the
+    function relays the whole body and returns empty bytes.
     """
     while chunk := await answer.read():
         if length is not None:
@@ -314,7 +326,7 @@ async def send_error(
     extra_headers: Sequence[tuple[bytes, bytes]] = (),
     encode_error: Callable[[ClientFacingError], bytes] = format_openai_error,
 ) -> None:
-    """Sends an error of the proxy to the client. `encode_error` encodes the error for the wire."""
+    """Sends an error of the proxy to the client. `encode_error` returns the error in the wire's format."""
     body = encode_error(error)
     headers: Headers = [
         (b"content-type", b"application/json"),
@@ -328,19 +340,19 @@ async def send_error(
 
 
 CONNECT_TIMEOUT_S = 10.0
-# A header field that every request of an Anthropic client carries, on every path.
+# A header field that clients of Anthropic's API send with every request, on every path.
 ANTHROPIC_VERSION_HEADER = b"anthropic-version"
 
 
 def build_upstreams(
     config: Config, engine: HttpEngine, hop_mark: str, monitor: UpstreamMonitor
 ) -> Mapping[str, Upstream]:
-    """Builds the upstreams, by the name of their wire.
+    """Builds an upstream for each wire. The keys of the result are the names of the wires.
 
     Args:
         config: The configuration.
         engine: Sends the requests.
-        hop_mark: The id of this installation (see `Upstream`).
+        hop_mark: The id of this installation, 16 hex digits.
         monitor: Reports failures of the upstreams.
     """
     upstreams: dict[str, Upstream] = {}
@@ -361,7 +373,9 @@ def build_upstreams(
 
 
 def find_wire_name(raw_path: bytes, header_map: Mapping[bytes, bytes]) -> str:
-    """Returns the name of the wire to whose provider an unread request goes, by its path and its headers.
+    """Returns the name of the wire to which a request belongs, according to its path and its header fields.
+
+    This is `chat` for every request that belongs neither to `messages` nor to `responses`.
 
     Args:
         raw_path: The path as the client wrote it.

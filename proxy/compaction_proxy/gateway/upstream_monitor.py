@@ -1,4 +1,4 @@
-"""Reports failures of upstreams: to the log, to the metrics and to the statistics."""
+"""Reports failures of upstreams to the log, to the metrics and to the statistics."""
 
 import errno
 import socket
@@ -15,16 +15,17 @@ from compaction_proxy.core.upstream_failure import format_status_cause, is_failu
 from compaction_proxy.storage.resilient import ReportThrottle
 from compaction_proxy.support.log_events import UPSTREAM_FAILED, UPSTREAM_RECOVERED
 
-# The most pairs of a target and a cause that are remembered in order to log each pair at most once a minute.
-# A pair that is forgotten may be logged again earlier.
+# The monitor logs each pair of a target (an upstream's origin) and a cause at most once a minute. For this,
+# it remembers at most this many pairs. A pair that it has forgotten may be logged again earlier.
 MAX_PAIRS = 500
 
-# Receives the target and the cause of a failure, on the event loop. It must not block.
+# A function that is called on the event loop with the target (an upstream's origin) and the cause of a
+# failure. It must not block.
 FailureListener = Callable[[str, str], None]
 
 _log = structlog.get_logger()
 
-# Causes of errors that occurred before a response came. The first row whose type matches the error decides.
+# The causes of errors that occur before a response comes. The first row whose class fits the error decides.
 _BEFORE_AN_ANSWER: tuple[tuple[type[httpx.TransportError], str], ...] = (
     (httpx.ConnectTimeout, causes.CONNECT_TIMEOUT),
     (httpx.TimeoutException, causes.ANSWER_TIMEOUT),
@@ -45,11 +46,11 @@ _CONNECT_ERRNOS = {
 
 
 def find_cause(error: httpx.TransportError, *, has_head: bool = False) -> str:
-    """Returns the cause of an error of the engine, one of the causes in `core.upstream_failure`.
+    """Returns the cause of an error that the HTTP engine raised: one of those in `core.upstream_failure`.
 
     Args:
-        error: The error that the engine raised.
-        has_head: Whether status and headers of the response had arrived before the error.
+        error: The error.
+        has_head: Whether the status and the header fields of the response had arrived before the error.
     """
     if has_head:
         is_timeout = isinstance(error, httpx.TimeoutException)
@@ -72,25 +73,27 @@ def _find_connect_cause(error: BaseException) -> str:
 
 
 def _ignore_failure(_target: str, _cause: str) -> None:
-    """Does nothing with a failure. This is the listener of a monitor that has no other one."""
+    """Does nothing. A monitor calls this function if its creator gives it no other."""
 
 
 class UpstreamMonitor:
     """Reports failures of all upstreams of a process.
 
-    A target is the origin of an upstream. Each pair of target and cause is logged at most once a minute. A
-    target is failing if its last response was missing or had status 5xx. When a failing target responds with
-    another status, one log line reports the recovery. After a successful request, callers need to call the
-    monitor only if `failure_counts` is not empty.
+    A target is the origin of an upstream. The monitor logs each pair of target and cause at most once a
+    minute. A target is failing if its last response did not come or had status 5xx. When a failing target
+    responds with another status, the monitor logs the recovery. After a response without an error, callers
+    need to call the monitor only if `failure_counts` is not empty.
 
     Args:
-        on_error: Receives every failure, and every other response with an error status, for the metrics.
-        on_failure: Receives failures only (`core.upstream_failure.is_failure_status`), for the statistics.
+        on_error: Called for every failure, and for every other response with an error status. It updates the
+            metrics.
+        on_failure: Called for failures only: a missing or cut response, or a status that `is_failure_status`
+            names. It updates the statistics.
         clock: Returns monotonic seconds.
 
     Attributes:
-        failure_counts: For each failing target, the number of its latest responses in a row that were missing
-            or had status 5xx.
+        failure_counts: For each failing target, how many times in a row no response came or the status of the
+            response was 5xx.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class UpstreamMonitor:
     def record_missing_answer(self, target: str, error: httpx.TransportError) -> str:
         """Reports that no response came. Returns the cause.
 
-        If the cause lies in this machine (`LOCAL_CAUSES`), the target does not become a failing one.
+        If the proxy or its machine is the cause (`LOCAL_CAUSES`), the target does not become failing.
         """
         cause = find_cause(error)
         self._record_failure(target, cause, is_failing=cause not in causes.LOCAL_CAUSES)
@@ -120,11 +123,15 @@ class UpstreamMonitor:
         self._record_failure(target, causes.INVALID_ANSWER, is_failing=True)
 
     def record_cut(self, target: str, error: httpx.TransportError) -> None:
-        """Reports that a response was cut after its status and headers had arrived."""
+        """Reports that the connection failed after the header fields of a response had arrived."""
         self._record_failure(target, find_cause(error, has_head=True))
 
     def record_status(self, target: str, status: int) -> None:
-        """Reports a status if it is an error, and the recovery of a failing target if it is not 5xx."""
+        """Reports the status of a response to the listeners and the log, if it is an error status.
+
+        If the target was failing and the status is not 5xx, the target has recovered. The method then logs
+        the recovery, if it has logged the failure.
+        """
         is_failing = is_server_error(status)
         if not is_failing and target in self.failure_counts:
             failures = self.failure_counts.pop(target)
@@ -137,15 +144,17 @@ class UpstreamMonitor:
             self._on_error(target, format_status_cause(status))
 
     def forget_other_targets(self, targets: Collection[str]) -> None:
-        """Forgets failing targets that are not among `targets`, because a new configuration was applied."""
+        """Forgets all failing targets except `targets`. Called when a new configuration is applied."""
         for target in self.failure_counts.keys() - targets:
             del self.failure_counts[target]
             self._logged.discard(target)
 
     def _record_failure(self, target: str, cause: str, *, is_failing: bool = False) -> None:
-        """Counts a failure, and logs it unless the same pair was logged within the last minute.
+        """Passes a failure to `on_error` and `on_failure`, and logs it.
 
-        `is_failing` says whether the target becomes a failing one.
+        Does not log it if the same target and cause were logged in the last minute.
+
+        `is_failing` says whether the failure makes the target a failing one.
         """
         if is_failing:
             self.failure_counts[target] = self.failure_counts.get(target, 0) + 1

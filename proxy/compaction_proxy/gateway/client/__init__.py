@@ -1,1 +1,1 @@
-"""The HTTP/1.1 client that talks to upstreams."""
+"""The HTTP/1.1 client with which the proxy sends requests to upstreams."""

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to an upstream, which serves one exchange after the other."""
+"""Sends requests and receives responses over one HTTP/1.1 connection to an upstream."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,7 +9,8 @@ import httpx
 from compaction_proxy.gateway.client.parser import ResponseParser
 from compaction_proxy.gateway.client.response import NativeResponse
 
-# The most bytes of a body that are passed to the transport in one call.
+# The most bytes of a request body that one call passes to the transport. Between two such calls, the upload
+# checks whether the transport has paused writing.
 SLICE_BYTES = 131_072
 # After this many bytes, an upload lets other tasks of the event loop run, because TLS encryption blocks the
 # loop for about a millisecond for each megabyte.
@@ -20,9 +21,10 @@ class BodyUploader:
     """Sends a request body as fast as the upstream takes it.
 
     Args:
-        transport: The transport to write to. Its protocol must forward `pause_writing` and `resume_writing`
-            to `pause` and `resume`.
-        on_done: Called once, with None when the body is sent, or with the error that prevented it.
+        transport: The transport to write to. If asyncio calls `pause_writing` or `resume_writing` of its
+            protocol, the protocol must call `pause` or `resume` of this object.
+        on_done: Called once when the upload ends, with None if the whole body was written, or else with the
+            error that ended the upload.
         is_blocked: Whether the transport has already paused writing.
 
     Attributes:
@@ -46,13 +48,13 @@ class BodyUploader:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, body: bytes | AsyncIterator[bytes], length: int | None) -> None:
-        """Starts the upload. `body` and `length` are those of `types.HttpRequest`."""
+        """Starts the upload. `types.HttpRequest` explains the arguments, as `body` and `body_length`."""
         upload = self._write_slices(body) if isinstance(body, bytes) else self._upload_stream(body, length)
         self._task = asyncio.get_running_loop().create_task(upload)
         self._task.add_done_callback(self._report_result)
 
     def stop(self) -> None:
-        """Stops the upload, and closes a streamed body."""
+        """Stops the upload. If the body is a stream, the stream is closed."""
         if self._task is not None:
             self._task.cancel()
 
@@ -96,7 +98,7 @@ class BodyUploader:
             raise httpx.LocalProtocolError("the body is not as long as declared")
 
     async def _write_slices(self, data: bytes) -> None:
-        """Writes the data in slices. Returns when the transport can take more."""
+        """Writes the data in slices of at most `SLICE_BYTES`. Returns when the transport can take more."""
         view = memoryview(data)
         for start in range(0, len(view), SLICE_BYTES):
             self._transport.write(view[start : start + SLICE_BYTES])
@@ -110,44 +112,46 @@ class BodyUploader:
                 await asyncio.sleep(0)
 
 
-# A body of up to this many bytes is sent in one write together with the request line and the header fields.
+# A body of at most this many bytes is written together with the request line and the header fields, in one
+# call. A larger body is written by a `BodyUploader`.
 MAX_JOINED_BYTES = 65_536
-# Tolerance of the timeout in seconds. A timer may fire this much too late, and a timeout may expire this much
-# too early. With this tolerance, timers are rescheduled less often.
+# The tolerance of timeouts, in seconds. A timer may fire this much too late, and a response may time out this
+# much too early. With this tolerance, timers are rescheduled less often.
 TIMER_SLACK_S = 0.001
 
 
 class UnansweredError(Exception):
-    """A reused connection ended before any byte of the response came. The request may be sent again."""
+    """A reused connection ended before any byte of the response arrived. The request may be sent again."""
 
 
 class ConnectionOwner(Protocol):
-    """Keeps track of the connections of one origin."""
+    """Keeps track of the connections to one origin (scheme, host and port of a server)."""
 
     def add(self, connection: "UpstreamConnection") -> None:
-        """Adds a connection that was established."""
+        """Adds a connection that has just been established."""
         ...
 
     def release(self, connection: "UpstreamConnection") -> None:
-        """Takes back a connection. Its exchange is over, and it can serve another one."""
+        """Records that a connection has received a complete response and can send another request."""
         ...
 
     def remove(self, connection: "UpstreamConnection") -> None:
-        """Removes a closed connection. May be called more than once."""
+        """Removes a closed connection. Further calls with the same connection do nothing."""
         ...
 
 
 class UpstreamConnection(asyncio.BufferedProtocol):
-    """One connection from its opening to its end. It carries at most one exchange at a time.
+    """One connection, from its opening to its end. It serves at most one request at a time.
 
     Args:
-        owner: Is notified when the connection is established, when an exchange is over, and when the
-            connection is closed.
-        buffer: The memory in which the event loop stores received data. The connection parses the data at
-            once, before anything else runs. So all connections of a thread may share one buffer.
+        owner: Is notified when the connection is established, when it can send another request, and when it
+            is closed.
+        buffer: The memory in which the event loop stores received data. The connection parses the data
+            before the event loop runs any other code. So all connections of an event loop may share one
+            buffer.
 
     Attributes:
-        idle_since: The time at which the last exchange ended, in seconds of the event loop's clock.
+        idle_since: The time at which the last response was complete, in seconds of the event loop's clock.
     """
 
     __slots__ = (
@@ -184,7 +188,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._silence_s: float | None = None
         self._parser = ResponseParser()
 
-    # Methods that send a request and end its exchange.
+    # Methods for sending a request and for ending its response.
 
     def send_request(
         self, head: bytes, body: bytes | AsyncIterator[bytes], length: int | None, silence_s: float | None
@@ -219,26 +223,29 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return answer
 
     def _on_upload_done(self, error: BaseException | None) -> None:
-        """Ends the upload. If the body could not be sent, the exchange fails with `error`."""
+        """Records that the upload has ended. If `error` is not None, the response ends with it."""
         self._upload = None
         self._last_activity_at = self._loop.time()
         if error is not None and self._response is not None:
             self._response.set_exception(error)
 
     def resume_reading(self) -> None:
-        """Reads from the socket again. Called when the reader of the response has read the received data."""
+        """Reads from the socket again, if reading was paused.
+
+        The response calls this when its reader has taken the received data.
+        """
         if self._is_reading_paused:
             self._is_reading_paused = False
             self._last_activity_at = self._loop.time()
             self._transport.resume_reading()
 
     def abort_exchange(self) -> None:
-        """Closes the socket now, even during an exchange."""
+        """Closes the socket now. The response calls this when it ends before it is complete."""
         self._response = None
         self.close()
 
     def close_with_error(self) -> None:
-        """Closes the socket now. A pending response ends with a `ReadError`."""
+        """Closes the socket now. If a response is expected or incomplete, it ends with a `ReadError`."""
         if self._response is not None:
             self._response.set_exception(httpx.ReadError("the engine was closed"))
         self.close()
@@ -272,10 +279,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     # Methods for timeouts.
 
     def _schedule_timeout_check(self, due: float) -> None:
-        """Schedules `_check_timeout` for the time `due` on the event loop's clock, in seconds.
+        """Schedules `_check_timeout` for the time `due`, in seconds of the event loop's clock.
 
         Does nothing if a check is already scheduled for an earlier time, because that check schedules the
-        next.
+        next one.
         """
         if self._timer is not None:
             if self._timer.when() <= due + TIMER_SLACK_S:
@@ -284,10 +291,12 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._timer = self._loop.call_at(due, self._check_timeout)
 
     def _check_timeout(self) -> None:
-        """Fails the exchange if the upstream was silent too long.
+        """Ends the response with an error if the upstream was silent too long.
 
-        Does not count time in which the upstream need not send anything: while the proxy has paused reading,
-        or while it is sending the body and the upstream takes the data.
+        Otherwise schedules the next check. Does nothing if no response is expected.
+
+        Does not count the time in which the upstream need not send anything: while the proxy has paused
+        reading, or while the proxy is sending the body and the upstream takes the data.
         """
         self._timer = None
         if self._response is None or self._silence_s is None:
@@ -303,7 +312,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Registers the new connection. In a tunnel, the first data may come before this call."""
+        """Registers the new connection. If it goes through a tunnel, data may arrive before this call."""
         self._transport = cast("asyncio.Transport", transport)
         self._is_established = True
         if self._closed:
@@ -325,15 +334,18 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._upload.resume()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Returns the buffer for received data."""
+        """Returns the buffer into which the event loop writes received data."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Parses received data. Joins all parts of the body in the data into one piece and passes it on."""
+        """Parses received data, and passes the status, the header fields and the body to the response.
+
+        Joins all parts of the body that the data contains into one piece.
+        """
         answer = self._response
         if (
             answer is None
-        ):  # no request is pending, and this data must not become the response to the next request
+        ):  # no request is pending, so this data would be taken for the response to the next request
             self.close()
             return
         self._has_received_data = True
@@ -359,7 +371,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.connection_lost(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the exchange. `exc` is None if the connection ended without an error."""
+        """Completes the response if the end of the connection also ends its body.
+
+        Otherwise the response ends with an error. `exc` is None if the connection ended without an error.
+        """
         answer = self._response
         if answer is None:
             self.close()

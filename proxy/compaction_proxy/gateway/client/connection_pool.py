@@ -1,8 +1,8 @@
-"""The proxy's own HTTP/1.1 client, which adds little time and memory to a request.
+"""The proxy's own HTTP/1.1 client.
 
-It decodes nothing, follows no redirects and stores no cookies. For a small request on an idle connection,
-the client writes once, waits for one future and creates no task or lock. No request waits for a pooled
-connection: if none is idle, a new one is opened.
+It decodes nothing, follows no redirects and stores no cookies. To send a small request over an idle
+connection, the client writes once, waits for one future and creates no task or lock. No request waits until
+a connection becomes idle: if none is idle, the client opens a new one.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from compaction_proxy.gateway.client.types import HttpRequest
 
 
 class ConnectionPool:
-    """The connections of one origin. If no connection is idle, the caller opens a new one without waiting.
+    """Keeps the connections to one origin. If none is idle, the caller opens a new one without waiting.
 
     Args:
         idle_expiry_s: Seconds after which an idle connection is closed.
@@ -28,20 +28,23 @@ class ConnectionPool:
     def __init__(self, idle_expiry_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._idle_expiry_s = idle_expiry_s
-        self._idle: list[UpstreamConnection] = []  # the one that served last is at the end
+        self._idle: list[UpstreamConnection] = []  # the connection that was used last is at the end
         self._all: set[UpstreamConnection] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
     def pop_idle_connection(self) -> UpstreamConnection | None:
-        """Takes the connection that served last. Returns None if it has expired or none is idle."""
+        """Removes and returns the idle connection that was used last.
+
+        Returns None if this connection has expired, or if none is idle.
+        """
         if not self._idle:
             return None
         connection = self._idle.pop()
         if self._loop.time() - connection.idle_since <= self._idle_expiry_s:
             return connection
         connection.close()
-        return None  # the others have been idle for longer
+        return None  # the others have been idle for longer, so they have expired, too
 
     def release(self, connection: UpstreamConnection) -> None:
         """Adds a connection to the idle connections. The connection must be able to serve another request."""
@@ -56,7 +59,7 @@ class ConnectionPool:
             connection.close()
 
     def remove(self, connection: UpstreamConnection) -> None:
-        """Removes a closed connection."""
+        """Removes a closed connection from the pool."""
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
@@ -72,7 +75,7 @@ class ConnectionPool:
             self._sweep = self._loop.call_at(due, self._close_expired)
 
     def close(self) -> None:
-        """Closes all connections, even during exchanges."""
+        """Closes all connections, including those that serve a request."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -80,7 +83,7 @@ class ConnectionPool:
             connection.close_with_error()
 
 
-IDLE_EXPIRY_S = 2.0  # below the 5 s after which common servers close an idle connection
+IDLE_EXPIRY_S = 2.0  # shorter than the 5 s after which common servers close an idle connection
 BUFFER_BYTES = 32_768
 
 
@@ -93,10 +96,10 @@ class _OriginPool:
 class NativeEngine:
     """Implements `types.HttpEngine` with asyncio's transports. Each event loop needs its own engine.
 
-    The environment variables SSL_CERT_FILE and SSL_CERT_DIR name the trusted certificates.
+    The environment variables SSL_CERT_FILE and SSL_CERT_DIR may name the trusted certificates.
 
     Args:
-        proxies: Which origins are reached through which proxies.
+        proxies: Decides which origins are reached through which proxies.
         idle_expiry_s: Seconds after which an idle connection is closed.
     """
 
@@ -109,7 +112,9 @@ class NativeEngine:
         self._closed = False
 
     async def send(self, request: HttpRequest) -> NativeResponse:
-        """Sends a request (`types.HttpEngine`). A streamed body always gets a new connection.
+        """Sends a request, as `types.HttpEngine.send` documents.
+
+        A request with a streamed body always gets a new connection, because the body cannot be sent again.
 
         Raises:
             httpx.TransportError: Under the conditions that `types.HttpEngine.send` documents.

@@ -1,4 +1,4 @@
-"""Opens connections to upstreams: name resolution, choice of an address, proxies and TLS."""
+"""Opens connections to upstreams, directly or through a proxy, with or without TLS."""
 
 import asyncio
 import functools
@@ -47,12 +47,14 @@ async def open_connection(
     protocol_factory: Callable[[], UpstreamConnection],
     timeout_s: float | None,
 ) -> UpstreamConnection:
-    """Opens a connection to the origin, or to the proxy that forwards to it.
+    """Opens a connection over which requests reach an origin, directly or through a proxy.
+
+    A proxy opens a tunnel to an origin that uses TLS. To other origins, it forwards each request.
 
     Args:
-        route: The origin and the proxy on the way to it.
+        route: The origin, and the proxy through which it is reached, if any.
         tls: The TLS settings with the trusted certificates.
-        protocol_factory: Creates the connection's protocol.
+        protocol_factory: Creates the object that represents the connection.
         timeout_s: Seconds for all steps together. None sets no limit.
 
     Raises:
@@ -71,14 +73,17 @@ async def open_connection(
             return await _connect_through_tunnel(route, route.proxy, tls, protocol_factory)
     except TimeoutError as error:
         raise httpx.ConnectTimeout("no connection in time") from error
-    except (OSError, ValueError) as error:  # ValueError: the host is not a possible name
+    except (OSError, ValueError) as error:  # ValueError: the host is no valid name
         raise httpx.ConnectError(type(error).__name__) from error
 
 
 async def _connect_hop(
     hop: Hop, tls: ssl.SSLContext, protocol_factory: Callable[[], _Protocol]
 ) -> _OpenConnection[_Protocol]:
-    """Connects to any of a server's addresses. Returns the transport and its protocol."""
+    """Connects to a server. Returns the transport and its protocol.
+
+    If the server's name has several addresses, the result is the connection that is established first.
+    """
     loop = asyncio.get_running_loop()
     infos = await loop.getaddrinfo(hop.host, hop.port, type=socket.SOCK_STREAM)
     addresses = _interleave_families([(family, str(address[0])) for family, _, _, _, address in infos])
@@ -130,8 +135,8 @@ async def _wait_for_winner(
 ) -> asyncio.Task[_OpenConnection[_Protocol]] | None:
     """Returns a task that has succeeded, or None.
 
-    If no task succeeds, the wait ends after `delay_s` seconds or when one task has failed. If `delay_s` is
-    None, it ends when all tasks have failed.
+    If no task succeeds, the function waits for `delay_s` seconds, but only until one task has failed. If
+    `delay_s` is None, it waits until all tasks have failed.
     """
     running = {task for task in tasks if not task.done()}
     while running:

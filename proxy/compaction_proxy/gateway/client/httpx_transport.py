@@ -7,7 +7,7 @@ import httpx
 
 from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpResponse
 
-# The proxy's own HTTP client writes these header fields itself. They are not copied from httpx's request.
+# The `HttpEngine` writes these header fields itself, so they are not copied from httpx's request.
 _FRAMING = frozenset({b"host", b"connection", b"content-length", b"transfer-encoding"})
 
 
@@ -24,13 +24,13 @@ class _ResponseStream(httpx.AsyncByteStream):
 
 
 class EngineTransport(httpx.AsyncBaseTransport):
-    """Lets an `httpx.AsyncClient` send its requests through an engine.
+    """Lets an `httpx.AsyncClient` send its requests through an `HttpEngine`.
 
-    Uses two of `request.extensions`: `target` (the raw request target, bytes) and `timeout` (httpx's dict;
-    `connect` and `read` in seconds or None).
+    Two of httpx's `request.extensions` have an effect. `target` is the request target, as bytes. `timeout` is
+    a dictionary in which `connect` and `read` are seconds or None.
 
     Args:
-        engine: The engine to send with. It is closed with this transport.
+        engine: The engine to send with. This transport closes it when the transport is closed.
     """
 
     def __init__(self, engine: HttpEngine) -> None:

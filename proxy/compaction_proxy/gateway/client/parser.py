@@ -2,11 +2,12 @@
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-# Limits of a response, beyond which it is refused: consecutive bytes without body data (status line and
-# header fields, chunk extensions, trailers); bytes of the name and value of one header field; number of
-# header fields.
+# The parser refuses a response that exceeds one of the three limits below. This one is for bytes that arrive
+# in a row and contain no body data: the status line and header fields, chunk extensions, trailers.
 MAX_FRAMING_BYTES = 262_144
+# The most bytes that the name and the value of one header field may have together.
 MAX_LINE_BYTES = 65_536
+# The most header fields, and the most trailer fields, that a response may have.
 MAX_FIELDS = 1_000
 
 SWITCHING_PROTOCOLS = 101
@@ -22,12 +23,13 @@ class ResponseParser:
     It drops interim responses (1xx) and trailers.
 
     Attributes:
-        has_head: Whether the status line and all header fields have arrived. The next three attributes are
-            set together with it.
+        has_head: Whether the status line and all header fields have arrived. The parser sets this attribute
+            and the next three at the same time.
         status: The status code as received.
         reason: The reason phrase.
         headers: The header fields in order, with their names in lower case.
-        body: The parts of the body parsed so far. The reader clears the list.
+        body: The parts of the body that were parsed. The caller of `feed_data` takes them and clears the
+            list.
         is_complete: Whether the response is complete.
         is_reusable: Whether the connection may serve another request after the complete response.
     """
@@ -51,7 +53,7 @@ class ResponseParser:
 
     def __init__(self) -> None:
         self.body: list[bytes] = []
-        self.on_body = self.body.append  # httptools calls this for each part of the body
+        self.on_body = self.body.append  # httptools calls `on_body` with each part of the body
         self._parser: HttpResponseParser | None = None
         self.expect_response(is_bodiless=False)
 
@@ -71,7 +73,7 @@ class ResponseParser:
         """Parses received bytes. Returns False if they are refused.
 
         Bytes are refused if they are no valid HTTP, exceed a limit, or come after the end of the response.
-        Everything that was parsed before these bytes stays available.
+        What was parsed before the refused bytes stays in the attributes.
         """
         parser = self._parser or self._create_parser()
         self._framing_bytes += len(data)
@@ -82,25 +84,32 @@ class ResponseParser:
         if not self.body:
             return self._framing_bytes <= MAX_FRAMING_BYTES
         self._framing_bytes = 0
-        if self.is_complete and self._bodiless:  # no body may follow the HTTP head
+        if self.is_complete and self._bodiless:  # this response must not have a body
             self.body.clear()
             return False
         return True
 
     def close(self) -> None:
-        """Breaks the reference cycle with httptools, which the garbage collector would find late."""
+        """Drops the httptools parser, whose callbacks refer to this object.
+
+        Without this, both objects would keep each other in memory until the garbage collector runs.
+        """
         self._parser = None
 
     def _create_parser(self) -> HttpResponseParser:
         self._parser = parser = HttpResponseParser(self)
-        # Common clients accept odd bytes in values and lines that end in LF, so this parser does too.
+        # Common clients accept three deviations from the standard: forbidden characters in field values,
+        # lines that end in LF alone, and spaces after a chunk size. So this parser accepts them, too.
         parser.set_dangerous_leniencies(
             lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
         return parser
 
     def is_delimited_by_close(self) -> bool:
-        """Returns whether only the end of the connection ends the body (no length, no chunks declared)."""
+        """Returns whether the body ends only with the connection.
+
+        This is so if the header fields declare neither a length nor chunked transfer coding.
+        """
         framing = dict(self.headers)
         coding = framing.get(b"transfer-encoding")
         if coding is not None:
@@ -117,14 +126,17 @@ class ResponseParser:
         self._phrase += phrase
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Adds a header field or a trailer field."""
-        # httptools accepts white space after some names. It must not be passed on (RFC 9112 §5.1).
+        """Adds a header field or a trailer field. Refuses the response if it has too many fields."""
+        # httptools accepts white space after some names. A proxy must remove it (RFC 9112 §5.1).
         self._fields.append((name.rstrip().lower(), value))
         if len(self._fields) > MAX_FIELDS:
             raise _RejectedResponseError
 
     def on_headers_complete(self) -> None:
-        """Stores the status and the header fields, unless they belong to an interim response (1xx)."""
+        """Stores the status and the header fields, unless they belong to an interim response (1xx).
+
+        Refuses the response if one of its header fields is too long.
+        """
         assert self._parser is not None  # noqa: S101 - the parser itself makes this call
         fields, self._fields = self._fields, []
         phrase, self._phrase = self._phrase, b""
@@ -138,14 +150,14 @@ class ResponseParser:
                 self._end_after_head()
 
     def _end_after_head(self) -> None:
-        """Ends a response without a body. Drops the httptools parser, because it would expect a body."""
+        """Ends a response that has no body. Drops the httptools parser, because it would expect a body."""
         self.on_message_complete()
         self.is_reusable = self.is_reusable and self._bodiless
         self._bodiless = True
         self._parser = None
 
     def on_message_complete(self) -> None:
-        """Marks the response as complete, unless it is an interim response."""
+        """Records that the response is complete, unless it is an interim response (1xx)."""
         if not self._interim and not self.is_complete:
             assert self._parser is not None  # noqa: S101 - the parser itself makes this call
             self.is_complete = True

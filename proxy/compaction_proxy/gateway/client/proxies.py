@@ -1,4 +1,7 @@
-"""Finds the proxy for an origin in the variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY."""
+"""Finds the proxy through which an origin is reached.
+
+The proxies are read from the environment variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY.
+"""
 
 import ipaddress
 import urllib.request
@@ -13,10 +16,11 @@ class ProxySettings:
     """The proxies through which connections go; none by default.
 
     Attributes:
-        urls: Proxy URLs. Each key is the scheme of the origins, or `all`. The key `no` lists origins that are
-            reached directly, separated by commas: host names with all their subdomains, addresses, networks
-            such as `10.0.0.0/8`, or `*`; each with or without `:port`.
-        is_loopback_proxied: Whether origins on this machine are reached through a proxy, too.
+        urls: The URL of the proxy for each scheme of origins; the key `all` is for every other scheme. The
+            value of the key `no` lists the origins that are reached directly, separated by commas. An entry
+            is a host name (which includes all its subdomains), an address, a network such as `10.0.0.0/8`,
+            or `*`. Each entry may end in `:port`.
+        is_loopback_proxied: Whether origins at loopback addresses are reached through a proxy, too.
     """
 
     urls: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -43,13 +47,16 @@ NO_PROXIES = ProxySettings()
 
 
 def read_environment_proxies() -> ProxySettings:
-    """Reads the proxies from the environment. Lower-case names take precedence over upper-case names."""
+    """Reads the proxies from the environment. Variables with lower-case names have precedence."""
     urls = urllib.request.getproxies_environment()
     return ProxySettings({scheme: _add_default_scheme(scheme, url) for scheme, url in urls.items()})
 
 
 def _add_default_scheme(key: str, url: str) -> str:
-    """Returns a proxy's URL. A plain `host:port` gets the scheme `http`."""
+    """Returns a proxy's URL. If `url` is a plain `host:port`, it gets the scheme `http`.
+
+    The value of the key `no` is returned unchanged, because it is a list of origins.
+    """
     return url if key == "no" or "://" in url or not url else f"http://{url}"
 
 
@@ -73,7 +80,7 @@ def _is_exempt(rules: str, host: str, port: int, address: _Address | None) -> bo
 
 
 def _matches_rule(rule: str, host: str, port: int, address: _Address | None) -> bool:
-    """Returns whether one rule of NO_PROXY matches an origin. `address` is None if `host` is a name."""
+    """Returns whether one entry of NO_PROXY matches an origin. `address` is None if `host` is a name."""
     if rule == "*":
         return True
     try:

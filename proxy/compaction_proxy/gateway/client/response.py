@@ -1,4 +1,4 @@
-"""A response that is being received: the buffer between a connection and the reader of its body."""
+"""A response whose body is still arriving: buffers the body between the connection and the reader."""
 
 import asyncio
 from typing import Protocol
@@ -10,7 +10,7 @@ MAX_UNREAD_BYTES = 32_768
 
 
 class ResponseSource(Protocol):
-    """The part of a connection that its response uses."""
+    """The methods of a connection that its response calls."""
 
     def resume_reading(self) -> None:
         """Reads from the socket again."""
@@ -22,10 +22,10 @@ class ResponseSource(Protocol):
 
 
 class NativeResponse:
-    """Implements `types.HttpResponse`. It exists from the moment its request is sent.
+    """Implements `types.HttpResponse`. It is created when the request is sent.
 
-    At most one task may wait for the HTTP head or for more of the body. If that task is cancelled while it
-    waits, the exchange ends.
+    At most one task may wait for the header fields or for more of the body. If that task is cancelled while
+    it waits, the response ends and its connection is closed.
     """
 
     __slots__ = (
@@ -58,10 +58,10 @@ class NativeResponse:
         self._waiter: asyncio.Future[None] | None = None
 
     async def wait_for_head(self) -> None:
-        """Waits until status and headers have arrived.
+        """Waits until the status and all header fields have arrived.
 
         Raises:
-            httpx.TransportError: If the exchange failed before all header fields had arrived.
+            httpx.TransportError: If the response ended before all header fields had arrived.
         """
         if not self.has_head and self._error is None:
             await self._wait_for_more()
@@ -69,7 +69,10 @@ class NativeResponse:
             raise self._error
 
     async def read(self) -> bytes:
-        """Waits for body bytes and returns all that came since the last call (`types.HttpResponse.read`)."""
+        """Waits for body bytes, and returns all that arrived since the last call.
+
+        Returns empty bytes at the end of the body. `types.HttpResponse.read` lists the errors.
+        """
         if not self._body and not self._ended and self._error is None:
             await self._wait_for_more()
         body = self._body
@@ -85,7 +88,7 @@ class NativeResponse:
         return body[0] if len(body) == 1 else b"".join(body)
 
     async def aclose(self) -> None:
-        """Ends the exchange (`types.HttpResponse`)."""
+        """Closes the connection if the response is not complete. Otherwise does nothing."""
         if self._source is not None:
             self.set_exception(httpx.ReadError("the answer is closed"))
 
@@ -105,12 +108,12 @@ class NativeResponse:
             waiter.set_result(None)
 
     def feed_head(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """Sets status and headers, and wakes the reader."""
+        """Stores the status and the header fields, and wakes the task that waits for them."""
         self.status, self.reason, self.headers, self.has_head = status, reason, headers, True
         self._wake_reader()
 
     def feed_body(self, piece: bytes) -> bool:
-        """Adds a part of the body.
+        """Adds a part of the body, and wakes the task that waits for it.
 
         Returns whether the connection must stop reading until `ResponseSource.resume_reading` is called.
         """
@@ -121,15 +124,16 @@ class NativeResponse:
         return self._is_source_paused
 
     def feed_eof(self) -> None:
-        """Marks the response as complete and releases its connection."""
+        """Records that the response is complete. From then on, the response no longer uses its connection."""
         self._ended = True
         self._source = None
         self._wake_reader()
 
     def set_exception(self, error: BaseException) -> None:
-        """Ends the exchange and closes the connection.
+        """Ends an incomplete response with `error`, and closes its connection.
 
-        The reader first gets the bytes that have already arrived, then `error`.
+        The reader first gets the bytes that have already arrived, then `error`. If the response is already
+        complete or has already failed, nothing happens.
         """
         source, self._source = self._source, None
         if source is not None:

@@ -1,4 +1,4 @@
-"""Finds the route to an origin, directly or through a proxy, and encodes the HTTP heads of requests."""
+"""Finds the route to an origin, directly or through a proxy. Encodes request lines and header fields."""
 
 import base64
 from dataclasses import dataclass, field
@@ -33,9 +33,9 @@ class OriginRoute:
     """The route to an origin.
 
     Attributes:
-        origin: The server that answers the request.
-        authority: Value of the host field. It names the port only if it is not the scheme's default.
-        proxy: The server to connect to first. None connects to the origin itself.
+        origin: The server that answers the requests.
+        authority: Value of the `host` field. It names the port only if it is not the default of the scheme.
+        proxy: The proxy to connect to. If it is None, the client connects to the origin itself.
         proxy_credential: Value of `proxy-authorization`; empty if the proxy needs none.
         target_prefix: The text before the target in the request line: `http://host` if a proxy forwards the
             request; else empty.
@@ -52,7 +52,7 @@ class OriginRoute:
 
     @property
     def connect_target(self) -> bytes:
-        """The origin's host and port, as a CONNECT request names them."""
+        """The origin's host and port, in the form that a CONNECT request needs."""
         host = f"[{self.origin.host}]" if ":" in self.origin.host else self.origin.host
         return f"{host}:{self.origin.port}".encode("ascii")
 

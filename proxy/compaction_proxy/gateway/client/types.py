@@ -1,24 +1,24 @@
-"""Requests, responses and the interface of the engines that send them over HTTP."""
+"""The requests and responses of the HTTP client, and the interface of an engine, which sends requests."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol
 
 
-class HttpRequest(NamedTuple):  # each request makes one; a dataclass would take four times as long
-    """One request as it is sent.
+class HttpRequest(NamedTuple):  # each request creates one, and a dataclass would take four times as long
+    """One request, as an `HttpEngine` sends it.
 
     Attributes:
         method: The method in capitals.
         origin: The server that is to answer, as `scheme://host[:port]` in lower case.
         target: The request target (path and query), as the bytes to send.
-        headers: Header fields in order, without `host` and the fields that say where the body ends. The
-            engine adds these fields itself.
+        headers: Header fields in order, without `host`, `content-length` and `transfer-encoding`. The engine
+            adds these fields itself.
         body: The body to send. A stream cannot be sent twice.
-        body_length: Declared length of a stream in bytes. None sends the stream chunked. Ignored if the body
-            is bytes.
+        body_length: Length of a streamed body in bytes, which the engine declares. If it is None, the engine
+            sends the stream in chunks. It has no effect if the body is bytes.
         connect_timeout_s: Seconds within which the connection must be established. None sets no limit.
-        silence_timeout_s: Seconds for which the server may be silent, before the first byte or later.
-            None sets no limit.
+        silence_timeout_s: Seconds for which the server may send nothing, before the first byte of the
+            response or later. None sets no limit.
     """
 
     method: str
@@ -32,7 +32,7 @@ class HttpRequest(NamedTuple):  # each request makes one; a dataclass would take
 
 
 class HttpResponse(Protocol):
-    """A response whose headers have arrived. Its body may still be arriving while the caller reads."""
+    """A response whose header fields have arrived. Its body may still be arriving while it is read."""
 
     @property
     def status(self) -> int:
@@ -50,9 +50,10 @@ class HttpResponse(Protocol):
         ...
 
     async def read(self) -> bytes:
-        """Waits for body bytes and returns all that came since the last call; empty at the end of the body.
+        """Waits for body bytes, and returns all that arrived since the last call.
 
-        If the caller is cancelled, the exchange ends.
+        Returns empty bytes at the end of the body. If the waiting task is cancelled, the connection is
+        closed.
 
         Raises:
             httpx.TransportError: If the body ended too early, or its sender was silent for too long. Earlier
@@ -61,26 +62,26 @@ class HttpResponse(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Ends the exchange. If the body is not complete, the connection is closed at once."""
+        """Closes the connection if the body is not complete. Otherwise does nothing."""
         ...
 
 
 class HttpEngine(Protocol):
-    """Sends requests. It changes no bytes of requests and responses, and follows no redirects."""
+    """Sends requests over HTTP. It changes no bytes of requests and responses, and follows no redirects."""
 
     async def send(self, request: HttpRequest) -> HttpResponse:
-        """Sends a request. Returns as soon as status and headers of the response are known.
+        """Sends a request. Returns when the status and the header fields of the response have arrived.
 
         A request whose body is bytes may reuse a connection. If that connection ends before any byte of the
-        response has arrived, the request is sent once more over a new connection. If the caller is cancelled,
-        the exchange ends at once.
+        response has arrived, the request is sent once more over a new connection. If the waiting task is
+        cancelled, the connection is closed.
 
         Raises:
-            httpx.TransportError: If the exchange fails. The class is `ConnectError`, `ConnectTimeout`,
+            httpx.TransportError: If no response arrives. The class is `ConnectError`, `ConnectTimeout`,
                 `ReadTimeout`, `ReadError`, `WriteError`, `ProxyError`, `UnsupportedProtocol`,
                 `RemoteProtocolError`, or `LocalProtocolError` (a header field, the target or the method
-                contains CR, LF or NUL). If a streamed body raises an error, the exchange ends with this error
-                or a `WriteError`.
+                contains CR, LF or NUL). If a streamed body raises an error, the method raises this error or a
+                `WriteError`.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""Serves `/mcp`, where agents search removed messages of their conversations (MCP, streamable HTTP).
+"""Serves `/mcp`, where agents call the proxy's tools with MCP over streamable HTTP.
 
 The client's credential identifies the tenant, as in a relayed request. An agent sees only what is stored for
-its tenant. The MCP library is an optional dependency and takes memory. So it is imported only when the first
-request arrives, in a thread.
+its tenant. The MCP library is an optional dependency and takes memory. So the proxy imports it only when the
+first request arrives, and does so in a thread.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from compaction_proxy.telemetry.logs import suppress_and_log
 
 # The module that answers requests with the MCP library.
 SERVER = "compaction_proxy.gateway.mcp.server"
-# The most bytes of a request body. A larger body is refused with status 413. Calls of the tools are much
-# shorter.
+# The most bytes that a request body may have. The proxy refuses a larger one with status 413. A call of a
+# tool is much shorter.
 MAX_BODY_BYTES = 1024 * 1024
 SOURCE = "mcp"
 CRASH_MESSAGE = "The proxy failed at this call."
 
 
 class McpEndpoint:
-    """An ASGI endpoint for agents.
+    """An ASGI endpoint at which agents call the proxy's MCP tools.
 
     Args:
         config: The configuration.
@@ -100,7 +100,7 @@ class McpEndpoint:
 
 
 def _replay_body(body: bytes) -> Receive:
-    """Returns an ASGI receive channel that delivers `body` in one message, and then waits for ever."""
+    """Returns an ASGI receive channel whose first message holds `body`. Further calls of it never return."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:

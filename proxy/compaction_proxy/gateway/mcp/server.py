@@ -1,6 +1,6 @@
-"""Serves the tools over MCP with the official SDK. This module is imported only when a client needs it.
+"""Serves the proxy's tools over MCP with the official SDK. Imported only when a client needs it.
 
-Each request is answered on its own, in JSON, without a session. So any process of any replica can answer.
+The server answers each HTTP request in JSON and keeps no session. So any process of any replica can answer.
 """
 
 import logging
@@ -18,8 +18,8 @@ from compaction_proxy.gateway.mcp.tools import TOOLS, McpToolResult
 
 ToolCaller = Callable[[str, Mapping[str, Any]], Awaitable[McpToolResult]]
 
-# The SDK's error lines may quote data that clients sent, and it writes INFO lines for every request. So both
-# are switched off.
+# Error lines of the SDK may quote data that clients sent. Besides, the SDK logs INFO lines for every request.
+# So neither is logged.
 logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 _LISTED = types.ListToolsResult(
@@ -46,7 +46,7 @@ _INSTRUCTIONS = (
 
 
 def build_mcp_server(run_tool: ToolCaller) -> Server[Any]:
-    """Builds an MCP server that offers the tools.
+    """Builds an MCP server that offers the tools in `TOOLS`.
 
     Args:
         run_tool: Runs a tool, given its name and its arguments.

@@ -1,4 +1,4 @@
-"""The MCP tools as data, the code that runs them, and the check of which conversations a client may see."""
+"""Defines the MCP tools, runs calls of them, and checks which conversations a client may see."""
 
 import re
 import time
@@ -13,8 +13,8 @@ from compaction_proxy.core.search_tool import LINE_RANGE_HELP, TOOL_NAME, parse_
 from compaction_proxy.recall.tool import MAX_HITS, RecallContext, RecallTool
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
 
-# The most conversations of a tenant that a listing shows. To find them, the listing examines at most
-# `MAX_INSPECTED` of the latest conversations of all tenants.
+# The most conversations that the tool `conversation_status` lists for a tenant. To find them, it examines at
+# most `MAX_INSPECTED` of the latest conversations of all tenants.
 MAX_LISTED: Final = 10
 MAX_INSPECTED: Final = 500
 MODEL_CHARACTERS: Final = 80
@@ -53,7 +53,7 @@ def _list_figures(conversation: str, overview: ConversationOverview, now: float)
 
 
 def _describe_round(event: Event, now: float) -> str:
-    """Describes a compaction in one line."""
+    """Returns one line that describes the latest compaction of a conversation."""
     number = "" if event.round is None else f" {event.round}"
     removed = "" if event.messages is None else f", {event.messages} messages removed"
     sizes = ""
@@ -85,7 +85,7 @@ class McpTool(NamedTuple):
         name: The name of the tool.
         description: What the tool does, for the model that chooses it.
         input_schema: The JSON Schema of the arguments.
-        is_read_only: Whether the tool only reads.
+        is_read_only: Whether the tool changes nothing.
     """
 
     name: str
@@ -154,11 +154,11 @@ _BY_NAME: Final = {tool.name: tool for tool in TOOLS}
 
 
 class McpToolResult(NamedTuple):
-    """The result of a call.
+    """The result of a tool call.
 
     Attributes:
         text: The text for the model.
-        is_error: Whether the call was invalid or the proxy failed at it.
+        is_error: Whether the call was invalid, or the proxy failed to run it.
     """
 
     text: str
@@ -166,11 +166,11 @@ class McpToolResult(NamedTuple):
 
 
 class InvalidCallError(ProxyError):
-    """A call of a tool is invalid. The message says why, for the model that made the call."""
+    """A tool call is invalid. The message tells the model that made the call why."""
 
 
 def check_arguments(tool: McpTool, arguments: Mapping[str, Any]) -> None:
-    """Checks the arguments of a call.
+    """Checks the arguments of a tool call.
 
     Raises:
         InvalidCallError: If an argument is unknown, missing or invalid.
@@ -186,7 +186,7 @@ def check_arguments(tool: McpTool, arguments: Mapping[str, Any]) -> None:
 
 
 def _find_value_problem(schema: Mapping[str, Any], value: object) -> str:
-    """Returns what a value should be, such as "a text"; empty if it is valid."""
+    """Returns what an invalid value should be, such as "a text". Returns an empty string for a valid one."""
     if not isinstance(value, _TYPES[schema["type"]]) or isinstance(value, bool):
         return "a text" if schema["type"] == "string" else "a whole number"
     if "enum" in schema and value not in schema["enum"]:
@@ -225,7 +225,7 @@ class McpToolRunner:
     async def call_tool(
         self, context: RecallContext, name: str, arguments: Mapping[str, Any]
     ) -> McpToolResult:
-        """Runs a tool and returns its result. An invalid call gives a result with `is_error`, no exception.
+        """Runs a tool and returns its result. If the call is invalid, the result has `is_error` set.
 
         Args:
             context: The calling tenant, and the conversation that the header fields of the request name. The
@@ -272,10 +272,10 @@ class McpToolRunner:
         return await self._recall_tool.read_message(context, arguments["id"], lines, scope="tenant")
 
     async def _describe_conversation_or_list(self, context: RecallContext, _: Mapping[str, Any]) -> str:
-        """Describes a conversation, or says why it cannot be described.
+        """Returns a text that describes a conversation, or that says why it cannot be described.
 
-        If the context has no conversation, describes the tenant's only conversation. If the tenant has
-        several, lists the latest.
+        If the context names no conversation, the text describes the tenant's only conversation. If the tenant
+        has several, the text lists the latest of them.
         """
         if context.conversation is None:
             recent = await self._registry.list_recent(MAX_INSPECTED)
@@ -304,7 +304,10 @@ class McpToolRunner:
         return await self._run_command(context, request)
 
     async def _run_command(self, context: RecallContext, command: Callable[[str], Awaitable[str]]) -> str:
-        """Runs a command on the conversation of a context. Returns its result, or why it cannot be run."""
+        """Runs a command for the conversation that the context names.
+
+        Returns the text that the command returns, or a sentence that says why the command cannot be run.
+        """
         if context.conversation is None:
             raise InvalidCallError(NAME_ONE)
         missing = await self.explain_if_unavailable(context.tenant, context.conversation)

@@ -1,7 +1,8 @@
-"""Runs an ASGI application on a real socket.
+"""Runs an ASGI application on a listening socket.
 
-`run_server` serves until the server is asked to stop. A `GracefulServer` then completes the responses in
-progress first. The demo and the tests use `serve_embedded`, which serves inside a running process.
+`run_server` serves until somebody asks the server to stop, for example with a signal. Before a
+`GracefulServer` stops, it completes the responses in progress. The demo and the tests use `serve_embedded`,
+which runs a server inside their own process.
 """
 
 from compaction_proxy.gateway.server.run import build_server, run_server, serve_embedded

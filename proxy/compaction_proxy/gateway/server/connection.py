@@ -1,4 +1,7 @@
-"""Reads HTTP/1.1 requests from one connection of uvicorn's server and sends the responses in order."""
+"""Reads HTTP/1.1 requests from one client connection of uvicorn's server, and sends the responses in order.
+
+The HTTP head of a request is its request line and its header fields.
+"""
 
 import asyncio
 from collections import deque
@@ -16,22 +19,27 @@ from compaction_proxy.gateway.server.parser import RequestHead, RequestParser
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-# Once this many bytes of a body wait for the application, the connection stops reading from the socket.
+# Once more bytes of a body than this wait for the application, the connection stops reading from the socket.
 MAX_UNREAD_BYTES = 65_536
-# If a request is answered before its body is complete, up to this many bytes of the rest are read and
-# dropped. If more come, the connection is closed.
+# If a request is answered before its body is complete, the connection reads the rest of the body and drops
+# it, but at most this many bytes. If more come, the connection closes.
 MAX_DROPPED_BYTES = 262_144
-# The most requests that may wait on one connection for earlier responses. If more come, the connection reads
-# nothing more, and ends after it has answered the waiting requests.
+# The most requests of one connection that may wait until earlier requests are answered. If more come, the
+# connection reads nothing more, and closes after it has answered the waiting requests.
 MAX_WAITING_REQUESTS = 1_000
 
-# An application gets `ServerConnection.set_departure_callback` as `scope["extensions"][DEPARTURE][NOTICE]`.
+# An application finds the method `set_departure_callback` at `scope["extensions"][DEPARTURE][NOTICE]`. With
+# it, the application sets a function that the connection calls when the client disconnects.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
 
 
 class ServerConnection(asyncio.Protocol):
-    """Serves one connection from its opening to its end. Pipelined requests are answered one after the other.
+    """Serves one client connection, from its opening to its end.
+
+    If the client sends further requests before it has its response, the connection answers them one after the
+    other. A cycle is an object that handles one request and its response. The HTTP head of a request is its
+    request line and its header fields.
 
     Args:
         config: uvicorn's configuration.
@@ -39,17 +47,19 @@ class ServerConnection(asyncio.Protocol):
         app_state: The state that the application's lifespan set for its requests.
 
     Attributes:
-        phase_started_at: The time, on the loop's clock, of the latest of three events: the connection was
-            opened, the HTTP head of a further request began to arrive, or the wait before the close began.
-        last_activity_at: When data last came from the client or a response was last completed, on the loop's
-            clock.
+        phase_started_at: The time of the latest of three events: the connection was opened, the HTTP head of
+            a further request began to arrive, or the wait before the close began. In seconds of the event
+            loop's clock.
+        last_activity_at: The time when data last came from the client or a response was last completed, in
+            seconds of the event loop's clock.
         newest_cycle: The newest request whose HTTP head is complete; None before the first.
-        waiting_cycles: Requests whose HTTP heads are complete and which wait until earlier ones are answered.
+        waiting_cycles: The requests whose HTTP heads are complete and that wait until earlier ones are
+            answered.
         is_reading_head: Whether an HTTP head has begun to arrive and is not complete.
         is_reading_paused: Whether reading from the socket is paused.
         is_writing_paused: Whether writing is paused because the client does not read fast enough.
-        has_hung_up: Whether the connection waits for its close: it sends nothing more and drops all data that
-            arrives.
+        has_hung_up: Whether the connection will soon be closed. Until then, it sends nothing more and drops
+            all data that arrives.
     """
 
     def __init__(
@@ -106,8 +116,8 @@ class ServerConnection(asyncio.Protocol):
         if self._departure_callback is not None:
             self._departure_callback()
         self._parser.close()
-        # These objects refer back to the connection. Only the garbage collector, which runs seldom, would
-        # free them.
+        # These objects also refer to the connection. If the references stayed, only the garbage collector
+        # could free the objects, and it seldom runs.
         self._scope, self.newest_cycle, self._active_cycle = {}, None, None
 
     def data_received(self, data: bytes) -> None:
@@ -120,11 +130,11 @@ class ServerConnection(asyncio.Protocol):
             self._refuse_after_pending(error)
 
     def pause_writing(self) -> None:
-        """Makes writers wait in `drain`, because the client takes no more data for now."""
+        """Makes calls of `drain` wait, because the client takes no more data for now."""
         self.is_writing_paused = True
 
     def resume_writing(self) -> None:
-        """Wakes writers that wait in `drain`, because the client takes data again."""
+        """Ends the wait of calls of `drain`, because the client takes data again."""
         self.is_writing_paused = False
         if self._writable is not None:
             self._writable.set()
@@ -133,9 +143,9 @@ class ServerConnection(asyncio.Protocol):
     # Methods that the parser calls.
 
     def on_head_started(self) -> None:
-        """Records that the HTTP head of a request begins to arrive.
+        """Records that the HTTP head of a request (its request line and header fields) begins to arrive.
 
-        Stops reading if `MAX_WAITING_REQUESTS` requests wait.
+        Stops reading if `MAX_WAITING_REQUESTS` requests already wait.
         """
         self.is_reading_head = True
         self._dropped_bytes = 0
@@ -145,7 +155,10 @@ class ServerConnection(asyncio.Protocol):
             self.phase_started_at = self.last_activity_at
 
     def on_head_received(self, head: RequestHead) -> None:
-        """Starts the request with this complete HTTP head, or queues it until earlier ones are answered."""
+        """Starts the request with this request line and these header fields.
+
+        If earlier requests are not answered yet, the request waits until they are.
+        """
         self.is_reading_head = False
         if self._stopped_reading:
             return
@@ -182,12 +195,16 @@ class ServerConnection(asyncio.Protocol):
             self.pause_reading()
 
     def on_request_received(self) -> None:
-        """Marks the newest request as complete."""
+        """Records that the newest request is complete."""
         if self.newest_cycle is not None and not self._stopped_reading:
             self.newest_cycle.feed_eof()
 
     def _refuse_after_pending(self, error: RequestRefusedError) -> None:
-        """Refuses invalid input. Ends the connection once the requests that came before it are answered."""
+        """Refuses invalid input with an error.
+
+        If complete requests that came before it still wait for their responses, the connection sends no
+        error. Instead it stops reading, and ends after these responses.
+        """
         if self.waiting_cycles and self.waiting_cycles[-1].more_body:
             self.waiting_cycles.pop()
         last = self.waiting_cycles[-1] if self.waiting_cycles else self._active_cycle
@@ -197,7 +214,7 @@ class ServerConnection(asyncio.Protocol):
             self._stop_reading()
 
     def _stop_reading(self) -> None:
-        """Stops reading. Ends the connection once the requests that were read are answered."""
+        """Stops reading. The connection ends after the requests that were read are answered."""
         self._stopped_reading = True
         last = self.waiting_cycles[-1] if self.waiting_cycles else self._active_cycle
         if last is not None:
@@ -216,7 +233,7 @@ class ServerConnection(asyncio.Protocol):
         return block, closes
 
     async def drain(self) -> None:
-        """Waits until the client takes data again. Returns at once if writing is not paused."""
+        """Waits until the client takes data again. Does not wait if writing is not paused."""
         if self.is_writing_paused:
             self._writable = self._writable or asyncio.Event()
             await self._writable.wait()
@@ -228,7 +245,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Reads from the socket again."""
+        """Reads from the socket again, if reading is paused."""
         if self.is_reading_paused:
             self.is_reading_paused = False
             self.transport.resume_reading()
@@ -251,10 +268,10 @@ class ServerConnection(asyncio.Protocol):
         task.add_done_callback(self._state.tasks.discard)
 
     def set_departure_callback(self, callback: Callable[[], None] | None) -> None:
-        """Sets the function to call when the client leaves; None removes it.
+        """Sets the function that the connection calls when the client disconnects; None removes it.
 
-        If the client has already left, the loop calls `callback` soon. One callback is enough, because the
-        requests of a connection are served one after the other.
+        If the client has already disconnected, the event loop calls `callback` after this method returns. One
+        callback is enough, because the requests of a connection are served one after the other.
         """
         self._departure_callback = callback
         if callback is not None and self._client_gone:
@@ -267,8 +284,9 @@ class ServerConnection(asyncio.Protocol):
     def measure_stuck_s(self, now: float) -> float:
         """Returns for how many seconds the client has taken none of the data that waits for it.
 
-        Each call compares the size of the write buffer with its size at the previous call. So this method
-        must be called often. `now` is the time on the loop's clock.
+        Returns 0 if no data waits. Each call compares the size of the write buffer with its size at the
+        previous call, so the server must call this method often. `now` is the time in seconds of the event
+        loop's clock.
         """
         unsent = self.transport.get_write_buffer_size()
         if unsent != self._unsent_bytes or not unsent:
@@ -276,7 +294,7 @@ class ServerConnection(asyncio.Protocol):
         return now - self._last_taken_at
 
     def shutdown(self) -> None:
-        """Ends the connection after the response in progress, or at once if there is none."""
+        """Closes the connection after the newest request is answered, or now if no request is unanswered."""
         if self.has_hung_up:
             self.transport.close()
         for cycle in (self._active_cycle, self.newest_cycle):
@@ -286,7 +304,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.close()
 
     def refuse_request(self, error: RequestRefusedError) -> None:
-        """Sends an error and ends the connection. If a response has begun, only ends the connection."""
+        """Sends an error and ends the connection. If a response has already begun, sends no error."""
         if (
             self._active_cycle is None
             or self._active_cycle.response_complete
@@ -297,7 +315,7 @@ class ServerConnection(asyncio.Protocol):
         self._linger_before_close()
 
     def hang_up(self) -> None:
-        """Ends the connection. If a request is still arriving, its rest is dropped first."""
+        """Ends the connection. If a request is still arriving, first waits and drops what arrives."""
         if self._stopped_reading or (self.newest_cycle is not None and self.newest_cycle.more_body):
             self._linger_before_close()
         else:
@@ -306,8 +324,9 @@ class ServerConnection(asyncio.Protocol):
     def _linger_before_close(self) -> None:
         """Sends nothing more, but leaves the connection open so that the client can read the response.
 
-        If the socket were closed while received bytes are unread, the client could lose the response.
-        `timeouts.close_overdue_connections` closes the connection after `ClientDeadlines.linger_s` seconds.
+        If the socket were closed while it holds unread data from the client, the client could lose the
+        response. `timeouts.close_overdue_connections` closes the connection after `ClientDeadlines.linger_s`
+        seconds. If the transport cannot end only its own direction (TLS), the connection closes now.
         """
         self.has_hung_up = True
         self.phase_started_at = self.loop.time()

@@ -1,7 +1,8 @@
-"""One request and its response, as an ASGI application sees them.
+"""Passes one request to an ASGI application, and sends the application's response to the client.
 
-The HTTP head of a response is held back until the application sends the first bytes of the body or waits for
-something else. So a small response takes one write, and the client does not have to wait for the HTTP head.
+The HTTP head of a response is its status line and its header fields. This module does not send it until the
+application sends the first bytes of the body or waits for something else. So a small response is sent in one
+write, and a slow body does not delay the HTTP head.
 """
 
 import asyncio
@@ -16,8 +17,8 @@ from compaction_proxy.core.errors import InternalError, RequestRefusedError, for
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import REQUEST_CRASHED
 
-# If the first part of the body has at most this many bytes, it is sent together with the HTTP head in one
-# write.
+# If the first part of the body has at most this many bytes, it is sent together with the status line and the
+# header fields in one write. A larger part is sent in a second write.
 MAX_JOINED_BYTES = 65_536
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
@@ -47,9 +48,9 @@ def encode_header_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def encode_refusal(error: RequestRefusedError, default_headers: bytes) -> bytes:
-    """Encodes a complete error response that announces the end of the connection.
+    """Encodes an error as a complete response with `connection: close`.
 
-    `default_headers` are the header lines of every response.
+    `default_headers` are the encoded header lines that every response has.
     """
     body = format_openai_error(error)
     fields = [*_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
@@ -59,7 +60,7 @@ def encode_refusal(error: RequestRefusedError, default_headers: bytes) -> bytes:
 
 
 class ConnectionProtocol(Protocol):
-    """The part of a connection that its requests use."""
+    """The attributes and methods of a connection that its requests use."""
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
@@ -70,7 +71,7 @@ class ConnectionProtocol(Protocol):
         ...
 
     async def drain(self) -> None:
-        """Waits until the client takes data again. Returns at once if writing is not paused."""
+        """Waits until the client takes data again. Does not wait if writing is not paused."""
         ...
 
     def resume_reading(self) -> None:
@@ -78,7 +79,7 @@ class ConnectionProtocol(Protocol):
         ...
 
     def on_response_complete(self) -> None:
-        """Called when the response was sent completely."""
+        """Records that the response was sent completely."""
         ...
 
     def hang_up(self) -> None:
@@ -87,22 +88,22 @@ class ConnectionProtocol(Protocol):
 
 
 class RequestResponseCycle:
-    """Carries one request to the application and its response back to the client.
+    """Passes one request to the application, and sends the application's response to the client.
 
     Args:
         connection: The connection on which the request came.
-        scope: The request (ASGI).
+        scope: The ASGI scope of the request.
         keep_alive: Whether the connection may serve another request.
         expects_continue: Whether the client waits for `100 Continue` before it sends the body.
 
     Attributes:
-        scope: The request (ASGI).
+        scope: The ASGI scope of the request.
         keep_alive: Whether the connection stays open after this response.
         expects_continue: Whether the client still waits for `100 Continue`.
         more_body: Whether the request is still incomplete.
         body_bytes: Number of body bytes that have arrived.
-        last_pace_check: When the speed of the body was last checked, on the loop's clock, and `body_bytes` at
-            that time; None before the first check.
+        last_pace_check: The time when the server last checked how fast the body arrives, in seconds of the
+            event loop's clock, and `body_bytes` at that time; None before the first check.
         is_disconnected: Whether the client left before the response was complete.
         response_started: Whether the application has started the response.
         response_complete: Whether the response was sent completely.
@@ -155,7 +156,11 @@ class RequestResponseCycle:
     # Methods that the connection calls.
 
     async def run(self, app: ASGIApp) -> None:
-        """Runs the application. If it ends without completing its response, the response is aborted."""
+        """Runs the application. If it ends before its response is complete, closes the connection.
+
+        If the response has not even begun, first sends an error with status 500. An exception of the
+        application is logged.
+        """
         try:
             with suppress_and_report(_log_crash):
                 await app(self.scope, self.receive, self.send)
@@ -172,7 +177,7 @@ class RequestResponseCycle:
         return self._unread_bytes
 
     def feed_eof(self) -> None:
-        """Marks the request as complete."""
+        """Records that the request is complete."""
         self.more_body = False
         self._wake_receiver()
 
@@ -221,7 +226,8 @@ class RequestResponseCycle:
         """Sends the next part of the response (ASGI). After the client has left, the part is dropped.
 
         Raises:
-            RuntimeError: If the message comes out of order, or the body differs from its content-length.
+            RuntimeError: If the message comes out of order, or the body is longer or shorter than its
+                content-length.
             ValueError: If a header field contains a line break or a NUL.
         """
         if self._connection.is_writing_paused:
@@ -238,7 +244,7 @@ class RequestResponseCycle:
             raise RuntimeError(f"it is not the turn of {kind}")
 
     def _start_response(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Builds the HTTP head and holds it back."""
+        """Encodes the status line and the header fields of the response, but does not send them yet."""
         framing = dict(headers)
         ours, closes = self._connection.encode_default_headers()
         head = _STATUS_LINES[status] + ours + encode_header_lines(headers)
@@ -247,12 +253,12 @@ class RequestResponseCycle:
             self._remaining_bytes = 0 if self._bodiless else int(framing[b"content-length"])
         elif not self._bodiless:
             self._remaining_bytes = None
-            # HTTP/1.0 has no chunks: there, the end of the connection ends the body.
+            # HTTP/1.0 has no chunked bodies. In HTTP/1.0, the end of the connection ends the body.
             self._chunked = self.scope["http_version"] == "1.1"
             head += _CHUNKED if self._chunked and b"transfer-encoding" not in framing else b""
         closes = closes or b"close" in framing.get(b"connection", b"").lower()
-        # A client that waits for `100 Continue` and gets a response instead may send its body or not. So it
-        # is unknown where the next request would start, and the connection cannot be used again.
+        # A client that waits for `100 Continue` and gets a final response instead may send its body or not.
+        # So the server cannot know where the next request would begin, and closes the connection.
         self.keep_alive = self.keep_alive and not closes and not self.expects_continue
         if not self.keep_alive and not closes:
             head += _CLOSE
@@ -261,7 +267,7 @@ class RequestResponseCycle:
         self._held_head = head + b"\r\n"
 
     def _flush_head(self) -> None:
-        """Sends the HTTP head if it is still held back, without waiting for the body."""
+        """Sends the status line and the header fields, unless they were already sent."""
         if self._held_head and not self._connection.transport.is_closing():
             self._connection.transport.write(self._held_head)
         self._held_head = b""
@@ -294,7 +300,10 @@ class RequestResponseCycle:
         return chunk if more_body else chunk + _LAST_CHUNK
 
     def _abort_response(self) -> None:
-        """Ends an unfinished response: sends an error if it has not begun. Closes the connection."""
+        """Closes the connection although the response is not complete.
+
+        If the response has not begun, first sends an error with status 500.
+        """
         if self.response_started:
             self._flush_head()
         else:

@@ -1,8 +1,9 @@
 """Parses requests with httptools as their bytes arrive, within size limits.
 
-If a client offers to switch to another protocol, the response still uses HTTP/1.1, as RFC 9110 §7.8 allows.
-Java's clients offer h2c or TLS. httptools stops after such an HTTP head and does not parse the body, so a
-second parser parses the body.
+The HTTP head of a request is its request line and its header fields. In it, a client may offer to switch to
+another protocol: Java's HTTP clients offer h2c or TLS. The response still uses HTTP/1.1, as RFC 9110 §7.8
+allows. httptools stops after such an HTTP head and does not parse the body. So this module lets a second
+httptools parser parse the body.
 """
 
 from functools import lru_cache
@@ -13,14 +14,17 @@ import httptools
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# Limits of a request: bytes of the HTTP head, number of header fields, and consecutive bytes without body
-# data, such as chunk extensions and trailers. A request beyond a limit is refused with status 431.
+# A request that exceeds one of the three limits below is refused with status 431. This one is the most bytes
+# that the request line and the header fields may have together.
 MAX_HEAD_BYTES = 65_536
+# The most header fields that a request may have.
 MAX_FIELDS = 256
+# The most bytes that may arrive in a row without body data, such as chunk extensions and trailers.
 MAX_FRAMING_BYTES = 262_144
-# Targets up to this length, in bytes, are cached, because clients use the same few again and again.
+# The parser caches what it finds in request targets of up to this many bytes, because clients use the same
+# few targets again and again.
 _MAX_CACHED_TARGET_BYTES = 256
-# Header fields that decide how the request is read.
+# The header fields whose values the parser itself checks or needs.
 _FRAMING_FIELDS = frozenset({b"host", b"expect", b"content-length", b"transfer-encoding"})
 _INVALID = RequestRefusedError(400, "This is no valid HTTP/1.1 request.", "invalid_http")
 _NO_HOST = RequestRefusedError(400, "The request names no host, or several.", "invalid_http")
@@ -59,22 +63,22 @@ class RequestHead(NamedTuple):
 
 
 class RequestReceiver(Protocol):
-    """Receives the parts of requests from the parser, in order."""
+    """Receives the parts of requests from a `RequestParser`, in the order in which they arrive."""
 
     def on_head_started(self) -> None:
-        """Called at the first byte of a request."""
+        """Notes that the first byte of a request has arrived."""
         ...
 
     def on_head_received(self, head: RequestHead) -> None:
-        """Called once the HTTP head is complete."""
+        """Takes the request line and the header fields of a request, when all have arrived."""
         ...
 
     def on_body_received(self, piece: bytes) -> None:
-        """Called with each part of the body."""
+        """Takes the next part of the request's body."""
         ...
 
     def on_request_received(self) -> None:
-        """Called once the request is complete."""
+        """Notes that the request is complete."""
         ...
 
 
@@ -92,7 +96,7 @@ class RequestParser:
     """Parses the requests of one connection, one after the other.
 
     Args:
-        receiver: Receives the parts of requests, in order.
+        receiver: Gets the parts of the requests, in the order in which they arrive.
     """
 
     __slots__ = (
@@ -124,8 +128,8 @@ class RequestParser:
 
     def _create_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
-        # A client may announce that it closes the connection after a request, and still send more data. The
-        # request is answered nevertheless.
+        # A client may send `connection: close` with a request, and still send data after this request. The
+        # server answers the request nevertheless.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
@@ -147,7 +151,10 @@ class RequestParser:
         return _HEAD_TOO_LARGE if over else None
 
     def close(self) -> None:
-        """Breaks the reference cycle with httptools, which the garbage collector would find late."""
+        """Drops the httptools parser, whose callbacks refer to this object.
+
+        Without this, both objects would keep each other in memory until the garbage collector runs.
+        """
         del self._parser, self._receiver
 
     def _feed_parser(self, data: bytes) -> None:
@@ -161,7 +168,11 @@ class RequestParser:
                 return
 
     def _restart_after_upgrade(self) -> None:
-        """Starts a new parser for the body of a request that asks to change to another protocol."""
+        """Starts a new httptools parser for the body of a request that offers to switch to another protocol.
+
+        The new parser first gets a request line, and header fields that describe the same body. While it
+        parses these, its callbacks do nothing (`_is_muted`).
+        """
         self._is_upgrading = False
         self._parser = self._create_parser()
         self._is_muted = True
@@ -195,12 +206,12 @@ class RequestParser:
         self._receiver.on_head_started()
 
     def on_url(self, piece: bytes) -> None:
-        """Adds a part of the target."""
+        """Adds a part of the request target (path and query)."""
         if not self._is_muted:
             self._target += piece
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Adds a field of the HTTP head. Fields of trailers are dropped."""
+        """Adds a header field. Refuses the request if it has too many. Drops trailer fields."""
         if not self._is_reading_head:
             return
         if len(self._fields) >= MAX_FIELDS:
@@ -211,7 +222,7 @@ class RequestParser:
         self._fields.append((name, value))
 
     def _record_framing_field(self, name: bytes, value: bytes) -> None:
-        """Records a field that decides how the request is read."""
+        """Records one of the `_FRAMING_FIELDS`. Refuses transfer codings other than `chunked`."""
         if name == b"host":
             self._hosts += 1
         elif name == b"expect":
@@ -222,7 +233,10 @@ class RequestParser:
             self._framing.append(b"%b: %b\r\n" % (name, value))
 
     def on_headers_complete(self) -> None:
-        """Checks the complete HTTP head and passes it on."""
+        """Checks the request line and the header fields, and passes them to the receiver.
+
+        Refuses the request if they are too long or not valid.
+        """
         if self._is_muted:
             return
         fields, target, parser = self._fields, self._target, self._parser
@@ -244,12 +258,12 @@ class RequestParser:
         )
 
     def on_body(self, piece: bytes) -> None:
-        """Passes on a part of the body."""
+        """Passes a part of the body to the receiver."""
         self._framing_bytes = 0
         self._receiver.on_body_received(piece)
 
     def on_message_complete(self) -> None:
-        """Tells the receiver that the request is complete, unless the body of an upgrade request follows."""
+        """Tells the receiver that the request is complete, unless its body is still to be parsed."""
         if self._is_upgrading:
             return  # the body follows, and the parser that `_restart_after_upgrade` starts reads it
         self._framing_bytes = 0

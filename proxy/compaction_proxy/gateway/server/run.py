@@ -22,14 +22,17 @@ Application = Callable[..., Any]
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """A server that installs no signal handlers, and checks its connections ten times a second."""
+    """A server that installs no signal handlers, and looks for overdue connections ten times a second."""
 
     def __init__(self, config: uvicorn.Config, deadlines: ClientDeadlines) -> None:
         super().__init__(config)
         self._deadlines = deadlines
 
     async def on_tick(self, counter: int) -> bool:
-        """Closes overdue connections. Returns whether to stop serving."""
+        """Closes connections that exceed a deadline. Returns whether the server must stop.
+
+        uvicorn calls this method ten times a second.
+        """
         close_overdue_connections(
             self.server_state.connections, self._deadlines, asyncio.get_running_loop().time()
         )
@@ -71,13 +74,13 @@ def build_server(
     deadlines: ClientDeadlines = DEFAULT_DEADLINES,
     ssl_context: ssl.SSLContext | None = None,
 ) -> GracefulServer:
-    """Builds a server for the foreground, which stops on SIGINT and SIGTERM.
+    """Builds a server that stops on SIGINT and SIGTERM.
 
     Args:
         app: An ASGI application with a lifespan.
         drain_timeouts: How long the server waits for requests while it stops.
         on_stopping: Called when the server begins to stop, with the number of requests in progress.
-        force_on_second_signal: Whether a second signal stops the server at once.
+        force_on_second_signal: Whether a second signal makes the server stop without waiting for responses.
         deadlines: How long clients may take to send a request or to take a response.
         ssl_context: The TLS settings. None serves plain HTTP.
     """
@@ -91,7 +94,11 @@ def build_server(
 
 
 async def _serve_socket(server: uvicorn.Server, listener: socket.socket) -> None:
-    """Serves until the server is asked to stop. If the application fails to start, raises `ProxyError`."""
+    """Serves on a listening socket until somebody asks the server to stop.
+
+    Raises:
+        ProxyError: If the application failed to start.
+    """
     try:
         await server.serve(sockets=[listener])
     except SystemExit:
@@ -99,15 +106,16 @@ async def _serve_socket(server: uvicorn.Server, listener: socket.socket) -> None
 
 
 async def run_server(server: uvicorn.Server, listener: socket.socket, on_started: Callable[[], None]) -> None:
-    """Serves on a listening socket until the server is asked to stop.
+    """Serves on a listening socket until somebody asks the server to stop.
 
     Args:
         server: The server to run.
-        listener: The listening socket. It is closed at the end.
-        on_started: Called once requests are accepted, unless the server was asked to stop before that.
+        listener: The listening socket. This function closes it at the end.
+        on_started: Called when the server begins to accept requests, unless somebody has asked it to stop
+            before that.
 
     Raises:
-        ProxyError: If the application's lifespan failed to start.
+        ProxyError: If the application failed to start.
     """
     serving = asyncio.create_task(_serve_socket(server, listener))
     try:
@@ -129,11 +137,11 @@ async def serve_embedded(
     deadlines: ClientDeadlines = DEFAULT_DEADLINES,
     ssl_context: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
-    """Serves an application while the block runs. Yields the base URL once requests are accepted.
+    """Serves an application while the block runs. Yields the base URL when the server accepts requests.
 
     Raises:
-        ConfigError: If the address cannot be listened on.
-        ProxyError: If the application's lifespan failed to start.
+        ConfigError: If the server cannot listen on the address.
+        ProxyError: If the application failed to start.
     """
     listener = listen(host, port)
     server = _EmbeddedServer(_build_config(app, grace_s=1, ssl_context=ssl_context), deadlines)

@@ -19,28 +19,30 @@ from compaction_proxy.gateway.server.timeouts import (
 )
 
 TICK_S = 0.1
-# While the server stops, it waits this many seconds for requests whose HTTP head or body is still arriving.
-# Then it closes their connections.
+# While the server stops, it waits this many seconds for requests that are still arriving. Then it closes
+# their connections.
 ARRIVAL_TIMEOUT_S = 0.5
 # Over TLS, asyncio waits up to 30 s for the client to confirm that the connection closes. This server waits
 # only this many seconds.
 CLOSE_TIMEOUT_S = 2.0
-# The work that requests still do after their responses may take this many seconds. Then it is cancelled.
+# While the server stops, work that goes on after the response of a request may take this many seconds. Then
+# the server cancels it.
 TASKS_TIMEOUT_S = 1.0
-# The most seconds that the application's shutdown may take: normally, and after a forced stop.
+# The most seconds that the application's shutdown may take. After that, the server stops without it.
 APPLICATION_CLOSE_TIMEOUT_S = 5.0
+# The most seconds that the application's shutdown may take if the server must not wait for responses.
 FORCED_CLOSE_TIMEOUT_S = 0.5
 _CLOSE = (b"connection", b"close")
 
 
 @dataclass(frozen=True, slots=True)
 class DrainTimeouts:
-    """How long a server waits after it is asked to stop.
+    """How long a server waits after somebody has asked it to stop.
 
     Attributes:
-        accept_s: Seconds for which the server still accepts requests, but already announces that it is
-            stopping.
-        drain_s: Seconds after that in which requests in progress may still be answered.
+        accept_s: Seconds for which the server still accepts requests, while its health checks fail and its
+            responses say `connection: close`.
+        drain_s: Seconds after that in which the server still answers requests in progress.
     """
 
     accept_s: float = 0.0
@@ -49,12 +51,13 @@ class DrainTimeouts:
 
 @dataclass(slots=True)
 class DrainReport:
-    """What happened to requests and connections after the server was asked to stop.
+    """What happened to requests and connections after somebody had asked the server to stop.
 
     Attributes:
-        finished: Number of requests that were answered completely.
-        dropped: Number of closed connections without a complete request, idle ones included.
-        cut: Number of connections that were closed before their responses were complete.
+        finished: Number of requests that the server answered completely.
+        dropped: Number of connections that the server closed because they had no complete request. Idle
+            connections count, too.
+        cut: Number of connections that the server closed before their responses were complete.
     """
 
     finished: int = 0
@@ -65,7 +68,7 @@ class DrainReport:
 def _should_await_response(connection: ServerConnection) -> bool:
     """Returns whether the connection has a request that the server should still answer before it stops.
 
-    Such a request is complete or its response has begun, but its response is not complete.
+    Such a request is complete, or its response has begun. In both cases, its response is not complete yet.
     """
     cycle = connection.newest_cycle
     if cycle is None or cycle.response_complete:
@@ -74,25 +77,25 @@ def _should_await_response(connection: ServerConnection) -> bool:
 
 
 def _abort_if_flushed(connection: ServerConnection) -> None:
-    """Closes the connection without waiting for its client, once everything has been sent."""
+    """Closes a connection now, without waiting for its client, if all data has been sent."""
     if not connection.transport.get_write_buffer_size():
         connection.transport.abort()
 
 
 class GracefulServer(uvicorn.Server):
-    """Lets responses in progress end before it stops, within a time limit.
+    """A server that completes the responses in progress before it stops, within a time limit.
 
-    When it is asked to stop, it first keeps accepting requests for a while (`DrainTimeouts.accept_s`). Each
-    new request finds `stopping` in the state of its scope, so that health checks can fail, and each response
-    says `connection: close`. Then the server stops listening, drops connections without a complete request,
-    waits for the responses in progress, and lets the application shut down. uvicorn alone would wait for an
-    incomplete request for ever, or end every response with an error.
+    When somebody asks it to stop, it first accepts requests for `DrainTimeouts.accept_s` more seconds. In
+    this time, each new request has `stopping` in the state of its scope, so that health checks can fail, and
+    each response says `connection: close`. Then the server stops listening, closes connections without a
+    complete request, waits for the responses in progress, and lets the application shut down. uvicorn alone
+    would wait for an incomplete request without end, or would cut all responses.
 
     Args:
         config: uvicorn's configuration.
         drain_timeouts: How long the server waits while it stops.
         on_stopping: Called when the server begins to stop, with the number of requests in progress.
-        force_on_second_signal: Whether a second signal stops the server at once.
+        force_on_second_signal: Whether a second signal makes the server stop without waiting for responses.
         deadlines: How long clients may take to send a request or to take a response.
     """
 
@@ -114,29 +117,35 @@ class GracefulServer(uvicorn.Server):
         self.drain_report = DrainReport()
 
     def stop(self, *, now: bool = False) -> None:
-        """Begins to stop; with `now`, waits for no responses. May be called from any thread."""
+        """Makes the server stop; with `now`, without waiting for responses. May be called from any thread."""
         self.should_exit = True
         self.force_exit = self.force_exit or now
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of a signal handler
-        """Stops the server on a signal. On a second signal, waits for no responses if that is configured."""
+        """Makes the server stop when a signal arrives.
+
+        After a second signal, the server does not wait for responses if `force_on_second_signal` is set.
+        """
         self.stop(now=self._force_on_second_signal and self.should_exit)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Installs handlers for SIGINT and SIGTERM.
 
-        They stay installed, so that no signal kills the process while it shuts down.
+        The handlers stay installed after the context has ended, so that no signal kills the process while it
+        shuts down.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.handle_exit)
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts the application and accepts connections. `deadlines.head_s` limits the TLS handshake.
+        """Starts the application and accepts connections.
 
-        uvicorn has no setting for the handshake. So uvicorn starts without sockets, and this method opens the
-        servers.
+        A TLS handshake may take at most `ClientDeadlines.head_s` seconds.
+
+        uvicorn has no setting that limits the handshake. So this method starts uvicorn without sockets, and
+        itself creates an asyncio server for each socket.
         """
         await super().startup(sockets=[])
         self.started = False
@@ -156,14 +165,18 @@ class GracefulServer(uvicorn.Server):
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Closes overdue connections every `SWEEP_INTERVAL_S` seconds. Returns whether to stop serving."""
+        """Closes connections that exceed a deadline. Returns whether the server must stop.
+
+        uvicorn calls this method every `TICK_S` seconds. The method looks at the connections only every
+        `SWEEP_INTERVAL_S` seconds.
+        """
         if counter % round(SWEEP_INTERVAL_S / TICK_S) == 0:
             now = asyncio.get_running_loop().time()
             close_overdue_connections(self.server_state.connections, self._deadlines, now)
         return await super().on_tick(counter)
 
     async def main_loop(self) -> None:
-        """Serves until asked to stop, and after that for another `DrainTimeouts.accept_s` seconds."""
+        """Serves until somebody asks the server to stop, and `DrainTimeouts.accept_s` seconds longer."""
         await super().main_loop()
         self.lifespan.state["stopping"] = True
         self.config.encoded_headers.append(_CLOSE)
@@ -211,11 +224,14 @@ class GracefulServer(uvicorn.Server):
             await asyncio.sleep(TICK_S)
 
     def _close_when_answered(self, connection: ServerConnection, *, is_late: bool) -> None:
-        """Ends a connection after its response. Without a complete request, ends it if it is idle or late.
+        """Lets a connection end after the response in progress. Without such a response, closes it.
+
+        If a request may still be arriving, or the client may still be reading the last response, the method
+        closes the connection only if `is_late`.
 
         Args:
             connection: A connection that is still open.
-            is_late: Whether the time for incomplete requests (`ARRIVAL_TIMEOUT_S`) is over.
+            is_late: Whether the server has waited for incomplete requests for `ARRIVAL_TIMEOUT_S` seconds.
         """
         cycle = connection.newest_cycle
         if connection.has_hung_up:
@@ -228,7 +244,10 @@ class GracefulServer(uvicorn.Server):
             connection.transport.close()
 
     async def _wait_for_tasks(self) -> None:
-        """Waits for the work that requests still do after their clients have left or have their responses."""
+        """Waits for work that goes on after a client has left or has its response. Then cancels the work.
+
+        The wait takes at most `TASKS_TIMEOUT_S` seconds.
+        """
         for limit_s in (TASKS_TIMEOUT_S, TICK_S):
             tasks = set(self.server_state.tasks)
             if not tasks:
@@ -238,7 +257,7 @@ class GracefulServer(uvicorn.Server):
                 task.cancel()
 
     async def _close_application(self) -> None:
-        """Runs the application's shutdown, with a time limit so that it cannot hold the process for ever."""
+        """Lets the application shut down, with a time limit so that the process ends in any case."""
         clock = asyncio.get_running_loop().time
         start = clock()
         closing = asyncio.create_task(self.lifespan.shutdown())

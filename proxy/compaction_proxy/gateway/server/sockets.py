@@ -19,11 +19,11 @@ _DATE_ERRORS = {9: "is not valid yet", 10: "has expired"}
 
 
 def _find_date_error(context: ssl.SSLContext, certificate: str) -> str | None:
-    """Returns what is wrong with the dates of a certificate, as the end of a sentence; None if nothing is.
+    """Returns a text such as "has expired" if the dates of a certificate are not valid; else None.
 
     Python's `ssl` module does not check the dates of a server's own certificate. So this function makes a
-    handshake in memory, with a client that trusts exactly this certificate. It does not report other
-    faults of the certificate.
+    handshake in memory, with a client that trusts exactly this certificate. It does not report other faults
+    of the certificate.
     """
     client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_context.check_hostname = False
@@ -43,7 +43,7 @@ def _find_date_error(context: ssl.SSLContext, certificate: str) -> str | None:
 
 
 def build_tls_context(certificate: str, key: str) -> ssl.SSLContext:
-    """Builds the settings for serving TLS (1.2 and up).
+    """Builds the TLS settings of a server. Clients must use TLS 1.2 or a later version.
 
     Args:
         certificate: PEM file with the certificate and the certificates that link it to a known authority.
@@ -73,16 +73,16 @@ def build_tls_context(certificate: str, key: str) -> ssl.SSLContext:
 
 
 BACKLOG = 2_048
-# Whether the kernel spreads connections over the sockets that share a port. Systems other than Linux give all
-# connections to one of the sockets.
+# Whether the kernel distributes new connections over all sockets that listen on the same port. Systems other
+# than Linux give all connections to one of the sockets.
 PORT_IS_SPREAD = sys.platform == "linux"
-# Only the owner of a Unix socket and the owner's group may connect.
+# The umask while a Unix socket is created. With it, only the owner and the group of the file may connect.
 _UMASK = 0o117
 _CONNECT_S = 1.0
 
 
 def _bind_shared_port(family: int, address: tuple[str, int] | tuple[int, bytes]) -> socket.socket:
-    """Binds a socket to a port that other sockets may share. The socket does not listen yet."""
+    """Creates a socket and binds it to a port that other sockets may share. It does not listen yet."""
     listener = socket.socket(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -97,28 +97,28 @@ def _bind_shared_port(family: int, address: tuple[str, int] | tuple[int, bytes])
 
 
 def _disable_nagle(listener: socket.socket) -> socket.socket:
-    """Turns off Nagle's algorithm for the connections of a socket, and returns the socket.
+    """Turns off Nagle's algorithm for the connections of a listening socket, and returns the socket.
 
     uvloop turns the algorithm off for all sockets. asyncio turns it off only for sockets that were created
     with a protocol number, and this module creates its sockets without one. With the algorithm, a response
-    that is sent in two writes on a reused connection would take 40 ms.
+    that is sent in two writes over a reused connection would take 40 ms.
     """
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
-    """Opens a listening TCP socket. Port 0 takes a free port.
+    """Opens a listening TCP socket.
 
     Args:
         host: Address or name. An empty string means every address of this machine.
-        port: TCP port.
-        share_port: Whether other sockets may share the port. The kernel spreads connections over the
-            sockets that listen. This socket starts to listen only when a server uses it. Requires
-            `PORT_IS_SPREAD`.
+        port: TCP port. With 0, the system chooses a free port.
+        share_port: Whether other sockets may use the same port. The kernel then distributes new connections
+            over the sockets that listen. The returned socket does not listen yet: a server that uses it makes
+            it listen. Useful only if `PORT_IS_SPREAD` is true.
 
     Raises:
-        ConfigError: If the address does not exist, is in use or must not be used.
+        ConfigError: If the address does not exist, is in use, or this process may not use it.
     """
     if not 0 <= port <= MAX_PORT:  # the resolver would use only the last 16 bits
         raise ConfigError(f"server.port: cannot listen on {host}:{port}: ports end at {MAX_PORT}")
@@ -135,7 +135,10 @@ def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
 
 
 def can_spread_connections(listener: socket.socket) -> bool:
-    """Returns whether the kernel spreads connections over several sockets on this socket's address."""
+    """Returns whether several sockets can share this socket's address.
+
+    They can if the kernel distributes new connections over them (`PORT_IS_SPREAD`). Unix sockets cannot.
+    """
     return PORT_IS_SPREAD and listener.family != socket.AF_UNIX
 
 
@@ -162,7 +165,11 @@ def _has_listener(path: str) -> bool:
 
 
 def _bind_path(listener: socket.socket, path: str) -> None:
-    """Binds to a path. Replaces a socket that a dead process has left there."""
+    """Binds a Unix socket to a path. Replaces a socket that a dead process has left there.
+
+    Raises:
+        OSError: If another file is there, or another process listens there.
+    """
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise FileExistsError(errno.EEXIST, "")
@@ -180,7 +187,7 @@ def listen_on_unix_path(path: str) -> socket.socket:
     """Opens a listening Unix socket (mode 0660). Replaces a socket that a dead process has left there.
 
     Raises:
-        ConfigError: If the path cannot be listened on, for example because another process listens there.
+        ConfigError: If the socket cannot be opened, for example because another process listens there.
     """
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -206,7 +213,7 @@ def _read_file_identity(path: str) -> tuple[int, int] | None:
 def remove_socket_on_exit(listener: socket.socket) -> Iterator[None]:
     """Removes the file of a Unix socket when the block ends. The block must close the socket.
 
-    The file stays if another process has replaced it. A TCP socket has no file.
+    If another process has replaced the file, the file stays. For a TCP socket, nothing happens.
     """
     if listener.family != socket.AF_UNIX:
         yield
@@ -217,13 +224,17 @@ def remove_socket_on_exit(listener: socket.socket) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):  # the folder may be read-only by now, or gone
-            # A new file may get the inode number of a deleted one, so an equal identity alone proves nothing.
+            # A file that another process has created here may have the inode number of the deleted one. So
+            # also check that no process listens.
             if identity is not None and _read_file_identity(path) == identity and not _has_listener(path):
                 Path(path).unlink()
 
 
 def build_base_url(listener: socket.socket, scheme: str = "http") -> str:
-    """Returns the address of a listening socket for clients on this machine: a URL, or `unix:` and a path."""
+    """Returns the address at which clients on this machine reach a listening socket.
+
+    This is a URL for a TCP socket, and `unix:` with the path for a Unix socket.
+    """
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]

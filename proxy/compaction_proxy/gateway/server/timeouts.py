@@ -1,11 +1,11 @@
 """Closes connections whose clients take too long to send a request or to take a response.
 
-Such clients would hold connections for ever. The servers check all connections at least once a second, which
-is cheaper than a timer for each connection and exact enough. The time in which a client waits for the proxy,
-such as for a free request slot or a response, is never counted.
+Without this, such clients could keep connections open without end. The server checks all connections at least
+once a second, which takes less processor time than a timer for each connection. The time in which a client
+waits for the proxy, such as for a free request slot or a response, does not count.
 
-The event loop notices a client's departure only while it reads from the socket. So this module polls the
-sockets on which reading is paused.
+The event loop notices that a client has left only while it reads from the client's socket. So this module
+polls the sockets on which reading is paused.
 """
 
 import select
@@ -18,24 +18,25 @@ from compaction_proxy.gateway.server.connection import ServerConnection
 from compaction_proxy.gateway.server.cycle import RequestResponseCycle
 
 SWEEP_INTERVAL_S = 1.0
-# The minimum rate of a request body, averaged over `ClientDeadlines.body_s`. Apache demands the same rate.
-# Without it, a client that sends a byte now and then could occupy a request slot for ever.
+# The minimum average rate, in bytes per second, at which a request body must arrive over each period of
+# `ClientDeadlines.body_s` seconds. Below it, the request is refused with status 408. Otherwise a client that
+# sends a byte now and then could occupy a request slot without end. Apache demands the same rate.
 MIN_BODY_BYTES_PER_S = 500
 _BODY_TIMEOUT = RequestRefusedError(408, "The request body did not come in time.", "request_timeout")
 
 
 @dataclass(frozen=True, slots=True)
 class ClientDeadlines:
-    """How long clients may take, in seconds.
+    """How many seconds a client may take before the server closes its connection.
 
     Attributes:
-        head_s: From the opening of the connection, or the first byte of a further request, to the end of the
-            HTTP head.
-        body_s: How long an incomplete request body may pause, and the time over which its average rate must
-            reach `MIN_BODY_BYTES_PER_S`.
-        idle_s: From a response to the first byte of a further request.
-        send_s: How long a client may accept no data of a response that is ready to be sent.
-        linger_s: From the end of the last response until the client closes the connection.
+        head_s: Seconds from the opening of the connection, or from the first byte of a further request, to
+            the end of the request's header fields.
+        body_s: Seconds for which a client may send nothing of an incomplete request body. This is also the
+            period over which the average rate of a body must reach `MIN_BODY_BYTES_PER_S`.
+        idle_s: Seconds from the end of a response to the first byte of a further request.
+        send_s: Seconds for which a client may take no data of a response that is ready to be sent.
+        linger_s: Seconds from the end of the last response until the client closes the connection.
     """
 
     head_s: float = 15.0
@@ -46,7 +47,10 @@ class ClientDeadlines:
 
 
 def close_overdue_connections(connections: Iterable[object], deadlines: ClientDeadlines, now: float) -> None:
-    """Closes connections that exceed a deadline or whose clients have left. `now` is on the loop's clock."""
+    """Closes connections that exceed a deadline or whose clients have left.
+
+    `now` is the time in seconds of the event loop's clock.
+    """
     for connection in list(connections):
         if not isinstance(connection, ServerConnection):
             continue
@@ -60,7 +64,10 @@ def close_overdue_connections(connections: Iterable[object], deadlines: ClientDe
 
 
 def _has_client_left(connection: ServerConnection) -> bool:
-    """Returns whether the client has left (FIN or RST) while reading is paused. Works only on Linux."""
+    """Returns whether the client has closed a connection on which reading is paused (FIN or RST).
+
+    Returns False if reading is not paused, and on systems other than Linux.
+    """
     if not connection.is_reading_paused or sys.platform != "linux":
         return False
     poller = select.poll()
@@ -88,7 +95,10 @@ def _close_if_overdue(connection: ServerConnection, deadlines: ClientDeadlines, 
 def _refuse_if_body_is_slow(
     connection: ServerConnection, cycle: RequestResponseCycle, deadlines: ClientDeadlines, now: float
 ) -> None:
-    """Answers 408 if the body comes too slowly. If the response has begun, only ends the connection."""
+    """Refuses a request with status 408 if its body arrives too slowly, and ends the connection.
+
+    If the response has begun, the client gets no error.
+    """
     if not cycle.more_body:
         return
     if connection.is_reading_paused or cycle.expects_continue:
@@ -103,10 +113,10 @@ def _refuse_if_body_is_slow(
 
 
 def _update_and_check_pace(cycle: RequestResponseCycle, span_s: float, now: float) -> bool:
-    """Returns whether too little of the body came in a period of `span_s` seconds that has just ended.
+    """Returns whether a period of `span_s` seconds has just ended in which the body arrived too slowly.
 
-    Starts the next period when the last one has ended. "Too little" is less than `MIN_BODY_BYTES_PER_S` on
-    average.
+    "Too slowly" means fewer than `MIN_BODY_BYTES_PER_S` bytes per second on average. When a period has ended,
+    the function starts the next one.
     """
     started_at, bytes_then = cycle.last_pace_check or (now, cycle.body_bytes)
     if cycle.last_pace_check is None or now - started_at > span_s:
