@@ -92,9 +92,12 @@ async def test_other_errors_say_nothing_of_the_length(status: int, message: str)
     assert await detect_overflow(response, CHAT) is None
 
 
-async def test_a_refusal_inside_a_stream_is_found_behind_events_that_say_nothing() -> None:
+@pytest.mark.parametrize("kind", [STREAM, (b"content-type", b" Text/Event-Stream")])
+async def test_a_refusal_inside_a_stream_is_found_behind_events_that_say_nothing(
+    kind: tuple[bytes, bytes],
+) -> None:
     pieces = START, PING, REFUSAL
-    response, _ = answer(*pieces)
+    response, _ = answer(*pieces, kind=kind)
     assert await detect_overflow(response, MESSAGES) == FOUND
     assert [await response.read() for _ in pieces] == list(pieces)
 

@@ -579,7 +579,7 @@ class CompactionItemResponder:
             beginning = await _peek_decompressed(answer, PEEK_BYTES)
             names_type = status in _REFUSAL_STATUSES and TRIGGER_TYPE.encode() in beginning
             lacks = names_type or _UNKNOWN_ITEM in beginning
-        elif answer.get_field(b"content-type").lower().startswith(EVENT_STREAM.decode()):
+        elif answer.is_stream:
             lacks = await _lacks_compaction_item(answer)
         else:
             payload = decode_small_json(await _peek_decompressed(answer, HOLD_BYTES))

@@ -17,7 +17,6 @@ from compaction_proxy.wires.wire import Wire
 # of the request's instructions and tools.
 HOLD_S: Final = 3.0
 HOLD_BYTES: Final = 512 * 1024
-_STREAM: Final = "text/event-stream"
 
 
 async def detect_overflow(answer: UpstreamResponse, wire: Wire) -> Overflow | None:
@@ -48,7 +47,7 @@ async def _peek_beginning(answer: UpstreamResponse, wire: Wire) -> bytes:
     """
     beginning = await answer.peek(1)
     is_plain = answer.get_field(b"content-encoding").strip().lower() in IDENTITY
-    if not is_plain or not answer.get_field(b"content-type").startswith(_STREAM):
+    if not is_plain or not answer.is_stream:
         return beginning
     until = time.monotonic() + HOLD_S
     events = EventSplitter()

@@ -26,7 +26,7 @@ from compaction_proxy.core.digest import format_message_id
 from compaction_proxy.core.errors import OverloadedError, UnreadableBodyError, UpstreamError
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.gateway.client.types import HttpRequest, HttpResponse
-from compaction_proxy.gateway.headers import EVENT_STREAM, Headers, to_client_headers
+from compaction_proxy.gateway.headers import Headers, to_client_headers
 from compaction_proxy.gateway.upstream import PEEK_BYTES, UpstreamResponse, relay_response, send_error
 from compaction_proxy.recall.offer import should_offer_tool
 from compaction_proxy.recall.tool import RecallContext, RecallTool
@@ -214,7 +214,7 @@ class RecallLoop:
         """
         if Inflater(answer.get_field(b"content-encoding"), 0).has_failed:
             return await self._relay_unchanged(answer, send, extra_headers)
-        relay = self._relay_stream if _is_stream(answer) else self._relay_whole_answer
+        relay = self._relay_stream if answer.is_stream else self._relay_whole_answer
         return await relay(answer, send, extra_headers)
 
     async def _relay_unchanged(
@@ -237,7 +237,7 @@ class RecallLoop:
                 start_next = partial(joiner.start_next_answer, may_answer_calls=self.can_continue(1))
                 message = await run_in_worker_if_large(joiner.buffered_bytes, start_next)
                 answer = await self.run_calls_and_continue(message, calls)
-                if answer.response.status != httpx.codes.OK or not _is_stream(answer):
+                if answer.response.status != httpx.codes.OK or not answer.is_stream:
                     error_body = await self._build_stream_error(answer)
                     await self._send_data(send, joiner.encode_error_event(error_body))
                     return False
@@ -328,7 +328,7 @@ class RecallLoop:
         """
         is_first = not self.hop_count
         body = await _peek_whole_body(answer, MAX_ANSWER_BYTES)
-        if not is_first and (not body or _is_stream(answer)):
+        if not is_first and (not body or answer.is_stream):
             raise UpstreamError(*_BROKEN)
         if not body:
             return b""
@@ -393,10 +393,6 @@ class RecallLoop:
             async with asyncio.timeout_at(deadline):
                 return await self._offer.recall_tool.answer_call(self._offer.context, arguments)
         return NOT_NOW
-
-
-def _is_stream(answer: UpstreamResponse) -> bool:
-    return answer.get_field(b"content-type").strip().lower().startswith(EVENT_STREAM.decode())
 
 
 def _build_headers(first: HttpResponse, extra_headers: ExtraHeaders) -> Headers:

@@ -27,6 +27,7 @@ from compaction_proxy.core.upstream_failure import OUT_OF_SOCKETS
 from compaction_proxy.gateway.client.types import HttpEngine, HttpRequest, HttpResponse
 from compaction_proxy.gateway.concurrency_limit import RETRY_AFTER_S
 from compaction_proxy.gateway.headers import (
+    EVENT_STREAM,
     Headers,
     build_header_map,
     get_content_length,
@@ -210,6 +211,11 @@ class UpstreamResponse:
     def get_field(self, name: bytes) -> str:
         """Returns the first value of a header field; empty if there is none. `name` is in lower case."""
         return (get_header(self.response.headers, name) or b"").decode("latin-1")
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the body is a stream of server-sent events, by the response's `content-type`."""
+        return self.get_field(b"content-type").strip().lower().startswith(EVENT_STREAM.decode())
 
     async def aclose(self) -> None:
         """Closes the response. If its body is not complete, the connection to the upstream is closed."""
