@@ -53,8 +53,17 @@ def test_what_must_be_quick_imports_no_server(arguments: list[str], tmp_path: Pa
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_version_is_that_of_the_distribution(tmp_path: Path) -> None:
-    assert run(["version"], tmp_path).stdout == "0.1.0\n"
+@pytest.mark.parametrize("argument", ["version", "--version"])
+def test_version_is_that_of_the_distribution(argument: str, tmp_path: Path) -> None:
+    assert run([argument], tmp_path).stdout == "0.1.0\n"
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["sessions"], ["sessions", "list"]])
+def test_the_short_option_prints_the_same_help(command: list[str], tmp_path: Path) -> None:
+    short, long = (run([*command, option], tmp_path) for option in ("-h", "--help"))
+    assert short.returncode == 0
+    assert short.stdout == long.stdout
+    assert "Usage: " in short.stdout
 
 
 def test_check_says_which_file_is_fine(tmp_path: Path) -> None:

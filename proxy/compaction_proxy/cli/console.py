@@ -89,6 +89,7 @@ def create_group(help_text: str, name: str | None = None) -> typer.Typer:
         name=name,
         cls=CommandGroup,
         help=help_text,
+        context_settings={"help_option_names": ["-h", "--help"]},
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode=None,

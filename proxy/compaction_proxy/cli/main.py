@@ -222,6 +222,24 @@ def version() -> None:
     print(importlib.metadata.version("compaction-proxy"))
 
 
+def _print_version_and_exit(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _handle_options(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version_and_exit, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Defines the options that are not those of a command."""
+
+
 def doctor(
     probe: Annotated[
         bool,
