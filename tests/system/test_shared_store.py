@@ -19,6 +19,8 @@ from tests.helpers.redis_servers import RedisServer
 from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply, run_proxy
 
 CLIENTS = 60
+# The store may answer too late on a busy machine. The proxy then goes on without it, which shows nothing here.
+ATTEMPTS = 3
 ROUND_TRIP_S = 0.02
 TRIGGER_TOKENS = 3_000
 SUMMARY_MODEL = "summary-model"
@@ -87,21 +89,29 @@ def send_at_once(replicas: list[Proxy]) -> list[str]:
             return list(pool.map(send, range(CLIENTS)))
 
 
-def test_a_burst_of_first_requests_makes_one_summary_over_a_store_in_another_zone(tmp_path: Path) -> None:
+def play_burst(folder: Path) -> tuple[int, list[str], list[str]]:
+    """Returns the number of summaries, what each answer says, and why the store failed, where it did."""
     answer = CountingProvider()
     with ExitStack() as stack:
         provider = Provider(answer)
         stack.callback(provider.close)
-        folders = [tmp_path / name for name in ("redis", "one", "other")]
-        for folder in folders:
-            folder.mkdir()
+        folders = [folder / name for name in ("redis", "one", "other")]
+        for each in folders:
+            each.mkdir(parents=True)
         redis = stack.enter_context(RedisServer(folders[0]))
         port = stack.enter_context(distant(redis.port))
         config = {**CONFIG, "store": {"url": f"redis://127.0.0.1:{port}/0"}}
         replicas = [stack.enter_context(run_proxy(each, provider.url, config)) for each in folders[1:]]
-
         statuses = send_at_once(replicas)
-
         failures = [line["reason"] for each in replicas for line in each.log_lines("store.failed")]
-    assert answer.summaries == 1, failures
-    assert set(statuses) <= {"applied", "reused"}
+    return answer.summaries, statuses, failures
+
+
+def test_a_burst_of_first_requests_makes_one_summary_over_a_store_in_another_zone(tmp_path: Path) -> None:
+    for attempt in range(ATTEMPTS):
+        summaries, statuses, failures = play_burst(tmp_path / str(attempt))
+        assert set(statuses) <= {"applied", "reused"}
+        if not failures:
+            break
+    assert not failures
+    assert summaries == 1
