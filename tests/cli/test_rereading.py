@@ -65,7 +65,7 @@ async def test_a_signal_during_a_reading_has_it_read_once_more() -> None:
         os.kill(os.getpid(), signal.SIGHUP)
         await asyncio.sleep(0.01)
     go_on.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while len(app.found) < 2:  # noqa: ASYNC110 - a thread sets no event
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)

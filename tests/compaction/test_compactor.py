@@ -132,7 +132,7 @@ async def test_other_tool_results_under_the_same_calls_never_get_the_summary(cha
 async def test_requests_at_once_with_other_tool_results_share_no_summary(chained: Bench) -> None:
     chained.summaries.answers = [FIRST, SECOND]
     chained.summaries.hold = asyncio.Barrier(2)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         first, second = await asyncio.gather(chained.fit(loop(60)), chained.fit(other(loop(60))))
     told = [(b"First record" in fit.raw, b"Second record" in fit.raw) for fit in (first, second)]
     assert sorted(told) == [(False, True), (True, False)]

@@ -102,7 +102,7 @@ async def test_at_the_trigger_the_ready_round_is_installed_without_another_call(
     async with bench() as made:
         await warmed(made)
         made.summaries.hold = asyncio.Event()  # whoever asks now waits for ever
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             fit = await made.fit(talk(DUE))
         assert (fit.report.status, fit.report.round, fit.report.reason) == (CompactionStatus.APPLIED, 1, None)
         assert len(made.summaries.calls) == 1

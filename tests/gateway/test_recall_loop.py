@@ -187,7 +187,7 @@ async def test_an_upstream_that_goes_on_after_its_end_holds_nobody_up(
 ) -> None:
     monkeypatch.setattr(recall_loop, "LINGER_S", 0.1)
     endless = Endless(chat.encode_stream(ENVELOPE, SEARCHING, None))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         assert await course(streamed(chat.Reply("Five.")))[0].relay_answer(
             UpstreamResponse(endless), Client(), ()
         )

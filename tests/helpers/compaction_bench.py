@@ -118,7 +118,7 @@ class Summaries:
 
     async def asked(self, count: int = 1) -> None:
         """Wait until it has been asked so often."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while len(self.calls) < count:  # noqa: ASYNC110 - the model is no event of ours
                 await asyncio.sleep(0.001)
 
@@ -173,7 +173,7 @@ class Bench:
 
     async def settled(self) -> None:
         """Wait until no round is under way."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while self.rounds.is_busy:  # noqa: ASYNC110 - rounds are no event of ours
                 await asyncio.sleep(0.001)
 

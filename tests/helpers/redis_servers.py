@@ -52,7 +52,7 @@ class RedisServer:
         self.port = port or find_free_port()
         self.directory = directory
         self.options = options
-        self.admin: Any = redis.Redis(port=self.port, socket_timeout=10)
+        self.admin: Any = redis.Redis(port=self.port, socket_timeout=100)
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self.start()

@@ -255,13 +255,13 @@ async def real(response: bytes = b"") -> AsyncIterator[tuple[HttpSummaryModel, S
 @pytest.mark.parametrize("shape", BROKEN)
 async def test_a_broken_answer_is_a_failed_summary(shape: str) -> None:
     response, reason = BROKEN[shape]
-    async with real(response) as (model, asked), asyncio.timeout(30):
+    async with real(response) as (model, asked), asyncio.timeout(100):
         assert (await failure(model, asked)).reason == reason
 
 
 @pytest.mark.parametrize("shape", SILENT)
 async def test_an_answer_without_text_says_nothing(shape: str) -> None:
-    async with real(SILENT[shape]) as (model, asked), asyncio.timeout(30):
+    async with real(SILENT[shape]) as (model, asked), asyncio.timeout(100):
         assert await model.request_summary(asked) == SummaryAnswer("")
 
 
@@ -292,7 +292,7 @@ async def test_a_deadline_ends_a_call_that_drips() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await model.request_summary(replace(CALL, url=f"http://127.0.0.1:{port}/v1/chat/completions"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await ended.wait()  # the connection is closed, not kept
     await transport.aclose()
     server.close()

@@ -153,7 +153,7 @@ async def test_the_store_is_waited_for_once_a_root() -> None:
     replica.note(anchor(4))
     store.open.clear()
     replica.time += REFRESH_INTERVAL_S
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         assert [await replica.found() for _ in range(5)] == [anchor(4)] * 5
     await asyncio.sleep(0.01)
     assert store.reads == 2
@@ -176,7 +176,7 @@ async def test_what_is_noted_is_written_behind(monkeypatch: pytest.MonkeyPatch) 
     replica = Replica(store)
     replica.anchors.start()
     replica.note(anchor(4))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while not store.written:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.01)
     await replica.anchors.close()

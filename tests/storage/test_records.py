@@ -387,7 +387,7 @@ async def test_clients_that_leave_while_their_calls_wait_take_no_turns_with_them
 
 
 async def recovered(records: RecordStore) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while not records.is_in_use:  # noqa: ASYNC110 - nobody is told when it recovers
             await asyncio.sleep(0.001)
 
@@ -418,7 +418,7 @@ async def test_a_store_that_is_away_is_probed_without_anyone_waiting_or_being_to
         await scene.records.get_many(["k"])
     scene.store.calls.clear()
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while len(scene.store.calls) < 5:  # noqa: ASYNC110 - the store is a double
             await asyncio.sleep(0.001)
 
@@ -573,7 +573,7 @@ async def test_a_store_that_answers_nothing_is_said_not_to_and_left_alone_howeve
     assert scene.records.is_reachable
     assert not await scene.records.open()
     at_once = scene.records.is_reachable
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while scene.records.is_in_use:  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0.001)
     scene.store.trouble = None

@@ -381,7 +381,7 @@ async def test_thousands_of_keys_are_forgotten_at_once(store: Store) -> None:
 async def test_who_listens_hears_what_is_published_or_that_nothing_will_come(bench: Bench) -> None:
     listener, other = bench.open(), bench.open()
     heard: list[bytes | None] = []
-    async with asyncio.timeout(30), aclosing(listener.listen("news")) as messages:
+    async with asyncio.timeout(100), aclosing(listener.listen("news")) as messages:
         async for message in messages:
             heard.append(message)
             if message is None:

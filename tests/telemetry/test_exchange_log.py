@@ -47,7 +47,7 @@ async def totals(store: Store, conversation: str = "c_1", tenant: str = TENANT) 
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while not condition():  # noqa: ASYNC110 - it is about a store, which sets no event
             await asyncio.sleep(0.002)
 

@@ -21,7 +21,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def taken(items: AsyncGenerator[FeedItem, None], count: int) -> list[FeedItem]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         return [await anext(items) for _ in range(count)]
 
 
@@ -175,7 +175,7 @@ async def test_events_wait_for_a_store_that_is_away() -> None:
     await process.feed.flush()
     process.feed.publish(COMPACTION, {"number": 1})
     store.away = False
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while not await process.feed.list_recent_events(5):
             await process.feed.flush()
             await asyncio.sleep(0.002)

@@ -74,7 +74,7 @@ async def test_what_happens_comes_and_a_reader_goes_on_where_it_was() -> None:
         await here.feed.flush()
         async with client.stream("GET", STREAM, headers={"last-event-id": first["id"]}) as answer:
             second = await told(answer.aiter_lines())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while here.feed.has_followers and here.feed._followers:  # noqa: ASYNC110 - nobody is told
                 await asyncio.sleep(0.01)
     assert answer.headers["content-type"].startswith("text/event-stream")

@@ -46,7 +46,7 @@ async def talked(client: httpx.AsyncClient) -> None:
 
 async def listed(client: httpx.AsyncClient) -> str:
     """The path of the conversation's page, once the list has it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while True:
             page = Read((await client.get("/own/ui/conversations", headers=ADMIN)).text)
             found = [each["href"] for each in page.all("a") if each.get("class") == "id"]

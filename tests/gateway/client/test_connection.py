@@ -156,7 +156,7 @@ async def test_what_a_stream_raises_ends_the_exchange(wire: Any, engine: Any, as
     async with wire.running_upstream(script) as upstream:
         with pytest.raises((KeyError, httpx.WriteError)):
             await engine().send(ask(upstream.port, body()))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await left.wait()
 
 

@@ -36,7 +36,7 @@ async def collect(response: httpx.Response, into: list[bytes]) -> None:
 
 
 async def eventually(condition: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while not condition():  # noqa: ASYNC110 - it is about sockets, which set no event
             await asyncio.sleep(0.005)
 
@@ -217,7 +217,7 @@ async def test_closing_a_response_before_its_end_hangs_up(wire: Any, engine: Any
     async with wire.running_upstream(script) as upstream:
         response = await transport.handle_async_request(request(upstream.port))
         await response.aclose()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await left.wait()
         await transport.aclose()
 

@@ -25,7 +25,7 @@ def open_files() -> int:
 
 
 async def eventually(condition: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while not condition():  # noqa: ASYNC110 - it is about sockets, which set no event
             await asyncio.sleep(0.005)
 
@@ -112,7 +112,7 @@ async def test_giving_up_before_the_connection_stands_leaves_nothing(
 async def test_each_step_to_a_connection_counts_into_its_time(engine: Any, ask: Any, stage: str) -> None:
     async with stalled(stage) as (origin, options):
         files, sender = open_files(), engine(**options)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             with pytest.raises(httpx.ConnectTimeout):
                 await sender.send(ask(1, origin=origin, connect_timeout_s=0.05, silence_timeout_s=60.0))
         await eventually(lambda: open_files() <= files)
@@ -128,7 +128,7 @@ async def test_where_one_address_is_deaf_another_answers(engine: Any, ask: Any, 
     with deaf_port() as port, resolving("127.0.0.2", "127.0.0.1"):
         server = await asyncio.start_server(answering, "127.0.0.1", port)
         files, sender = open_files(), engine()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             assert await whole(await sender.send(ask(1, origin=f"http://a.example:{port}"))) == b"ok"
         await eventually(lambda: open_files() == files + 2)  # both ends of the one that answered
         await sender.aclose()
@@ -144,7 +144,7 @@ async def test_where_one_address_refuses_another_answers(
 
     async with wire.running_upstream(script) as upstream:
         with resolving("127.0.0.2", "127.0.0.1"):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 origin = f"http://a.example:{upstream.port}"
                 assert await whole(await engine().send(ask(1, origin=origin))) == b"ok"
 
@@ -242,7 +242,7 @@ async def test_closing_the_engine_ends_what_is_under_way(wire: Any, engine: Any,
     async with wire.running_upstream(script) as upstream:
         bodies: list[Any] = [b"head", b"body", endless(), b"body", endless()]
         tasks = [asyncio.create_task(asking(body)) for body in bodies]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             for _ in bodies:
                 await arrived.acquire()
             await sender.aclose()

@@ -114,5 +114,5 @@ async def test_an_early_answer_closes_the_stream_that_was_being_sent(
         upstream.read_bodies = False
         response = await engine().send(ask(upstream.port, waiting(), body_length=length))
         assert (response.status, await whole(response)) == (413, b"no")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await closed.wait()

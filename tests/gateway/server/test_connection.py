@@ -46,7 +46,7 @@ async def said(answer: Answering, *pieces: bytes, pause_s: float = 0.01) -> list
         for piece in pieces:
             writer.write(piece)
             await asyncio.sleep(pause_s)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             came = await reader.read()
         writer.close()
     return [line for line in came.split(b"\r\n") if not line.startswith(b"date: ")]

@@ -23,7 +23,7 @@ async def test_a_head_goes_out_as_soon_as_the_application_waits() -> None:
     async with serve_embedded(application(late)) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
         writer.write(GET % b"/")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             head = await reader.readuntil(b"\r\n\r\n")
             go_on.set()
             assert (head[:15], await reader.readexactly(2)) == (b"HTTP/1.1 200 OK", b"ok")
@@ -99,5 +99,5 @@ async def test_an_application_may_ask_whether_the_client_is_still_there() -> Non
         writer.write(GET % b"/")
         assert await seen.get() == "http.request"
         writer.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             assert await seen.get() == "http.disconnect"

@@ -89,7 +89,7 @@ class Scene:
     async def written(self, requests: int) -> None:
         """Wait until so many requests of the conversation are on record."""
         path = f"conversations/{self.id}/exchanges"
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while len((await self.told(path)).get("exchanges", ())) < requests:  # noqa: ASYNC110 - what is asked sets no event
                 await asyncio.sleep(0.05)
 

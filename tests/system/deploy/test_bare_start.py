@@ -39,7 +39,7 @@ try:
         lines.append(server.stdout.readline())
     started = counted()
     url = re.search(r"http://[0-9.:]+", lines[0])[0]
-    with urllib.request.urlopen(url + "/readyz", timeout=10) as answer:
+    with urllib.request.urlopen(url + "/readyz", timeout=100) as answer:
         status = answer.status
     ready = counted()
 finally:

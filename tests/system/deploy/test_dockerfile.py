@@ -321,7 +321,7 @@ def test_the_steps_end_in_a_server_that_runs_unprivileged_on_a_read_only_root(bu
         )
         assert health.stdout == f"http://127.0.0.1:{port}: ready\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=100) == 0
     assert sorted(path.name for path in (built.root / "data").iterdir()) == ["state.db", "state.db.secret"]
     assert list(scratch.iterdir()) == []  # it needs no /tmp
     scratch.rmdir()

@@ -121,7 +121,7 @@ async def chain(request: pytest.FixtureRequest, tmp_path: Path, proxied: Any) ->
         serve_embedded(provider) as upstream,
         proxied(upstream) as inner,
         before(str(inner.base_url).rstrip("/"), FRONTS[request.param], tmp_path) as url,
-        httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client,
+        httpx.AsyncClient(base_url=url, timeout=100, trust_env=False) as client,
     ):
         yield Chain(client, provider)
 
@@ -150,7 +150,7 @@ async def test_a_stream_arrives_as_it_is_made(chain: Chain) -> None:
 
 
 async def departs(chain: Chain) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while not chain.provider.departure_count:  # noqa: ASYNC110 - the provider keeps a count, no event
             await asyncio.sleep(0.02)
 

@@ -161,7 +161,7 @@ def serving(environ: dict[str, str], folder: Path) -> Iterator[str]:
             assert process.stdout is not None
             yield process.stdout.readline().split()[-1]
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=20) == 0
+            assert process.wait(timeout=100) == 0
         finally:
             process.kill()
 

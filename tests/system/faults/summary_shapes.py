@@ -191,5 +191,5 @@ async def upstream() -> AsyncIterator[Upstream]:
     finally:
         server.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 await server.wait_closed()

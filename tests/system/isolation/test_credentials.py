@@ -164,7 +164,7 @@ async def test_a_key_stands_in_no_line_no_store_and_no_answer_of_ours(isolation:
             values = isolation.stored(url)
             server.kill()
             replies += [await isolation.ask(proxy.port, raw) for raw in requests(isolation)[:6]]
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 while b"store.failed" not in proxy.output.read_bytes():  # noqa: ASYNC110 - another process writes it
                     await asyncio.sleep(0.05)
             calls = [each for each in upstream.seen if SUMMARY_MODEL.encode() in each.body]

@@ -37,7 +37,7 @@ def idle(port: int, context: ssl.SSLContext) -> tuple[ssl.SSLSocket, bytes]:
 
 
 def plain(port: int) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=100) as client:
         client.sendall(GET)
         try:
             return client.recv(1_000)

@@ -219,7 +219,7 @@ class Stack:
         return b"".join(self.provider.written(reply, asked, number, self.on).chunks)
 
     async def post(self, **body: Any) -> httpx.Response:
-        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=20) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=100) as client:
             given = {"model": "always", **self.on.request, **body}
             return await client.post(f"{self.url}{self.on.path}", json=given, headers=self.fields)
 

@@ -48,7 +48,7 @@ class Dying:
         while "OPENAI_BASE_URL" not in lines[-1]:
             lines.append(await self.line())
         url = f"{lines[0].rpartition(' ')[2]}/v1/chat/completions"
-        async with httpx.AsyncClient(timeout=20, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=100, trust_env=False) as client:
             try:
                 answer = await client.post(url, content=body, headers={"authorization": f"Bearer {marker}"})
                 came = str(answer.status_code)

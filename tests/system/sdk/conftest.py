@@ -414,7 +414,7 @@ def whole_history() -> list[chat.JsonObject]:
 @pytest.fixture(scope="session")
 def until() -> Callable[..., Any]:
     async def waiting(holds: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while not holds():  # noqa: ASYNC110 - it is about another thread's state
                 await asyncio.sleep(0.005)
 

@@ -139,7 +139,7 @@ async def test_a_websocket_upgrade_is_answered_426(wire: Any) -> None:
     async with wire.running_proxy(9) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(request)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             head = await reader.readuntil(b"\r\n\r\n")
             body = await reader.readuntil(b"}}")
         writer.close()

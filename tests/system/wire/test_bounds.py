@@ -167,7 +167,7 @@ async def said(url: str, *pieces: bytes, pause_s: float = 0.0) -> bytes:
         if not answer.done():
             writer.write(piece)
         await asyncio.sleep(pause_s)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         came = await answer
     writer.close()
     return came

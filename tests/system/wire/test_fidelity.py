@@ -130,7 +130,7 @@ async def test_a_chunk_is_handed_on_before_the_next_one_comes(wire: Any, chat: A
     async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(chat())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await reader.readuntil(b"first\r\n")
             go_on.set()
             assert await reader.read(-1) == b"0\r\n\r\n"

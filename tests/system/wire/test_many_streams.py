@@ -52,7 +52,7 @@ async def proxy_process(upstream_port: int) -> AsyncIterator[tuple[int, int]]:
 
 
 async def ready(port: int) -> None:
-    async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False) as client:
+    async with asyncio.timeout(100), httpx.AsyncClient(trust_env=False) as client:
         while True:
             with contextlib.suppress(httpx.TransportError):
                 if (await client.get(f"http://127.0.0.1:{port}/readyz")).status_code == 200:
@@ -108,7 +108,7 @@ async def test_many_slow_streams_arrive_whole_at_little_memory_each(
         await asyncio.gather(*warming)  # what is made once is made
         before = held_kib(pid)
         reading = [asyncio.create_task(read(stream)) for stream in range(streams)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while open_streams < streams:  # noqa: ASYNC110 - it is a number, which sets no event
                 await asyncio.sleep(0.02)
         during = held_kib(pid)

@@ -143,7 +143,7 @@ async def test_a_websocket_is_refused_so_that_its_client_goes_on_over_http(
     ).replace(b"connection: close", b"connection: Upgrade")
     async with wire.running_upstream(script) as upstream, wire.running_proxy(upstream.port) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             writer.write(handshake)
             head = await reader.readuntil(b"\r\n\r\n")
             refusal = wire.parse_reply(head)

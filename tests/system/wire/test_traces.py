@@ -107,11 +107,11 @@ async def test_a_client_that_leaves_ends_its_span(wire: Any) -> None:
         async with wire.running_proxy(upstream.port, **told) as port:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(asked(wire, 4))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 while not upstream.seen:  # noqa: ASYNC110 - a socket sets no event
                     await asyncio.sleep(0.01)
             writer.close()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 await left.wait()
     names = [
         span.name
