@@ -15,7 +15,8 @@ from compaction_proxy.core.sanitize import sanitize_text
 MASK_TOKENS = 48
 MAX_ARGUMENT_CHARACTERS = 80
 MAX_ERROR_CHARACTERS = 120
-# A mask quotes an error with at most this many characters in front of the word that reports it.
+# A mask quotes a line that reports an error from at most this many characters before the word that reports
+# it.
 LEAD_CHARACTERS = 40
 # Errors are searched for in this many characters at each end of a result.
 _SEEN_CHARACTERS = 20_000
@@ -33,7 +34,7 @@ _STRING = re.compile(
 )
 _BLANK = re.compile(r"\s+")
 # A mask is enclosed in square brackets. Inside it, round brackets replace square ones and all characters that
-# look like them.
+# look like them, so that no quoted text can seem to end the mask.
 _BRACKETS = str.maketrans("[\uff3b\u3010\u3014\u27e6]\uff3d\u3011\u3015\u27e7", "(((((" + ")))))")
 
 # Ranks of tool results. Results with the lowest rank are masked first.
@@ -45,8 +46,8 @@ def sanitize_to_line(text: str, max_characters: int) -> str:
 
     A line that would be longer is cut and ends with `…`. Invisible characters are removed.
 
-    A space breaks up control tokens of chat templates, and phrases that imitate those of the proxy
-    (`core.sanitize`).
+    A space is inserted into control tokens of chat templates, and into phrases that imitate texts of the
+    proxy (`core.sanitize`).
     """
     plain = _BLANK.sub(" ", sanitize_text(text[: 4 * max_characters])).strip()
     return plain if len(plain) <= max_characters else plain[: max_characters - 1] + "…"
