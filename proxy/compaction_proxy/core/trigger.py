@@ -71,10 +71,10 @@ class TriggerRule:
     cost_optimal: bool | None = None
     rework_tokens: int | None = None
     price_thresholds: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
-    active: bool = field(init=False, repr=False, compare=False)  # read several times for each request
+    active: bool = field(init=False, repr=False, compare=False)  # stored, because it is read often
 
     def __post_init__(self) -> None:
-        """Computes whether the row can be reached at all."""
+        """Sets `active`: whether the row can be reached at all."""
         values = [getattr(self, name) for name in TRIGGER_FIELDS]
         object.__setattr__(self, "active", 0 not in values and any(values))
 

@@ -43,7 +43,7 @@ MAX_NAME_CHARACTERS, SHELL_CHARACTERS = 60, 2_000
 MIN_LINE_CHARACTERS, FIRST_HTTP_ERROR = 3, 400
 # Number of characters that each further call adds to a line, besides its arguments and its outcome.
 SEPARATOR_CHARACTERS = len(";  → ")
-# Maximum nesting level at which values inside an argument are read.
+# Values inside an argument that are nested more levels deep than this are not read.
 MAX_DEPTH = 6
 # Characters at the beginning and at the end of a result that are searched for an exit code or a failure.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 400, 1_500
@@ -301,7 +301,7 @@ def _classify_argument(key: str, value: str) -> ActionEffect:
 def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
     """Yields the leaf values of an argument as text, each with the name of the top-level argument.
 
-    Values below `MAX_DEPTH` nesting levels are left out.
+    Values that are nested more than `MAX_DEPTH` levels deep are left out.
     """
     if isinstance(value, Mapping | list):
         children = value.values() if isinstance(value, Mapping) else value

@@ -114,8 +114,8 @@ _GENERIC_KEYS = frozenset(
     | {"created_at", "updated_at", "time", "url", "version", "email", "title", "label", "text", "data"}
 )
 _ID_KEY = re.compile(r"(?:^|_)(?:id|ids|number|no|key|code|uuid)$|[a-z]Id$|^name$", re.IGNORECASE)
-# Matches the run of characters in which a value stands. The characters in `_SURROUNDING_CHARACTERS` are no
-# part of the value if they are at the start or end of the run.
+# Matches a sequence of characters between two separators. Characters of `_SURROUNDING_CHARACTERS` at the
+# start or end of the sequence are no part of a value.
 _VALUE_TOKEN = re.compile(r"[\w.@/\\~+&%-]+")
 _SURROUNDING_CHARACTERS = ".,;:!?-+~%&"
 _VALUE_LABEL = re.compile(r"([^\W\d_][\w /-]{0,38}?)[\"'`*_)\]]{0,4}[ \t]{0,2}[:=：][ \t\"'`*(\[$#<]{0,6}\Z")  # noqa: RUF001 - a wide colon

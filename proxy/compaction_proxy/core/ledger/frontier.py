@@ -133,7 +133,7 @@ class Frontier:
             hidden characters. Requests with an unknown outcome are not included.
         loose_ends: Open work other than requests of the user, oldest first. `failed`: a call failed. `asked
             back`: the assistant asked a question. `to do`: the assistant said what it was going to do.
-        actions: All calls, each with the index of its message.
+        actions: All calls except those of `THINKING_TOOLS`, each with the index of its message.
         intents: The last sentence of each assistant message that makes a call, by the index of the message.
     """
 

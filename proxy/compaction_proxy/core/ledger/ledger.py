@@ -20,16 +20,18 @@ from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import escape_frames, sanitize_text
 
-# Share of the characters left by the rules that open requests may take at first. The rest is for decisions,
-# preferences and facts that the user stated, because there may be many open requests.
+# Rules get their room first. Open requests may at first take this share of the characters that are left. The
+# rest is for decisions, preferences and facts that the user stated. Without this limit, many open requests
+# would leave no room for them.
 REQUEST_SHARE = 0.4
-# Maximum share of the same characters for one request alone: the newest labelled one, or else the newest.
+# One request may take a larger share of the characters that the rules leave: the newest request with a label,
+# or else the newest request. This is its maximum share.
 NEWEST_SHARE = 0.9
 # Maximum share of the ledger's characters for observed facts. The share is limited because every later
 # request contains these facts.
 OBSERVED_SHARE = 0.4
-# Maximum share of the ledger's characters for work done and work left open. Room for this work is reserved
-# before decisions, preferences and facts that the user stated get theirs.
+# Maximum share of the ledger's characters for notes on work done and on open work. Room for these notes is
+# reserved before open requests, decisions, preferences and facts that the user stated get theirs.
 WORK_SHARE = 0.4
 # Maximum share of the ledger's characters for outcomes of answered requests. Room for these outcomes is
 # reserved before the user's remaining statements get theirs.
@@ -135,7 +137,7 @@ class _LedgerPage:
         return fits
 
     def to_text(self) -> str:
-        """Returns the page as text, with the observed data last."""
+        """Returns the page as text, with the section of observed facts last."""
         return "\n\n".join(
             "\n".join([heading, *(held[place] for place in sorted(held))])
             for heading, held in sorted(self.lines.items(), key=lambda item: item[0] == _OBSERVED_HEADING)
@@ -145,8 +147,8 @@ class _LedgerPage:
 def flatten_text(text: str) -> str:
     """Returns a user's text on one line, as the ledger shows it.
 
-    A space breaks up the phrases with which the proxy begins and ends its own texts (`escape_frames`). So the
-    user's text cannot end the text that contains the ledger.
+    A space is inserted into phrases with which the proxy begins and ends its own texts (`escape_frames`). So
+    the user's text cannot seem to end the text that contains the ledger.
     """
     return escape_frames(" ".join(text.split()))
 

@@ -55,8 +55,8 @@ _REFUSAL = re.compile(
 def clean_summary(text: str) -> str:
     """Returns the text in a form that can be used as a summary.
 
-    Invisible characters are removed, and control tokens of chat templates are broken up. A heading "Session
-    Summary" is removed, because the proxy itself writes this heading above the summary.
+    Invisible characters are removed, and a space is inserted into control tokens of chat templates. A heading
+    "Session Summary" is removed, because the proxy itself writes this heading above the summary.
     """
     return _OWN_HEADING.sub("", escape_template_marks(remove_invisible(text))).strip()
 

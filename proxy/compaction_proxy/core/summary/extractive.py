@@ -143,8 +143,8 @@ def _rank_sentences(sentences: Sequence[_Sentence], length: int) -> list[_Senten
 def _choose_sentences(sentences: Sequence[_Sentence], length: int, max_characters: int) -> list[_Sentence]:
     """Returns as many of the most informative sentences as fit, oldest first, without repetitions.
 
-    The characters are divided among the turns. Each turn gets at most twice an equal share, or `LONGEST`
-    characters if that is more.
+    Together they take at most `max_characters` characters. The sentences of one turn take at most twice an
+    equal share of these characters, or `LONGEST` characters if that is more.
     """
     turns = len({each.turn for each in sentences})
     quota = max(LONGEST, 2 * max_characters // max(1, turns))

@@ -109,7 +109,10 @@ def _format_size(max_tokens: int, language: str, run_count: int) -> str:
 
 
 def _format_run_marks(run_count: int) -> str:
-    """Returns the instruction to write one text for each run, below a line that names the run."""
+    """Returns the instruction to write one text for each run, below a line with the number of the run.
+
+    A run is a group of messages.
+    """
     marks = "\n".join(f"=== RUN {number} ===" for number in range(1, run_count + 1))
     return (
         f"There are {run_count} runs. Write one text for each, in their order, each behind a line that holds "
