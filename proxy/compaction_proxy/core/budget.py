@@ -22,7 +22,7 @@ class Reserves:
 
     Attributes:
         system: Tokens for the system prompt and tools.
-        output: Tokens for the output of the model, unless the request asks for more.
+        output: Tokens for the output of the model. If a request asks for more output, that number counts.
         safety: Tokens that cover the error of size estimates.
     """
 

@@ -137,8 +137,8 @@ def build_checkpoint_id(
     """Builds the 64-byte id under which a checkpoint is stored.
 
     The first 32 bytes are the prefix digest, by which the checkpoint is found. The last 32 bytes distinguish
-    checkpoints with the same prefix digest. Such checkpoints can differ in the text of a tool result, which
-    only the exact digest covers, and in their spans. `variant` distinguishes several ways to replace the same
+    checkpoints with the same prefix digest. Such checkpoints can differ in names and tool results, which the
+    prefix digest does not cover, and in their spans. `variant` distinguishes several ways to replace the same
     spans.
     """
     edges = ",".join(f"{span.start}-{span.stop}" for span in spans) + (f"/{variant}" if variant else "")
@@ -220,10 +220,10 @@ def _iter_possible_prefixes(
 
 
 def _restore_name(message: Message, name: str) -> Message:
-    """Returns the message with the name `name`, which is the name that the checkpoint stores for it.
+    """Returns the message with the stored name `name` if the client has since added or removed its name.
 
-    If neither of the stored and the current name is empty, or both are the same, the message is returned
-    unchanged.
+    An added name means that the stored name is empty, and a removed name that the current name is empty. In
+    all other cases, the message is returned unchanged.
     """
     if name == message.name or (name and message.name):
         return message

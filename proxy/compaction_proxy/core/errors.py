@@ -9,11 +9,11 @@ ProxyError
 ├── UpstreamError                  the proxy got no response from the upstream (502 or 504)
 ├── InternalError                  a fault of the proxy made the request fail (500)
 ├── ReplayFailedError              the process that replays conversations failed (500)
-└── CompactionError                a compaction failed; the request goes upstream, and no client is notified
+└── CompactionError                a compaction failed; a client's request still goes upstream
     ├── UnreadableBodyError        the proxy cannot rewrite the body
     ├── SummaryError               the summary model returned no usable summary
     ├── StoreUnavailableError      the store cannot be read or written
-    └── SearchUnavailableError     SQLite cannot search text; the admin API responds with 501
+    └── SearchUnavailableError     SQLite cannot search text (501 from the admin API)
 """
 
 import json

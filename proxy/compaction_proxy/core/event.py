@@ -60,7 +60,7 @@ REASON_PREFIXES = ("http-", "store-")
 
 
 def is_known_reason(reason: str) -> bool:
-    """Returns whether the word is a known reason for forwarding a request without a compaction or summary."""
+    """Returns whether the word is a known reason to forward a request unchanged or without a summary."""
     return reason in REASONS or reason.startswith(REASON_PREFIXES)
 
 

@@ -1,8 +1,8 @@
 """Estimates the tokens of images, audio and files by the rules that each family of models publishes.
 
-A wire reads the size of an image, audio or file from the request, without fetching anything, and passes it to
-this module. An image whose size the wire cannot read counts as the largest possible image. The estimates need
-not be exact, because calibration corrects them by the `usage` that the upstream reports.
+The code of each wire reads the size of an image, audio or file from the request, without fetching anything,
+and passes it to this module. An image of unknown size counts as the largest possible image. The estimates
+need not be exact, because calibration corrects them by the `usage` that the upstream reports.
 """
 
 import base64
@@ -90,7 +90,7 @@ def read_image_size(data: bytes) -> ImageSize | None:
 def decode_data_url_header(url: str) -> bytes:
     """Decodes the first bytes of a base64 data URL.
 
-    Returns no bytes for any other URL and for invalid base64.
+    Returns empty bytes for any other URL and for invalid base64.
     """
     head, comma, payload = url[: _HEADER_CHARACTERS + 256].partition(",")
     if not (comma and head[:5].lower() == "data:" and head.lower().endswith(";base64")):

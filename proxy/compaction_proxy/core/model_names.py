@@ -1,4 +1,4 @@
-"""Reads the family of a model from its name, and the generation of a Claude model."""
+"""Determines the family of a model, and the generation of a Claude model, from the name of the model."""
 
 import re
 from collections.abc import Mapping

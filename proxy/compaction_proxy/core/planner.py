@@ -1,6 +1,6 @@
 """Plans compactions: decides from a policy and a conversation which spans get which replacements.
 
-The module also predicts the ids of the checkpoints that result from plans. It only computes. All
+The module also predicts the ids of the checkpoints that result from plans. It carries out no plan. All
 indices count only the client's messages that are not fixed. All sizes are in tokens, as the proxy counts them
 before calibration.
 """
@@ -236,7 +236,8 @@ def _find_fitting_tail_start(
 
 # A group of consecutive assistant and tool messages gets no summary if it has fewer tokens than this.
 LEAST_RUN_TOKENS = 48
-# The summary of such a group is expected to take this share of the group's tokens.
+# The summary of a group of consecutive assistant and tool messages is expected to take this share of the
+# tokens of the group.
 RUN_SUMMARY_SHARE = 0.3
 
 

@@ -22,8 +22,9 @@ _TEMPLATE = re.compile(
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])",
     re.IGNORECASE,
 )
-# The first character of a tag that looks like a fence of the proxy (`core.summary.prompt`). Its name ends in
-# a hyphen and hex digits, or is a name that an attacker might guess.
+# The first character of a tag that looks like one with which the proxy encloses quoted text
+# (`core.summary.prompt`). The name of the tag ends in a hyphen and hex digits, or is one that an attacker
+# might guess.
 _FENCE = re.compile(
     r"<(?=(?:/\s*)?(?:[\w-]{1,40}-[0-9a-f]{6,}\b|(?:transcript|system|developer|assistant|user|task|run|data|"
     r"instructions?|conversation)(?:[-_][\w-]{0,40})?\s*>))",
@@ -79,8 +80,8 @@ def escape_frames_and_headings(text: str) -> str:
 def sanitize_text(text: str) -> str:
     """Returns the text of a message, or an earlier summary, in a form that is safe inside a fence.
 
-    The result contains no control token of a chat template, no text that looks like a fence or a frame of the
-    proxy, no line that looks like another message, and no invisible character. A second call does not change
-    the result.
+    A fence is a pair of tags around quoted text. The result contains no control token of a chat template, no
+    text that looks like a fence or a frame of the proxy, no line that looks like another message, and no
+    invisible character. A second call does not change the result.
     """
     return escape_frames_and_headings(_FENCE.sub("< ", escape_template_marks(remove_invisible(text))))

@@ -1,7 +1,7 @@
-"""Formats removed messages for a model: as data between fences, made harmless, and of limited size.
+"""Formats removed messages for a model: as data between two tags, made harmless, and of limited size.
 
 The proxy uses the same format for a model that calls the search tool, for an agent that searches over MCP,
-and for search hits that it inserts into a request before the latest user message. The text between the fences
+and for search hits that it inserts into a request before the latest user message. The text between the tags
 is quoted from conversations, so it may contain harmful instructions.
 """
 

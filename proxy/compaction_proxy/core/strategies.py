@@ -28,7 +28,7 @@ class ScaledLimit:
     share: float
 
     def compute_tokens(self, trigger_tokens: int) -> int:
-        """Computes the size in tokens for a trigger of `trigger_tokens` tokens."""
+        """Computes the limit, in tokens, if T is `trigger_tokens`."""
         shared = int(self.share * trigger_tokens)
         return shared if self.tokens is None else min(self.tokens, shared)
 

@@ -50,8 +50,8 @@ TOKEN_RULES = {"tiktoken": TIKTOKEN_RULE, "characters": CHARACTER_RULE}
 def list_countable_texts(message: Message, rule: TokenRule = TIKTOKEN_RULE) -> tuple[str, ...]:
     """Returns the non-empty texts of a message. The caller counts the tokens of each text separately.
 
-    Content that is not text is left out, because a wire estimates its tokens by `core.media`. Ids are left
-    out, because models do not see them as text.
+    Content that is not text is left out, because `core.media` estimates its tokens. Ids are left out, because
+    models do not see them as text.
     """
     texts = [message.text]
     for call in message.calls:

@@ -1,7 +1,7 @@
 """Computes the trigger T at which a conversation costs least.
 
 Compactions that are too frequent cost more than they save. Compactions that are too rare leave the context
-too long. The square-root law gives the optimum: T* = t + sqrt(2 g F / c). The symbols are:
+too long. The optimum is T* = t + sqrt(2 g F / c). The symbols are:
 
 - t: the tokens of the context that a compaction leaves.
 - g: the tokens by which the context grows from one request to the next.
@@ -14,8 +14,9 @@ too long. The square-root law gives the optimum: T* = t + sqrt(2 g F / c). The s
 
 D is the growth of the context between two compactions, so a compaction is due every D/g requests. The
 requests between two compactions contain D/2 additional tokens on average, each at the price c. The cost for
-each request is therefore g F/D + c D/2, which is least at D = sqrt(2 g F / c). The input of the summary model
-is left out, because the model reads every removed token once, whenever the compaction happens.
+each request is therefore g F/D + c D/2, which is least at D = sqrt(2 g F / c). The price of the
+summary model's input is left out, because this model reads every removed token once, however often
+compactions happen.
 
 Some strategies leave a share s of T, so a later compaction leaves more tokens. With t = s T and
 D = (1 - s) T, the cost for each request is least at T* = sqrt(2 g K / (c (1 - s^2))). K is the part of F that

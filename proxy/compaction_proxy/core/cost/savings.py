@@ -235,7 +235,11 @@ def _find_continued_request(
 
 
 def _keeps_prefix(exchange: Exchange, request: CacheableRequest, earlier: CacheableRequest) -> bool:
-    """Returns whether this request begins with everything that was forwarded in the earlier one."""
+    """Returns whether this request begins with everything that was forwarded in the earlier one.
+
+    This is assumed unless a new compaction or a cut shortened this request, another compaction was in force
+    for the earlier one, or fewer tokens were forwarded than in the earlier one.
+    """
     whole = exchange.status not in {"applied", "over-limit"} or not request.removed_tokens
     return whole and earlier.form == request.form and earlier.forwarded_tokens <= request.forwarded_tokens
 

@@ -1,4 +1,4 @@
-"""Reads what tool calls did: their key arguments, whether they change anything, and how they ended.
+"""Determines what tool calls did: their main arguments, whether they change anything, and how they ended.
 
 An argument that is a shell command, an HTTP method or SQL shows whether a call changes something. If no
 argument shows it, the verb in the tool's name decides.
@@ -208,7 +208,7 @@ class Action:
 
 
 def read_action(call: MessageToolCall, result: str | None) -> Action:
-    """Reads a tool call and its result, and returns what the call did.
+    """Returns what a tool call did, according to its arguments and its result.
 
     Args:
         call: The call.
@@ -459,8 +459,9 @@ def describe_action_groups(
     """Yields one note for the calls of each tool and target: `tried` if all of them failed, else `done`.
 
     Notes of kind `done` come first. Within each kind, notes on newer calls come first. The text of a note
-    begins with the arguments that all the calls share. Then come the other arguments and the outcome of each
-    call, the newest call last. The short text is the tool, the target and the outcome of the newest call.
+    begins with the tool and the arguments that all the calls share. Then come the other arguments and the
+    outcome of each call, the newest call last. The short text is the tool, the target and the outcome of the
+    newest call.
 
     Args:
         actions: The calls, each with the index of its message.

@@ -126,7 +126,7 @@ def supersedes_statement(new: Statement, old: Statement, *, is_adjacent: bool) -
 def find_unreplaced_part(new: Statement, old: Statement) -> Statement | None:
     """Returns `old` without the parts in which `new` changes a value.
 
-    Returns None if `new` changes no value of `old`, or changes its values in all their kinds. The remaining
+    Returns None if `new` leaves `old` as it is or replaces all of it. The remaining
     parts are quoted as written. If no part remains, the returned statement has an empty text.
     """
     if (
@@ -158,8 +158,8 @@ class UserStatement:
     Attributes:
         statement: The statement, or the part of it that is still in force.
         turn: Index of the statement's message among the user messages.
-        kind: The kind of the statement; None if the statement is closed or has no kind. A statement that
-            replaced another one has the kind of the two with the greater weight.
+        kind: The kind of the statement; None if the statement is closed or has no kind. If the
+            statement replaced another one, this is the one of their two kinds with the greater weight.
         is_closed: Whether a later message says that the request is done, or takes back the request or rule.
         is_withdrawn: Whether a later message takes the statement back. The ledger then does not quote it.
     """
@@ -336,7 +336,10 @@ class ActiveStatements:
             self.statement_index.add(UserStatement(each, turn, each.kind))
 
     def list_statements_in_messages(self, covered: Collection[int]) -> list[tuple[int, UserStatement]]:
-        """Returns the statements in force in the messages at the indices `covered`, each with this index."""
+        """Returns the statements in force in the messages at the indices `covered`.
+
+        Each comes with the index of its message. Statements with an empty text are left out.
+        """
         placed = (
             (self._message_indices[spoken.turn], spoken)
             for spoken in self.statement_index.statements.values()

@@ -1,7 +1,7 @@
 """Finds messages that known clients write in the user's name: examples, files and repository maps.
 
-None of these messages is the task, and the ledger quotes no rule from them. A message is recognised only if
-it matches a known form exactly. Every other message counts as written by the user.
+None of these messages is the task, and the ledger quotes no rule from them. A message is recognised only by a
+known text or a known participant name. Every other message counts as written by the user.
 """
 
 from collections.abc import Iterator, Sequence

@@ -95,7 +95,7 @@ _FINDERS: dict[str, CueFinder] = {
 
 
 def has_cue(plain: str, name: str) -> bool:
-    """Returns whether a text has the cue with the name `name` in `data/cues.toml`.
+    """Returns whether a text contains one of the cues that `data/cues.toml` lists under `name`.
 
     `plain` is the text as `fold_text` returns it.
     """

@@ -278,7 +278,10 @@ def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[MessageFact]
 
 
 def _iter_named_leaves(json_value: object) -> Iterator[tuple[str, str, str]]:
-    """Yields the name, the key (`MessageFact.owner_key`) and the text of each string in a JSON value."""
+    """Yields the name, the key (`MessageFact.owner_key`) and the text of each string in a JSON value.
+
+    Strings that are nested more than `MAX_DEPTH` levels deep are left out.
+    """
     rest: list[tuple[object, str, str, int]] = [(json_value, "", "", 0)]
     while rest:
         value, key, thing, depth = rest.pop()

@@ -1,4 +1,4 @@
-"""Reads the frontier of a conversation: which requests are answered, their outcomes, and what is still open.
+"""Determines the frontier of a conversation: which requests are answered, their outcomes, and the open work.
 
 The messages that follow a request decide its state, not the words of the request. A request counts as
 answered if the assistant has replied without asking a question or failing, and the user's next message
@@ -387,8 +387,8 @@ class _FrontierReader:
         - If the reply asks a question and a call has changed something, the requests that have no word in
           common with the question are answered. The others keep waiting.
         - If the reply asks a question and no call has changed anything, the requests keep waiting. But if the
-          reply has substance, no call has failed, and the user requests something else, their state becomes
-          unknown.
+          reply says enough besides its question (`has_substance`), no call has failed, and the user requests
+          something else, their state becomes unknown.
         - If the reply asks nothing and a call has changed something, the requests are answered.
         - If the reply asks nothing and a call of the last turn failed, the requests keep waiting. But if the
           user asks for something, the state of requests from earlier turns becomes unknown.
@@ -501,7 +501,7 @@ def _read_turn_work(
     action_reader: ActionReader,
     reply_reader: Callable[[str], ReplyReading],
 ) -> _TurnWork:
-    """Reads the assistant's work between two user messages."""
+    """Returns the assistant's work in the messages at `indices`, which lie between two user messages."""
     work = _TurnWork(turn)
     calls: dict[str, tuple[int, MessageToolCall]] = {}
     ended = False

@@ -1,8 +1,8 @@
 """Builds the ledger: rules, requests and facts quoted word for word, so that no summary can lose them.
 
-Only statements that users wrote themselves become entries. From text of tools and of the assistant, the
-ledger takes only observed facts, which are short values in a section of their own. A later statement replaces
-an earlier one on the same subject.
+Only pins, and statements that users wrote themselves, become entries. From text of tools and of the
+assistant, the ledger takes only observed facts, which are short values in a section of their own. A later
+statement replaces an earlier one on the same subject.
 """
 
 import re
@@ -61,7 +61,7 @@ _ORIGIN = re.compile(r" \[m_[0-9a-f]+\]\Z")
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One user statement that the model must still know after a compaction.
+    """One user statement or pin that the model must still know after a compaction.
 
     Attributes:
         kind: The kind of the statement.
@@ -160,7 +160,7 @@ def _group_entries(
 
     A place is the message index and the number of the entry. Neighbouring entries of one kind from one
     message become one entry. Entries whose kind the user named with a label come before those whose kind was
-    guessed. Among equals, newer entries come first.
+    inferred. Among equals, newer entries come first.
     """
     grouped: list[tuple[tuple[int, int], LedgerEntry]] = []
     for number, entry in enumerate(ledger.entries):

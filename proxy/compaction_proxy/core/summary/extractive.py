@@ -88,7 +88,10 @@ def _format_line(text: str, max_characters: int = LINE_CHARACTERS) -> str:
 
 
 def _split_sentences(text: str) -> list[str]:
-    """Returns the sentences of a text that are worth quoting."""
+    """Returns the sentences of a text that may be quoted.
+
+    Code, orders, pleasantries, and sentences that are too short or too long are left out.
+    """
     prose = _CODE.sub("\n", take_head_and_tail(text, TEXT_CHARACTERS, TEXT_CHARACTERS))
     sentences = (
         _BULLET.sub("", " ".join(each.split()), count=1)

@@ -512,7 +512,7 @@ def _claims_wrong_state(claimed: StatementStatus | None, line: str, known: list[
 def _correct_line(
     line: str, section_status: StatementStatus | None, known: list[_KnownStatement]
 ) -> str | None:
-    """Returns the line with a correct state, or None if the line claims a wrong state and must be dropped.
+    """Returns the line without wrong states of requests, or None if nothing of the line is left.
 
     Args:
         line: A line of the summary.
