@@ -91,9 +91,10 @@ def find_tail_start(
 ) -> int:
     """Returns the start of the tail that the policy keeps. The start is a unit edge.
 
-    The tail includes at least the last unit, and all messages that the client moves. It may be empty only if
-    the last message is the user's and its text moves into the replacement. With `is_minimum`, the tail
-    includes only what must be kept in any case, even if the target leaves room for more.
+    The tail includes all messages that the client moves. It is empty only if the last message is the user's
+    and the policy moves its text into the replacement. Otherwise it includes at least the last unit. With
+    `is_minimum`, the tail includes only what must be kept in any case, even if the target leaves room for
+    more.
     """
     forwarded = [
         0 if k in constraints.staying_indices else size

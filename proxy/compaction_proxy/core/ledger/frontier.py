@@ -450,7 +450,8 @@ class _FrontierReader:
     def _find_printed_texts(self, statements: Sequence[Statement]) -> frozenset[str]:
         """Returns the texts of statements that count as program output.
 
-        A statement counts as program output if several messages with many statements contain it.
+        A statement counts as program output if at least `PRINTED_TIMES` messages contain it, each of which
+        has at least `PRINTED_STATEMENTS` statements.
         """
         if len(statements) < PRINTED_STATEMENTS:
             return frozenset()
@@ -459,7 +460,11 @@ class _FrontierReader:
         return frozenset(text for text in texts if self.text_counts[text] >= PRINTED_TIMES)
 
     def _find_reported_requests(self, turn: int, words: frozenset[str]) -> list[_OpenRequest]:
-        """Returns the recently answered requests that a failure report with these words may be about."""
+        """Returns the answered requests of recent turns that a failure report may be about.
+
+        `turn` is the turn of the report, and `words` are its words. Of a report with more than `PASTED_WORDS`
+        words, fewer turns are recent.
+        """
         turns = LOOSE_END_TURNS if len(words) > PASTED_WORDS else WAITING_TURNS
         recent = (each for each in self.answered_requests if turn - each.turn < turns)
         return [each for each in recent if _shares_enough_words(words, each.words)]

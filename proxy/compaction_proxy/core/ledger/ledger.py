@@ -262,8 +262,8 @@ def _put_facts(page: _LedgerPage, facts: Sequence[ObservedFact]) -> None:
             continue
         text = f"{fact.text} ({', '.join(fact.operations)})" if fact.operations else fact.text
         name = _name_fact(fact)
-        # Sanitising never shortens a text. So a fact that does not fit before sanitising does not fit
-        # afterwards.
+        # The name and the text contain no invisible characters, so sanitising does not shorten them. If they
+        # do not fit before sanitising, they do not fit afterwards.
         if page.room_characters < len(name) + len(text) + OBSERVED_CHARACTERS:
             continue
         line = f"- {flatten_text(sanitize_text(name))}: {flatten_text(sanitize_text(text))}"

@@ -21,7 +21,8 @@ from compaction_proxy.core.ledger.values import ExactValue, find_values
 STATEMENT_CHARACTERS = 600
 # Messages with more characters than this are mostly pasted. Only their lines of prose are read.
 SHORT_CHARACTERS = 2_000
-# Maximum number of statements from one message, so that a pasted document does not fill the ledger.
+# Maximum number of statements that are read from one large message. Without this limit, a pasted document
+# could fill the ledger.
 MAX_STATEMENTS_PER_MESSAGE = 400
 # The first statements of a large message, up to this number, are kept even if their kind is unknown.
 HEAD_STATEMENTS = 6
@@ -37,8 +38,8 @@ MIN_SHARED_SHARE = 0.5
 # An order is compared with at most this many user statements, the newest ones.
 MAX_COMPARED_STATEMENTS = 3_000
 
-# A code block, which is not read. A code block that is never closed is read like other text, because a rule
-# may follow its opening.
+# Matches a closed code block, which is not read. A code block that is never closed is read like other text,
+# because a rule may follow its first line.
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*\n.*?^[ \t]*(?:```|~~~)[^\n]*$", re.DOTALL | re.MULTILINE)
 _SENTENCE_END = re.compile(
     r"(?<=[.!?…])[\"'”’)\]]{0,2}[ \t]+(?=[^a-z \t])|(?<=[a-z]{3}[.!?])[ \t]+(?=[a-z])|(?<=[。！？।۔؟])[ \t]*"

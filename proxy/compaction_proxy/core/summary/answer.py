@@ -221,7 +221,7 @@ class _SectionHeading(NamedTuple):
     Attributes:
         line_index: Index of the line.
         section_index: Index of the section.
-        rest_of_line: The text after the title on the same line.
+        rest_of_line: The text after the title and a colon on the same line; empty if there is none.
     """
 
     line_index: int
