@@ -94,7 +94,8 @@ def compute_optimal_trigger(
         price: Price of the model that the conversation uses.
         profile: The figures of the conversation's growth and of its compactions.
         summary_price: Price of the summary model. None means that no model writes summaries.
-        rework_tokens: Tokens of rework after one compaction (L).
+        rework_tokens: Tokens of removed content that tools read again, or users write again, after one
+            compaction.
     """
     tier = price.tiers[0]
     if profile.growth <= 0 or tier.input <= 0:

@@ -126,8 +126,8 @@ def supersedes_statement(new: Statement, old: Statement, *, is_adjacent: bool) -
 def find_unreplaced_part(new: Statement, old: Statement) -> Statement | None:
     """Returns `old` without the parts in which `new` changes a value.
 
-    Returns None if `new` leaves `old` as it is or replaces all of it. The remaining
-    parts are quoted as written. If no part remains, the returned statement has an empty text.
+    Returns None if `new` leaves `old` as it is or replaces all of it. The remaining parts are quoted as
+    written. If no part remains, the returned statement has an empty text.
     """
     if (
         new.is_question

@@ -289,8 +289,9 @@ def _iter_statements(text: str) -> Iterator[Statement]:
 def read_statements(text: str) -> tuple[Statement, ...]:
     """Returns the statements of a user's message.
 
-    A message of more than `SMALL_TEXT_CHARACTERS` characters is large. Of a large message, the function
-    returns only the first `HEAD_STATEMENTS` statements and those of a known kind.
+    A message of more than `SMALL_TEXT_CHARACTERS` characters is large. Of a large message, the function reads
+    at most `MAX_STATEMENTS_PER_MESSAGE` statements. It returns the first `HEAD_STATEMENTS` of them, and those
+    of the others that are of a known kind.
     """
     if len(text) <= SMALL_TEXT_CHARACTERS:
         return tuple(_iter_statements(text))

@@ -319,8 +319,9 @@ def _find_headings_by_form(
 ) -> Iterator[list[_SectionHeading]]:
     """Yields a list of headings for each form, such as bold lines, that the section headings may have.
 
-    The number of headings of the form must be the number of all sections, or of those that are not optional.
-    There must be text below each of the headings.
+    A list is yielded only if it has as many headings as there are sections, or as there are sections that are
+    not optional, and if there is text below each heading. Numbered lines count only if their numbers ascend
+    and the prompt numbers its headings, too.
     """
     if not sections:
         return
