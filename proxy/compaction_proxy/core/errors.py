@@ -104,7 +104,7 @@ class CompactionError(ProxyError):
 
 
 class UnreadableBodyError(CompactionError):
-    """Reports that the proxy cannot rewrite a body. The proxy forwards the body unchanged."""
+    """Reports that the proxy cannot rewrite the body of a request. The proxy forwards the body unchanged."""
 
 
 class SummaryError(CompactionError):

@@ -39,7 +39,7 @@ LINE_CHARACTERS = 320
 # Only this many characters at the beginning of a tool name, and of a shell command, are searched for the
 # effect of a call.
 MAX_NAME_CHARACTERS, SHELL_CHARACTERS = 60, 2_000
-# Minimum characters of an edited line that is worth quoting, and the lowest HTTP status code of an error.
+# Minimum characters of an edited line that is quoted, and the lowest HTTP status code of an error.
 MIN_LINE_CHARACTERS, FIRST_HTTP_ERROR = 3, 400
 # Number of characters that each further call adds to a line, besides its arguments and its outcome.
 SEPARATOR_CHARACTERS = len(";  → ")

@@ -1,4 +1,4 @@
-"""Observes facts of a conversation without a model: paths, commands, errors and other exact values.
+"""Finds facts of a conversation without a model: paths, commands, errors and exact values such as amounts.
 
 Text from tools and from the assistant may be hostile. So only short values of known shapes are quoted from
 it, without control characters and invisible characters. The only sentence that is ever quoted is one line of

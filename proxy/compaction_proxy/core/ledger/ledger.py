@@ -80,7 +80,10 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """The statements of one user message that are neither ledger entries nor replaced by later statements.
+    """The remaining statements of one user message.
+
+    They are no ledger entries, no later statement replaces or withdraws them, and they are no requests whose
+    outcome is known.
 
     Attributes:
         text: These statements as written, joined and cut to `REMARK_CHARACTERS` characters.

@@ -181,7 +181,8 @@ def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
 def _classify_words(plain: str) -> StatementKind | None:
     """Returns the kind that the words of a statement show, or None if they show none.
 
-    `plain` is the statement as `fold_text` returns it, without its label.
+    `plain` is the statement as `fold_text` returns it, without its label. Words of a rule do not count in a
+    statement that only narrates, such as "I always loved it".
     """
     is_narrative = has_cue(plain, "narrative")
     shown = (
