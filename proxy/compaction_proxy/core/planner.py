@@ -73,7 +73,10 @@ class PlanConstraints:
 
     @property
     def is_target_scarce(self) -> bool:
-        """Whether hardly any compaction reaches the target, because it is close to `fixed_tokens` or smaller."""
+        """Whether hardly any compaction reaches the target.
+
+        The target is then close to `fixed_tokens`, or smaller.
+        """
         return (
             self.target_tokens is not None
             and self.target_tokens - self.fixed_tokens < SCARCE_SHARE * self.free_tokens

@@ -80,9 +80,10 @@ def _corrects_statement(new: Statement, old: Statement, shared_words: int, *, ha
 def _replaces_value(
     new: Statement, old: Statement, shared_words: int, *, is_adjacent: bool, has_same_label: bool
 ) -> bool:
-    """Returns whether `new`, which contains another value of the same kind, has the same subject as `old`.
+    """Returns whether `new` replaces `old`, given that `new` contains another value of the same kind.
 
-    `shared_words` is the number of words that both statements contain.
+    `new` replaces `old` if both have the same subject. `shared_words` is the number of words that both
+    statements contain.
     """
     smaller = min(len(new.words), len(old.words))
     if has_same_label:

@@ -404,7 +404,10 @@ def _find_label(text: str, value: ExactValue) -> str:
 
 
 def _find_naming_word(text: str, value: ExactValue) -> str:
-    """Returns the nearest meaningful word before a value; "" if there is none or the kind needs no name."""
+    """Returns the nearest meaningful word before a value; "" if there is none or the kind needs no name.
+
+    A word is meaningful if it has at least `MIN_WORD_CHARACTERS` letters and is no stop word.
+    """
     if value.kind in _UNNAMED_KINDS:
         return ""
     line = (

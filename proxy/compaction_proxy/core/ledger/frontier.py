@@ -421,8 +421,8 @@ class _FrontierReader:
     def _mark_answered(self, requests: Sequence[_OpenRequest]) -> None:
         """Marks requests as answered by the last reply.
 
-        Their outcome names the newest successful calls that changed something. Without such calls, the
-        outcome is the sentence in which the reply states a result.
+        Their outcome names the last successful calls that changed something, at most three. Without such
+        calls, the outcome is the sentence in which the reply states a result.
         """
         tools = dict.fromkeys(
             " ".join([action.tool, *(describe_argument(*each) for each in action.arguments[:1])])
