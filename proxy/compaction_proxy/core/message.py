@@ -1,8 +1,7 @@
 """Messages of a conversation, and the units and spans that they form.
 
 The code of each wire builds these objects from the bytes of a request, so the core does not depend on the
-schema of a provider.
-Indices are positions in the list that a function receives. Every range is half-open.
+schema of a provider. Indices are positions in the list that a function receives. Every range is half-open.
 """
 
 from collections.abc import Callable, Iterator, Sequence

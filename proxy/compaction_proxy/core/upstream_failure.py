@@ -31,7 +31,7 @@ CAUSES: Final = frozenset({
     OUT_OF_SOCKETS, NOT_SENDABLE, CONNECTION_RESET, INVALID_ANSWER, ANSWER_TIMEOUT, ANSWER_CUT,
     ANSWER_STALLED,
 })  # fmt: skip
-# These causes are no failures of the upstream, because the request was not sent to it.
+# Failures with these causes are no failures of the upstream, because the proxy could not send the request.
 LOCAL_CAUSES: Final = frozenset({OUT_OF_SOCKETS, NOT_SENDABLE})
 
 _SERVER_ERROR: Final = 500

@@ -561,5 +561,5 @@ def describe_argument(name: str, *values: str) -> str:
 
 
 def _describe_arguments(named: Mapping[str, Sequence[str]]) -> str:
-    """Returns arguments as text: each name once, followed by its values."""
+    """Returns arguments as text: each name once, followed by its values. Names of paths are left out."""
     return ", ".join(describe_argument(name, *values) for name, values in named.items())

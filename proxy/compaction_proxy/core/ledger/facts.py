@@ -354,7 +354,11 @@ def _find_text_values(text: str, kinds: frozenset[str]) -> Iterator[MessageFact]
 
 
 def _is_informative(value: ExactValue, *, label: str, name: str, is_short: bool) -> bool:
-    """Returns whether a value in prose or in program output is useful to a reader."""
+    """Returns whether a value in text that is not JSON is kept, because it is useful to a reader.
+
+    Most kinds of values are useful only with a label (`label`) or another name (`name`), or in a short text
+    (`is_short`).
+    """
     text = value.text
     if value.kind == "host":
         return not _ATTRIBUTE.match(text) and (bool(label) or text != "localhost")

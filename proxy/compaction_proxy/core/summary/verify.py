@@ -48,13 +48,14 @@ UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]{2}")
 # Critical values are values that a summary must not lose. Each has a weight. Lost ones are appended only if
 # the critical values in the summary have less than this share of the weight of all critical values.
 MIN_RECALL = 0.9
-# Maximum size of the list of appended values, as a share of the summary's length and in characters.
-# `ADDED_VALUE_CHARACTERS` is the maximum number of characters of one value.
+# Maximum size of the list of appended values, as a share of the summary's length and in characters. The lower
+# of the two limits applies. `ADDED_VALUE_CHARACTERS` is the maximum number of characters of one value.
 ADDED_SHARE = 0.2
 ADDED_CHARACTERS = 600
 ADDED_VALUE_CHARACTERS = 120
 ADDED_VALUES_HEADING = "Additional exact values:"
-# Appended calls may take up to this share of the allowed characters, even if a long summary leaves less room.
+# The calls that are appended to a summary may take up to this share of its allowed characters, even if a long
+# summary leaves less room.
 CALLS_SHARE = 0.5
 ADDED_CALLS_HEADING = "Calls that changed something, and how they ended:"
 # `NEWEST_MESSAGES` is the number of newest messages whose identifiers are critical values, which a summary
