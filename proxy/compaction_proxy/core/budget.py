@@ -2,16 +2,17 @@
 
 from dataclasses import dataclass
 
-# The reserves take at most the context window divided by this number: a quarter of the window. Otherwise they
-# would leave too little of a small window to the conversation. A compaction makes room for requested output
-# of at most the same quarter. If a request asks for more output, the proxy lowers the output limit in the
-# request. Otherwise the proxy would have to compact every few requests.
+# Reserves are tokens of the context window that a strategy keeps free. They count as at most the context
+# window divided by this number: a quarter of the window. Larger reserves would leave too little of a small
+# window to the conversation. A compaction makes room for requested output of at most the same quarter. If a
+# request asks for more output, the proxy lowers the output limit in the request. Otherwise the proxy would
+# have to compact the conversation every few requests.
 RESERVE_DIVISOR = 4
-# The proxy does not lower an output limit below this number of tokens.
+# If the proxy lowers the output limit in a request, it does not go below this number of tokens.
 MIN_OUTPUT_TOKENS = 1_024
-# Some upstreams refuse a request if its prompt and its requested output together exceed the context window. A
-# prompt for such an upstream must leave at least this many tokens free: the least output
-# (`MIN_OUTPUT_TOKENS`), and a margin for the error of estimates.
+# Some upstreams refuse a request if its prompt and its requested output together exceed the context window.
+# For such an upstream, a prompt must leave this many tokens of the window free, or the requested output if
+# that is less: the least output (`MIN_OUTPUT_TOKENS`), and a margin for the error of estimates.
 RESERVED_OUTPUT_TOKENS = MIN_OUTPUT_TOKENS + 256
 
 
@@ -21,7 +22,7 @@ class Reserves:
 
     Attributes:
         system: Tokens for the system prompt and tools.
-        output: Tokens for the output of the model, unless the request asks for more.
+        output: Tokens for the output of the model. If a request asks for more output, that number counts.
         safety: Tokens that cover the error of size estimates.
     """
 
@@ -64,7 +65,7 @@ class Budget:
     def output_compaction_limit(self) -> int | None:
         """The size, in tokens, above which a compaction has to make room for the requested output.
 
-        None if the upstream does not add the output to the prompt.
+        None if the upstream does not limit the sum of prompt and requested output.
         """
         if self.sum_limit is None:
             return None
@@ -72,9 +73,9 @@ class Budget:
 
     @property
     def prompt_limit(self) -> int:
-        """The largest prompt, in tokens, that fits once the output limit is lowered as far as possible.
+        """The largest prompt, in tokens, that fits if the proxy lowers the output limit to its minimum.
 
-        The upstream refuses a larger prompt, however little output the request asks for.
+        The minimum is `min_output_tokens`. The upstream refuses a larger prompt.
         """
         return self.window - self.min_output_tokens
 
@@ -87,8 +88,8 @@ def compute_budget(
     The reserves count as at most a quarter of the context window. Requested output that is larger than the
     output reserve counts in its place. If the strategy's own reserves together exceed a quarter of the
     window, the safety reserve shrinks in proportion. The requested output is an upper limit that most replies
-    do not reach. So a compaction makes room for output of at most a quarter of the window, and content is cut
-    only to make room for `RESERVED_OUTPUT_TOKENS`.
+    do not reach. So a compaction makes room for output of at most a quarter of the window. The proxy cuts
+    content without a summary only to make room for at most `RESERVED_OUTPUT_TOKENS` tokens of output.
 
     Args:
         window: Context window of the model, in tokens.

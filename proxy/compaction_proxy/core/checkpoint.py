@@ -1,11 +1,11 @@
 """Checkpoints: the stored results of compactions, and the rules for applying a checkpoint to a request.
 
 A checkpoint is found by the prefix digest of the messages for which it was made. This digest is a chain of
-outline digests (`core.digest`), which ignore participant names and the text of tool results. Before a
-checkpoint is applied, the exact digest of the messages must match too. Only two differences are allowed: the
-client may have cleared or shortened tool results, and it may have added or removed names. So the proxy never
-applies a checkpoint to other messages, even if a conversation id is wrong, outdated or shared by two
-conversations. No text gets from one conversation into another.
+outline digests (`core.digest`), which ignore participant names and the text of tool results. A checkpoint is
+applied only if the exact digest of the messages, which also covers names and tool results, matches too. Only
+two differences are allowed: the client may have cleared or shortened tool results, and it may have added or
+removed names. So the proxy never applies a checkpoint to other messages, even if a conversation id is wrong,
+outdated or shared by two conversations. No text gets from one conversation into another.
 
 Indices count only the messages that are not fixed.
 """
@@ -21,12 +21,13 @@ from compaction_proxy.core.digest import chain_digests, compute_message_digest, 
 from compaction_proxy.core.message import Message, Span, find_latest_user_message
 
 PREFIX_BYTES = 32
-# The `writer` of a summary that code made without a model.
+# The value of `Checkpoint.writer` if code wrote the summary without a model.
 EXTRACT_WRITER = "extract"
-# A client that clears a tool result may leave a notice of up to this many characters in its place.
+# A client that clears a tool result may leave a notice in its place. So a shortened tool result of at most
+# this many characters is accepted, whatever it says.
 MAX_NOTICE_CHARACTERS = 256
-# A shortened tool result of more than `MAX_NOTICE_CHARACTERS` characters is recognised by its first
-# characters. This many of them must be the same as in the original.
+# A shortened tool result of more than `MAX_NOTICE_CHARACTERS` characters is accepted only if its first
+# characters, this many of them, are the same as in the original.
 HEAD_CHARACTERS = 64
 
 
@@ -38,8 +39,8 @@ class CoveredToolResult:
 
     Attributes:
         index: Index of the message with the tool result.
-        digest: Digest of the message, 32 bytes.
-        outline_digest: Digest of the message without its text, 32 bytes (`compute_textless_digest`).
+        digest: Digest of the whole message, 32 bytes.
+        outline_digest: Digest of the message without its content, 32 bytes (`compute_textless_digest`).
         head_digest: SHA-256 of the first `HEAD_CHARACTERS` characters of the text, 32 bytes.
         character_count: Length of the text, in characters.
     """
@@ -65,14 +66,14 @@ class Checkpoint:
         results: One entry for each tool result inside the spans.
         spans: The spans that are replaced, sorted and disjoint.
         stand_ins: The replacements of each span, in the order of `spans`.
-        summary: Text of the summary, for the next compaction to integrate.
+        summary: Text of the summary. The next compaction may make its content part of a new summary.
         tokens_before: Calibrated size, in tokens, of the request that was compacted.
         tokens_after: Calibrated size, in tokens, of the request that was forwarded instead.
         listed: Number of messages, not counting fixed ones, that the client had sent when the compaction was
             made. Messages after these count as new since the compaction.
-        carried: Index of the user message whose text moved into the replacement; None if no text moved.
+        carried: Index of the user message whose text moved into a replacement; None if no text moved.
         rounds: One number for each record of the chain, oldest first: the `length` of the checkpoint whose
-            compaction wrote the record. The records are the first replacements of one span.
+            compaction wrote the record. All records are among the replacements of one span, before any other.
         writer: Name of the model that wrote the summary; `EXTRACT_WRITER` if code made it; empty if there is
             no summary.
         edited: Indices of messages that are shortened and stay in place.
@@ -136,9 +137,9 @@ def build_checkpoint_id(
     """Builds the 64-byte id under which a checkpoint is stored.
 
     The first 32 bytes are the prefix digest, by which the checkpoint is found. The last 32 bytes distinguish
-    checkpoints with the same prefix digest. Two lists of messages can have the same prefix digest and still
-    differ in the text of a tool result, or in which user message was the latest. `variant` distinguishes
-    several ways to replace the same spans.
+    checkpoints with the same prefix digest. Such checkpoints can differ in names and tool results, which the
+    prefix digest does not cover, and in their spans. `variant` distinguishes several ways to replace the same
+    spans.
     """
     edges = ",".join(f"{span.start}-{span.stop}" for span in spans) + (f"/{variant}" if variant else "")
     return prefix_digest + hashlib.sha256(exact_digest + edges.encode()).digest()
@@ -202,10 +203,11 @@ def _matches_digest(checkpoint: Checkpoint, covered: Sequence[Message], *, short
 def _iter_possible_prefixes(
     checkpoint: Checkpoint, messages: Sequence[Message]
 ) -> Iterator[Sequence[Message]]:
-    """Yields the first `checkpoint.length` messages, then the same messages with their stored names.
+    """Yields the first `checkpoint.length` messages, then the same messages with names as they were before.
 
-    The second list is yielded only if it differs from the first. With it, a checkpoint still matches if the
-    client has since added a name to a message, or removed one.
+    In the second list, a name that the client has since added is missing, and a name that it has since
+    removed is restored. So a checkpoint still matches after such a change. The second list is yielded only if
+    it differs from the first.
     """
     covered = list(messages[: checkpoint.length])
     yield covered
@@ -218,9 +220,10 @@ def _iter_possible_prefixes(
 
 
 def _restore_name(message: Message, name: str) -> Message:
-    """Returns the message with its stored name if either the stored or the current name is empty.
+    """Returns the message with the stored name `name` if the client has since added or removed its name.
 
-    If both names are set, or both are the same, the message is returned unchanged.
+    An added name means that the stored name is empty, and a removed name that the current name is empty. In
+    all other cases, the message is returned unchanged.
     """
     if name == message.name or (name and message.name):
         return message
@@ -251,7 +254,7 @@ def can_apply_checkpoint(
     All of these conditions must hold:
 
     - The messages begin with those for which the checkpoint was made.
-    - The latest user message stays in its place, or the replacement carries its text.
+    - The latest user message stays in its place, or a replacement contains its text.
     - No tool result stays whose call is removed.
 
     A tool result may be shorter than the stored one, because the client may have shortened it. This is
@@ -272,9 +275,9 @@ def can_apply_checkpoint(
 
 
 def drop_outdated_edits(checkpoint: Checkpoint, messages: Sequence[Message]) -> Checkpoint:
-    """Returns the checkpoint without the edits of tool results that the client has since shortened itself.
+    """Returns the checkpoint without its edits of tool results that the client has since changed.
 
-    For such a message, the proxy forwards the client's shorter version.
+    The client has cleared or shortened such a tool result, and the proxy forwards the client's version.
     """
     known_digests = {result.index: result.digest for result in checkpoint.results}
     possible = list(_iter_possible_prefixes(checkpoint, messages))

@@ -1,7 +1,7 @@
 """Computes canonical digests, which decide whether messages or prefixes of conversations are the same.
 
-A conversation id only locates a conversation. The digest decides whether a stored summary may replace the
-messages that the client sent. If the rules in this module change, `DIGEST_VERSION` must change as well.
+A conversation id only serves to find a conversation. The digests decide whether a stored summary may replace
+the messages that the client sent. If the rules in this module change, `DIGEST_VERSION` must change as well.
 Otherwise stored summaries would be applied to messages for which they were not made.
 """
 
@@ -16,8 +16,8 @@ from compaction_proxy.core.message import Message, MessageToolCall
 DIGEST_VERSION = b"\x01"
 MAX_DEPTH = 100
 MAX_CHARACTERS = 1_048_576
-# A longer text is encoded in pieces of this many characters, because a thread holds the interpreter lock
-# while it encodes a piece.
+# A text with more characters than this is encoded in pieces of this size. A thread holds the interpreter lock
+# while it encodes a piece. Between two pieces, other threads can run.
 PIECE_CHARACTERS = 64 * 1024
 _EMPTY = bytes(8)
 _EXACT_INTEGER = 2**53
@@ -58,7 +58,7 @@ def _parse_json_float(text: str) -> int | str:
 
 
 def _measure_depth(text: str) -> int:
-    """Returns the deepest nesting of the brackets that are outside strings."""
+    """Returns how many levels deep the brackets of a JSON text nest. Brackets in strings do not count."""
     depth = deepest = 0
     # `finditer` finds one match at a time. Finding all at once would hold the interpreter lock for too long.
     for bracket in _BRACKET.finditer(text):
@@ -80,9 +80,9 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 
 
 def canonicalize_arguments(arguments: str) -> str:
-    """Returns tool-call arguments with canonical key order and white space.
+    """Returns the JSON of tool-call arguments with sorted keys and without optional white space.
 
-    Arguments stay as they are if they do not parse, repeat a key, are longer than 1,048,576 characters, hold
+    Arguments stay as they are if they do not parse, repeat a key, are longer than 1,048,576 characters, have
     too many brackets (`json_bounds`), or nest more than 100 levels deep. The limit on levels is fixed,
     because the number of levels that the decoder can read varies with the depth of the call stack. The digest
     of a message must not depend on the call stack.
@@ -104,7 +104,7 @@ def canonicalize_arguments(arguments: str) -> str:
 
 
 def _encode_content(message: Message) -> list[bytes]:
-    """Encodes the text and the other content parts in their order."""
+    """Encodes the content of a message in its order: pieces of the text, and content that is not text."""
     if not message.parts:
         return _encode_text(message.text)
     content: list[bytes] = []
@@ -165,9 +165,10 @@ def _hash_message(message: Message, content: list[bytes], name: str) -> bytes:
 
 
 def compute_message_digest(message: Message) -> bytes:
-    """Computes the SHA-256 of a message's canonical content, 32 bytes.
+    """Computes the digest of a message: a SHA-256 of 32 bytes.
 
-    `raw` and `tokens` are not part of the content.
+    The digest covers the role, the content, the refusal, the name, the calls and the ids of answered calls.
+    It covers no other field, such as `raw` and `tokens`.
     """
     return _hash_message(message, _encode_content(message), message.name)
 
@@ -193,9 +194,10 @@ def compute_textless_digest(message: Message) -> bytes:
 
 
 def chain_digests(digests: Iterable[bytes], previous_digest: bytes = DIGEST_VERSION) -> list[bytes]:
-    """Chains digests into prefix digests of 32 bytes: entry `i` is the digest of the messages `[0..i]`.
+    """Chains the digests of messages into prefix digests of 32 bytes.
 
-    If the list continues an earlier list, `previous_digest` is the prefix digest of the earlier list.
+    Entry `i` of the result covers the messages from the first to the one at index `i`. If the list continues
+    an earlier list, `previous_digest` is the prefix digest of the earlier list.
     """
     prefixes: list[bytes] = []
     for digest in digests:
@@ -217,6 +219,7 @@ def compute_prefix_digests(
 def format_message_id(prefix_digest: bytes) -> str:
     """Formats the id of a message, `m_…`, from the prefix digest that ends with this message.
 
-    Events, handles and search use the id. It is the same on every replica of the proxy.
+    Events, masks and the search tool refer to a message by this id. It is the same on every replica of the
+    proxy.
     """
     return "m_" + prefix_digest.hex()[:12]

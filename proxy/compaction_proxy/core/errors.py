@@ -6,14 +6,14 @@ ProxyError
 ├── ConfigError                    the configuration cannot be used; the process ends with exit code 2
 ├── RequestRefusedError            the client's request is at fault (the error's own 4xx status)
 ├── OverloadedError                the proxy holds too many requests or request bytes (503)
-├── UpstreamError                  the forwarded call failed (502 or 504)
+├── UpstreamError                  the proxy got no response from the upstream (502 or 504)
 ├── InternalError                  a fault of the proxy made the request fail (500)
 ├── ReplayFailedError              the process that replays conversations failed (500)
-└── CompactionError                a compaction failed; the request goes upstream, and no client is notified
+└── CompactionError                a compaction failed; a client's request still goes upstream
     ├── UnreadableBodyError        the proxy cannot rewrite the body
     ├── SummaryError               the summary model returned no usable summary
     ├── StoreUnavailableError      the store cannot be read or written
-    └── SearchUnavailableError     SQLite cannot search text; the admin API responds with 501
+    └── SearchUnavailableError     SQLite cannot search text (501 from the admin API)
 """
 
 import json
@@ -78,13 +78,17 @@ class InternalError(ProxyError):
 
 
 class ReplayFailedError(ProxyError):
-    """Reports that the replay process ended without a result. The message quotes its last output."""
+    """Reports that the process that replays conversations ended without a result.
+
+    The error's message quotes the last output of the process.
+    """
 
     status = 500
     code = "rehearsal_failed"
 
 
-# Errors that the proxy sends to clients, in the format of their wire.
+# Errors that the proxy sends to clients as responses. A response has the format of the wire that the client
+# uses.
 ClientFacingError = RequestRefusedError | OverloadedError | UpstreamError | InternalError | ReplayFailedError
 
 
@@ -100,7 +104,7 @@ class CompactionError(ProxyError):
 
 
 class UnreadableBodyError(CompactionError):
-    """Reports that the proxy cannot rewrite a body. The proxy forwards the body unchanged."""
+    """Reports that the proxy cannot rewrite the body of a request. The proxy forwards the body unchanged."""
 
 
 class SummaryError(CompactionError):

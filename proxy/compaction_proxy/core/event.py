@@ -1,8 +1,9 @@
 """Events: the entries of a conversation's history, one for each decision or failure.
 
-Events feed the log, the metrics, traces, the live feed, the history, the API, the dashboard and the command
-line. Any version of the proxy that shares the store may have written a stored event. So a field that is
-missing or of another type counts as unknown, and unknown fields are ignored.
+The proxy writes events to the log and the history, sends them to the live feed, and builds metrics and traces
+from them. The API, the dashboard and the command line show them. Any version of the proxy that shares the
+store may have written a stored event. So a field that is missing or of another type counts as unknown, and
+unknown fields are ignored.
 """
 
 import math
@@ -59,7 +60,7 @@ REASON_PREFIXES = ("http-", "store-")
 
 
 def is_known_reason(reason: str) -> bool:
-    """Returns whether the word is a known reason for forwarding a request without a compaction or summary."""
+    """Returns whether the word is a known reason to forward a request unchanged or without a summary."""
     return reason in REASONS or reason.startswith(REASON_PREFIXES)
 
 
@@ -171,7 +172,10 @@ def to_fields(event: Event) -> dict[str, Any]:
 
 
 def to_log_fields(event: Event) -> dict[str, Any]:
-    """Returns the fields that a log line may hold, without content and lists of messages."""
+    """Returns the fields of an event that a log line may contain.
+
+    Text of the conversation, the list of message ids, the time and the version of the format are left out.
+    """
     values = to_fields(event)
     return {
         name: value

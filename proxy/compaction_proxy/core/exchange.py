@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 from compaction_proxy.core.event import parse_integer, parse_number
 
-# The lowest status code that is an error.
+# The lowest HTTP status code that means an error.
 FIRST_ERROR_STATUS = 400
 
 
-class Exchange(NamedTuple):  # created for each request, four times faster than a dataclass
+class Exchange(NamedTuple):  # not a dataclass, which would take four times as long to create
     """The figures of one request and its response. None means that a figure is unknown.
 
     For example, the numbers of messages are unknown if the request passed the gate unread.
@@ -72,7 +72,8 @@ class Exchange(NamedTuple):  # created for each request, four times faster than 
     def first_prompt_tokens(self) -> int | None:
         """The upstream's count of input tokens for the first reply; None if unknown.
 
-        This count is comparable with the estimated size of the request. The sum over all replies is not.
+        Each further reply needs a request of its own, which adds to `prompt_tokens`. So only this count is
+        comparable with the estimated size of the client's request.
         """
         if self.recalls is None or self.prompt_tokens is None:
             return self.prompt_tokens
@@ -90,14 +91,14 @@ _NUMBERS = frozenset({"at", "overhead_s", "first_byte_s", "upstream_s"})
 
 
 def to_fields(exchange: Exchange) -> dict[str, Any]:
-    """Returns the exchange as JSON values, without unknown fields."""
+    """Returns the exchange as JSON values by field name, without fields that are None or an empty text."""
     return {name: value for name, value in exchange._asdict().items() if value not in (None, "")}
 
 
 def from_fields(values: Mapping[str, Any]) -> Exchange | None:
-    """Builds an exchange from its fields, and ignores invalid ones.
+    """Builds an exchange from its fields by name. An invalid field counts as unknown.
 
-    Returns None if the time is missing or invalid.
+    Returns None if the time (`at`) is missing or invalid.
     """
     at = parse_number(values.get("at"))
     if at is None:

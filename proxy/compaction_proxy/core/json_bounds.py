@@ -9,8 +9,8 @@ import json
 # mebibyte of memory plus thirty times the size of the text. Brackets inside strings count too, because it
 # would take longer to leave them out.
 MAX_BRACKETS = 16_000
-# `parse_json_container` does not parse JSON that is longer than this many characters. Its callers quote only
-# a part of the text.
+# `parse_json_container` does not parse JSON that is longer than this many characters. The limit does little
+# harm, because the callers of this function quote only a part of the text.
 MAX_CHARACTERS = 32 * 1024
 
 

@@ -15,7 +15,8 @@ from compaction_proxy.core.sanitize import sanitize_text
 MASK_TOKENS = 48
 MAX_ARGUMENT_CHARACTERS = 80
 MAX_ERROR_CHARACTERS = 120
-# A mask quotes an error with at most this many characters in front of the word that reports it.
+# If a line reports an error, a mask quotes the word that reports it, what follows it in the line, and at most
+# this many characters before it.
 LEAD_CHARACTERS = 40
 # Errors are searched for in this many characters at each end of a result.
 _SEEN_CHARACTERS = 20_000
@@ -33,10 +34,11 @@ _STRING = re.compile(
 )
 _BLANK = re.compile(r"\s+")
 # A mask is enclosed in square brackets. Inside it, round brackets replace square ones and all characters that
-# look like them.
+# look like them, so that no quoted text can seem to end the mask.
 _BRACKETS = str.maketrans("[\uff3b\u3010\u3014\u27e6]\uff3d\u3011\u3015\u27e7", "(((((" + ")))))")
 
-# Ranks of tool results. Results with the lowest rank are masked first.
+# Ranks of tool results: empty or repeated ones, other ones without an error, and those that report an error.
+# Results with the lowest rank are masked first.
 _WORTHLESS, _OLD, _TELLING = range(3)
 
 
@@ -45,8 +47,8 @@ def sanitize_to_line(text: str, max_characters: int) -> str:
 
     A line that would be longer is cut and ends with `…`. Invisible characters are removed.
 
-    A space breaks up control tokens of chat templates, and phrases that imitate those of the proxy
-    (`core.sanitize`).
+    A space is inserted into control tokens of chat templates, and into phrases that imitate texts of the
+    proxy (`core.sanitize`).
     """
     plain = _BLANK.sub(" ", sanitize_text(text[: 4 * max_characters])).strip()
     return plain if len(plain) <= max_characters else plain[: max_characters - 1] + "…"
@@ -118,7 +120,10 @@ def format_mask(message: Message, call: MessageToolCall | None, message_id: str,
 
 
 def _find_repeated_results(messages: Sequence[Message]) -> dict[int, bool]:
-    """Returns, by the index of each tool result, whether a later result repeats its text or its call."""
+    """Returns, by the index of each tool result, whether a later result has the same text or an equal call.
+
+    Calls are equal if they have the same tool and the same arguments.
+    """
     calls = map_results_to_calls(messages)
     later_texts: set[str] = set()
     later_reads: set[tuple[str, str]] = set()

@@ -1,8 +1,8 @@
 """Estimates the tokens of images, audio and files by the rules that each family of models publishes.
 
-A wire reads the size of an image, audio or file from the request, without fetching anything, and passes it to
-this module. An image whose size the wire cannot read counts as the largest possible image. The estimates need
-not be exact, because calibration corrects them by the `usage` that the upstream reports.
+The code of each wire reads the size of an image, audio or file from the request, without fetching anything,
+and passes it to this module. An image of unknown size counts as the largest possible image. The estimates
+need not be exact, because calibration corrects them by the `usage` that the upstream reports.
 """
 
 import base64
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from compaction_proxy.core.model_names import find_by_prefix, is_new_claude, normalize_model_name
 
-_HEADER_CHARACTERS = 64 * 1024  # of base64; the size of a JPEG with more metadata than that stays unknown
+_HEADER_CHARACTERS = 64 * 1024  # at most this much base64 is decoded; a JPEG may have more before its size
 _WEBP_CHUNKS_BYTES = 30  # enough for the fixed part of every variant of WebP
 
 
@@ -40,7 +40,7 @@ def _read_jpeg_size(data: bytes) -> ImageSize | None:
     offset = 2
     while offset + 4 <= len(data) and data[offset] == 0xFF:
         marker = data[offset + 1]
-        # Markers in this range are frame headers, which contain the size. Only C4, C8 and CC mean something
+        # The markers C0 to CF begin frame headers, which contain the size. Only C4, C8 and CC mean something
         # else.
         if 0xC0 <= marker <= 0xCF and marker not in {0xC4, 0xC8, 0xCC} and offset + 9 <= len(data):
             height, width = struct.unpack_from(">HH", data, offset + 5)
@@ -90,7 +90,7 @@ def read_image_size(data: bytes) -> ImageSize | None:
 def decode_data_url_header(url: str) -> bytes:
     """Decodes the first bytes of a base64 data URL.
 
-    Returns no bytes for any other URL and for invalid base64.
+    Returns empty bytes for any other URL and for invalid base64.
     """
     head, comma, payload = url[: _HEADER_CHARACTERS + 256].partition(",")
     if not (comma and head[:5].lower() == "data:" and head.lower().endswith(";base64")):
@@ -105,8 +105,8 @@ def decode_data_url_header(url: str) -> bytes:
 # Limits for the longest and for the shortest side of an image that is cut into tiles, and the side of a tile,
 # in pixels.
 _TILED_LONG_PIXELS, _TILED_SHORT_PIXELS, _TILE_PIXELS = 2048, 768, 512
-# The tokens of a crop, the side of a crop in pixels, and the longest side in pixels of an image that is not
-# cropped.
+# Gemini models cut a large image into square crops. These are the tokens of a crop, the side of a crop in
+# pixels, and the longest side in pixels of an image that is not cut.
 _CROP_TOKENS, _CROP_PIXELS, _UNCROPPED_PIXELS = 258, 768, 384
 UNKNOWN_IMAGE_TOKENS = 1000  # for a model without a published rule
 _OPENAI_AUDIO_TOKENS_PER_S = 10
@@ -137,9 +137,9 @@ def _count_flat(_: ImageSize | None, *, tokens: int) -> int:
 def _count_tiles(size: ImageSize | None, *, base_tokens: int, tile_tokens: int) -> int:
     """Returns the tokens of an image by the rule of models that cut it into square tiles.
 
-    The image is first scaled down until its longest side fits 2,048 pixels, then until its shortest side fits
-    768 pixels. An unknown size counts as 2,048 by 768 pixels. An image takes `base_tokens`, and `tile_tokens`
-    for each tile.
+    The image is first scaled down until its longest side has at most 2,048 pixels, then until its shortest
+    side has at most 768 pixels. Then it is cut into tiles of 512 by 512 pixels. An unknown size counts as
+    2,048 by 768 pixels. An image takes `base_tokens`, and `tile_tokens` for each tile.
     """
     width, height = _scale_to_fit(
         size or ImageSize(_TILED_LONG_PIXELS, _TILED_SHORT_PIXELS), _TILED_LONG_PIXELS
@@ -157,12 +157,12 @@ def _count_patches(
     patch_side_pixels: int = 32,
     max_edge_pixels: int = 0,
 ) -> int:
-    """Returns the tokens of an image by the rule of models that cut it into a limited number of patches.
+    """Returns the tokens of an image by the rule of models that cut it into square patches.
 
-    The image is first scaled down until its longest side fits `max_edge_pixels`, if that is not 0. An image
-    of unknown size, or with more than `max_patches` patches, counts as `max_patches` patches. The provider
-    itself shrinks an image that has more patches. So the provider may count fewer patches than `max_patches`,
-    by at most one row.
+    The image is first scaled down until its longest side has at most `max_edge_pixels` pixels, if that number
+    is not 0. An image of unknown size, or with more than `max_patches` patches, counts as `max_patches`
+    patches. The provider shrinks an image that has more. After this, it may have up to one row of patches
+    fewer than `max_patches`.
     """
     if size is None:
         return math.ceil(max_patches * tokens_per_patch)

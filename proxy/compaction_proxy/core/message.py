@@ -1,7 +1,7 @@
 """Messages of a conversation, and the units and spans that they form.
 
-A wire builds these objects from the bytes of a request, so the core does not depend on any provider's schema.
-Indices are positions in the list that a function receives. Every range is half-open.
+The code of each wire builds these objects from the bytes of a request, so the core does not depend on the
+schema of a provider. Indices are positions in the list that a function receives. Every range is half-open.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -92,14 +92,13 @@ class Message:
         calls: Tool calls of the message, in order.
         answered_call_ids: Ids of the calls whose results this message contains. A `tool` message of Chat
             Completions has one id; a message without results has none.
-        raw: The message as bytes, unchanged if the client sent it; empty for a message of the proxy that no
-            wire has written yet.
+        raw: The message as bytes, unchanged if the client sent it; empty for a message of the proxy that is
+            not yet encoded for a wire.
         digest: Canonical SHA-256 of the content (`core.digest`), 32 bytes; empty until computed.
         tokens: Estimated size in tokens before calibration, including the tokens that the chat format adds to
             a message.
-        has_signed_reasoning: Whether the message carries signed reasoning, which belongs to all calls of the
-            same reply. The digest does not cover the reasoning, because it is not part of the message's
-            content.
+        has_signed_reasoning: Whether the message contains reasoning of the model with a provider's signature.
+            Such reasoning belongs to all calls of the same reply. The digest does not cover the reasoning.
         instruction: The origin of the text if it is project instructions, which a client program has written;
             else None. The digest does not cover this field.
         source: The client's message of which this message is a part; None if the client sent this message
@@ -169,12 +168,12 @@ def iter_tool_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
 
 
 def iter_units(messages: Sequence[Message]) -> Iterator[Span]:
-    """Yields the units of a list: the smallest runs of messages whose removal leaves a valid list.
+    """Yields the units of a list, in order. Together, the units cover the whole list.
 
-    A unit is one tool exchange (`iter_tool_exchanges`). If the calling message has signed reasoning, the unit
-    also includes the following exchanges whose calling messages have none, because they may come from the
-    same reply of the model. A unit has at most `MAX_EXCHANGES_PER_ANSWER` exchanges. The units are yielded in
-    order and cover the list.
+    A unit is the smallest run of messages without which providers still accept the list. It is one tool
+    exchange (`iter_tool_exchanges`). If the calling message has signed reasoning, the unit also includes the
+    following exchanges whose calling messages have none, because they may come from the same reply of the
+    model. A unit has at most `MAX_EXCHANGES_PER_ANSWER` exchanges.
     """
     return _iter_spans(messages, _find_unit_stop)
 

@@ -1,10 +1,10 @@
-"""Reads the family of a model from its name, and the generation of a Claude model."""
+"""Determines the family of a model, and the generation of a Claude model, from the name of the model."""
 
 import re
 from collections.abc import Mapping
 from typing import TypeVar
 
-_NAME_CHARACTERS = 200  # only the end of a longer name is read, since a client may send any name
+_NAME_CHARACTERS = 200  # only the end of a longer name is read, because a client may send any name
 _CLAUDE_VERSION = re.compile(r"claude-(?:v|(?:[a-z]+-)*)(\d+)(?:[-.](\d{1,2}))?(?!\d)")
 _CLAUDE_NEW = (4, 7)
 
@@ -14,8 +14,8 @@ Value = TypeVar("Value")
 def normalize_model_name(model: str) -> str:
     """Returns the name of a model in lower case and without prefixes.
 
-    The path of a router, the prefix `ft:` of a fine-tuned model, and a cloud vendor's prefix of a Claude
-    model are removed.
+    The prefixes are a router's path, such as `openai/`, the `ft:` of a fine-tuned model, and a cloud vendor's
+    prefix before `claude`.
     """
     name = model[-_NAME_CHARACTERS:].lower().rpartition("/")[2].removeprefix("ft:")
     return name[max(0, name.find("claude")) :]

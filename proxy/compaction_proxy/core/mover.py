@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from compaction_proxy.core.message import Message, find_unit_start
 
 # The last messages of a request count as moved only if they are at most this many messages, or at most this
-# many units. Otherwise the client has edited its list or begun another branch.
+# many units. If more of them differ, the client is assumed to have edited its list or begun another branch.
 MAX_MOVED_MESSAGES = 8
 MAX_MOVED_UNITS = 2
-# The proxy remembers at most this many of the last messages of a request. The limit is needed because two
-# units may contain many tool results.
+# The proxy remembers the last messages of a request, which the client may move: at most this many. The limit
+# is needed because two units may contain many tool results.
 MAX_END_MESSAGES = 64
 # Different conversations may begin with the same messages. If two requests begin with fewer equal messages
 # than this, and the earlier request has further messages, the later request continues the earlier one only if
@@ -95,8 +95,8 @@ def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common_
 def _is_rewritten(messages: Sequence[Message], previous: RequestEnd, common_count: int) -> bool:
     """Returns whether a message after the first difference is the same, and at the same place, as before.
 
-    If so, the client has changed a message in place. It may change the messages from the first difference on
-    again.
+    If so, the client has changed a message in place. In the next request, the client may again change
+    messages from the first difference on.
     """
     later = range(common_count + 1, min(previous.message_count, len(messages)))
     return any(messages[k].digest == previous.digests[k - previous.start_index] for k in later)

@@ -1,6 +1,6 @@
 """Plans compactions: decides from a policy and a conversation which spans get which replacements.
 
-The module also predicts the ids of the checkpoints that result from plans. The planner has no effects. All
+The module also predicts the ids of the checkpoints that result from plans. It carries out no plan. All
 indices count only the client's messages that are not fixed. All sizes are in tokens, as the proxy counts them
 before calibration.
 """
@@ -21,9 +21,9 @@ from compaction_proxy.core.message import (
 from compaction_proxy.core.strategies import KeepRules, Policy
 from compaction_proxy.core.trigger import GrowthCounts
 
-# No compaction removes the fixed part of a request (`PlanConstraints.fixed_tokens`). The target is scarce if
-# the target less the fixed part is smaller than this share of T less the fixed part. Hardly any compaction
-# reaches a scarce target.
+# The target is the size to which a compaction shrinks the request. No compaction removes the fixed part of
+# the request (`PlanConstraints.fixed_tokens`). The target is scarce if the target less the fixed part is
+# smaller than this share of T less the fixed part. Hardly any compaction reaches a scarce target.
 SCARCE_SHARE = 0.25
 
 
@@ -60,20 +60,23 @@ class PlanConstraints:
 
     @property
     def free_tokens(self) -> int:
-        """The tokens that T leaves for everything except the fixed part."""
+        """T less `fixed_tokens`, and at least 0."""
         return max(0, self.trigger_tokens - self.fixed_tokens)
 
     @property
     def target_tokens_left(self) -> int:
-        """The tokens that the target leaves for everything except the fixed part.
+        """The target less `fixed_tokens`, and at least the share `SCARCE_SHARE` of `free_tokens`.
 
-        This size is at least `SCARCE_SHARE` of the free tokens.
+        Without a target, this is that share of `free_tokens`.
         """
         return max((self.target_tokens or 0) - self.fixed_tokens, int(SCARCE_SHARE * self.free_tokens))
 
     @property
     def is_target_scarce(self) -> bool:
-        """Whether the target is so close to the fixed part that hardly any compaction reaches it."""
+        """Whether hardly any compaction reaches the target.
+
+        The target is then close to `fixed_tokens`, or smaller.
+        """
         return (
             self.target_tokens is not None
             and self.target_tokens - self.fixed_tokens < SCARCE_SHARE * self.free_tokens
@@ -91,9 +94,10 @@ def find_tail_start(
 ) -> int:
     """Returns the start of the tail that the policy keeps. The start is a unit edge.
 
-    The tail includes at least the last unit, and all messages that the client moves. It may be empty only if
-    the last message is the user's and its text moves into the replacement. With `is_minimum`, the tail
-    includes only what must be kept in any case, even if the target leaves room for more.
+    The tail includes all messages that the client moves. It is empty only if the last message is the user's
+    and the policy moves its text into the replacement. Otherwise it includes at least the last unit. With
+    `is_minimum`, the tail includes only what must be kept in any case, even if the target leaves room for
+    more.
     """
     forwarded = [
         0 if k in constraints.staying_indices else size
@@ -140,7 +144,8 @@ def _compute_tail_size(
 
     If the policy names a number of tokens, the floor is the policy's limit for a T of `free_tokens`. The
     first limit is never less than the floor, even if the target leaves less room. With `is_minimum`, the
-    first limit is the floor. If the policy names no number of tokens or there is no target, the floor is 0.
+    first limit is the floor. All three limits are then lowered by `growth_tokens`, but not below 0. If the
+    policy names no number of tokens or there is no target, the floor is 0, so the third limit has no effect.
     """
     limit = policy.keep.tail
     if limit is None:
@@ -204,13 +209,13 @@ def _find_iteration_start(messages: Sequence[Message], keep_iterations: int) -> 
 def _find_fitting_tail_start(
     messages: Sequence[Message], forwarded: Sequence[int], keep: KeepRules, size: tuple[int, int, int] | None
 ) -> int:
-    """Returns the index at which the tail starts if only its size in tokens limits it.
+    """Returns the index at which the tail starts according to its size in tokens alone.
 
     The tail grows by whole units, the newest first, while it stays within the maximum. While it is smaller
     than the floor, a unit may exceed the maximum if the tail still fits the tokens left. With
     `keep.includes_reaching_message`, the tail grows by messages, and the message that reaches the maximum is
-    its first one. If `size` is None, or if all messages fit, the result is the number of messages, which
-    stands for "no limit".
+    its first one. If `size` is None, or if all messages fit, the size decides nothing, and the result is the
+    number of messages.
 
     Args:
         messages: The messages that are not fixed.
@@ -235,7 +240,8 @@ def _find_fitting_tail_start(
 
 # A group of consecutive assistant and tool messages gets no summary if it has fewer tokens than this.
 LEAST_RUN_TOKENS = 48
-# The summary of such a group is expected to take this share of the group's tokens.
+# The summary of a group of consecutive assistant and tool messages is expected to take this share of the
+# tokens of the group.
 RUN_SUMMARY_SHARE = 0.3
 
 
@@ -246,8 +252,9 @@ class PlannedReplacement(NamedTuple):
         kind: `before` keeps the replacement of the earlier compaction. `text` is the summary of a group of
             messages. `records` are the records of a chain. `mask` and `cap` shorten the message itself.
             `nothing` removes the span without a replacement.
-        reference_index: The number of the earlier span for `before`, the number of the group for `text` and
-            `records`, the index of the message for `mask` and `cap`, and 0 for `nothing`.
+        reference_index: For `before`, the position of the span in the earlier checkpoint, from 0. For `text`
+            and `records`, the position of the group in `RoundPlan.groups`, from 0. For `mask` and `cap`, the
+            index of the message. For `nothing`, 0.
     """
 
     kind: Literal["before", "text", "records", "mask", "cap", "nothing"]
@@ -332,7 +339,8 @@ def _list_indices_to_remove(
 ) -> list[int]:
     """Returns the indices of the messages to remove, in order.
 
-    Messages that earlier compactions have removed are included, even if the policy would keep them now.
+    Messages that earlier compactions have removed are included, even if the policy would keep them now. The
+    task and the latest user message are left out if the policy keeps them.
     """
     latest = find_latest_user_message(messages) if policy.frame.request_introduction is None else None
     task = find_task_index(messages) if policy.keep.keeps_task else None
@@ -426,9 +434,10 @@ def _plan_integrated_round(
 def _plan_added_round(
     tail_start: int, earlier: Checkpoint | None, groups: Sequence[Sequence[int]], *, is_summarized: bool
 ) -> RoundPlan:
-    """Plans replacements for the groups, and keeps the replacements of the earlier compaction.
+    """Plans one replacement for each group of messages, and keeps the replacements of the earlier compaction.
 
-    If the earlier compaction shortened a message that is now inside a group, the edit is dropped.
+    If the earlier compaction shortened a message that is now in a group, that edit is dropped. If
+    `is_summarized` is false, the groups are removed without a replacement.
     """
     new: list[tuple[Span, PlannedReplacement]] = []
     for group_number, group in enumerate(groups):
@@ -450,9 +459,9 @@ def _plan_run_summaries(
 ) -> RoundPlan | None:
     """Plans summaries of runs of assistant and tool messages, earliest first.
 
-    Runs are added until the request is expected to be smaller than the target, or than T if there is no
-    target. If the policy demands it (`one_run`), only one run is added. Returns None if all runs are too
-    small.
+    A run is an unbroken sequence of such messages. Runs are added until the request is expected to be smaller
+    than the target, or than T if there is no target. If the policy demands it (`one_run`), only one run is
+    added. Returns None if all runs are too small.
     """
     groups: list[list[int]] = []
     size, forwarded = constraints.request_tokens, list_forwarded_sizes(messages, earlier)
@@ -477,7 +486,10 @@ def _plan_chained_round(
     constraints: PlanConstraints,
     removed_indices: Sequence[int],
 ) -> RoundPlan:
-    """Plans one more record for a chain. If the chain is too long, plans one record in its place."""
+    """Plans one more record for the chain.
+
+    If the chain must be written anew, plans one record in place of all its records.
+    """
     continued = None if _is_chain_too_long(policy, earlier, constraints) else earlier
     earlier_removed = continued.removed_indices if continued else frozenset()
     spans = tuple(_iter_adjacent_spans(removed_indices))
@@ -519,7 +531,10 @@ def build_unchanged_plan(earlier: Checkpoint | None) -> RoundPlan:
 
 
 def add_edits(plan: RoundPlan, edits: Mapping[int, Literal["mask", "cap"]]) -> RoundPlan:
-    """Returns the plan with edits added, which shorten the message at each index in `edits` in place."""
+    """Returns the plan with edits added. An edit shortens a message, which stays at its place.
+
+    `edits` gives the kind of each edit by the index of the message.
+    """
     earlier = zip(plan.spans, plan.planned_replacements, strict=True)
     pieces = [(span, fill) for span, fill in earlier if span.start not in edits]
     pieces += [(Span(index, index + 1), PlannedReplacement(kind, index)) for index, kind in edits.items()]

@@ -8,12 +8,12 @@ from compaction_proxy.core.truncate import find_largest_cap
 
 MAX_INSTRUCTION_TOKENS = 12_000
 # The largest share of `Budget.input_limit` that all project instructions together may take. The input limit
-# reserves room only for the least output, so it is the same if a request asks for more output. Then the same
-# instructions stay, and the proxy lowers the requested output instead.
+# leaves room only for the least output, so it hardly depends on the output that a request asks for. If a
+# request asks for more, the same instructions stay, and the proxy lowers the output limit instead.
 MAX_INSTRUCTION_SHARE = 0.20
 MAX_INSTRUCTIONS = 32
-# If instructions have to be cut, those about the environment are cut first. Other instructions are cut only
-# if an instruction about the environment would otherwise get fewer tokens than this.
+# If instructions have to be cut, those of the kind `environment` are cut first. Other instructions are cut
+# only if one of this kind would otherwise have to be cut to fewer tokens than this.
 MIN_ENVIRONMENT_TOKENS = 200
 _ID_DIGITS = 12
 
@@ -37,7 +37,7 @@ def allocate_instruction_tokens(
     An instruction that stays whole has no entry. An entry of 0 means that the instruction is left out. Only
     the newest version of each instruction stays. If there are more than 32 instructions, only the first 16
     and the last 16 stay. If the remaining instructions exceed the budget, they are cut to their beginning and
-    end. Instructions about the environment are cut first.
+    end. Instructions of the kind `environment` are cut first.
 
     Args:
         messages: All messages of a list, fixed ones included.

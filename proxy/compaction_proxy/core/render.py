@@ -8,7 +8,7 @@ from compaction_proxy.core.message import Message, Span
 from compaction_proxy.core.sanitize import escape_frames_and_headings
 from compaction_proxy.core.strategies import SummaryFrame
 
-# The excerpt that `build_excerpt` returns for a share of 0.
+# `build_excerpt` returns this text if its caller allows no part of a text to be quoted.
 OMISSION_MARK = "[…]"
 
 _is_fixed = attrgetter("is_fixed")
@@ -74,8 +74,8 @@ def build_excerpt(text: str, share: float, source_name: str) -> str:
     """Returns the beginning and the end of a text, together about `share` (0..1) of its length.
 
     A line between them gives the number of characters that are left out, and `source_name`, the handle of the
-    whole text. If the excerpt would be no shorter than the text, the text itself is returned. With a share of
-    0 the excerpt is `OMISSION_MARK`.
+    message with the whole text. With a share of 0, the excerpt is `OMISSION_MARK`. If the excerpt would be no
+    shorter than the text, the text itself is returned.
     """
     if share <= 0:
         return OMISSION_MARK if len(OMISSION_MARK) < len(text) else text
@@ -86,10 +86,10 @@ def build_excerpt(text: str, share: float, source_name: str) -> str:
 
 
 def _escape_summary(text: str, closing: str) -> str:
-    """Returns the summary in a form that cannot end its frame early or imitate headings of the proxy.
+    """Returns the summary in a form that cannot seem to end early or to contain headings of the proxy.
 
-    An added character breaks up phrases that would do so. `closing` is the text that the frame puts after the
-    summary; empty if there is none.
+    A character is inserted into each phrase that could have this effect. `closing` is the text that follows
+    the summary in its replacement; empty if there is none.
     """
     safe = escape_frames_and_headings(text)
     if not closing:
@@ -107,7 +107,7 @@ def format_replacement_text(
     Args:
         frame: The texts before and after the summary.
         round_number: Number of the compaction.
-        summary: Text that the summary model wrote.
+        summary: Text of the summary or extract.
         task: The text of the task; empty if the conversation itself still contains the task.
         request: The text of the latest user message if it moves into the replacement, else empty.
     """

@@ -99,8 +99,8 @@ def insert_alternating_fillers(messages: Sequence[Message]) -> tuple[Message, ..
     """Returns the list in a form in which user and assistant messages alternate, beginning with the user.
 
     Some upstreams demand this order. A short assistant message is added between two user messages, and a
-    short user message between two assistant messages. Privileged messages and tool results stay in place.
-    Parts of one client message stay together.
+    short user message between two assistant messages. A tool result counts as a user message, but nothing is
+    added before it. Privileged messages stay in place. Parts of one client message stay together.
     """
     alternating: list[Message] = []
     last = "assistant"

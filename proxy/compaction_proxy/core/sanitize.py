@@ -1,6 +1,6 @@
 """Makes text of users, tools and models harmless before a model reads it as data.
 
-The text changes as little as possible. One added character breaks up each control token of a chat template,
+The text changes as little as possible. One character is inserted into each control token of a chat template,
 each tag of a fence (a pair of tags around quoted text), and each phrase that begins or ends a frame (the text
 around a summary or record). Invisible characters are removed.
 """
@@ -22,8 +22,9 @@ _TEMPLATE = re.compile(
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\])",
     re.IGNORECASE,
 )
-# The first character of a tag that looks like a fence of the proxy (`core.summary.prompt`). Its name ends in
-# a hyphen and hex digits, or is a name that an attacker might guess.
+# The first character of a tag that looks like one with which the proxy encloses quoted text
+# (`core.summary.prompt`). The name of the tag ends in a hyphen and hex digits, or is one that an attacker
+# might guess.
 _FENCE = re.compile(
     r"<(?=(?:/\s*)?(?:[\w-]{1,40}-[0-9a-f]{6,}\b|(?:transcript|system|developer|assistant|user|task|run|data|"
     r"instructions?|conversation)(?:[-_][\w-]{0,40})?\s*>))",
@@ -37,8 +38,9 @@ _FRAME = re.compile(
     r"|<(?=(?:/\s*)?summary\s*>)",
     re.IGNORECASE,
 )
-# The beginning of a line that reads as a message of the transcript, as the start of a run (`=== RUN`), or as
-# a heading of the proxy. Headings of the ledger and of the last request are found with any Markdown emphasis.
+# The beginning of a line that looks like the start of a message in a transcript, like the line above a group
+# of messages (`=== RUN`), or like a heading of the proxy. Headings of the ledger and of the last request are
+# found with any Markdown emphasis.
 _LINE = re.compile(
     r"^(?=\[\d+\] [A-Z]+(?: \([^)\n]*\))?:|={2,}[ \t]*RUN\b|#{1,6}[ \t]+(?:session summary|previous summary|"
     r"original (?:user )?task|messages to summarize|runs to summarize|size and language)\b|"
@@ -69,8 +71,8 @@ def escape_frames(text: str) -> str:
 def escape_frames_and_headings(text: str) -> str:
     """Returns the text in a form that imitates no frame, heading or transcript of the proxy.
 
-    A space breaks up phrases that could begin or end a frame. A backslash precedes lines that read as a
-    heading of the proxy or as another message of a transcript.
+    A space is inserted into phrases that could begin or end a frame. A backslash is put before lines that
+    look like a heading of the proxy or like another message of a transcript.
     """
     return _LINE.sub(r"\\", escape_frames(text))
 
@@ -78,8 +80,8 @@ def escape_frames_and_headings(text: str) -> str:
 def sanitize_text(text: str) -> str:
     """Returns the text of a message, or an earlier summary, in a form that is safe inside a fence.
 
-    The result contains no control token of a chat template, no text that looks like a fence or a frame of the
-    proxy, no line that reads as another message, and no invisible character. A second call does not change
-    the result.
+    A fence is a pair of tags around quoted text. The result contains no control token of a chat template, no
+    text that looks like a fence or a frame of the proxy, no line that looks like another message, and no
+    invisible character. A second call does not change the result.
     """
     return escape_frames_and_headings(_FENCE.sub("< ", escape_template_marks(remove_invisible(text))))

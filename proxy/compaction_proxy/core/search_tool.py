@@ -1,8 +1,8 @@
-"""Formats removed messages for a model: as data between fences, made harmless, and of limited size.
+"""Formats removed messages for a model: as data between two tags, made harmless, and of limited size.
 
-The same format serves a model that calls the search tool, an agent over MCP, and a request in which the proxy
-places search hits before the latest user message. The text between the fences is quoted from conversations,
-so it may contain harmful instructions.
+The proxy uses the same format for a model that calls the search tool, for an agent that searches over MCP,
+and for search hits that it inserts into a request before the latest user message. The text between the tags
+is quoted from conversations, so it may contain harmful instructions.
 """
 
 import re
@@ -90,7 +90,7 @@ def _take_fitting_blocks(blocks: Iterable[str], count_tokens: TokenCounter, max_
     tokens, characters = max_tokens, max_tokens * _CHARACTERS_PER_TOKEN
     for block in blocks:
         characters -= len(block) + 1
-        if characters < 0:  # checked first, so that no long text is counted
+        if characters < 0:  # checked first, so that the tokens of a long text are never counted
             return
         tokens -= count_tokens(f"{block}\n")
         if tokens < 0:
@@ -99,7 +99,7 @@ def _take_fitting_blocks(blocks: Iterable[str], count_tokens: TokenCounter, max_
 
 
 def _sanitize_for_wire(text: str) -> str:
-    """Returns the text sanitised and with lone surrogates replaced, because some wires cannot carry them."""
+    """Returns the text sanitised and with lone surrogates replaced, which some wires cannot transmit."""
     if not text.isascii():
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return sanitize_text(text)
@@ -211,7 +211,8 @@ def format_message(
         max_tokens: Largest size of the result, in tokens.
 
     Returns:
-        The text. If `line_range_text` is invalid or the message has no such lines, a sentence that says so.
+        The lines with their origin; or, if `line_range_text` is invalid or the message has no such lines, a
+        sentence that says so.
     """
     line_range = parse_line_range(line_range_text)
     if line_range is None:

@@ -28,7 +28,7 @@ class ScaledLimit:
     share: float
 
     def compute_tokens(self, trigger_tokens: int) -> int:
-        """Computes the size in tokens for a trigger of `trigger_tokens` tokens."""
+        """Computes the limit, in tokens, if T is `trigger_tokens`."""
         shared = int(self.share * trigger_tokens)
         return shared if self.tokens is None else min(self.tokens, shared)
 
@@ -76,7 +76,7 @@ class SummaryShape:
         model: Model that writes the summary if the configuration names none. `cheap`: a cheap model. `same`:
             the model that the client's request names.
         form: `transcript`: fenced text. `aligned`: the conversation itself, followed by the instructions.
-        may_cut: Whether a summary that is too long is cut at the end of a line and used. Otherwise it is
+        may_cut: Whether a summary that is too long is cut to its largest size and used. Otherwise it is
             refused.
         is_verified: Whether the summary is checked against the text that the summary model read.
         sections: The exact sections that the prompt demands; empty if the summary has no fixed form.
@@ -113,8 +113,8 @@ class SummaryFrame:
 
     Attributes:
         opening: Text before the summary. `{round}` becomes the number of the compaction.
-        closing: Text after the summary. If the summary itself contains this text, an added character breaks
-            it up, so that it cannot end the summary early.
+        closing: Text after the summary. If the summary itself contains this text, a character is inserted
+            into it, so that the summary cannot seem to end early.
         task_heading: Heading above the task, which is quoted verbatim; None leaves the task out.
         request_introduction: Text that introduces the latest user message at the end; None leaves that
             message in its place.
@@ -139,7 +139,8 @@ class AnchoredLayout:
             it, 0..1.
         rounds: Number of records in a chain at which the next compaction writes one new record in place of
             all of them.
-        chain_share: Share of the target, 0..1, above which the chain is written anew.
+        chain_share: Share of the target, 0..1. If the records of the chain take more, the next compaction
+            writes the chain anew.
     """
 
     ledger: ScaledLimit
@@ -155,7 +156,7 @@ class Policy:
 
     Attributes:
         name: Name of the strategy in the configuration.
-        trigger: Trigger rows. A compaction starts if any of them is reached.
+        trigger: Rows of thresholds. A compaction is due if all thresholds of at least one row are reached.
         reserves: Tokens of the context window to keep free.
         keep: The messages that stay.
         removal_scope: `all` replaces all messages that do not stay. `runs` replaces runs of assistant and

@@ -1,9 +1,9 @@
-"""Recognises side requests: requests of a client in addition to a conversation, such as for a title."""
+"""Recognises side requests: requests that a client sends besides a conversation, such as for its title."""
 
 import re
 
-# Number of characters that are searched at each end of a text. A side request states there what it wants. The
-# rest of the text is the conversation.
+# Number of characters that are searched at each end of a text. A side request states there what it asks for.
+# The rest of the text may be a quoted conversation.
 EDGE_CHARACTERS = 600
 _VERB = (
     r"\b(?:generate|create|write|provide|suggest|give|make|produce|extract|come up with"

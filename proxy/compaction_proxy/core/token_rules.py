@@ -1,4 +1,4 @@
-"""Adds up the tokens of a request: the counts of its texts, and the framing around them.
+"""Adds up the tokens of a request: the tokens of its texts, and the framing around the texts.
 
 A message is split into texts. Other code counts the tokens of the texts off the event loop and caches the
 counts. This module adds the counts up. The framing is the tokens that the chat format adds: 3 for each
@@ -50,8 +50,8 @@ TOKEN_RULES = {"tiktoken": TIKTOKEN_RULE, "characters": CHARACTER_RULE}
 def list_countable_texts(message: Message, rule: TokenRule = TIKTOKEN_RULE) -> tuple[str, ...]:
     """Returns the non-empty texts of a message. The caller counts the tokens of each text separately.
 
-    Content that is not text is left out, because a wire estimates its tokens by `core.media`. Ids are left
-    out, because models do not see them as text.
+    Content that is not text is left out, because `core.media` estimates its tokens. Ids are left out, because
+    models do not see them as text.
     """
     texts = [message.text]
     for call in message.calls:
@@ -84,8 +84,8 @@ def minify_json(text: str | bytes) -> str:
     The chat templates of open models show the model exactly this JSON. OpenAI renders tools in a shorter form
     of its own, for which its cookbook has a formula. For the 22 distinct tool sets of seven public agent data
     sets (1 to 37 tools), the JSON had 1.10 to 1.77 times as many tokens as OpenAI's form, with a median of
-    1.32. So the estimate is never too low, and calibration corrects the rest. Text that does not parse, or
-    has too many brackets (`json_bounds`), is returned as it is.
+    1.32. So the estimate was never too low, and calibration corrects the difference. Text that does not
+    parse, or has too many brackets (`json_bounds`), is returned as it is.
     """
     text = text if isinstance(text, str) else text.decode("utf-8", "replace")
     if has_too_many_brackets(text):

@@ -18,7 +18,8 @@ TRIGGER_FIELDS = (
 # that size. As with context windows, the reserves take at most a quarter of that size.
 TIER_RESERVES = Reserves(system=0, output=8_000, safety=2_000)
 # Lower limit (in tokens) and upper limit (as a share of usable) of the threshold of `cost_optimal`. Below the
-# lower limit, compactions cost more than they can save. Above the upper limit, a compaction must not wait.
+# lower limit, compactions cost more than they can save. A larger threshold than the upper limit would leave
+# too little room in the context window.
 MIN_OPTIMUM_TOKENS = 32_000
 MAX_OPTIMUM_SHARE = 0.75
 
@@ -71,10 +72,10 @@ class TriggerRule:
     cost_optimal: bool | None = None
     rework_tokens: int | None = None
     price_thresholds: PriceThresholds = UNKNOWN_PRICE_THRESHOLDS
-    active: bool = field(init=False, repr=False, compare=False)  # read several times for each request
+    active: bool = field(init=False, repr=False, compare=False)  # stored, because it is read often
 
     def __post_init__(self) -> None:
-        """Computes whether the row can be reached at all."""
+        """Sets `active`: whether the row can be reached at all."""
         values = [getattr(self, name) for name in TRIGGER_FIELDS]
         object.__setattr__(self, "active", 0 not in values and any(values))
 
@@ -205,7 +206,8 @@ def compute_trigger_marks(
 def compute_min_trigger(rules: Sequence[TriggerRule], budget: Budget) -> int | None:
     """Returns T: the smallest size, in tokens, at which a row can be reached.
 
-    Returns 0 if an active row has only thresholds of counts. Returns None if no row is active.
+    Returns 0 if an active row has only thresholds for numbers of messages, turns or iterations. Returns None
+    if no row is active.
     """
     return min((row.compute_token_threshold(budget) for row in rules if row.active), default=None)
 

@@ -147,7 +147,7 @@ def plan_truncation(
     """Plans how to bring a list down to `limit_tokens` tokens.
 
     Args:
-        messages: The list. The size of a message is its `tokens`, so the limits must be on the same scale.
+        messages: The list. The size of a message is its `tokens`. The limits must be counted in the same way.
         limit_tokens: Size that the list should fit in, in tokens.
         replacement_indices: Indices of the messages that the proxy wrote.
         max_tokens: Size that the list may have before the task, replacements or the latest message are cut;
@@ -183,11 +183,11 @@ def _plan_last_steps(
 ) -> TruncationPlan:
     """Plans the last steps, after all units but the last one are left out.
 
-    Each step goes further than the previous one, until the list fits. The steps cut the rest of the last
-    unit, then the latest message and the replacements, the larger first. Then they leave out the
-    replacements. Then they cut the task, and then project instructions. Messages of the client always keep
-    their beginning and end, because a notice alone would not show what they contained. If the list is
-    too large even then, the plan has `fits=False`.
+    The steps are tried in order until the list fits. The first steps cut the last unit except the latest
+    message, then the latest message and the replacements, the larger first. The next steps leave out the
+    replacements. Then the task is cut, and then project instructions. Messages of the client always keep
+    their beginning and end, because a notice alone would not show what they contained. If the list is too
+    large even then, the plan has `fits=False`.
 
     The last step lowers the smallest cap to half of the largest message that may be cut. Otherwise a list of
     small messages that is only a little too large would not fit.

@@ -16,7 +16,7 @@ NAME_NOT_RESOLVED: Final = "name-not-resolved"
 TLS_FAILED: Final = "tls-failed"
 CONNECT_TIMEOUT: Final = "connect-timeout"
 UNREACHABLE: Final = "unreachable"  # any other reason why there is no connection
-PROXY_FAILED: Final = "proxy-failed"  # the outgoing proxy refused the connection
+PROXY_FAILED: Final = "proxy-failed"  # an HTTP proxy on the way to the upstream refused the connection
 OUT_OF_SOCKETS: Final = "out-of-sockets"  # this machine has no file descriptor or port left
 NOT_SENDABLE: Final = "not-sendable"  # the request cannot be written as HTTP
 CONNECTION_RESET: Final = "connection-reset"
@@ -31,7 +31,7 @@ CAUSES: Final = frozenset({
     OUT_OF_SOCKETS, NOT_SENDABLE, CONNECTION_RESET, INVALID_ANSWER, ANSWER_TIMEOUT, ANSWER_CUT,
     ANSWER_STALLED,
 })  # fmt: skip
-# These causes are no failures of the upstream, because the request was not sent to it.
+# Failures with these causes are no failures of the upstream, because the proxy could not send the request.
 LOCAL_CAUSES: Final = frozenset({OUT_OF_SOCKETS, NOT_SENDABLE})
 
 _SERVER_ERROR: Final = 500
@@ -46,7 +46,7 @@ def format_status_cause(status: int) -> str:
 
 
 def is_failure_status(status: int) -> bool:
-    """Returns whether an error status means a failure of the provider, and not an error of one request."""
+    """Returns whether an error status concerns the provider, a key or an account, and not the request."""
     return is_server_error(status) or status in _REFUSALS
 
 

@@ -1,7 +1,7 @@
 """Computes the trigger T at which a conversation costs least.
 
 Compactions that are too frequent cost more than they save. Compactions that are too rare leave the context
-too long. The square-root law gives the optimum: T* = t + sqrt(2 g F / c). The symbols are:
+too long. The optimum is T* = t + sqrt(2 g F / c). The symbols are:
 
 - t: the tokens of the context that a compaction leaves.
 - g: the tokens by which the context grows from one request to the next.
@@ -9,12 +9,14 @@ too long. The square-root law gives the optimum: T* = t + sqrt(2 g F / c). The s
 - c: the average price of a token that earlier requests contained. Most of these tokens are cached.
 - P: the tokens at the beginning that no compaction changes. They stay cached.
 - F: the cost of one compaction. The t - P tokens after the unchanged beginning are no longer cached, which
-  costs (w - c)(t - P). F also includes the price of a summary of S tokens, and L tokens of rework.
+  costs (w - c)(t - P). F also includes the price of a summary of S tokens, and L tokens of rework: removed
+  content that tools read again or users write again.
 
 D is the growth of the context between two compactions, so a compaction is due every D/g requests. The
-requests between two compactions carry D/2 additional tokens on average, each at the price c. The cost for
-each request is therefore g F/D + c D/2, which is least at D = sqrt(2 g F / c). The input of the summary model
-is left out, because the model reads every removed token once, whenever the compaction happens.
+requests between two compactions contain D/2 additional tokens on average, each at the price c. The cost for
+each request is therefore g F/D + c D/2, which is least at D = sqrt(2 g F / c). The price of the
+summary model's input is left out, because this model reads every removed token once, however often
+compactions happen.
 
 Some strategies leave a share s of T, so a later compaction leaves more tokens. With t = s T and
 D = (1 - s) T, the cost for each request is least at T* = sqrt(2 g K / (c (1 - s^2))). K is the part of F that
@@ -31,8 +33,8 @@ from typing import NamedTuple
 
 from compaction_proxy.core.cost.price import ModelPrice
 
-# Tokens of rework after one compaction. Rework is content that the compaction removed, and that tools read
-# again or users write again.
+# The number of tokens of rework that one compaction is assumed to cause. Rework is content that the
+# compaction removed, and that tools read again or users write again.
 REWORK_TOKENS = 40_000
 # T is raised until a compaction removes at least this many tokens, and at least this share of T. If a
 # compaction removed less, the next compaction would be due too soon.
@@ -92,12 +94,13 @@ def compute_optimal_trigger(
         price: Price of the model that the conversation uses.
         profile: The figures of the conversation's growth and of its compactions.
         summary_price: Price of the summary model. None means that no model writes summaries.
-        rework_tokens: Tokens of rework after one compaction (L).
+        rework_tokens: Tokens of removed content that tools read again, or users write again, after one
+            compaction.
     """
     tier = price.tiers[0]
     if profile.growth <= 0 or tier.input <= 0:
         return None
-    # The provider is assumed to put each token that it reads into its cache.
+    # The provider is assumed to put each token that it reads for the first time into its cache.
     written = max(tier.cache_write, tier.input) / tier.input
     cached = profile.cached_share * tier.cached / tier.input + (1 - profile.cached_share) * written
     if cached <= 0:
@@ -125,8 +128,9 @@ def _compute_optimum(
 ) -> tuple[float, float]:
     """Returns the number of tokens that a compaction leaves at the optimal T, and the optimal T.
 
-    `cached_price` is c. `cache_loss` is w - c, and at least 0. `constant_cost` is the cost of the summary and
-    the rework, which does not depend on the number of tokens that a compaction leaves.
+    `cached_price` is the price c in the docstring of this module. `cache_loss` is w - c there, and at least
+    0. `constant_cost` is the cost of the summary and the rework, which does not depend on the number of
+    tokens that a compaction leaves.
     """
     growth, share = profile.growth, profile.share
     constant = max(0.0, constant_cost - cache_loss * profile.fixed)

@@ -7,7 +7,7 @@ MILLION = 1_000_000
 
 
 class PriceTier(NamedTuple):
-    """Prices for requests of a certain size, in dollars per million tokens.
+    """Prices for requests in a certain range of sizes, in dollars per million tokens.
 
     Attributes:
         above: The tier applies to requests with more input tokens than this. It is 0 in the tier for the

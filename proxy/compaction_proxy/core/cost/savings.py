@@ -1,4 +1,4 @@
-"""Computes what an exchange has saved, and when a compaction has paid for itself.
+"""Computes what an exchange has saved, and after how many requests a compaction has saved its own cost.
 
 A saving is the difference between two costs: the cost that the request would have had if the proxy had
 forwarded it as the client sent it, and the cost of the exchange. The first cost depends on how many tokens
@@ -22,13 +22,13 @@ from compaction_proxy.core.exchange import Exchange
 
 # Providers are assumed to drop a prefix from their cache if no request has used it for this many seconds.
 EXPIRY_S = 600.0
-# The shortest prefix that a provider caches, in tokens.
+# Providers are assumed not to cache a prefix of fewer tokens than this.
 MIN_CACHED_TOKENS = 1_024
-# The proxy remembers this many of the latest requests of each conversation. One request is not enough,
-# because branches of a conversation and several agents may share its id.
+# The proxy remembers at most this many of the latest requests of each conversation. One request is not
+# enough, because several branches or several agents may use the same conversation id.
 MAX_CACHED_REQUESTS = 8
-# A conversation usually grows by at most this many messages from one request to the next.
-# So an exchange log need keep the prefix digests of only this many of a request's last messages.
+# A conversation usually grows by at most this many messages from one request to the next. So the prefix
+# digests of this many of a request's last messages are enough to find the earlier request that it continues.
 MAX_GROWTH_MESSAGES = 8
 # Providers cache prefixes in blocks of tokens. The two numbers are the size of the largest known block of a
 # provider, and the size of the smallest block to which estimates are rounded, in tokens.
@@ -235,7 +235,11 @@ def _find_continued_request(
 
 
 def _keeps_prefix(exchange: Exchange, request: CacheableRequest, earlier: CacheableRequest) -> bool:
-    """Returns whether this request begins with everything that was forwarded in the earlier one."""
+    """Returns whether this request begins with everything that was forwarded in the earlier one.
+
+    This is assumed unless a new compaction or a cut shortened this request, another compaction was in force
+    for the earlier one, or fewer tokens were forwarded than in the earlier one.
+    """
     whole = exchange.status not in {"applied", "over-limit"} or not request.removed_tokens
     return whole and earlier.form == request.form and earlier.forwarded_tokens <= request.forwarded_tokens
 
@@ -268,9 +272,10 @@ def _estimate_shortfall(
 ) -> int | None:
     """Returns the new value of `CacheState.shortfall_tokens`. `last` is the value before this exchange.
 
-    One exchange shows only a range for the shortfall, because tokens that do not fill a cache block do not
-    count. If `last` is outside the range, the nearest end of the range is returned. If the exchange shows no
-    range, `last` is returned.
+    The shortfall is the number of tokens of the earlier request that the provider does not find in its cache.
+    One exchange shows only a range for it, because tokens that do not fill a cache block are not cached. If
+    `last` is outside the range, the nearest end of the range is returned. If the exchange shows no range,
+    `last` is returned.
     """
     if earlier is None or _is_expired(request, earlier) or not _keeps_prefix(exchange, request, earlier):
         return last
@@ -291,7 +296,7 @@ def _estimate_unchanged_cached_tokens(
     *,
     first: bool,
 ) -> int:
-    """Estimates how many tokens would have been cached if the request had been forwarded unchanged.
+    """Estimates how many input tokens the provider would have had in its cache for the unchanged request.
 
     `first` is true if no earlier request of the conversation is remembered.
     """

@@ -1,4 +1,4 @@
-"""Reads what tool calls did: their key arguments, whether they change anything, and how they ended.
+"""Determines what tool calls did: their main arguments, whether they change anything, and how they ended.
 
 An argument that is a shell command, an HTTP method or SQL shows whether a call changes something. If no
 argument shows it, the verb in the tool's name decides.
@@ -39,11 +39,11 @@ LINE_CHARACTERS = 320
 # Only this many characters at the beginning of a tool name, and of a shell command, are searched for the
 # effect of a call.
 MAX_NAME_CHARACTERS, SHELL_CHARACTERS = 60, 2_000
-# Minimum characters of an edited line that is worth quoting, and the lowest HTTP status code of an error.
+# Minimum characters of an edited line that is quoted, and the lowest HTTP status code of an error.
 MIN_LINE_CHARACTERS, FIRST_HTTP_ERROR = 3, 400
 # Number of characters that each further call adds to a line, besides its arguments and its outcome.
 SEPARATOR_CHARACTERS = len(";  → ")
-# Maximum nesting level at which values inside an argument are read.
+# Values inside an argument that are nested more levels deep than this are not read.
 MAX_DEPTH = 6
 # Characters at the beginning and at the end of a result that are searched for an exit code or a failure.
 HEAD_CHARACTERS, TAIL_CHARACTERS = 400, 1_500
@@ -208,7 +208,7 @@ class Action:
 
 
 def read_action(call: MessageToolCall, result: str | None) -> Action:
-    """Reads a tool call and its result, and returns what the call did.
+    """Returns what a tool call did, according to its arguments and its result.
 
     Args:
         call: The call.
@@ -301,7 +301,7 @@ def _classify_argument(key: str, value: str) -> ActionEffect:
 def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, str]]:
     """Yields the leaf values of an argument as text, each with the name of the top-level argument.
 
-    Values below `MAX_DEPTH` nesting levels are left out.
+    Values that are nested more than `MAX_DEPTH` levels deep are left out.
     """
     if isinstance(value, Mapping | list):
         children = value.values() if isinstance(value, Mapping) else value
@@ -459,8 +459,9 @@ def describe_action_groups(
     """Yields one note for the calls of each tool and target: `tried` if all of them failed, else `done`.
 
     Notes of kind `done` come first. Within each kind, notes on newer calls come first. The text of a note
-    begins with the arguments that all the calls share. Then come the other arguments and the outcome of each
-    call, the newest call last. The short text is the tool, the target and the outcome of the newest call.
+    begins with the tool and the arguments that all the calls share. Then come the other arguments and the
+    outcome of each call, the newest call last. The short text is the tool, the target and the outcome of the
+    newest call.
 
     Args:
         actions: The calls, each with the index of its message.
@@ -560,5 +561,5 @@ def describe_argument(name: str, *values: str) -> str:
 
 
 def _describe_arguments(named: Mapping[str, Sequence[str]]) -> str:
-    """Returns arguments as text: each name once, followed by its values."""
+    """Returns arguments as text: each name once, followed by its values. Names of paths are left out."""
     return ", ".join(describe_argument(name, *values) for name, values in named.items())

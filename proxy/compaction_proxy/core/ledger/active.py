@@ -23,8 +23,8 @@ from compaction_proxy.core.ledger.statements import Statement, fold_text, read_s
 from compaction_proxy.core.ledger.values import IDENTIFYING_KINDS
 from compaction_proxy.core.message import Message
 
-# For each word, a new statement is compared with at most this many of the newest statements that share the
-# word. The limit keeps the time linear in the number of statements.
+# For each of its words, a new statement is compared with at most this many of the newest statements that
+# contain the word. The limit keeps the time linear in the number of statements.
 MAX_COMPARED = 64
 # Number of leading characters of a message that are searched for words that close an earlier request, such as
 # "never mind".
@@ -41,7 +41,7 @@ _CLAUSE_END = re.compile(r",? (?:and|und|y|et|e|и) |[,;，；、] ?")  # noqa: 
 
 
 def _changes_value(new: Statement, old: Statement) -> bool:
-    """Returns whether `new` has values of all the kinds that `old` has, and at least one value differs."""
+    """Returns whether `new` has values of all the kinds that `old` has, but not exactly the same values."""
     return bool(old.kinds) and old.kinds <= new.kinds and new.values != old.values
 
 
@@ -58,7 +58,7 @@ def _differs_in_one_word(new: Statement, old: Statement) -> bool:
 
 
 def _corrects_statement(new: Statement, old: Statement, shared_words: int, *, has_same_label: bool) -> bool:
-    """Returns whether `new` changes `old`, given that `new` says that it changes something.
+    """Returns whether `new` replaces `old`, given that `new` says that it changes something.
 
     `shared_words` is the number of words that both statements contain.
     """
@@ -80,9 +80,10 @@ def _corrects_statement(new: Statement, old: Statement, shared_words: int, *, ha
 def _replaces_value(
     new: Statement, old: Statement, shared_words: int, *, is_adjacent: bool, has_same_label: bool
 ) -> bool:
-    """Returns whether `new`, which contains another value of the same kind, has the same subject as `old`.
+    """Returns whether `new` replaces `old`, given that `new` contains another value of the same kind.
 
-    `shared_words` is the number of words that both statements contain.
+    `new` replaces `old` if both have the same subject. `shared_words` is the number of words that both
+    statements contain.
     """
     smaller = min(len(new.words), len(old.words))
     if has_same_label:
@@ -124,9 +125,10 @@ def supersedes_statement(new: Statement, old: Statement, *, is_adjacent: bool) -
 
 
 def find_unreplaced_part(new: Statement, old: Statement) -> Statement | None:
-    """Returns `old` without the parts in which `new` changes a value, or None if `old` stays as it is.
+    """Returns `old` without the parts in which `new` changes a value.
 
-    The remaining parts are quoted as written. If no part remains, the returned statement has an empty text.
+    Returns None if `new` leaves `old` as it is or replaces all of it. The remaining parts are quoted as
+    written. If no part remains, the returned statement has an empty text.
     """
     if (
         new.is_question
@@ -157,8 +159,8 @@ class UserStatement:
     Attributes:
         statement: The statement, or the part of it that is still in force.
         turn: Index of the statement's message among the user messages.
-        kind: The kind of the statement; None if the statement is closed or has no kind. A statement that
-            replaced another one has the kind of the two with the greater weight.
+        kind: The kind of the statement; None if the statement is closed or has no kind. If the
+            statement replaced another one, this is the one of their two kinds with the greater weight.
         is_closed: Whether a later message says that the request is done, or takes back the request or rule.
         is_withdrawn: Whether a later message takes the statement back. The ledger then does not quote it.
     """
@@ -245,7 +247,7 @@ class _StatementIndex:
         """Closes the newest request that does not begin with a label such as "TODO:".
 
         If `withdraws` is true, and the user message before this one states rules but makes no request, the
-        newest of these rules is closed instead.
+        newest of these rules is closed instead. Rules and requests with a label do not count.
 
         Args:
             turn: Index of the message that closes the request, among the user messages.
@@ -335,7 +337,10 @@ class ActiveStatements:
             self.statement_index.add(UserStatement(each, turn, each.kind))
 
     def list_statements_in_messages(self, covered: Collection[int]) -> list[tuple[int, UserStatement]]:
-        """Returns the statements in force in the messages at the indices `covered`, each with this index."""
+        """Returns the statements in force in the messages at the indices `covered`.
+
+        Each comes with the index of its message. Statements with an empty text are left out.
+        """
         placed = (
             (self._message_indices[spoken.turn], spoken)
             for spoken in self.statement_index.statements.values()

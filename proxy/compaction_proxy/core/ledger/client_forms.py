@@ -1,7 +1,7 @@
 """Finds messages that known clients write in the user's name: examples, files and repository maps.
 
-None of these messages is the task, and the ledger quotes no rule from them. A message is recognised only if
-it matches a known form exactly. Every other message counts as written by the user.
+None of these messages is the task, and the ledger quotes no rule from them. A message is recognised only by a
+known text or a known participant name. Every other message counts as written by the user.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,14 +40,14 @@ _EXAMPLES = (
     (_MessagePair("Replace is_prime with a call to sympy.", "Ok, I will:\n\n1. Add an imports of sympy."),),
     (_MessagePair("Change the greeting to be more casual", "Ok, I will:\n\n1. Switch the greeting text "),),
 )
-# The user message and the reply that close the examples (`format_chat_chunks` of
+# The user message and the reply with which aider ends its examples (`format_chat_chunks` of
 # `aider/coders/base_coder.py`).
 _EXAMPLES_END = (
     "I switched to a new code base. Please don't consider the above files or try to edit them any longer."
 )
 _END_REPLY = "Ok."
-# If a model takes no system prompt, aider sends the prompt as the first user message and adds a reply. The
-# examples then begin at this index.
+# Aider puts examples before a conversation. If a model takes no system prompt, aider sends the prompt as the
+# first user message and adds a reply. The examples then begin at this index.
 _START_AFTER_PROMPT = 2
 # The user messages in which aider shows the repository, and the replies that aider itself writes to them
 # (`aider/coders/*_prompts.py`).

@@ -14,7 +14,7 @@ from importlib.resources import files
 
 _TABLES = tomllib.loads(files("compaction_proxy").joinpath("data", "cues.toml").read_text("utf-8"))
 STOP_WORDS = frozenset(_TABLES["stop_words"].split())
-# Rows of words that mean the same thing in a rule.
+# Each row lists words, separated by spaces, that mean the same in a rule.
 THESAURUS: Sequence[str] = _TABLES["thesaurus"]
 # Verbs with which a request may begin, as the alternatives of a regular expression.
 IMPERATIVES = "".join(_TABLES["words"]["imperatives"])
@@ -95,7 +95,7 @@ _FINDERS: dict[str, CueFinder] = {
 
 
 def has_cue(plain: str, name: str) -> bool:
-    """Returns whether a text has the cue with the name `name` in `data/cues.toml`.
+    """Returns whether a text contains one of the cues that `data/cues.toml` lists under `name`.
 
     `plain` is the text as `fold_text` returns it.
     """

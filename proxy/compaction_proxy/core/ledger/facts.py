@@ -1,4 +1,4 @@
-"""Observes facts of a conversation without a model: paths, commands, errors and other exact values.
+"""Finds facts of a conversation without a model: paths, commands, errors and exact values such as amounts.
 
 Text from tools and from the assistant may be hostile. So only short values of known shapes are quoted from
 it, without control characters and invisible characters. The only sentence that is ever quoted is one line of
@@ -114,8 +114,8 @@ _GENERIC_KEYS = frozenset(
     | {"created_at", "updated_at", "time", "url", "version", "email", "title", "label", "text", "data"}
 )
 _ID_KEY = re.compile(r"(?:^|_)(?:id|ids|number|no|key|code|uuid)$|[a-z]Id$|^name$", re.IGNORECASE)
-# Matches the run of characters in which a value stands. The characters in `_SURROUNDING_CHARACTERS` are no
-# part of the value if they are at the start or end of the run.
+# Matches a sequence of characters between two separators. Characters of `_SURROUNDING_CHARACTERS` at the
+# start or end of the sequence are no part of a value.
 _VALUE_TOKEN = re.compile(r"[\w.@/\\~+&%-]+")
 _SURROUNDING_CHARACTERS = ".,;:!?-+~%&"
 _VALUE_LABEL = re.compile(r"([^\W\d_][\w /-]{0,38}?)[\"'`*_)\]]{0,4}[ \t]{0,2}[:=：][ \t\"'`*(\[$#<]{0,6}\Z")  # noqa: RUF001 - a wide colon
@@ -278,7 +278,10 @@ def find_named_values(text: str, kinds: frozenset[str]) -> Iterator[MessageFact]
 
 
 def _iter_named_leaves(json_value: object) -> Iterator[tuple[str, str, str]]:
-    """Yields the name, the key (`MessageFact.owner_key`) and the text of each string in a JSON value."""
+    """Yields the name, the key (`MessageFact.owner_key`) and the text of each string in a JSON value.
+
+    Strings that are nested more than `MAX_DEPTH` levels deep are left out.
+    """
     rest: list[tuple[object, str, str, int]] = [(json_value, "", "", 0)]
     while rest:
         value, key, thing, depth = rest.pop()
@@ -351,7 +354,11 @@ def _find_text_values(text: str, kinds: frozenset[str]) -> Iterator[MessageFact]
 
 
 def _is_informative(value: ExactValue, *, label: str, name: str, is_short: bool) -> bool:
-    """Returns whether a value in prose or in program output is useful to a reader."""
+    """Returns whether a value in text that is not JSON is kept, because it is useful to a reader.
+
+    Most kinds of values are useful only with a label (`label`) or another name (`name`), or in a short text
+    (`is_short`).
+    """
     text = value.text
     if value.kind == "host":
         return not _ATTRIBUTE.match(text) and (bool(label) or text != "localhost")
@@ -401,7 +408,10 @@ def _find_label(text: str, value: ExactValue) -> str:
 
 
 def _find_naming_word(text: str, value: ExactValue) -> str:
-    """Returns the nearest meaningful word before a value; "" if there is none or the kind needs no name."""
+    """Returns the nearest meaningful word before a value; "" if there is none or the kind needs no name.
+
+    A word is meaningful if it has at least `MIN_WORD_CHARACTERS` letters and is no stop word.
+    """
     if value.kind in _UNNAMED_KINDS:
         return ""
     line = (

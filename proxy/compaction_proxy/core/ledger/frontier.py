@@ -1,4 +1,4 @@
-"""Reads the frontier of a conversation: which requests are answered, their outcomes, and what is still open.
+"""Determines the frontier of a conversation: which requests are answered, their outcomes, and the open work.
 
 The messages that follow a request decide its state, not the words of the request. A request counts as
 answered if the assistant has replied without asking a question or failing, and the user's next message
@@ -133,7 +133,7 @@ class Frontier:
             hidden characters. Requests with an unknown outcome are not included.
         loose_ends: Open work other than requests of the user, oldest first. `failed`: a call failed. `asked
             back`: the assistant asked a question. `to do`: the assistant said what it was going to do.
-        actions: All calls, each with the index of its message.
+        actions: All calls except those of `THINKING_TOOLS`, each with the index of its message.
         intents: The last sentence of each assistant message that makes a call, by the index of the message.
     """
 
@@ -387,8 +387,8 @@ class _FrontierReader:
         - If the reply asks a question and a call has changed something, the requests that have no word in
           common with the question are answered. The others keep waiting.
         - If the reply asks a question and no call has changed anything, the requests keep waiting. But if the
-          reply has substance, no call has failed, and the user requests something else, their state becomes
-          unknown.
+          reply says enough besides its question (`has_substance`), no call has failed, and the user requests
+          something else, their state becomes unknown.
         - If the reply asks nothing and a call has changed something, the requests are answered.
         - If the reply asks nothing and a call of the last turn failed, the requests keep waiting. But if the
           user asks for something, the state of requests from earlier turns becomes unknown.
@@ -421,8 +421,8 @@ class _FrontierReader:
     def _mark_answered(self, requests: Sequence[_OpenRequest]) -> None:
         """Marks requests as answered by the last reply.
 
-        Their outcome names the newest successful calls that changed something. Without such calls, the
-        outcome is the sentence in which the reply states a result.
+        Their outcome names the last successful calls that changed something, at most three. Without such
+        calls, the outcome is the sentence in which the reply states a result.
         """
         tools = dict.fromkeys(
             " ".join([action.tool, *(describe_argument(*each) for each in action.arguments[:1])])
@@ -450,7 +450,8 @@ class _FrontierReader:
     def _find_printed_texts(self, statements: Sequence[Statement]) -> frozenset[str]:
         """Returns the texts of statements that count as program output.
 
-        A statement counts as program output if several messages with many statements contain it.
+        A statement counts as program output if at least `PRINTED_TIMES` messages contain it, each of which
+        has at least `PRINTED_STATEMENTS` statements.
         """
         if len(statements) < PRINTED_STATEMENTS:
             return frozenset()
@@ -459,7 +460,11 @@ class _FrontierReader:
         return frozenset(text for text in texts if self.text_counts[text] >= PRINTED_TIMES)
 
     def _find_reported_requests(self, turn: int, words: frozenset[str]) -> list[_OpenRequest]:
-        """Returns the recently answered requests that a failure report with these words may be about."""
+        """Returns the answered requests of recent turns that a failure report may be about.
+
+        `turn` is the turn of the report, and `words` are its words. Of a report with more than `PASTED_WORDS`
+        words, fewer turns are recent.
+        """
         turns = LOOSE_END_TURNS if len(words) > PASTED_WORDS else WAITING_TURNS
         recent = (each for each in self.answered_requests if turn - each.turn < turns)
         return [each for each in recent if _shares_enough_words(words, each.words)]
@@ -501,7 +506,7 @@ def _read_turn_work(
     action_reader: ActionReader,
     reply_reader: Callable[[str], ReplyReading],
 ) -> _TurnWork:
-    """Reads the assistant's work between two user messages."""
+    """Returns the assistant's work in the messages at `indices`, which lie between two user messages."""
     work = _TurnWork(turn)
     calls: dict[str, tuple[int, MessageToolCall]] = {}
     ended = False

@@ -1,8 +1,8 @@
 """Builds the ledger: rules, requests and facts quoted word for word, so that no summary can lose them.
 
-Only statements that users wrote themselves become entries. From text of tools and of the assistant, the
-ledger takes only observed facts, which are short values in a section of their own. A later statement replaces
-an earlier one on the same subject.
+Only pins, and statements that users wrote themselves, become entries. From text of tools and of the
+assistant, the ledger takes only observed facts, which are short values in a section of their own. A later
+statement replaces an earlier one on the same subject.
 """
 
 import re
@@ -20,16 +20,18 @@ from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import escape_frames, sanitize_text
 
-# Share of the characters left by the rules that open requests may take at first. The rest is for decisions,
-# preferences and facts that the user stated, because there may be many open requests.
+# Rules get their room first. Open requests may at first take this share of the characters that are left. The
+# rest is for decisions, preferences and facts that the user stated. Without this limit, many open requests
+# would leave no room for them.
 REQUEST_SHARE = 0.4
-# Maximum share of the same characters for one request alone: the newest labelled one, or else the newest.
+# One request may take a larger share of the characters that the rules leave: the newest request with a label,
+# or else the newest request. This is its maximum share.
 NEWEST_SHARE = 0.9
 # Maximum share of the ledger's characters for observed facts. The share is limited because every later
 # request contains these facts.
 OBSERVED_SHARE = 0.4
-# Maximum share of the ledger's characters for work done and work left open. Room for this work is reserved
-# before decisions, preferences and facts that the user stated get theirs.
+# Maximum share of the ledger's characters for notes on work done and on open work. Room for these notes is
+# reserved before open requests, decisions, preferences and facts that the user stated get theirs.
 WORK_SHARE = 0.4
 # Maximum share of the ledger's characters for outcomes of answered requests. Room for these outcomes is
 # reserved before the user's remaining statements get theirs.
@@ -59,7 +61,7 @@ _ORIGIN = re.compile(r" \[m_[0-9a-f]+\]\Z")
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One user statement that the model must still know after a compaction.
+    """One user statement or pin that the model must still know after a compaction.
 
     Attributes:
         kind: The kind of the statement.
@@ -78,7 +80,10 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """The statements of one user message that are neither ledger entries nor replaced by later statements.
+    """The remaining statements of one user message.
+
+    They are no ledger entries, no later statement replaces or withdraws them, and they are no requests whose
+    outcome is known.
 
     Attributes:
         text: These statements as written, joined and cut to `REMARK_CHARACTERS` characters.
@@ -135,7 +140,7 @@ class _LedgerPage:
         return fits
 
     def to_text(self) -> str:
-        """Returns the page as text, with the observed data last."""
+        """Returns the page as text, with the section of observed facts last."""
         return "\n\n".join(
             "\n".join([heading, *(held[place] for place in sorted(held))])
             for heading, held in sorted(self.lines.items(), key=lambda item: item[0] == _OBSERVED_HEADING)
@@ -145,8 +150,8 @@ class _LedgerPage:
 def flatten_text(text: str) -> str:
     """Returns a user's text on one line, as the ledger shows it.
 
-    A space breaks up the phrases with which the proxy begins and ends its own texts (`escape_frames`). So the
-    user's text cannot end the text that contains the ledger.
+    A space is inserted into phrases with which the proxy begins and ends its own texts (`escape_frames`). So
+    the user's text cannot seem to end the text that contains the ledger.
     """
     return escape_frames(" ".join(text.split()))
 
@@ -158,7 +163,7 @@ def _group_entries(
 
     A place is the message index and the number of the entry. Neighbouring entries of one kind from one
     message become one entry. Entries whose kind the user named with a label come before those whose kind was
-    guessed. Among equals, newer entries come first.
+    inferred. Among equals, newer entries come first.
     """
     grouped: list[tuple[tuple[int, int], LedgerEntry]] = []
     for number, entry in enumerate(ledger.entries):
@@ -260,8 +265,8 @@ def _put_facts(page: _LedgerPage, facts: Sequence[ObservedFact]) -> None:
             continue
         text = f"{fact.text} ({', '.join(fact.operations)})" if fact.operations else fact.text
         name = _name_fact(fact)
-        # Sanitising never shortens a text. So a fact that does not fit before sanitising does not fit
-        # afterwards.
+        # The name and the text contain no invisible characters, so sanitising does not shorten them. If they
+        # do not fit before sanitising, they do not fit afterwards.
         if page.room_characters < len(name) + len(text) + OBSERVED_CHARACTERS:
             continue
         line = f"- {flatten_text(sanitize_text(name))}: {flatten_text(sanitize_text(text))}"

@@ -21,7 +21,8 @@ from compaction_proxy.core.ledger.values import ExactValue, find_values
 STATEMENT_CHARACTERS = 600
 # Messages with more characters than this are mostly pasted. Only their lines of prose are read.
 SHORT_CHARACTERS = 2_000
-# Maximum number of statements from one message, so that a pasted document does not fill the ledger.
+# Maximum number of statements that are read from one large message. Without this limit, a pasted document
+# could fill the ledger.
 MAX_STATEMENTS_PER_MESSAGE = 400
 # The first statements of a large message, up to this number, are kept even if their kind is unknown.
 HEAD_STATEMENTS = 6
@@ -37,8 +38,8 @@ MIN_SHARED_SHARE = 0.5
 # An order is compared with at most this many user statements, the newest ones.
 MAX_COMPARED_STATEMENTS = 3_000
 
-# A code block, which is not read. A code block that is never closed is read like other text, because a rule
-# may follow its opening.
+# Matches a closed code block, which is not read. A code block that is never closed is read like other text,
+# because a rule may follow its first line.
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*\n.*?^[ \t]*(?:```|~~~)[^\n]*$", re.DOTALL | re.MULTILINE)
 _SENTENCE_END = re.compile(
     r"(?<=[.!?…])[\"'”’)\]]{0,2}[ \t]+(?=[^a-z \t])|(?<=[a-z]{3}[.!?])[ \t]+(?=[a-z])|(?<=[。！？।۔؟])[ \t]*"
@@ -180,7 +181,8 @@ def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
 def _classify_words(plain: str) -> StatementKind | None:
     """Returns the kind that the words of a statement show, or None if they show none.
 
-    `plain` is the statement as `fold_text` returns it, without its label.
+    `plain` is the statement as `fold_text` returns it, without its label. Words of a rule do not count in a
+    statement that only narrates, such as "I always loved it".
     """
     is_narrative = has_cue(plain, "narrative")
     shown = (
@@ -288,8 +290,9 @@ def _iter_statements(text: str) -> Iterator[Statement]:
 def read_statements(text: str) -> tuple[Statement, ...]:
     """Returns the statements of a user's message.
 
-    A message of more than `SMALL_TEXT_CHARACTERS` characters is large. Of a large message, the function
-    returns only the first `HEAD_STATEMENTS` statements and those of a known kind.
+    A message of more than `SMALL_TEXT_CHARACTERS` characters is large. Of a large message, the function reads
+    at most `MAX_STATEMENTS_PER_MESSAGE` statements. It returns the first `HEAD_STATEMENTS` of them, and those
+    of the others that are of a known kind.
     """
     if len(text) <= SMALL_TEXT_CHARACTERS:
         return tuple(_iter_statements(text))

@@ -55,8 +55,8 @@ _REFUSAL = re.compile(
 def clean_summary(text: str) -> str:
     """Returns the text in a form that can be used as a summary.
 
-    Invisible characters are removed, and control tokens of chat templates are broken up. A heading "Session
-    Summary" is removed, because the proxy itself writes this heading above the summary.
+    Invisible characters are removed, and a space is inserted into control tokens of chat templates. A heading
+    "Session Summary" is removed, because the proxy itself writes this heading above the summary.
     """
     return _OWN_HEADING.sub("", escape_template_marks(remove_invisible(text))).strip()
 
@@ -221,7 +221,7 @@ class _SectionHeading(NamedTuple):
     Attributes:
         line_index: Index of the line.
         section_index: Index of the section.
-        rest_of_line: The text after the title on the same line.
+        rest_of_line: The text after the title and a colon on the same line; empty if there is none.
     """
 
     line_index: int
@@ -319,8 +319,9 @@ def _find_headings_by_form(
 ) -> Iterator[list[_SectionHeading]]:
     """Yields a list of headings for each form, such as bold lines, that the section headings may have.
 
-    The number of headings of the form must be the number of all sections, or of those that are not optional.
-    There must be text below each of the headings.
+    A list is yielded only if it has as many headings as there are sections, or as there are sections that are
+    not optional, and if there is text below each heading. Numbered lines count only if their numbers ascend
+    and the prompt numbers its headings, too.
     """
     if not sections:
         return

@@ -88,7 +88,10 @@ def _format_line(text: str, max_characters: int = LINE_CHARACTERS) -> str:
 
 
 def _split_sentences(text: str) -> list[str]:
-    """Returns the sentences of a text that are worth quoting."""
+    """Returns the sentences of a text that may be quoted.
+
+    Code, orders, pleasantries, and sentences that are too short or too long are left out.
+    """
     prose = _CODE.sub("\n", take_head_and_tail(text, TEXT_CHARACTERS, TEXT_CHARACTERS))
     sentences = (
         _BULLET.sub("", " ".join(each.split()), count=1)
@@ -143,8 +146,8 @@ def _rank_sentences(sentences: Sequence[_Sentence], length: int) -> list[_Senten
 def _choose_sentences(sentences: Sequence[_Sentence], length: int, max_characters: int) -> list[_Sentence]:
     """Returns as many of the most informative sentences as fit, oldest first, without repetitions.
 
-    The characters are divided among the turns. Each turn gets at most twice an equal share, or `LONGEST`
-    characters if that is more.
+    Together they take at most `max_characters` characters. The sentences of one turn take at most twice an
+    equal share of these characters, or `LONGEST` characters if that is more.
     """
     turns = len({each.turn for each in sentences})
     quota = max(LONGEST, 2 * max_characters // max(1, turns))

@@ -1,8 +1,8 @@
 """Builds the prompts of summary calls: numbered transcripts between tags, and instructions on the result.
 
 Instructions that are the same in every call come first, so that the provider finds them in its prompt cache.
-The size, the language and all text from the conversation follow them as data. The text that the model writes
-is data, too.
+The size, the language and all text from the conversation follow them as data. The proxy treats the text
+that the model writes as data, too.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ CUT_MARK = "\n[...truncated...]"
 # A tool result is usually cut to its beginning. If at least this many characters of it may be shown, and its
 # end reports an error, its beginning and its end are shown.
 TWO_ENDS_CHARACTERS = 1_000
-# If the beginning and the end are shown, the share of the characters that the beginning gets.
+# If the beginning and the end of a tool result are shown, the beginning gets this share of the characters.
 HEAD_SHARE = 0.6
-# Number of characters at the end of a result that are searched for an error.
+# Number of characters at the end of a tool result that are searched for an error.
 ENDING_CHARACTERS = 4_000
 FENCE_DIGITS = 16
 
@@ -86,8 +86,8 @@ def build_transcript(messages: Iterable[Message], shape: SummaryShape, first: in
 def compute_fence_digest(texts: Sequence[str]) -> str:
     """Returns a digest of the texts, which becomes part of the names of the tags around them.
 
-    It is not feasible to write a text that contains its own digest. So no text can contain the closing tag of
-    its own fence.
+    It is not feasible to write a text that contains its own digest. So no text can contain the closing tag
+    that the proxy puts after it.
     """
     joined = "\0".join(texts).encode("utf-8", "surrogatepass")
     return hashlib.sha256(joined).hexdigest()[:FENCE_DIGITS]
@@ -109,7 +109,10 @@ def _format_size(max_tokens: int, language: str, run_count: int) -> str:
 
 
 def _format_run_marks(run_count: int) -> str:
-    """Returns the instruction to write one text for each run, below a line that names the run."""
+    """Returns the instruction to write one text for each run, below a line with the number of the run.
+
+    A run is a group of messages.
+    """
     marks = "\n".join(f"=== RUN {number} ===" for number in range(1, run_count + 1))
     return (
         f"There are {run_count} runs. Write one text for each, in their order, each behind a line that holds "

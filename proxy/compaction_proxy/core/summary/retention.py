@@ -1,8 +1,8 @@
 """Counts the facts in the replaced messages that the model still sees word for word after a compaction.
 
-The facts are the user's rules, and the facts that `core.ledger.facts` observes. Their kinds are merged into
-fewer kinds. The counts are shown to people and decide no compaction. The time is linear in the text that is
-read, and the length of this text is limited, so that counting delays no compaction for long.
+The facts are the user's rules, and the facts that `core.ledger.facts` finds. Their kinds are merged into
+fewer kinds. The proxy shows the counts to people. No compaction depends on them. Counting takes time that is
+linear in the length of the texts, and this length is limited. So counting delays no compaction for long.
 """
 
 import re

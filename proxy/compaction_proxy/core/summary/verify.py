@@ -37,37 +37,39 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.answer import EMPTY_SECTION_TEXT
 
 # If sentences were dropped, the summary is unfaithful if fewer than `MIN_CHARACTERS` characters are left, or
-# less than `MIN_SHARE` of its characters. A repeated line is dropped only if it has at least `MIN_CHARACTERS`
-# characters.
+# less than `MIN_SHARE` of its characters. A repeated list entry is dropped only if it has at least
+# `MIN_CHARACTERS` characters.
 MIN_CHARACTERS = 40
 MIN_SHARE = 1 / 3
 # The language of a summary is detected only if it has at least this many words. In writing systems without
 # spaces, two characters count as a word.
 MIN_WORDS = 12
 UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0e7f]{2}")
-# Lost values are appended only if the critical values in the summary have less than this share of the weight
-# of all critical values.
+# Critical values are values that a summary must not lose. Each has a weight. Lost ones are appended only if
+# the critical values in the summary have less than this share of the weight of all critical values.
 MIN_RECALL = 0.9
-# Maximum size of the list of appended values, as a share of the summary's length and in characters.
-# `ADDED_VALUE_CHARACTERS` is the maximum number of characters of one value.
+# Maximum size of the list of appended values, as a share of the summary's length and in characters. The lower
+# of the two limits applies. `ADDED_VALUE_CHARACTERS` is the maximum number of characters of one value.
 ADDED_SHARE = 0.2
 ADDED_CHARACTERS = 600
 ADDED_VALUE_CHARACTERS = 120
 ADDED_VALUES_HEADING = "Additional exact values:"
-# Appended calls may take up to this share of the allowed characters, even if a long summary leaves less room.
+# The calls that are appended to a summary may take up to this share of its allowed characters, even if a long
+# summary leaves less room.
 CALLS_SHARE = 0.5
 ADDED_CALLS_HEADING = "Calls that changed something, and how they ended:"
-# Critical values are values that a summary must not lose. `NEWEST_MESSAGES` is the number of newest messages
-# whose identifiers are critical, and `MAX_CRITICAL_VALUES` is the maximum number of critical values. The
-# greater the weight of a value, the more harm its loss does.
+# `NEWEST_MESSAGES` is the number of newest messages whose identifiers are critical values, which a summary
+# must not lose. `MAX_CRITICAL_VALUES` is the maximum number of critical values. The weights are those of a
+# thing that a call changed, of the name of the last error, and of a recent identifier. The greater the weight
+# of a value, the more harm its loss does.
 NEWEST_MESSAGES = 6
 MAX_CRITICAL_VALUES = 32
 CHANGED_WEIGHT, ERROR_WEIGHT, RECENT_WEIGHT = 3, 3, 2
 # A sentence is searched for values in pieces of at most this many characters. A longer text is hardly ever a
 # real sentence.
 PIECE_CHARACTERS = 4_000
-# A number with at least this many digits counts as copied from the sources. A shorter one may be counted or
-# rounded.
+# A number with at least this many digits counts as copied from the sources. The summary model may have
+# counted or rounded to get a shorter one.
 MIN_COPIED_DIGITS = 5
 # Minimum characters of a code. A shorter text, such as "n-1", is more likely an expression.
 MIN_CODE_CHARACTERS = 5
@@ -131,8 +133,8 @@ class _SummarySources:
     """The texts from which a summary may take its values.
 
     Attributes:
-        parts: The texts, case-folded. Each is searched by itself, so that no single search blocks other work
-            of the proxy for long.
+        parts: The texts, case-folded. Words and numbers are searched for in each text separately, so that no
+            single search blocks other work of the proxy for long.
     """
 
     parts: tuple[str, ...]
@@ -166,8 +168,8 @@ class _SummarySources:
             return True
         if value.kind == "version":
             return folded.removeprefix("v") in self.text
-        # A summary may write a path with the working directory, which the texts name only elsewhere. So the
-        # last two parts of an absolute path are enough.
+        # A summary may write an absolute path where the texts have a path relative to the working directory.
+        # So the last two parts of an absolute path are enough.
         parts = list(filter(None, folded.split("/"))) if folded.startswith("/") else []
         return value.kind == "path" and len(parts) > 2 and "/".join(parts[-2:]) in self.text
 
@@ -201,7 +203,7 @@ def _is_copied_value(value: ExactValue) -> bool:
     if value.kind == "code":
         made = sum(map(str.isdigit, value.text)) >= 2 or "_" in value.text or "-" in value.text
         return made and len(value.text) >= MIN_CODE_CHARACTERS and not _TECHNICAL_TERM.fullmatch(value.text)
-    if value.kind == "version":  # a number of two parts may belong to a section
+    if value.kind == "version":  # two numbers, as in "2.1", may be the number of a section
         return value.text.startswith("v") or value.text.count(".") > 1
     return value.kind in _COPIED_KINDS or (
         value.kind == "number" and len(_keep_digits(value.text)) >= MIN_COPIED_DIGITS
@@ -264,9 +266,10 @@ def _list_prose_lines(text: str) -> list[str]:
 
 
 def _list_critical_values(messages: Sequence[Message], writes: Sequence[Action]) -> list[tuple[int, str]]:
-    """Returns the critical values of the messages, each with its weight, the newest last.
+    """Returns the critical values of the messages, which a summary must not lose, each with its weight.
 
-    There are at most `MAX_CRITICAL_VALUES`.
+    They are changed paths, recent identifiers, the name of the last error, and the targets of calls that
+    changed something. At most `MAX_CRITICAL_VALUES` are returned.
     """
     seen = collect_facts(messages, range(len(messages)))
     found = [(weight, each.text) for each in seen if (weight := _weigh_fact(each, len(messages)))]
@@ -470,7 +473,7 @@ def _find_state(line: str, known: list[_KnownStatement]) -> StatementStatus | No
     for each in requests:
         shared = len(each.words & about)
         states_by_share[shared / len(each.words), shared].add(each.state)
-    best = max(states_by_share, default=(0.0, 0))  # among equal shares, most shared words win
+    best = max(states_by_share, default=(0.0, 0))  # of equal shares, the one of more words
     if best[0] >= LEAST_SHARE:
         states = states_by_share[best]
         return states.pop() if len(states) == 1 else None
@@ -510,7 +513,7 @@ def _claims_wrong_state(claimed: StatementStatus | None, line: str, known: list[
 def _correct_line(
     line: str, section_status: StatementStatus | None, known: list[_KnownStatement]
 ) -> str | None:
-    """Returns the line corrected, or None if it must be dropped.
+    """Returns the line without wrong states of requests, or None if nothing of the line is left.
 
     Args:
         line: A line of the summary.
