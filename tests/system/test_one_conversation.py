@@ -353,7 +353,9 @@ def test_replicas_agree_which_conversation_a_request_continues(tmp_path: Path, p
             for name in ("Ann", "Bob"):
                 texts = (f"My name is {name}.", *(f"Part {number}: {LONG}" for number in range(4)))
                 for number, turns in enumerate(talk([("user", "Hello")], *texts)):
-                    send((one, other)[number % 2], wire, wire.request(turns))
+                    replica = (one, other)[number % 2]
+                    send(replica, wire, wire.request(turns))
+                    replica.wait_for_quiet()  # until the other one can know of it
             listed = await_listed(other, lambda found: sizes(found) == [6, 6])
     assert sizes(listed) == [6, 6]
 
