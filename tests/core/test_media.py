@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from compaction_proxy.core.media import (
     ImageSize,
+    decode_data_url_header,
     estimate_audio_tokens,
     estimate_file_tokens,
     estimate_image_tokens,
     estimate_image_url_tokens,
+    read_image_size,
 )
 
 PIXELS = st.integers(1, 20_000)
@@ -77,6 +79,16 @@ def test_a_data_url_is_measured_and_any_other_url_is_not() -> None:
 )
 def test_audio_is_priced_by_its_guessed_length(model: str, size: int, container: str, tokens: int) -> None:
     assert estimate_audio_tokens(model, size, container) == tokens
+
+
+@pytest.mark.parametrize("data", [b"RIFF\0\0\0\0WEBPALPH" + bytes(30), b"BM" + bytes(40), b""])
+def test_an_unknown_format_has_no_size(data: bytes) -> None:
+    assert read_image_size(data) is None
+
+
+@pytest.mark.parametrize("url", ["data:image/gif;base64,A===", "data:image/gif;base64,é\xe9\xe9\xe9"])
+def test_invalid_base64_gives_no_bytes(url: str) -> None:
+    assert decode_data_url_header(url) == b""
 
 
 def test_a_file_is_priced_by_its_bytes_up_to_a_limit() -> None:

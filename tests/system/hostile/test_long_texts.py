@@ -25,6 +25,7 @@ from compaction_proxy.providers.types import TokenCounter
 
 BOUND_S = 10 * 0.005
 BOUND_S_PER_MB = 10 * 0.0015  # beyond FREE_MB
+ATTEMPTS = 3
 FREE_MB = 4
 CHARACTERS = 1_300_000
 HANZI = "".join(map(chr, random.Random(5).choices(range(0x4E00, 0x9FA0), k=CHARACTERS)))
@@ -183,10 +184,15 @@ def post(url: str, body: bytes) -> tuple[int, bytes]:
 @pytest.mark.parametrize("name", BODIES)
 async def test_a_body_is_answered_and_goes_on_as_it_came(before: Any, provider: Any, name: str) -> None:
     body = BODIES[name]()
-    async with before(models={"gpt-5": {"window": 100_000_000}}) as client:
-        url = str(client.base_url)
-        assert (await asyncio.to_thread(post, url, plainly("known")))[0] == 200
-        async with stretches() as found:
-            status, _ = await asyncio.to_thread(post, url, body)
-    assert (status, provider.bodies[-1] == body) == (200, True)
-    assert max(found) < BOUND_S + max(0.0, len(body) / 1e6 - FREE_MB) * BOUND_S_PER_MB
+    bound = BOUND_S + max(0.0, len(body) / 1e6 - FREE_MB) * BOUND_S_PER_MB
+    longest = []
+    # What holds the loop for too long does so in every proxy; a busy machine does so once.
+    while len(longest) < ATTEMPTS and not (longest and longest[-1] < bound):
+        async with before(models={"gpt-5": {"window": 100_000_000}}) as client:
+            url = str(client.base_url)
+            assert (await asyncio.to_thread(post, url, plainly("known")))[0] == 200
+            async with stretches() as found:
+                status, _ = await asyncio.to_thread(post, url, body)
+        assert (status, provider.bodies[-1] == body) == (200, True)
+        longest.append(max(found))
+    assert longest[-1] < bound
