@@ -185,7 +185,7 @@ def post(url: str, body: bytes) -> tuple[int, bytes]:
 async def test_a_body_is_answered_and_goes_on_as_it_came(before: Any, provider: Any, name: str) -> None:
     body = BODIES[name]()
     bound = BOUND_S + max(0.0, len(body) / 1e6 - FREE_MB) * BOUND_S_PER_MB
-    longest = []
+    longest: list[float] = []
     # What holds the loop for too long does so in every proxy; a busy machine does so once.
     while len(longest) < ATTEMPTS and not (longest and longest[-1] < bound):
         async with before(models={"gpt-5": {"window": 100_000_000}}) as client:
