@@ -34,12 +34,15 @@ class DeletionFence:
         self._count = 0
 
     def set_start_mark(self) -> None:
-        """Sets the start mark of the current context to now. Work without a start mark may write any key."""
+        """Sets the start mark of the current context to the present number of deletions.
+
+        Work without a start mark may write any key.
+        """
         _start_mark.set(self._count)
 
     @contextmanager
     def scoped_start_mark(self) -> Iterator[None]:
-        """Sets the start mark for the block to now, and restores the earlier start mark afterwards."""
+        """Sets the start mark as `set_start_mark` does, and restores the earlier one when the block ends."""
         token = _start_mark.set(self._count)
         try:
             yield

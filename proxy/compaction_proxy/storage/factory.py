@@ -1,10 +1,12 @@
 """Opens the store that `store.url` names, and loads the installation's secret.
 
-The secret is kept in a shared store, or in a file next to the file of an embedded store. With a store in
-memory, each process uses a random secret. It is the key of the
-digests that identify tenants, so replicas that share a store must share it. In a shared store it does not
-expire, for three reasons. It contains no user data. With a new secret, no stored data could be found again.
-And the `volatile-…` eviction policies of Redis do not evict keys that do not expire.
+The secret is the key of the digests that identify tenants, so replicas that share a store must share the
+secret. It is kept in the shared store, or in a file next to the file of an embedded store. With a store in
+memory, each process uses a random secret.
+
+In a shared store, the secret does not expire, for three reasons. It contains no user data. With a new secret,
+no stored data could be found again. And the `volatile-…` eviction policies of Redis evict only keys that
+expire.
 """
 
 import math

@@ -70,7 +70,7 @@ def _is_in_tenant_scope(key: str) -> bool:
 
 
 def _get_scope(key: str) -> str:
-    """Returns the start of a key, up to its closing brace."""
+    """Returns the scope of a key: the start of the key, up to and including its closing brace."""
     return key[: key.index("}") + 1]
 
 
