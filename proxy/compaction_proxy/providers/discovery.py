@@ -163,9 +163,9 @@ class HttpWindowDiscovery:
     async def _find_first_window(
         self, urls: Sequence[str], headers: Mapping[str, str], model: str
     ) -> list[int]:
-        """Returns a list with the first context window, in tokens, that a URL gives.
+        """Asks the URLs in their order until one gives a context window.
 
-        Empty if no URL gives one.
+        Returns a list that contains this window, in tokens. The list is empty if no URL gives one.
         """
         for url in urls:
             window = await asyncio.to_thread(parse_window, await self._fetch_page(url, headers), model)
