@@ -33,8 +33,8 @@ from compaction_proxy.wires.usage import TokenUsage
 LEAST_SAVING = 0.15
 # After this many ineffective compactions in a row, a conversation is paused: it is not compacted for a while.
 INEFFECTIVE_ROUNDS = 2
-# A paused conversation is compacted again once its request has grown by this share, or after this many
-# seconds.
+# A conversation is paused after compactions that did not help. The pause ends once the request has grown by
+# the share `RETRY_GROWTH`, or after `PAUSE_S` seconds.
 RETRY_GROWTH = 0.20
 PAUSE_S = 600.0
 # A compaction that failed is tried again once the request has grown by the share `FAILURE_GROWTH`. If the

@@ -255,9 +255,9 @@ class RequestState:
             self.trace.end_request(exchange, self.conversation)
 
     def _compute_upstream_s(self, first_s: float) -> float:
-        """Returns the seconds from the start of the last upstream call until now, the end of its response.
+        """Returns the duration of the last upstream call, in seconds. Call it when the response has ended.
 
-        `first_s` is the time that passed before that response began, in seconds.
+        `first_s` is the time from the start of that call until its response began, in seconds.
         """
         return time.perf_counter() - self.started - self.overhead_s - self.waited_s + first_s
 
