@@ -139,7 +139,7 @@ async def test_no_text_is_begun_on_the_loop_once_others_have_waited_long_enough(
 
 async def test_requests_take_turns() -> None:
     watched = Watched()
-    made = TokenScheduler(watched, workers=1, turn_s=0.0)
+    made = TokenScheduler(watched, workers=1, time_slot_s=0.0)
     large = made.count(["x" * SLICE_CHARACTERS * 20], "large")
     small = made.count(["y" * SLICE_CHARACTERS], "small")
     await asyncio.gather(large, small)
@@ -151,7 +151,7 @@ async def test_requests_take_turns() -> None:
 
 async def test_a_turn_is_as_long_as_it_may_be() -> None:
     watched = Watched()
-    made = TokenScheduler(watched, workers=1, turn_s=60.0)
+    made = TokenScheduler(watched, workers=1, time_slot_s=60.0)
     large = made.count(["x" * SLICE_CHARACTERS * 20], "large")
     small = made.count(["y" * SLICE_CHARACTERS], "small")
     await asyncio.gather(large, small)

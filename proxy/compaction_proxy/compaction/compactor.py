@@ -482,19 +482,20 @@ def _find_due_reason(view: RequestView) -> str | None:
 def _apply_reported_size(
     view: RequestView, estimate: int, overflow: Overflow, refusals: int | None
 ) -> RequestView:
-    """Returns the view with a size estimate that is based on the size in the upstream's refusal.
+    """Returns the view with the request size, the prompt limit and the cut goal that follow from a refusal.
 
-    If the error names only a limit, the refused prompt is assumed to be one token larger than the limit, and
-    each further refusal lowers the size that the next attempt must fit. Returns the view unchanged if the
-    error does not concern the context window, if it names neither a size nor a limit, or if it names only a
-    limit and `refusals` is None.
+    If the error names only a limit, the refused prompt is assumed to be one token larger than the limit. The
+    prompt limit of the next attempt is then a share of the named limit, which becomes smaller with each
+    refusal. Returns the view unchanged if the error does not concern the context window, if it names neither
+    a size nor a limit, if it names only a limit and `refusals` is None, or if the size is not plausible
+    (`build_baseline`).
 
     Args:
         view: The request.
         estimate: Counted tokens of the refused request; 0 if the request was not counted.
         overflow: The numbers that the upstream's error names.
-        refusals: Number of refusals so far; None if the prompt alone fits and only its sum with the requested
-            output is too large.
+        refusals: Number of refusals so far, this one included; None if the prompt alone fits and only its sum
+            with the requested output is too large.
     """
     if overflow.kind not in {"context", "context_output"}:
         return view

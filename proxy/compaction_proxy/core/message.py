@@ -189,7 +189,10 @@ def _iter_spans(
 
 
 def _find_unit_stop(messages: Sequence[Message], start: int) -> int:
-    """Returns the end of the unit that begins at `start`."""
+    """Returns the end of the unit that begins at `start`: the index after its last message.
+
+    A unit is one tool exchange, or several if signed reasoning joins them (`iter_units`).
+    """
     stop = _find_tool_exchange_stop(messages, start)
     if messages[start].calls and messages[start].has_signed_reasoning:
         for _ in range(MAX_EXCHANGES_PER_ANSWER - 1):

@@ -80,8 +80,9 @@ def escape_frames_and_headings(text: str) -> str:
 def sanitize_text(text: str) -> str:
     """Returns the text of a message, or an earlier summary, in a form that is safe inside a fence.
 
-    A fence is a pair of tags around quoted text. The result contains no control token of a chat template, no
-    text that looks like a fence or a frame of the proxy, no line that looks like another message, and no
-    invisible character. A second call does not change the result.
+    A fence is a pair of tags around quoted text. A frame is the text that the proxy puts around a summary
+    or a record. The result contains no control token of a chat template, no text that looks like a fence
+    or a frame, no line that looks like another message, and no invisible character. A second call does not
+    change the result.
     """
     return escape_frames_and_headings(_FENCE.sub("< ", escape_template_marks(remove_invisible(text))))

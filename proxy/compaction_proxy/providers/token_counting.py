@@ -1,7 +1,7 @@
 """Counts the tokens of a request without delaying other requests.
 
 Short texts are counted on the event loop. Longer texts are counted in a small pool of threads. Each request
-gets a thread only for a short time (here called a turn) and then waits for its next turn, so that several
+gets a thread only for a short time (a time slot) and then waits for its next time slot, so that several
 requests alternate. The event loop keeps running meanwhile, because a tokenizer releases the interpreter lock.
 
 A text longer than `SLICE_CHARACTERS` is cut into slices, which are counted separately. If a request is longer
@@ -102,10 +102,11 @@ INLINE_BUDGET_S = 0.001  # time after which no further text is begun on the loop
 # Maximum characters of all texts of a request together. If there are more, no text is counted on the loop,
 # because the request would need a thread anyway.
 MAX_INLINE_CHARACTERS = 64 * 1024
-# Length of a turn, in seconds. After this time, a request finishes its current step and gives its thread
-# back. A step counts at most `SLICE_CHARACTERS` characters, and takes 40 ms at worst. After each turn, the
-# request waits for the event loop. With shorter turns, waiting would take too large a part of the time.
-TURN_S = 0.01
+# Length of a time slot, in seconds. After this time, a request finishes its current step and gives its
+# thread back. A step counts at most `SLICE_CHARACTERS` characters, and takes 40 ms at worst. After each time
+# slot, the request waits for the event loop. With shorter slots, waiting would take too large a part of the
+# time.
+TIME_SLOT_S = 0.01
 _KNOWN_MODELS = 256
 
 
@@ -138,10 +139,11 @@ def _group_steps(sizes: Sequence[int]) -> Iterator[list[int]]:
 
 
 class _CountingTask:
-    """Counts the tokens of one request's texts in a worker thread, one turn at a time.
+    """Counts the tokens of one request's texts in a worker thread, in one or more time slots.
 
     Attributes:
-        dropped: Whether the result is no longer needed. If True, a running turn ends after its current step.
+        dropped: Whether the result is no longer needed. If True, a running time slot ends after its current
+            step.
     """
 
     def __init__(self, counter: TokenCounter, pieces: Sequence[str], model: str) -> None:
@@ -154,10 +156,10 @@ class _CountingTask:
         self._sizes: list[int] = []
         self._left: Iterator[list[int]] | None = None
 
-    def run_turn(self, budget_s: float) -> list[int] | None:
+    def run_time_slot(self, budget_s: float) -> list[int] | None:
         """Counts the next step, and further steps until `budget_s` seconds have passed.
 
-        Returns the tokens of each text, or None if another turn is needed to count the rest.
+        Returns the tokens of each text, or None if another time slot is needed to count the rest.
         """
         end = perf_counter() + budget_s
         for step in self._get_steps():
@@ -192,12 +194,12 @@ class TokenScheduler:
     Args:
         counter: Counts the tokens of a text. It must be thread-safe.
         workers: Number of threads.
-        turn_s: Time after which a request gives its thread back to others, in seconds.
+        time_slot_s: Time after which a request gives its thread back to others, in seconds.
     """
 
-    def __init__(self, counter: TokenCounter, workers: int = 2, turn_s: float = TURN_S) -> None:
+    def __init__(self, counter: TokenCounter, workers: int = 2, time_slot_s: float = TIME_SLOT_S) -> None:
         self._counter = counter
-        self._turn_s = turn_s
+        self._time_slot_s = time_slot_s
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="counting")
         self._known: dict[str, None] = {}
 
@@ -225,7 +227,7 @@ class TokenScheduler:
         return counts
 
     def close(self) -> None:
-        """Drops all work that has not begun. Does not wait; each thread ends after its current turn."""
+        """Drops all work that has not begun. Does not wait; each thread ends after its current time slot."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _count_inline(self, pieces: Sequence[str], model: str) -> list[int]:
@@ -250,7 +252,7 @@ class TokenScheduler:
         counts = None
         try:
             while counts is None:
-                counts = await loop.run_in_executor(self._pool, work.run_turn, self._turn_s)
+                counts = await loop.run_in_executor(self._pool, work.run_time_slot, self._time_slot_s)
         finally:
             work.dropped = True
         self._remember_model(model)

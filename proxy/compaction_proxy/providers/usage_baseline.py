@@ -132,7 +132,7 @@ def _predict_with_margin(
 
 
 def to_fields(baseline: UsageBaseline) -> list[Any]:
-    """Returns the anchor as JSON values."""
+    """Returns the fields of an anchor as JSON values, for the store."""
     return [baseline.prefix.hex(), baseline.length, baseline.key.hex(), baseline.estimate, baseline.actual]
 
 

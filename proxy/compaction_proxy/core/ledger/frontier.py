@@ -106,7 +106,7 @@ class ReplyReading:
             it must not be quoted.
         outcome: The first sentence that states an outcome of the request; "" if there is none.
         last_sentence: The last sentence; "" if it must not be quoted.
-        question_words: The stems of the words and the exact values in the questions.
+        question_words: The stems of the words in the questions, and the exact values, such as ids, in them.
         reply_words: The stems of the words and the exact values in the whole reply, if it asks a question and
             `has_substance` is true. Otherwise the same as `question_words`.
         has_substance: Whether the reply says enough besides its questions to have answered a request.
