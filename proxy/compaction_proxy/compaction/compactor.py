@@ -271,15 +271,15 @@ class Compactor:
     ) -> tuple[int, bool]:
         """Learns the model's limits from a refusal. Returns the limit that the request must fit, in tokens.
 
-        The second result is True if the limit applies to the prompt and the requested output together, and
-        the prompt alone would fit. Some errors do not say whether the limit applies to the prompt alone or to
-        both together. After the first refusal, the method then assumes both if the estimates allow it. It
-        does not remember this assumption for later requests.
+        The second result is True if the limit applies to the sum of the prompt and the requested output. If
+        the error does not say whether it applies to the sum or to the prompt alone, the second result is an
+        assumption, which is not learned: after the first refusal it is True if the estimated sum exceeds the
+        limit and the estimated prompt does not.
 
-        An error may quote the request. So if a number in the error also occurs in the request, the proxy does
-        not remember the number as a limit, but remembers the size of the refused request. Output limits in
-        the request are ignored in this comparison. A client may ask for as many output tokens as the context
-        window has. The same number in the error is then a true limit, although it occurs in the request.
+        An error may quote the request. So a limit in the error is learned only if its number does not occur
+        in the request. Output limits in the request are ignored in this comparison, because a client may ask
+        for as many output tokens as the context window has. If no limit can be learned in this way, the size
+        of the refused request is learned instead, if the error is about the context window.
         """
         estimate = refused_fit.estimate
         if not estimate:  # the request passed the size gate uncounted

@@ -563,16 +563,21 @@ def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead])
 def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, last_common: int) -> bool:
     """Returns whether a request continues a head although its client has moved or rewritten messages.
 
-    The request begins with messages that it has in common with the head. Later, it must contain the head's
-    latest user message. Between the common messages and this user message there may be only messages of the
-    head's tail, fewer than `MAX_MOVED_MESSAGES`. If the common messages contain no reply and no tool result,
-    the request must also contain all messages of the tail that follow them.
+    The request may begin like the one that the head was made from, up to a message in `head.tail`. The
+    messages up to this one are called common, and the later messages in `head.tail` are called moved. The
+    function returns True if all of these are true:
+
+    - After the common messages, the request contains the latest user message that the head was made from.
+    - Between the common messages and this user message, there are only moved messages, and fewer than
+      `MAX_MOVED_MESSAGES`.
+    - If there are common messages, but no reply or tool result among them, the request contains all moved
+      messages.
+    - One of the moved messages comes after the user message, unless only one message was moved.
 
     Args:
         head: The head.
         request: The request.
-        last_common: Index in `head.tail` of the last of the messages with which both head and request begin;
-            -1 if there is none.
+        last_common: Index in `head.tail` of the last common message; -1 if there is none.
     """
     common_index = request.prefix_indices[head.tail[last_common][0]] if last_common >= 0 else -1
     moved = {digest for _, digest in head.tail[last_common + 1 :]}

@@ -29,8 +29,9 @@ from compaction_proxy.support.lru import BoundedDict
 
 MAX_PINS = 50
 MAX_PIN_CHARACTERS = 2_000
-# Largest number of project instructions that the directives of one conversation list, and largest number of
-# project instructions that they list as removed. If there are more, the oldest are forgotten.
+# The directives of a conversation (what a user or an operator has decided about it) contain two lists: its
+# project instructions, and the project instructions that were removed. Each list keeps at most this many. If
+# there are more, the oldest are forgotten.
 MAX_INSTRUCTIONS = 64
 # Largest number of undone compactions that are remembered for one conversation. If there are more, the oldest
 # are forgotten. That does no harm, because later compactions do not build on the undone ones.

@@ -400,7 +400,9 @@ class ModelLimits:
     def learn_post_compaction_factor(
         self, tenant: str, origin: str, model: str, estimate: int, actual: int
     ) -> None:
-        """Learns the drift from the first request after a compaction.
+        """Updates the factor for the model with the first request after a compaction.
+
+        The factor is stored as a logarithm, the drift. `DRIFT_WEIGHT` and `MAX_DRIFT` describe the update.
 
         Args:
             tenant: Tenant of the request.
@@ -646,7 +648,7 @@ class ModelLimits:
     async def _load_from_store(self, key: str, model: str) -> None:
         """Merges the stored limits into those in memory.
 
-        If the read fails, keeps the limits in memory, or begins with those of an unknown model.
+        If the read fails, keeps the limits in memory. If there are none, those of an unknown model are used.
         """
         [fields] = await self._records.get_many([key], bypass_cache=True)
         limits = theirs = _parse_stored(fields, model)

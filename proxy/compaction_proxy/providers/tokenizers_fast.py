@@ -123,8 +123,8 @@ class ToktokCounter:
         golden_path: File with the golden texts, for the check.
 
     Attributes:
-        chosen: Text that names the package in use. After `warm_up`, it also says why toktok is not used, if
-            so.
+        chosen: Text that names the package in use. If toktok is not used after `warm_up`, the text also
+            says why.
     """
 
     def __init__(self, fallback: TiktokenCounter, golden_path: Path = GOLDEN_COUNTS_PATH) -> None:
