@@ -152,8 +152,9 @@ class Compactor:
     ) -> FitResult | None:
         """Shortens a request that the upstream has just refused as too long.
 
-        Returns None if the request must not be compacted, or cannot be made shorter than `refused_fit`. Also
-        remembers the limit and the true token count for later requests, if the error names them.
+        Returns None if compaction is off for the request, if the error is about the number of bytes, or if
+        every attempt gives the refused body again or a longer one. If an attempt is made, the method also
+        learns the limit and the token count that the error names, for later requests.
 
         Args:
             ask: The request.

@@ -11,8 +11,8 @@ RESERVE_DIVISOR = 4
 # If the proxy lowers the output limit in a request, it does not go below this number of tokens.
 MIN_OUTPUT_TOKENS = 1_024
 # Some upstreams refuse a request if its prompt and its requested output together exceed the context window.
-# For such an upstream, a prompt must leave this many tokens of the window free, or the requested output if
-# that is less: the least output (`MIN_OUTPUT_TOKENS`), and a margin for the error of estimates.
+# For such an upstream, a prompt must leave this many tokens of the window free: `MIN_OUTPUT_TOKENS`, and a
+# margin for the error of estimates. If the request asks for less output, that number of tokens is enough.
 RESERVED_OUTPUT_TOKENS = MIN_OUTPUT_TOKENS + 256
 
 

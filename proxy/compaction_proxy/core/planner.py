@@ -180,9 +180,10 @@ def _find_edge_at_or_before(messages: Sequence[Message], message_index: int) -> 
 def _find_first_kept(
     messages: Sequence[Message], effective: Sequence[Message], keep_messages: int, earlier: Checkpoint | None
 ) -> int:
-    """Returns the index of the first client message among the last `keep_messages` of the effective list.
+    """Returns the index, in `messages`, of the first one that is among the last messages of `effective`.
 
-    Returns the number of client messages if none is among them.
+    The last `keep_messages` messages of the effective list count. Fixed messages and replacements among them
+    are ignored. If no other message is left, returns the number of all `messages`.
     """
     removed, edited = (earlier.removed_indices, earlier.edited) if earlier else (frozenset(), frozenset())
     pieces = earlier.span_replacements if earlier else ()

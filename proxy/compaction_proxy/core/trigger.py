@@ -204,10 +204,10 @@ def compute_trigger_marks(
 
 
 def compute_min_trigger(rules: Sequence[TriggerRule], budget: Budget) -> int | None:
-    """Returns T: the smallest size, in tokens, at which a row can be reached.
+    """Returns the smallest size, in tokens, from which one of the active rules can start a compaction.
 
-    Returns 0 if an active row has only thresholds for numbers of messages, turns or iterations. Returns None
-    if no row is active.
+    Returns 0 if an active rule has only thresholds for numbers of messages, turns or iterations. Returns None
+    if no rule is active.
     """
     return min((row.compute_token_threshold(budget) for row in rules if row.active), default=None)
 

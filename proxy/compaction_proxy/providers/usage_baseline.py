@@ -186,7 +186,7 @@ def _merge_baselines(
 
 @dataclass(slots=True)
 class _KnownRoot:
-    """The anchors of a root.
+    """The anchors of the conversations that begin with the same messages.
 
     Attributes:
         anchors: The anchors, the newest last.

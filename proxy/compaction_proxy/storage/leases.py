@@ -65,7 +65,7 @@ async def wait_for_lease_or_record(
 
 
 async def _acquire_or_give_back(records: RecordStore, key: str, lease_s: float) -> Lease | None:
-    """Returns a lease on `key`, or None if another process holds one.
+    """Returns a lease on `key`, or None if there is a lease on it already.
 
     If the caller is cancelled before the store answers, releases a lease that the store then grants.
     """

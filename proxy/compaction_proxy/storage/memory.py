@@ -90,7 +90,7 @@ class MemoryStore:
         return list(item.values[-limit:]) if item and item.is_list and limit > 0 else []
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
-        """Returns a lease on `key`, or None if another process holds one."""
+        """Returns a lease on `key`, or None if there is a lease on it already."""
         now = self._clock()
         current = self._leases.get(key)
         if current and current.expires > now:

@@ -342,7 +342,7 @@ class RecordStore:
                     yield fields
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
-        """Returns a lease, or None if another process holds it.
+        """Returns a lease on `key`, or None if there is a lease on it already.
 
         Raises:
             StoreUnavailableError: If the store does not answer.

@@ -87,7 +87,7 @@ class Store(Protocol):
         ...
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
-        """Returns a lease on `key`, or None if another process holds one that has not expired.
+        """Returns a lease on `key`, or None if there is an unexpired lease on it already.
 
         The lease expires after `ttl_s` seconds. A record and a lease with the same key do not affect each
         other. A lease that is passed to `commit` must have a key with the hash tag of the committed items.

@@ -340,9 +340,11 @@ def verify_summary(
     states: Mapping[tuple[int, str], StatementStatus] = MappingProxyType({}),
     max_characters: int = 0,
 ) -> str:
-    """Returns the summary without invented values and orders, and with the critical values that it lost.
+    """Returns the summary, corrected with the messages that it replaces.
 
-    Wrong states of requests are corrected, too, and repeated entries are dropped.
+    Sentences with values or instructions that do not occur in the messages are removed. Wrong states of
+    requests are corrected, and repeated entries are removed. Important values that the summary left out are
+    appended, and so are the tool calls that changed something.
 
     Args:
         text: A summary that `core.summary.answer.validate_summary` has accepted.
@@ -350,8 +352,8 @@ def verify_summary(
         earlier_summaries: Earlier summaries that the summary model has read.
         language: English name of the language that the prompt asked for; empty if it is unknown.
         states: The state of each statement of the conversation (`core.ledger.frontier`).
-        max_characters: Allowed size of the result in characters. Calls that changed something are appended in
-            the room that the summary leaves, or in half of the allowed size if that is more. 0 appends no
+        max_characters: Size that the summary should have at most, in characters. The tool calls may fill what
+            the summary leaves of it, but always half of it, so the result may become longer. 0 appends no
             calls.
 
     Raises:

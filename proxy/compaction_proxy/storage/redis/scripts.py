@@ -72,7 +72,7 @@ return 1
 """
 )
 
-# Acquires a lease and returns its fence, or nil if another process holds one.
+# Acquires a lease and returns its fence, or nil if there is a lease on the key already.
 # KEYS: the lease, its counter (the last fence). ARGV: the ttl of the lease, a random token of the caller, the
 # ttl of the counter.
 # A fence is at least the server's time in microseconds, so fences rise even if the counter was lost. If the

@@ -134,7 +134,7 @@ class RedisStore:
         return lines
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
-        """Returns a lease on `key`, or None if another process holds one."""
+        """Returns a lease on `key`, or None if there is a lease on it already."""
         keys = [self._add_prefix(key + _LEASE), self._add_prefix(key + _FENCE)]
         ttl = _to_milliseconds(ttl_s)
         token = secrets.token_hex(_TOKEN_BYTES)

@@ -162,7 +162,7 @@ class SqliteStore:
         return await self._run_on_thread(lambda db: [value for (value,) in db.execute(sql, row)][::-1])
 
     async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
-        """Returns a lease on `key`, or None if another process holds one.
+        """Returns a lease on `key`, or None if there is a lease on it already.
 
         The lease lasts `ttl_s` seconds, but at most `LEASE_LIMIT_S`.
         """
