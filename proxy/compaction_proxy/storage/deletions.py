@@ -11,15 +11,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
 
-# Number of newest deletions whose prefixes stay in memory. If more deletions than this have followed the
-# start mark of a task, the task writes nothing, because its key may be among the deletions that were dropped.
+# Number of newest deletions whose prefixes stay in memory. If more deletions than this were made after a task
+# began, the task writes nothing, because its key may have one of the prefixes that were dropped.
 MAX_DELETIONS = 10_000
 
 _start_mark: ContextVar[int | None] = ContextVar("begun", default=None)
 
 
 class DeletionFence:
-    """Keeps the key prefixes that this process has deleted, to check writes. Use it on one event loop.
+    """Tells a task whether a key was deleted after the task's work began. Use it on one event loop.
+
+    Keeps the key prefixes that this process has deleted. A start mark is the number of deletions that had
+    been made when a piece of work began. It is kept in a context variable.
 
     Attributes:
         get_start_mark: Returns the start mark of the current context, for a later `is_deleted_since`; None if
@@ -42,7 +45,7 @@ class DeletionFence:
 
     @contextmanager
     def scoped_start_mark(self) -> Iterator[None]:
-        """Sets the start mark as `set_start_mark` does, and restores the earlier one when the block ends."""
+        """Sets the start mark as `set_start_mark` does. Restores the earlier one after the `with` block."""
         token = _start_mark.set(self._count)
         try:
             yield
@@ -55,13 +58,14 @@ class DeletionFence:
         self._count += 1
 
     def is_deleted(self, key: str) -> bool:
-        """Returns whether a key was deleted after the start mark of the current context."""
+        """Returns whether a key was deleted after the current context's start mark; False if it has none."""
         return self.is_deleted_since(key, _start_mark.get())
 
     def is_deleted_since(self, key: str, start_mark: int | None) -> bool:
-        """Returns whether a key was deleted after `start_mark`. Returns False if `start_mark` is None.
+        """Returns whether a key was deleted since `start_mark`, which is a value of `get_start_mark`.
 
-        Returns True for any key if more than `MAX_DELETIONS` deletions have followed the start mark.
+        Returns False if `start_mark` is None. Returns True for any key if more than `MAX_DELETIONS` deletions
+        were made since `start_mark`.
         """
         if start_mark is None or start_mark == self._count:
             return False

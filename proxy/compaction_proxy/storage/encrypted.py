@@ -1,9 +1,10 @@
-"""A store that encrypts every value with AES-256-GCM, so that it cannot be read or forged without the key.
+"""A store that encrypts every value with AES-256-GCM. Without the key, no value can be read or forged.
 
 An encrypted value consists of the envelope's version byte, the form byte 2, four bytes that identify the
-encryption key, a nonce of twelve bytes, and the ciphertext. The store key is associated data, so a value that
-was moved to another store key does not decrypt. New values are encrypted with the first of the configured
-encryption keys. Stored values are decrypted with any of these keys. To rotate keys, put a new key first.
+encryption key, a nonce of twelve bytes, and the ciphertext. The store key is authenticated as associated
+data, so a value that was moved to another store key does not decrypt. New values are encrypted with the first
+of the configured encryption keys. Stored values are decrypted with any of these keys. To rotate keys, put a
+new key first.
 """
 
 import base64

@@ -7,7 +7,7 @@ clients send, are encoded in UTF-8 like any other code point. JSON has no type f
 bytes as text, in base64 or hex digits.
 
 Replicas of different versions can share a store. An envelope that cannot be decoded may therefore come from
-another version, and decoding it raises no error.
+another version, so `unpack` returns None for it and raises no error.
 """
 
 import json
@@ -26,7 +26,7 @@ _DEFLATE_LEVEL = 6
 
 
 def pack(fields: Mapping[str, Any]) -> bytes:
-    """Encodes `fields` as an envelope. The values must be JSON values. `unpack` returns tuples as lists.
+    """Encodes `fields` as an envelope. The values must be JSON values. A tuple becomes a JSON array.
 
     Raises:
         TypeError: If a value is not a JSON value.
@@ -51,7 +51,7 @@ def _inflate_body(body: bytes) -> bytes | None:
 
 
 def extract_json(data: bytes) -> bytes | None:
-    """Returns the JSON text of an envelope, or None if it cannot be decoded or has more than 16 MiB."""
+    """Returns the JSON text of an envelope; None if the envelope is invalid or the text exceeds 16 MiB."""
     if len(data) <= _HEADER_BYTES or data[0] != VERSION:
         return None
     body = data[_HEADER_BYTES:]

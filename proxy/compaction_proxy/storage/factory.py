@@ -85,7 +85,9 @@ def load_installation_secret(url: str, report: Callable[[StoreUnavailableError],
 
     If the secret can be neither read nor created, passes the error to `report` and returns a random secret.
     Also returns a random secret for a store in memory and for a shared store. For a shared store, the caller
-    then replaces it by that of `load_shared_secret`. This function does blocking I/O; call it at start-up.
+    then uses the secret that `load_shared_secret` returns.
+
+    This function does blocking I/O. Call it at start-up.
     """
     path = get_secret_path(url)
     if path is None:
@@ -105,7 +107,7 @@ async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
     """Returns the secret of all processes that share `store`.
 
     If the store has a secret, returns that. Otherwise stores and returns `offered_secret`. The store may
-    lose the secret. So call this function again later with the returned secret.
+    lose the secret later. Call this function regularly with the returned secret, to store it again.
 
     Raises:
         StoreUnavailableError: If the store does not answer, or the value under `SECRET_KEY` is not a secret.

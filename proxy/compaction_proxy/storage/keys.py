@@ -2,12 +2,12 @@
 
 The part in braces is the hash tag. Keys with the same hash tag are on the same node of a cluster, where they
 can be read in one round trip and committed together. A key contains hex digests and constant words, never an
-id, a model's name, or text from a client. Every store and every version of the proxy uses these keys. To
-change their form, replace `v1` by `v2`.
+id, a model's name, or text from a client. Every store and every version of the proxy uses these keys. A
+change of their form must replace `v1` by `v2`. The scope is built from digests of the values in this table:
 
 | scope | kinds |
 | --- | --- |
-| tenant and first messages, or first line | `heads` |
+| tenant, and first messages or first line of a message | `heads` |
 | tenant and root | `checkpoint` (its lease: `…:lease`), `checkpoints`, `staged`, `archive`, `archives` |
 | | `piece`, `detail`, `rounds`, `anchors` |
 | tenant | `archived` (its lease: `…:lease`), `compacted` |
@@ -59,12 +59,15 @@ def tenant_prefix(tenant: str) -> str:
 
 
 def scope_prefix(tenant: str, scope: str | bytes) -> str:
-    """Returns the prefix of all keys of one scope of a tenant. `scope` is a root or a conversation's id."""
+    """Returns the prefix of all keys of a conversation. `scope` is its id, or its root as bytes."""
     return f"{_build_key_start(tenant, scope)}:"
 
 
 def get_conversation_root(prefixes: Sequence[bytes]) -> bytes | None:
-    """Returns the root of a conversation, given its prefix digests; None if there are fewer than four."""
+    """Returns a conversation's root: the prefix digest of its first four messages that are not fixed.
+
+    `prefixes` are the conversation's prefix digests. Returns None if there are fewer than four.
+    """
     return prefixes[_ROOT_MESSAGES - 1] if len(prefixes) >= _ROOT_MESSAGES else None
 
 
@@ -102,9 +105,9 @@ def archive_key(tenant: str, root: bytes, strategy: str, checkpoint_id: bytes) -
 
 
 def root_archives_key(tenant: str, root: bytes) -> str:
-    """Returns the key of the list of a root's archives, for all strategies.
+    """Returns the key of the list of archives, of all strategies, of the conversations with this root.
 
-    A line of this list is committed together with each archive.
+    Each archive is committed together with its line in this list. See `get_conversation_root`.
     """
     return f"{_build_key_start(tenant, root)}:archives"
 
@@ -112,7 +115,7 @@ def root_archives_key(tenant: str, root: bytes) -> str:
 def archive_piece_key(tenant: str, root: bytes, piece_name: str) -> str:
     """Returns the key of a piece of an archive: several messages, or the text of one long message.
 
-    `piece_name` is a digest of the piece's content, which the archive records of the root contain.
+    `piece_name` is a digest of the piece's content. An archive record contains the names of its pieces.
     """
     return f"{_build_key_start(tenant, root)}:piece:{piece_name}"
 
@@ -124,12 +127,12 @@ def tenant_archives_key(tenant: str) -> str:
 
 
 def round_detail_key(tenant: str, root: bytes, strategy: str, checkpoint_id: bytes) -> str:
-    """Returns the key of a compaction's detail record: its prompts, and the messages that the model got."""
+    """Returns the key of a compaction's detail record: its prompts and the summary model's input."""
     return f"{_build_key_start(tenant, root)}:detail:{strategy}:{checkpoint_id.hex()}"
 
 
 def round_events_key(tenant: str, root: bytes) -> str:
-    """Returns the key of the list of the events of a root's compactions.
+    """Returns the key of the list of compaction events of the conversations with this root.
 
     Each event is committed together with the checkpoint of its compaction.
     """
@@ -138,7 +141,7 @@ def round_events_key(tenant: str, root: bytes) -> str:
 
 @_cached_key
 def usage_anchors_key(tenant: str, root: bytes) -> str:
-    """Returns the key of the record with the anchors (latest token counts) of a root's conversations."""
+    """Returns the key of the record with the anchors of the conversations with this root."""
     return f"{_build_key_start(tenant, root)}:anchors"
 
 
@@ -149,7 +152,7 @@ def conversation_key(tenant: str, conversation: str) -> str:
 
 
 def roots_key(tenant: str, conversation: str) -> str:
-    """Returns the key of the list of roots under which a conversation has checkpoints."""
+    """Returns the key of the list of the roots (`get_conversation_root`) of a conversation's checkpoints."""
     return f"{_build_key_start(tenant, conversation)}:roots"
 
 
@@ -189,11 +192,11 @@ def conversation_tenant_key(conversation: str) -> str:
 
 
 def derive_conversation_tenant_key(key: str) -> str | None:
-    """Returns the `conversation_tenant_key` of the conversation to whose scope `key` belongs.
+    """Returns the `conversation_tenant_key` of the conversation to which `key` belongs.
 
-    `key` may end after the closing brace. Returns None for a key without a tenant. The function cannot
-    distinguish the scope of a root or a model from that of a conversation. For such a key, the result is a
-    key under which nothing is stored.
+    `key` may end after the closing brace. Returns None for a key without a tenant. If `key` belongs to a
+    model or to a root (`get_conversation_root`), which this function cannot distinguish from a conversation,
+    the result is a key under which nothing is stored.
     """
     first, dot, second = parse_hash_tag(key).partition(".")
     return f"v1:{{{_NOBODY}.{second}}}:tenant" if dot and first != _NOBODY else None
@@ -225,8 +228,8 @@ def recent_conversations_key(day: str) -> str:
 def live_feed_key(kind: str) -> str:
     """Returns the key of a part of the live feed.
 
-    `kind` is `events` or `exchanges` for the list of these items, or `listening` for the record that says
-    until when a process has followers.
+    `kind` is `events` or `exchanges` for the list of these items, or `listening` for the record with
+    the time until which processes publish these items to others.
     """
     return f"{_build_key_start('', 'feed')}:feed:{kind}"
 

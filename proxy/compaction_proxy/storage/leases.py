@@ -1,4 +1,4 @@
-"""Ensures that at most one process, among those of all replicas, creates a record at a time.
+"""Ensures that only one process of all replicas creates a record at a time, while the store is available.
 
 The process that creates the record holds a lease on it. Other processes wait for the record. If the
 lease expires because its holder died or was stopped, one of the waiting processes gets it. Each lease has a
@@ -43,8 +43,8 @@ async def wait_for_lease_or_record(
 ) -> AsyncIterator[LeaseOrRecord]:
     """Waits until the record under `key` exists, or until this process holds the lease to create it.
 
-    A lease is renewed while the block runs, and released after it. If the store is unavailable, the wait ends
-    without a record or a lease.
+    Renews the lease while the `with` block runs, and releases it afterwards. If the store is unavailable, the
+    wait ends without a record or a lease.
     """
     async with AsyncExitStack() as stack:
         record = lease = None
@@ -81,7 +81,7 @@ async def _acquire_or_give_back(records: RecordStore, key: str, lease_s: float) 
 
 
 async def _renew_until_lost(records: RecordStore, lease: Lease, lease_s: float) -> None:
-    """Renews the lease until the store reports that it is lost. Tries again if the store does not answer."""
+    """Renews the lease until it has expired or was released. Goes on if the store does not answer."""
     while True:
         await asyncio.sleep(lease_s / RENEWALS)
         try:

@@ -40,7 +40,7 @@ def _count_bytes(items: Sequence[Record | ListEntry]) -> int:
 
 
 class MemoryStore:
-    """Implements `store.Store` in a dict. A full store deletes the items that were written longest ago.
+    """Implements `store.Store` in a dict. If it is full, it deletes the items written longest ago.
 
     Args:
         max_bytes: Maximum bytes of all keys and values together.
@@ -75,7 +75,11 @@ class MemoryStore:
         return claim.value
 
     async def write(self, items: Sequence[Record | ListEntry]) -> None:
-        """Writes all items, or raises and writes nothing."""
+        """Writes all items or none. If the store is full, deletes the items that were written longest ago.
+
+        Raises:
+            StoreUnavailableError: If the items together have more than `max_bytes` bytes.
+        """
         if _count_bytes(items) > self._max_bytes:
             raise StoreUnavailableError("store-too-large", "more than the store may hold")
         self._sweep_expired()
@@ -101,14 +105,14 @@ class MemoryStore:
         return Lease(key, fence)
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Extends a lease to `ttl_s` seconds from now. Returns False if it is lost."""
+        """Extends a lease to `ttl_s` seconds from now. Returns False if it has expired or was released."""
         if not self._is_lease_held(lease):
             return False
         self._leases[lease.key] = _HeldLease(lease.fence, self._clock() + ttl_s)
         return True
 
     async def release_lease(self, lease: Lease) -> None:
-        """Releases a lease. Does nothing if it is lost."""
+        """Releases a lease. Does nothing if it has expired or was released."""
         if self._is_lease_held(lease):
             del self._leases[lease.key]
 
@@ -127,7 +131,7 @@ class MemoryStore:
         """Does nothing, because no other process shares this store."""
 
     async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:  # noqa: ARG002 - signature of the protocol
-        """Yields nothing and ends at once."""
+        """Yields nothing, because no other process shares this store."""
         return
         yield
 

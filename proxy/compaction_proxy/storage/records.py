@@ -105,7 +105,7 @@ CACHE_TTL_S = 3600.0
 ValueT = TypeVar("ValueT")
 
 _UNREADABLE = "store-unreadable"
-# Maximum number of tasks at the same time. Further work is not started; a later request may start it.
+# Maximum number of background tasks that run at the same time. `start_once` starts no more than these.
 MAX_BACKGROUND_TASKS = 8
 
 
@@ -123,7 +123,7 @@ class BackgroundTasks:
     def start_once(self, key: Hashable, create_work: Callable[[], Coroutine[object, object, object]]) -> bool:
         """Starts the coroutine that `create_work` returns as a task. Returns whether it was started.
 
-        Does not start it while a task with the same key or `MAX_BACKGROUND_TASKS` tasks are running.
+        Does not start it while a task with the same key is running, or `MAX_BACKGROUND_TASKS` others are.
         """
         if key in self._tasks or len(self._tasks) >= MAX_BACKGROUND_TASKS:
             return False
@@ -144,7 +144,7 @@ class RecordStore:
 
     No method raises if the store fails, except `listen`, `acquire_lease` and `renew_lease`. Each failure is
     passed to `report` once, except failures of `publish` and `listen`. While the store is suspended, every
-    call of the store fails at once, and only `open`, `save_if_absent` and `delete_prefix` report these
+    call of the store fails immediately, and only `open`, `save_if_absent` and `delete_prefix` report these
     failures.
 
     Args:
@@ -153,7 +153,7 @@ class RecordStore:
         clock: Returns monotonic seconds.
         deadline_s: Maximum duration of one call of the store, in seconds.
         probe_every_s: Seconds between two test calls of a store that does not answer.
-        cache_bytes: Maximum bytes of the cache (`ENTRY_BYTES`).
+        cache_bytes: Maximum size of the cache, in bytes. See `ENTRY_BYTES` for the size of a record.
 
     Attributes:
         deletion_fence: Prevents work that began before the deletion of a key from writing the key again.
@@ -194,7 +194,7 @@ class RecordStore:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the store answered the last call. A refusal to write also counts as a response."""
+        """Whether no store call has failed since the last success. A refusal to write is not a failure."""
         return self._resilient_store.is_reachable
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
@@ -244,7 +244,7 @@ class RecordStore:
         record under `key` in the cache. If there is none, the new record and those in `other_items` are
         cached, and `get_many` returns them from there. If the key was deleted after the caller's work began,
         the new record is returned, but neither stored nor cached.
-        Returns None if `lease` is lost and nothing was written.
+        Returns None, and writes nothing, if `lease` has expired or was released.
 
         Raises:
             ValueError: If the keys do not share a hash tag, so a cluster could not commit them together.
@@ -283,7 +283,7 @@ class RecordStore:
         return saved
 
     async def append_line(self, key: str, fields: Fields, *, ttl_s: float, max_lines: int) -> bool:
-        """Adds a line to a list, which keeps its newest `max_lines` lines. Returns whether it was saved."""
+        """Adds a line to a list, which keeps its newest `max_lines` lines. Returns whether this succeeded."""
         return await self.write([ListItem(key, fields, ttl_s, max_lines)])
 
     async def write(self, items: Sequence[RecordItem | ListItem]) -> bool:
@@ -317,7 +317,7 @@ class RecordStore:
     async def publish(self, channel: str, fields: Fields) -> bool:
         """Sends a message to every process that listens on a channel. Returns whether the store accepted it.
 
-        A failure is not reported, and the store stays in use.
+        Does not call the store while it is suspended. Does not report a failure or suspend the store for it.
         """
         if not self.is_in_use:
             return False
@@ -350,7 +350,7 @@ class RecordStore:
         return await self._call_store(lambda: self._store.acquire_lease(key, ttl_s))
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Extends a lease to `ttl_s` seconds from now. Returns False if it is lost.
+        """Extends a lease to `ttl_s` seconds from now. Returns False if it has expired or was released.
 
         Raises:
             StoreUnavailableError: If the store does not answer.
@@ -448,7 +448,7 @@ class RecordStore:
     def _cache_unsaved(self, claim: RecordItem, other_items: Sequence[RecordItem | ListItem]) -> Fields:
         """Caches records that could not be saved, unless `claim.key` is cached already.
 
-        Returns the fields that are cached under `claim.key`, or those of `claim` if they are not cacheable.
+        Returns the fields that are cached under `claim.key`, or those of `claim` if nothing could be cached.
         """
         cached = self._get_cached(claim.key)
         if cached is not None:

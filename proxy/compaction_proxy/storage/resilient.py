@@ -1,10 +1,10 @@
 """Calls a store behind a deadline and a circuit breaker.
 
 A store is suspended after three failures within a second, one timeout or one failed test call (a read without
-keys). A suspended store gets only test calls, until one of them succeeds. If the store is dead or does
-not answer, only the calls in progress wait for it, for a fraction of a second. After that, a
-background task makes a test call twice a second. Therefore no later request waits for an unreachable store,
-and requests use the store again within a second after it answers again.
+keys). A suspended store gets only test calls, until one of them succeeds. If the store does not answer, only
+the calls in progress wait for it, each until its deadline (`DEADLINE_S` by default). After that, a background
+task makes a test call about twice a second. Therefore no later request waits for an unreachable store, and
+requests use the store again about a second after it answers again.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ class ReportThrottle(Generic[_Key]):
     """Limits the reports of each key to one in `REPEAT_AFTER_S` seconds.
 
     Args:
-        max_keys: Maximum number of keys that are tracked. If there are more, the key that was last passed to
-            `admit_report` longest ago is dropped.
+        max_keys: Maximum number of keys whose reports are counted. Beyond that, the key that was passed to
+            `admit_report` least recently is forgotten.
         clock: Returns monotonic seconds.
     """
 
@@ -72,9 +72,9 @@ class RateLimitedReporter:
         self._throttle = ReportThrottle[str](clock=clock)
 
     def __call__(self, error: StoreUnavailableError) -> None:
-        """Reports a failure, with the number of equal reports that the throttle has suppressed before it.
+        """Reports a failure, with the number of failures of this reason suppressed since the last report.
 
-        Reports nothing if the throttle suppresses this report, too.
+        Reports nothing if that report was made less than `REPEAT_AFTER_S` seconds ago.
         """
         suppressed = self._throttle.admit_report(error.reason)
         if suppressed is not None:
@@ -131,10 +131,10 @@ FAILURE_WINDOW_S = 1.0
 
 
 class ResilientStore:
-    """Runs calls of a store, a few at once, and suspends the store while it fails.
+    """Runs calls of a store, and suspends the store while it fails.
 
-    The deadline of a call begins when the call gets its slot. The time before that is not counted, because it
-    depends on how busy this process is and not on the store.
+    At most `CALLS_AT_ONCE` calls run at a time, each in a slot. Further calls wait for a slot. The deadline
+    of a call begins when the call gets its slot, because the wait depends on how busy this process is.
 
     Args:
         store: The store to which the calls of `run_call` go. Test calls are reads without keys.
@@ -144,8 +144,8 @@ class ResilientStore:
 
     Attributes:
         is_in_use: Whether the store is in use; False while it is suspended.
-        is_reachable: Whether the store answered the last call, test calls included. A refusal to write also
-            counts as a response.
+        is_reachable: Whether no call has failed since the last success, test calls included. A refusal to
+            write is not a failure.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class ResilientStore:
 
         Raises:
             StoreUnavailableError: If the store failed while this call waited for its slot.
-            TimeoutError: If no slot became free in time.
+            TimeoutError: If no slot became free within `TURN_LIMIT_S` seconds.
         """
         async with asyncio.timeout(TURN_LIMIT_S):
             await self._slots.acquire()

@@ -74,7 +74,7 @@ class Store(Protocol):
 
         Returns the value that is now stored under `claim.key`: the stored value if there was one, in which
         case nothing is written, and otherwise that of `claim`. The first commit therefore decides which bytes
-        all processes use. Returns None, and writes nothing, if there was no value and `lease` is lost.
+        all processes use. Returns None, and writes nothing, if there was no value and `lease` is not held.
         """
         ...
 
@@ -99,7 +99,7 @@ class Store(Protocol):
         ...
 
     async def release_lease(self, lease: Lease) -> None:
-        """Releases a lease. Does nothing if it is lost."""
+        """Releases a lease. Does nothing if it has expired or was released."""
         ...
 
     async def delete_prefix(self, prefix: str) -> int:
@@ -127,5 +127,5 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None:
-        """Closes files and connections. Further calls do nothing."""
+        """Closes files and connections. A second call of this method does nothing."""
         ...

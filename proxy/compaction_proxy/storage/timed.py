@@ -59,5 +59,5 @@ def measure_store_calls(
     record_duration: Callable[[str, float], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Store:
-    """Returns a store that does the same as `store` and reports the duration of each call."""
+    """Returns a store that does the same as `store` and reports how long calls of `_OPERATIONS` take."""
     return cast("Store", InstrumentedStore(store, record_duration, clock))

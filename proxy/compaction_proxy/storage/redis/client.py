@@ -1,6 +1,6 @@
 """Connects to Redis (standalone, Sentinel or Cluster). Maps errors to `StoreUnavailableError`.
 
-redis-py's defaults (ten retries, five seconds each) would stall every request while a server is dead. Here a
+redis-py's defaults (ten retries, five seconds each) would delay every request while a server is dead. Here a
 command is retried once, on a new connection, and the caller decides how long to wait. No command waits inside
 redis-py's pools, because `RedisStore` never runs more commands at once than a pool has connections.
 """
@@ -42,7 +42,7 @@ The deadline (`resilient.run_with_deadline`) allows for a busy event loop. The t
 HEALTH_CHECK_EVERY_S = 15
 MAX_RETRIES = 1
 # Size of a redis-py pool, as a multiple of the number of commands that may run at once. The factor 1 would be
-# too small, because a connection that is being closed still counts.
+# too small, because a pool still counts a connection that is being closed.
 _POOL_SIZE_FACTOR = 2
 
 # AttributeError occurs if redis-py closes a cluster's connection that a command is about to use.
@@ -177,7 +177,7 @@ def _build_standalone(url: RedisUrl) -> RedisConnections:
 def _build_sentinel(url: RedisUrl) -> RedisConnections:
     credentials = {"username": url.sentinel_username, "password": url.sentinel_password}
     tls = {"ssl": True, **url.tls_options} if url.tls else {}
-    # redis-py tries one sentinel after the other. The short timeout leaves time for the next if one hangs.
+    # redis-py tries one sentinel after the other. The short timeout leaves time for the next sentinel.
     timeouts = {"socket_timeout": CONNECT_TIMEOUT_S}
     sentinel = Sentinel(
         url.nodes, sentinel_kwargs={**_build_timeout_options(), **timeouts, **tls, **credentials}

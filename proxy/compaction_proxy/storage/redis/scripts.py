@@ -96,7 +96,8 @@ return text
 """
 )
 
-# Extends a lease. Returns 1, or 0 if it is lost. KEYS: the lease. ARGV: its fence, the new ttl.
+# Extends a lease. Returns 1, or 0 if the lease has expired or was released.
+# KEYS: the lease. ARGV: its fence, the new ttl.
 RENEW = _build_script(
     _LUA_FUNCTIONS
     + """
@@ -105,7 +106,8 @@ return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 )
 
-# Releases a lease. Returns 1, or 0 if it is lost. KEYS: the lease. ARGV: its fence.
+# Releases a lease. Returns 1, or 0 if the lease has expired or was released.
+# KEYS: the lease. ARGV: its fence.
 RELEASE = _build_script(
     _LUA_FUNCTIONS
     + """
@@ -114,8 +116,9 @@ return redis.call('DEL', KEYS[1])
 """
 )
 
-# Registers a write to a scope of a tenant. If the tenant has too many scopes, removes those from the sorted
-# set whose last write is oldest, and returns them, oldest first. The caller deletes their keys.
+# Registers a write to a scope of a tenant, in a sorted set. A scope is the start of a key up to its closing
+# brace. If the set has too many scopes, removes and returns those whose last write is oldest, oldest first.
+# The caller deletes their keys. Scopes whose last write is older than the ttl are removed, but not returned.
 # KEYS: the sorted set of the tenant's scopes by the time of their last write.
 # ARGV: the scope, its ttl, the maximum number of scopes, the maximum number that one call removes.
 REGISTER_SCOPE = _build_script(

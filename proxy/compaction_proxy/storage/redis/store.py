@@ -84,9 +84,9 @@ class RedisStore:
 
     Args:
         url: The servers, and the credentials for them.
-        max_scopes: Maximum number of scopes of each tenant. Scopes that commits write (checkpoints) and
-            scopes that plain writes write (conversations) are counted separately. The scopes whose last write
-            is oldest are deleted first.
+        max_scopes: Maximum number of scopes of each tenant. Keys with the same hash tag form a scope. Scopes
+            that commits write (checkpoints) and scopes that plain writes write (conversations) are counted
+            separately. The scopes whose last write is oldest are deleted first.
     """
 
     def __init__(self, url: RedisUrl, *, max_scopes: int = DEFAULT_MAX_SCOPES) -> None:
@@ -142,12 +142,12 @@ class RedisStore:
         return None if fence is None else Lease(key, int(fence))
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
-        """Extends a lease to `ttl_s` seconds from now. Returns False if it is lost."""
+        """Extends a lease to `ttl_s` seconds from now. Returns False if it has expired or was released."""
         keys = [self._add_prefix(lease.key + _LEASE)]
         return bool(await self._run_script(RENEW, keys, [lease.fence, _to_milliseconds(ttl_s)]))
 
     async def release_lease(self, lease: Lease) -> None:
-        """Releases a lease. Does nothing if it is lost."""
+        """Releases a lease. Does nothing if it has expired or was released."""
         await self._run_script(RELEASE, [self._add_prefix(lease.key + _LEASE)], [lease.fence])
 
     async def delete_prefix(self, prefix: str) -> int:
@@ -204,9 +204,9 @@ class RedisStore:
         return self._prefix + key
 
     def _derive_tenant_key(self, key: bytes) -> bytes:
-        """Returns the key of the conversation's tenant for a key on the server; empty bytes if it has none.
+        """Returns the result of `derive_conversation_tenant_key`, or empty bytes if that is None.
 
-        See `keys.derive_conversation_tenant_key`.
+        `key` and the result are keys as the server has them, with the prefix of the URL.
         """
         tenant_key = derive_conversation_tenant_key(key.decode("utf-8", "replace").removeprefix(self._prefix))
         return self._add_prefix(tenant_key).encode() if tenant_key else b""
@@ -228,7 +228,8 @@ class RedisStore:
             raise
         except REDIS_ERRORS as error:
             store_error = to_store_unavailable(error)
-            # The connections lead to a former master. New connections may lead to the new master.
+            # The server may be a former master, which refuses writes. New connections may lead to its
+            # successor.
             if store_error.reason == "store-readonly":
                 await self._redis.drop_idle()
             raise store_error from error
@@ -274,8 +275,9 @@ class RedisStore:
         return answer
 
     async def _register_scope(self, items: _Items, registry_suffix: str) -> None:
-        """Registers a write to the scope of `items`. Deletes the tenant's oldest scopes beyond the maximum.
+        """Registers a write to the scope of `items`. Deletes old scopes if the tenant has too many.
 
+        Deletes the tenant's scopes whose last write is oldest, at most `_MAX_EVICTED_SCOPES` in a call.
         Call this method after the items are written. If the registration fails, the next write to the scope
         registers the scope. `registry_suffix` (`_COMMITTED` or `_WRITTEN`) selects the set of scopes.
         """
@@ -324,7 +326,7 @@ class RedisStore:
         return [{"target_nodes": node} for node in client.get_primaries()]
 
     async def _unlink_keys(self, keys: Sequence[bytes]) -> int:
-        """Deletes keys on any nodes. Returns the number of deleted keys that are not internal."""
+        """Deletes keys, also on several nodes. Returns the number of deleted keys that are not internal."""
         starts = range(0, len(keys), _KEYS_PER_COMMAND)
         counts = [
             each
@@ -334,7 +336,7 @@ class RedisStore:
         return sum(count for key, count in zip(keys, counts, strict=True) if not _INTERNAL_KEY.search(key))
 
     async def _read_batch(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Reads values with one command, or with one for each key if they have several hash tags."""
+        """Reads values with one command; with one for each key if they may be on several cluster nodes."""
         names = [self._add_prefix(key) for key in keys]
         if isinstance(self._redis.client, RedisCluster) and len(set(map(parse_hash_tag, keys))) > 1:
             return [value for (value,) in await self._run_pipeline("MGET", names)]

@@ -107,7 +107,7 @@ def _prepare_database(db: sqlite3.Connection) -> None:
 
 def _apply_pragmas(db: sqlite3.Connection) -> None:
     # With `synchronous = NORMAL`, a power failure may lose the last commits, but does not damage the file.
-    # That is acceptable, because the proxy can compute lost data again.
+    # That is acceptable: a loss of data may cost new summaries, but no request fails.
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA foreign_keys = ON")

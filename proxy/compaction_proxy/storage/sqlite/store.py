@@ -41,7 +41,7 @@ def _run_calls(calls: _Calls) -> None:
     while (call := calls.get()) is not None:
         future, work = call
         if future.set_running_or_notify_cancel():
-            # This hides no error: the code that awaits the result raises it again.
+            # No error of `work` is lost: the future passes it on to the caller that awaits the result.
             with suppress_and_report(future.set_exception):
                 future.set_result(work())
 
@@ -72,7 +72,7 @@ class WorkerThread:
         return await asyncio.wrap_future(self._submit_call(work))
 
     async def close(self, final_call: Callable[[], None], limit_s: float) -> None:
-        """Finishes the waiting calls, then runs `final_call` on the thread.
+        """Finishes the calls that were made before, then runs `final_call` on the thread.
 
         If this takes longer than `limit_s` seconds, returns before it is finished. If no call was ever made,
         does not run `final_call`.
@@ -179,7 +179,7 @@ class SqliteStore:
     async def renew_lease(self, lease: Lease, ttl_s: float) -> bool:
         """Extends a lease to `ttl_s` or `LEASE_LIMIT_S` seconds from now, whichever is less.
 
-        Returns False if the lease is lost.
+        Returns False if the lease has expired or was released.
         """
         sql = "UPDATE leases SET expires = ? WHERE key = ? AND fence = ? AND expires > ?"
         now = self._now()
@@ -187,7 +187,7 @@ class SqliteStore:
         return await self._run_transaction(lambda db: db.execute(sql, row).rowcount > 0)
 
     async def release_lease(self, lease: Lease) -> None:
-        """Releases a lease. Does nothing if it is lost."""
+        """Releases a lease. Does nothing if it has expired or was released."""
         sql, row = "DELETE FROM leases WHERE key = ? AND fence = ?", (lease.key, lease.fence)
         await self._run_transaction(lambda db: db.execute(sql, row))
 
@@ -210,12 +210,12 @@ class SqliteStore:
         """Does nothing, because the file offers no way to notify other processes."""
 
     async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:  # noqa: ARG002 - signature of the protocol
-        """Yields nothing and ends at once."""
+        """Yields nothing, because the file offers no way to notify other processes."""
         return
         yield
 
     async def close(self) -> None:
-        """Finishes the waiting calls and closes the file. Waits at most one second for this."""
+        """Finishes the earlier calls and closes the file. Waits at most one second for this."""
         await self._worker.close(self._close_connection, _CLOSE_LIMIT_S)
 
     async def _run_on_thread(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
@@ -260,7 +260,9 @@ class SqliteStore:
             db.close()
 
     def _write_items(self, db: sqlite3.Connection, items: _Items, now: float) -> None:
-        """Makes room and writes the items, in a transaction. Deletes expired items from time to time.
+        """Deletes the items written longest ago until there is room, then writes `items`.
+
+        Call this method within a transaction. From time to time, it also deletes expired items.
 
         Raises:
             StoreUnavailableError: If the items together have more than `max_bytes` bytes.
@@ -338,6 +340,6 @@ def _sweep_expired(db: sqlite3.Connection, now: float) -> bool:
 
 
 def _is_lease_held(db: sqlite3.Connection, lease: Lease, now: float) -> bool:
-    """Returns whether a lease is neither expired nor lost."""
+    """Returns whether a lease has neither expired nor been released."""
     sql = "SELECT 1 FROM leases WHERE key = ? AND fence = ? AND expires > ?"
     return db.execute(sql, (lease.key, lease.fence, now)).fetchone() is not None
