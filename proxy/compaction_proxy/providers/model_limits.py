@@ -288,8 +288,8 @@ INFERRED_TTL_S = 3_600.0
 # there are more, the oldest is dropped.
 MAX_LOW_COUNTS = 8
 
-# The fields of `LearnedLimits` that `_drop_expired_limits` resets. Each row has the name of the field, the name
-# of the field with the time of its expiry, and the value that the field gets at that time.
+# The fields of `LearnedLimits` that `_drop_expired_limits` resets. Each row has the name of the field, the
+# name of the field with the time of its expiry, and the value that the field gets at that time.
 _EXPIRING_FIELDS = (
     ("window", "window_until", None),
     ("discovered_window", "asked_until", None),
@@ -448,8 +448,8 @@ class ModelLimits:
         known = await self.get(tenant, origin, model)
         smaller = min(window, known.window or window)
         known = known._replace(window=smaller, window_until=self._now() + ttl_s)
-        # If the upstream accepted a request larger than `smaller` before, its limit has become lower. The size
-        # of that request must therefore no longer raise the context window.
+        # If the upstream accepted a request larger than `smaller` before, its limit has become lower. The
+        # size of that request must therefore no longer raise the context window.
         if known.accepted_tokens > smaller:
             known = known._replace(accepted_tokens=smaller, accepted_until=self._now() + LIMITS_TTL_S)
         await self._remember_and_save(model_limits_key(tenant, origin, model), model, known)
@@ -539,13 +539,13 @@ class ModelLimits:
         await self._remember_and_save(model_limits_key(tenant, origin, model), model, learned)
 
     async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether `learn_lacks_compaction` was called for this model within the last day."""
+        """Returns whether `learn_lacks_compaction` was last called for the model less than a day ago."""
         return (await self.get(tenant, origin, model)).lacks_compaction_until > self._now()
 
     async def learn_token_count(
         self, tenant: str, origin: str, model: str, estimate: int, actual: int
     ) -> None:
-        """Updates the calibration with our uncalibrated estimate of a request and the upstream's token count."""
+        """Updates the calibration with our uncalibrated estimate of a request and the upstream's count."""
         key = model_limits_key(tenant, origin, model)
         await self._update_calibration(key, model, await self._get_by_key(key, model), estimate, actual)
 
