@@ -36,8 +36,8 @@ _COMPACT_DATE = re.compile(r"-(20[0-9]{6})(?=[-:]|$)")
 # A condition on a model name in lower case: an operator (`_OPERATORS`) followed by a text, such as
 # `^gpt-4o-`, or a list of conditions that must all be true.
 _NameRule: TypeAlias = str | list["_NameRule"]
-# Maps each operator to a function that compares a name with a text. For `~`, the text is a regular expression.
-# It is not compiled here, because `re` caches compiled patterns.
+# Maps each operator to a function that compares a name with a text. For `~`, the text is a regular
+# expression. It is not compiled here, because `re` caches compiled patterns.
 _OPERATORS: Mapping[str, Callable[[str, str], object]] = {
     "=": operator.eq,
     "^": str.startswith,
