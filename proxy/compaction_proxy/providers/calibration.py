@@ -1,11 +1,11 @@
 """Calibrates token estimates with the `usage` that an upstream reports.
 
-Without calibration, an estimate can be wrong by up to half, because the upstream may use another vocabulary
-than the proxy, and may add templates and prompts that the proxy does not see. `Calibration` learns the ratio
-of the upstream's count to our estimate, as a moving average of the ratio's logarithm that limits the effect
-of outliers. This lowers the median error from between 6 and 15 % to between 1 and 4 % (simulated on 40
-conversations with the vocabularies of five makers). `ModelLimits` keeps one calibration per tenant, upstream
-origin and model.
+The upstream's token count can differ from the proxy's estimate by up to half. The upstream may use another
+vocabulary, and may add templates and prompts that the proxy does not see. `Calibration` therefore learns the
+ratio of the upstream's count to our estimate. It keeps a moving average of the ratio's logarithm, and limits
+the effect of outliers on it. In a simulation of 40 conversations with the vocabularies of five makers, the
+median error was between 6 and 15 % without calibration, and between 1 and 4 % with it. `ModelLimits` keeps
+one calibration per tenant, upstream origin and model.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import Self
 
 from compaction_proxy.core.model_names import is_new_claude, normalize_model_name
 
-MIN_USAGE_TOKENS = 200  # smaller requests are ignored: a hidden prompt would distort the ratio too much
+MIN_USAGE_TOKENS = 200  # nothing is learned from a smaller count: a hidden prompt distorts its ratio too much
 MIN_RATIO, MAX_RATIO = 0.3, 4.0  # a ratio outside this range has another cause (truncation, a failed call)
 _SLOWEST = 0.05  # smallest weight of a new observation in the averages
 _TRUSTED_AFTER = 3  # after this many observations, the effect of an outlier is limited
@@ -29,18 +29,19 @@ _WIDEST = 2.6  # log(MAX_RATIO / MIN_RATIO): no learned mean or deviation is lar
 _SIGMA = 1.25  # a standard deviation is this many mean absolute deviations (normal distribution)
 
 # For each family of models: the pattern of its names, the ratio of its token counts to ours, and the mean
-# absolute deviation of the ratio's logarithm. The first pattern that matches the model name applies. Measured
-# on 150 KB samples of English, Markdown, code, JSON and Chinese with each maker's vocabulary.
+# absolute deviation of the ratio's logarithm. The first pattern that matches the model name applies. The
+# numbers were measured with each maker's vocabulary on 150 KB samples of English, Markdown, code, JSON and
+# Chinese.
 _FAMILIES: tuple[tuple[str, float, float], ...] = (
     (r"qwen|qwq|deepseek", 1.07, 0.06),
     (r"mistral|mixtral|ministral|codestral|devstral|magistral", 1.12, 0.07),
     (r"gemini|gemma", 1.2, 0.1),
     (r"gpt|^o\d|llama|kimi|glm", 1.0, 0.02),
 )
-# Ratio and deviation for a model that matches no pattern. Most such names are aliases of models of the
-# families above, and 1.07 is in the middle of their ratios. Before the first observation, predictions are one
-# sigma higher, which makes the ratio 1.2. This is the highest ratio of any family apart from the newest
-# Claude models.
+# Ratio and deviation for a model that is in none of the families in `_FAMILIES` and is no Claude model. Most
+# names of such models are aliases of models in `_FAMILIES`, and 1.07 is in the middle of their ratios. Before
+# the first observation, one standard deviation is added, which makes the ratio 1.2. Of all families, only the
+# new Claude models have a higher ratio.
 _UNKNOWN = (1.07, 0.092)
 _CLAUDE_OLD = (1.15, 0.05)
 _CLAUDE_NEW = (1.45, 0.05)  # Claude 4.7 and later versions have a new vocabulary
@@ -104,24 +105,26 @@ class Calibration:
         return type(self)(self.mean + weight * gap, deviation, self.observations + 1)
 
     def predict_tokens(self, estimate: int) -> int:
-        """Predicts the upstream's token count, rounded up.
+        """Predicts the upstream's token count from our uncalibrated `estimate`, rounded up.
 
-        Before the first observation, adds one sigma (`margin`).
+        Multiplies `estimate` by the learned ratio. Before the first observation, uses a ratio that is one
+        standard deviation (`margin`) higher, so that the prediction is seldom too low.
         """
         margin = 0.0 if self.observations else self.margin
         return math.ceil(estimate * math.exp(self.mean + margin))
 
     def predict_upper_bound(self, estimate: int) -> int:
-        """Predicts an upper bound of the upstream's token count: one sigma (`margin`) higher, rounded up.
+        """Predicts an upper bound of the upstream's token count from our uncalibrated `estimate`, rounded up.
 
-        In a simulation, the upstream's count exceeded the result by more than 2 % for fewer than 0.8 % of
+        Multiplies `estimate` by a ratio that is one standard deviation (`margin`) above the learned ratio. In
+        a simulation, the upstream's count exceeded the result by more than 2 % in fewer than 0.8 % of all
         requests.
         """
         return math.ceil(estimate * math.exp(self.mean + self.margin))
 
     @property
     def margin(self) -> float:
-        """Returns one standard deviation (sigma) of the logarithm of the ratio."""
+        """Returns one standard deviation of the logarithm of the ratio, computed from `deviation`."""
         return _SIGMA * self.deviation
 
     def to_dict(self) -> dict[str, float]:
@@ -134,6 +137,7 @@ class Calibration:
 
         Raises:
             KeyError: If a number is missing.
+            TypeError, OverflowError: If a number cannot be converted.
             ValueError: If a number cannot be converted, or is outside the range that `to_dict` can write.
         """
         record = cls(float(stored["mean"]), float(stored["deviation"]), int(stored["observations"]))

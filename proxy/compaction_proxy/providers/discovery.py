@@ -1,6 +1,7 @@
 """Asks an upstream for a model's context window over HTTP, with limits on time and bytes.
 
-If an upstream does not respond in a known format, the context window stays unknown. No error is raised.
+If the upstream cannot be reached, or its responses have no known format, the result is None. The network and
+the upstream cause no exception.
 """
 
 import asyncio
@@ -16,8 +17,8 @@ import httpx
 _LEAST_TOKENS: Final = 256
 _MOST_TOKENS: Final = 100_000_000
 _MAX_MODELS: Final = 10_000
-# Hosts of providers whose lists of models contain no context windows. They are not asked, because the shipped
-# table (`windows.WINDOWS`) contains their models.
+# Hosts of providers whose lists of models contain no context windows. The proxy does not ask these hosts. It
+# finds their models in the shipped table (`windows.WINDOWS`).
 _SILENT: Final = frozenset(
     {"api.openai.com", "api.anthropic.com", "api.deepseek.com", "api.x.ai", "api.perplexity.ai"}
     | {"generativelanguage.googleapis.com", "api.moonshot.ai", "api.z.ai", "api.minimax.io"}
@@ -29,8 +30,8 @@ _LOCAL_DOMAINS: Final = (".local", ".internal", ".lan", ".home.arpa", ".localhos
 def build_model_urls(base_url: str, model: str) -> tuple[str, ...]:
     """Returns the URLs that may give a model's context window: the list of models, then the model's own page.
 
-    Returns only the list if `model` is empty or contains `..`. Returns an empty tuple for providers whose
-    responses contain no context windows.
+    Returns only the URL of the list if `model` is empty or contains `..`. Returns an empty tuple if
+    `base_url` has no host, or if the responses of the provider contain no context windows (`_SILENT`).
     """
     host = (urlsplit(base_url).hostname or "").lower()
     if not host or host in _SILENT or host.endswith(_SILENT_DOMAINS):
@@ -66,7 +67,8 @@ def _is_local(host: str) -> bool:
 def parse_window(body: bytes, model: str) -> int | None:
     """Returns the smallest context window that a response gives for a model, in tokens.
 
-    Ignores numbers below 256 and above 100 million. Returns None if the response gives no other number.
+    Ignores numbers below 256 and above 100 million. Returns None if no other number is left, or if `body` is
+    not JSON.
     """
     try:
         payload = json.loads(body)
@@ -91,9 +93,9 @@ def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
 def _find_entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]]:
     """Returns the parts of a response that describe the model.
 
-    If the response contains a list of models, returns the entries with the model's name (for llama.cpp, the
-    only entry). If the response contains a single model, returns that model. Otherwise returns the whole
-    response.
+    If `data` or `models` is a list of models, returns the entries with the model's name. If `data` or
+    `models` is an object, returns this object, which describes a single model. Otherwise returns the whole
+    response, because it may be the description.
     """
     listed = page.get("data") if "data" in page else page.get("models")
     if isinstance(listed, Mapping):
@@ -102,13 +104,13 @@ def _find_entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]
         return [page]
     entries = [_as_mapping(entry) for entry in listed[:_MAX_MODELS]]
     named = [entry for entry in entries if model in _get_names(entry)]
-    # llama.cpp, whose entries have the member `meta`, serves its single model under any name.
+    # The member `meta` shows that the server is llama.cpp, which accepts any name for its only model.
     return named or (entries if len(entries) == 1 and "meta" in entries[0] else [])
 
 
 def _get_names(entry: Mapping[str, Any]) -> set[str]:
     names = {name for key in ("id", "name", "model") if isinstance(name := entry.get(key), str)}
-    # Ollama adds the tag `latest` to a name without a tag.
+    # Ollama lists a model as `name:latest`, although clients request it as `name`.
     return names | {name.removesuffix(":latest") for name in names}
 
 
@@ -120,22 +122,23 @@ def _is_possible(window: Any) -> bool:
     return type(window) is int and _LEAST_TOKENS <= window <= _MOST_TOKENS
 
 
-# Maximum bytes of a response. A larger response is ignored, and the next URL is tried. For example, if the
-# list of models is too large, the model's own page is read.
+# Maximum bytes of a response. The proxy ignores a larger response and requests the next URL. For example, if
+# the list of models is too large, the proxy requests the model's own page.
 MAX_BODY_BYTES = 1_048_576
-# Time limit for one discovery, which may send several requests, in seconds.
+# Time limit for one discovery, in seconds. A discovery may send several requests. At the limit, it stops and
+# returns what it has found by then.
 DEADLINE_S = 3.0
 
 
 class HttpWindowDiscovery:
     """Implements `providers.types.WindowDiscovery` over HTTP.
 
-    Follows no redirects, because the headers contain the credential, which only the upstream's origin may
-    get.
+    Follows no redirects, because the request headers contain the credential for the upstream. No other
+    host may get it.
 
     Args:
         transport: Transport to the upstream.
-        deadline_s: Time limit for one discovery, which may send several requests, in seconds.
+        deadline_s: Time limit for one call of `discover_window`, in seconds.
     """
 
     def __init__(self, transport: httpx.AsyncBaseTransport, deadline_s: float = DEADLINE_S) -> None:
@@ -144,7 +147,15 @@ class HttpWindowDiscovery:
         self._deadline_s = deadline_s
 
     async def discover_window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
-        """Returns the context window that the upstream gives, in tokens; None if it gives none in time."""
+        """Returns the context window that the upstream gives, in tokens; None if it gives none in time.
+
+        If the list of models and the own page of a local server give different numbers, returns the smaller.
+
+        Args:
+            base_url: Base URL of the upstream, such as `https://openrouter.ai/api/v1`.
+            headers: Headers to send, with the credential for the upstream.
+            model: Name of the model.
+        """
         urls = build_model_urls(base_url, model)
         if not urls:
             return None
@@ -152,9 +163,9 @@ class HttpWindowDiscovery:
         try:
             async with asyncio.timeout(self._deadline_s):
                 windows += await self._find_first_window(urls, headers, model)
-                # A local server may divide its context window between several slots. Its list of models may
-                # give the sum. A request runs in one slot, so the smaller number on the server's own page
-                # counts.
+                # A local server such as llama.cpp may process several requests in parallel, and then divides
+                # its context window between them. Its list of models may give the whole window. Its own page
+                # gives the part for one request, which is smaller and counts here.
                 windows += await self._find_first_window(build_local_urls(base_url), headers, model)
         except TimeoutError:
             pass
@@ -163,9 +174,9 @@ class HttpWindowDiscovery:
     async def _find_first_window(
         self, urls: Sequence[str], headers: Mapping[str, str], model: str
     ) -> list[int]:
-        """Asks the URLs in their order until one gives a context window.
+        """Requests the URLs in their order until a response gives a context window for the model.
 
-        Returns a list that contains this window, in tokens. The list is empty if no URL gives one.
+        Returns a list that contains only this window, in tokens, or an empty list if no response gives one.
         """
         for url in urls:
             window = await asyncio.to_thread(parse_window, await self._fetch_page(url, headers), model)
@@ -174,7 +185,11 @@ class HttpWindowDiscovery:
         return []
 
     async def _fetch_page(self, url: str, headers: Mapping[str, str]) -> bytes:
-        """Returns the body of a response with status 200. Empty on any error, or above `MAX_BODY_BYTES`."""
+        """Requests a URL, and returns the body of the response.
+
+        Returns empty bytes if the request fails, if the status is not 200, or if the body has more than
+        `MAX_BODY_BYTES`.
+        """
         sent = {"accept": "application/json", "accept-encoding": "identity", **headers}
         fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent.items()]
         body = bytearray()

@@ -1,14 +1,14 @@
-"""Learns the limits of models: the context window from errors, and the calibration from reported usage.
+"""Learns the limits of models from the upstream's errors and from the usage that its responses report.
 
 There is one `LearnedLimits` object per tenant, upstream origin and model. Each process keeps it in memory,
 and the store keeps it for a day, so that a restart does not cause the same error again. Tenants do not share
 an object: errors and token counts depend on what a tenant sends, and one tenant must not influence the limits
 of another.
 
-Replicas learn from each other. If the limits in memory are used `REFRESH_INTERVAL_S` after the last read, a
-background task reads the stored limits again and merges them with those in memory. No request waits for this
-task. The merged limits have the calibration with the most observations, the smallest unexpired window from an
-error, and the window that was discovered last.
+Replicas (proxy processes with the same store) learn from each other. If the process uses limits that it last
+read from the store `REFRESH_INTERVAL_S` ago or earlier, a background task reads the stored limits again and
+merges them into those in memory. No request waits for this task. The merged limits have the calibration with
+the most observations, the smallest unexpired window from an error, and the window that was discovered last.
 """
 
 import math
@@ -35,8 +35,8 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED, UPSTREAM_TRUNCATES
 from compaction_proxy.support.lru import BoundedDict
 
-# If an upstream refuses requests as too long without naming a limit, the limit is assumed to be this share of
-# the size of the smallest refused request.
+# If an upstream refuses requests as too long without naming a limit, the proxy assumes that the limit is this
+# share of the size of the smallest refused request.
 REFUSED_SHARE = 0.9
 
 
@@ -58,13 +58,13 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
         accepted_until: When `accepted_tokens` expires.
         adds_output_until: Until this time, the proxy assumes that the upstream counts the requested output
             tokens against the context window. 0 if it assumes the contrary.
-        lacks_compaction_until: Until this time, the proxy assumes that the upstream does not respond to a
-            compaction trigger with a compaction item. 0 if it assumes the contrary.
-        refused_estimate: Size of the smallest request that was refused as too long by an error that names no
-            limit, in uncalibrated tokens; 0 if there was none.
+        lacks_compaction_until: Until this time, the proxy assumes that the upstream does not know input items
+            of type `compaction_trigger`, by which clients ask for a compaction. 0 if it assumes the contrary.
+        refused_estimate: Size of the smallest request that the upstream refused as too long with an error
+            that names no limit, in uncalibrated tokens; 0 if there was none.
         refused_until: When `refused_estimate` expires.
-        accepted_estimate: Size of the largest request that was accepted, in uncalibrated tokens; 0 if there
-            was none.
+        accepted_estimate: Size of the largest request that the upstream accepted, in uncalibrated tokens; 0
+            if there was none.
         accepted_estimate_until: When `accepted_estimate` expires.
     """
 
@@ -84,15 +84,18 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
 
     @property
     def adds_output(self) -> bool:
-        """Whether the upstream counts the requested output against the context window."""
+        """Whether the upstream counts the requested output tokens against the context window.
+
+        `ModelLimits` sets `adds_output_until` to 0 when it expires.
+        """
         return self.adds_output_until > 0
 
     def get_effective_window(self, model: str, configured: int | None) -> int:
         """Returns the context window from which budgets are computed, in tokens.
 
-        The configured window counts first, then the discovered or shipped window. `window` and
-        `limit_estimate` may lower these (ADR 0009). The size of an accepted request may raise a discovered or
-        shipped window, but never a configured window.
+        Without a configured window, the result is `window`, or `get_base_window` if `window` is None. With a
+        configured window, the result is the smaller of the configured window and `window`. In both cases,
+        `limit_estimate`, calibrated to the upstream's count, may make the result smaller (ADR 0009).
 
         Args:
             model: Name of the model, for the shipped table.
@@ -106,7 +109,7 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
 
     @property
     def limit_estimate(self) -> int:
-        """The limit inferred from refusals that name no limit, in uncalibrated tokens; 0 without refusals.
+        """Returns the limit inferred from refusals that name no limit, in uncalibrated tokens; 0 without any.
 
         The limit is `REFUSED_SHARE` of the size of the smallest refused request, but at least the size of the
         largest accepted request.
@@ -123,8 +126,8 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
     def with_refused_estimate(self, estimate: int, until: float) -> Self:
         """Returns the limits after the upstream has refused a request without naming a limit.
 
-        If a request of at least `estimate` tokens was accepted before, the upstream's limit must have become
-        lower. The returned limits then have no accepted size.
+        If the upstream has accepted a request of at least `estimate` tokens before, its limit must have
+        become lower since. The returned limits then have no accepted size.
 
         Args:
             estimate: Size of the refused request, in uncalibrated tokens.
@@ -140,8 +143,9 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
     def with_accepted_estimate(self, estimate: int, until: float) -> Self:
         """Returns the limits after the upstream has accepted a request.
 
-        If `estimate` is at least the smallest refused size, the returned limits have no refused size. If a
-        larger request was accepted before, returns this object unchanged.
+        If the upstream has accepted a larger request before, returns this object unchanged. Otherwise
+        `estimate` becomes the accepted size. If `estimate` is then at least the refused size, the returned
+        limits have no refused size.
 
         Args:
             estimate: Size of the accepted request, in uncalibrated tokens.
@@ -157,16 +161,17 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
     def get_base_window(self, model: str) -> int:
         """Returns the discovered context window, or else the context window in the shipped table, in tokens.
 
-        If the upstream has accepted a larger request, returns the size of that request.
+        If the upstream has accepted a request larger than this window, returns the size of that request.
         """
         return max(self.discovered_window or get_known_window(model), self.accepted_tokens)
 
 
 def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> LearnedLimits:
-    """Merges the limits that two replicas have learned.
+    """Merges the limits that two replicas have learned. `now` is the time in seconds since the epoch.
 
-    Drops context windows from errors, and refused and accepted sizes, that have expired at `now` (seconds
-    since the epoch). Drops a context window that is smaller than an accepted request.
+    Takes over refused and accepted sizes only if they have not expired. The merged `window` is the smaller of
+    the windows that have not expired and are at least as large as an accepted request. If there is no such
+    window, the result has the window of `ours`, which `_drop_expired_limits` removes later.
     """
     calibration = max(ours.calibration, theirs.calibration, key=lambda each: each.observations)
     newer = max(ours, theirs, key=lambda each: each.accepted_until)
@@ -191,7 +196,10 @@ def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> Lear
 
 
 def _add_sizes(limits: LearnedLimits, parts: Sequence[LearnedLimits], now: float) -> LearnedLimits:
-    """Adds the unexpired refused and accepted sizes in `parts` to `limits`, in the order of their expiry."""
+    """Returns `limits` with the unexpired refused and accepted sizes of `parts`.
+
+    Applies the sizes in the order of their expiry, because a newer size may contradict an older one.
+    """
     sizes = [(each.refused_until, False, each.refused_estimate) for each in parts]
     sizes += [(each.accepted_estimate_until, True, each.accepted_estimate) for each in parts]
     for until, is_accepted, estimate in sorted(sizes):
@@ -223,8 +231,11 @@ def to_fields(learned: LearnedLimits) -> dict[str, object]:
 def from_fields(fields: Mapping[str, Any]) -> LearnedLimits:
     """Restores the limits that `to_fields` wrote in this version or an earlier one.
 
+    A number of tokens that is not a positive integer counts as missing.
+
     Raises:
-        KeyError, ValueError, TypeError, OverflowError: If `to_fields` cannot have written the fields.
+        KeyError: If `calibration` or one of its numbers, `window` or `until` is missing.
+        ValueError, TypeError, OverflowError: If another number cannot be converted or is not possible.
     """
     return LearnedLimits(
         Calibration.from_dict(fields["calibration"]),
@@ -247,12 +258,14 @@ def _as_tokens(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-# Lifetime of learned limits, in seconds. They expire because providers change the model behind a name.
+# Lifetime of learned limits, except those with the lifetime `INFERRED_TTL_S`, in seconds. Limits expire
+# because a provider may serve another model under the same name later.
 LIMITS_TTL_S = 86_400.0
 # Maximum number of models (per tenant and origin) whose limits stay in memory. If there are more, the limits
 # that were added first are dropped from memory.
 MAX_MODELS = 4_096
-# A calibration is stored again if its mean (a logarithm) differs from the stored mean by at least this much.
+# The proxy stores a calibration again only if its mean (a logarithm) differs from the stored mean by at least
+# this much.
 SAVE_STEP = 0.02
 # Shortest time between two writes of a calibration, in seconds. Without this limit, the first responses of a
 # model would each cause a write.
@@ -262,19 +275,21 @@ SAVE_INTERVAL_S = 5.0
 # in the drift, and `MAX_DRIFT` the largest absolute value of the drift.
 DRIFT_WEIGHT = 0.5
 MAX_DRIFT = 0.15
-# Age of the last read, in seconds, from which the stored limits are read again, because other replicas may
-# have changed them.
+# If the last read of a model's stored limits is at least this many seconds ago, the proxy reads them again,
+# because another replica may have changed them.
 REFRESH_INTERVAL_S = 10.0
-# Maximum number of conversations whose last answered request stays in memory, for `judge_answer`.
+# Maximum number of conversations whose last answered request stays in memory, for `judge_answer`. If there
+# are more, the request that was stored first is dropped.
 MAX_THREADS = 4_096
 # Lifetime of an inferred window and of a refused or accepted size, in seconds. After this time, the limit no
 # longer makes requests smaller, so the next large request shows whether the upstream still has this limit.
 INFERRED_TTL_S = 3_600.0
-# Maximum number of requests with low token counts that stay in memory for each model, for `infer_window`.
+# Maximum number of requests with low token counts that stay in memory for each model, for `infer_window`. If
+# there are more, the oldest is dropped.
 MAX_LOW_COUNTS = 8
 
-# The fields of `LearnedLimits` that expire. Each row has the name of the field, the name of the field with
-# the time of expiry, and the value after that time.
+# The fields of `LearnedLimits` that `_drop_expired_limits` resets. Each row has the name of the field, the
+# name of the field with the time of its expiry, and the value that the field gets at that time.
 _EXPIRING_FIELDS = (
     ("window", "window_until", None),
     ("discovered_window", "asked_until", None),
@@ -288,9 +303,10 @@ _log = structlog.get_logger()
 
 
 def _drop_expired_limits(limits: LearnedLimits, now: float) -> tuple[LearnedLimits, float]:
-    """Returns the limits that have not expired at `now`, and when the next of them expires.
+    """Returns the limits without those that have expired at `now`, and the time when the next one expires.
 
-    Also drops a `window` that is smaller than an accepted request.
+    The time is in seconds since the epoch, and infinite if no limit is left that expires. The returned limits
+    also lack a `window` that is smaller than an accepted request.
     """
     expired: dict[str, Any] = {}
     next_expiry = math.inf
@@ -314,10 +330,10 @@ class _KnownModel:
     Attributes:
         limits: The learned limits.
         unexpired: The learned limits without those that have expired; None if they must be computed again.
-        unexpired_until: When the next limit expires, in seconds since the epoch.
-        read_at: When the stored record was last read.
+        unexpired_until: When the next limit in `unexpired` expires, in seconds since the epoch.
+        read_at: When the limits were last read from the store; minus infinity if they never were.
         stored_mean: The mean of the stored calibration; infinite if none is stored.
-        saved_at: When a calibration was last stored.
+        saved_at: When the limits were last stored because of a changed calibration.
         largest_count: The largest number of prompt tokens that a response has reported.
         low_answers: The newest requests for which the upstream reported far fewer tokens than the proxy had
             counted.
@@ -342,7 +358,8 @@ class ModelLimits:
         clock: Returns monotonic seconds.
 
     Attributes:
-        changes: Number of changes of learned limits on the size of requests, of all models together.
+        changes: Number of times that a learned limit on the size of requests has changed, for all models
+            together.
     """
 
     def __init__(
@@ -362,7 +379,7 @@ class ModelLimits:
         self._discoveries = BackgroundTasks()
 
     async def get(self, tenant: str, origin: str, model: str) -> LearnedLimits:
-        """Returns the learned limits of a model. Waits for the store only if they are not in memory."""
+        """Returns the unexpired learned limits of a model. Waits for the store only if none are in memory."""
         return await self._get_by_key(model_limits_key(tenant, origin, model), model)
 
     async def _get_by_key(self, key: str, model: str) -> LearnedLimits:
@@ -373,9 +390,9 @@ class ModelLimits:
         return self._peek_limits(key, model)
 
     def peek_effective_window(self, tenant: str, origin: str, model: str, configured: int | None) -> int:
-        """Returns the result of `LearnedLimits.get_effective_window`, in tokens. Never waits.
+        """Returns `LearnedLimits.get_effective_window` for the limits in memory, in tokens. Never waits.
 
-        Uses only the limits that this process has in memory.
+        If the limits are not in memory, or were read long ago, also starts a background task that reads them.
         """
         key = model_limits_key(tenant, origin, model)
         self._refresh_in_background(key, model)
@@ -392,17 +409,15 @@ class ModelLimits:
     def get_post_compaction_factor(self, tenant: str, origin: str, model: str) -> float:
         """Returns the learned ratio of counted to predicted tokens of the first request after a compaction.
 
-        Returns 1.0 if nothing was learned. The ratio is not 1 because removed messages and their replacements
-        are different kinds of text, for which our estimates err differently.
+        Returns 1.0 if nothing was learned. The ratio can differ from 1, because our estimates are too low for
+        some kinds of text and too high for others, and a compaction changes the kinds of text in a request.
         """
         return math.exp(self._drifts.get(model_limits_key(tenant, origin, model), 0.0))
 
     def learn_post_compaction_factor(
         self, tenant: str, origin: str, model: str, estimate: int, actual: int
     ) -> None:
-        """Updates the factor for the model with the first request after a compaction.
-
-        The factor is stored as a logarithm, the drift. `DRIFT_WEIGHT` and `MAX_DRIFT` describe the update.
+        """Updates the ratio of `get_post_compaction_factor` with the first request after a compaction.
 
         Args:
             tenant: Tenant of the request.
@@ -420,7 +435,8 @@ class ModelLimits:
     ) -> None:
         """Learns a context window that an error named or that was inferred from a silent truncation.
 
-        Keeps the smallest of several such windows.
+        If an unexpired smaller window was learned before, keeps that window. In both cases, the lifetime
+        begins anew.
 
         Args:
             tenant: Tenant of the request.
@@ -432,8 +448,8 @@ class ModelLimits:
         known = await self.get(tenant, origin, model)
         smaller = min(window, known.window or window)
         known = known._replace(window=smaller, window_until=self._now() + ttl_s)
-        # If the upstream has accepted a larger request before, it now accepts less. The size of that request
-        # therefore no longer counts.
+        # If the upstream accepted a request larger than `smaller` before, its limit has become lower. The
+        # size of that request must therefore no longer raise the context window.
         if known.accepted_tokens > smaller:
             known = known._replace(accepted_tokens=smaller, accepted_until=self._now() + LIMITS_TTL_S)
         await self._remember_and_save(model_limits_key(tenant, origin, model), model, known)
@@ -441,7 +457,7 @@ class ModelLimits:
     def record_accepted_bytes(self, tenant: str, origin: str, model: str, size_bytes: int) -> None:
         """Records the size of an accepted request body whose tokens the proxy did not count.
 
-        `learn_refused` uses the largest such size. The store does not get this size.
+        Keeps the largest of these sizes for `learn_refused`, in memory only.
         """
         key = model_limits_key(tenant, origin, model)
         if size_bytes > self._accepted_bytes.get(key, 0):
@@ -450,10 +466,11 @@ class ModelLimits:
     async def learn_refused(
         self, tenant: str, origin: str, model: str, estimate: int, size_bytes: int
     ) -> None:
-        """Learns that a request of this size was refused as too long by an error that names no limit.
+        """Learns that the upstream refused a request as too long with an error that names no limit.
 
-        The largest size from `record_accepted_bytes`, if it is smaller than `size_bytes`, becomes an accepted
-        size in tokens. For this, it is assumed to have as many tokens per byte as the refused request.
+        If the largest size from `record_accepted_bytes` is smaller than `size_bytes`, also learns it as an
+        accepted size in tokens. For the conversion, the method assumes that the accepted request had as many
+        tokens per byte as the refused request.
 
         Args:
             tenant: Tenant of the request.
@@ -474,7 +491,14 @@ class ModelLimits:
         await self._remember_and_save(key, model, known.with_refused_estimate(estimate, until))
 
     async def learn_accepted(self, tenant: str, origin: str, model: str, estimate: int) -> None:
-        """Learns that the upstream read a whole request of this size, in uncalibrated tokens."""
+        """Learns that the upstream accepted and completely read a request.
+
+        Args:
+            tenant: Tenant of the request.
+            origin: Origin of the upstream.
+            model: Requested model.
+            estimate: Our uncalibrated count of the forwarded request, in tokens.
+        """
         key = model_limits_key(tenant, origin, model)
         known = await self._get_by_key(key, model)
         accepted = known.with_accepted_estimate(estimate, self._now() + INFERRED_TTL_S)
@@ -491,30 +515,37 @@ class ModelLimits:
     async def learn_that_output_counts(self, tenant: str, origin: str, model: str) -> None:
         """Learns that the upstream counts the requested output tokens against the context window.
 
-        The upstream has returned an error that adds the requested output tokens to the input tokens.
+        The caller knows this from an error in which the upstream adds the requested output tokens to the
+        input tokens.
         """
         known = await self.get(tenant, origin, model)
         learned = known._replace(adds_output_until=self._now() + LIMITS_TTL_S)
         await self._remember_and_save(model_limits_key(tenant, origin, model), model, learned)
 
     def adds_output(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether the upstream counts the requested output against the window. Never waits."""
+        """Returns whether the upstream counts the requested output tokens against the context window.
+
+        Uses only the limits in memory and never waits.
+        """
         return self._peek_limits(model_limits_key(tenant, origin, model), model).adds_output
 
     async def learn_lacks_compaction(self, tenant: str, origin: str, model: str) -> None:
-        """Learns that the upstream does not respond to a compaction trigger with a compaction item."""
+        """Learns that the upstream does not know input items of type `compaction_trigger`.
+
+        Clients such as Codex ask for a compaction with such an item.
+        """
         known = await self.get(tenant, origin, model)
         learned = known._replace(lacks_compaction_until=self._now() + LIMITS_TTL_S)
         await self._remember_and_save(model_limits_key(tenant, origin, model), model, learned)
 
     async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether the upstream is assumed not to respond to a compaction trigger with an item."""
+        """Returns whether `learn_lacks_compaction` was last called for the model less than a day ago."""
         return (await self.get(tenant, origin, model)).lacks_compaction_until > self._now()
 
     async def learn_token_count(
         self, tenant: str, origin: str, model: str, estimate: int, actual: int
     ) -> None:
-        """Updates the calibration with our estimate of a request and the upstream's token count."""
+        """Updates the calibration with our uncalibrated estimate of a request and the upstream's count."""
         key = model_limits_key(tenant, origin, model)
         await self._update_calibration(key, model, await self._get_by_key(key, model), estimate, actual)
 
@@ -543,15 +574,17 @@ class ModelLimits:
     ) -> bool:
         """Learns from the usage in a response. Returns whether the upstream truncates requests silently.
 
-        A single low count is not enough for the result True (see `silent_truncation.infer_window`).
+        A token count is low if `silent_truncation.judge_answer` returns `low` for it. A single low count is
+        not enough for the result True: `silent_truncation.infer_window` needs several.
 
         Args:
             tenant: Tenant of the request.
             origin: Origin of the upstream.
             model: Model that wrote the reply.
             answer: Token counts of the request and its response.
-            thread: Root or id of the conversation, to find the conversation's previous request. None if there
-                is neither, or if the conversation's requests do not continue each other.
+            thread: Id of the conversation, or its root (the digest of its first messages), to find the
+                conversation's previous request. None if there is neither, or if the conversation's requests
+                do not continue each other.
             find_mentioned_numbers: Returns the numbers that the text of the request contains. A low count or
                 an inferred window that is equal to such a number is ignored. Called only if the count is low.
             is_window_configured: Whether the configuration sets the context window. This method then learns
@@ -587,8 +620,8 @@ class ModelLimits:
     ) -> None:
         """Starts a background task that asks the upstream for the context window of a model.
 
-        Does nothing if the upstream was asked within the last day, or if this process has not looked up the
-        model yet (`get`).
+        Does nothing if the upstream was asked within the last day, or if the limits of the model are not in
+        memory yet, because no call of `get` has loaded them.
         """
         key = model_limits_key(tenant, origin, model)
         entry = self._known.get(key)
@@ -602,11 +635,11 @@ class ModelLimits:
     def _replace_last_answer(
         self, key: str, thread: str | bytes | None, answer: AnsweredRequest
     ) -> AnsweredRequest | None:
-        """Stores a request as the last request of its conversation. Returns the last request so far, or None.
+        """Keeps a request in memory as the last of its conversation. Returns the last one before, or None.
 
-        If both requests have the same token count, the older request stays stored. If `thread` is None,
-        stores nothing. Later requests are then compared with the first request that had this count, so that
-        many small steps of growth are noticed.
+        If both requests have the same token count, the older one stays the last. A later request is then
+        compared with the first request that had this count, so that growth in many small steps is noticed.
+        If `thread` is None, keeps nothing and returns None.
         """
         if thread is None:
             return None
@@ -617,9 +650,10 @@ class ModelLimits:
     async def _learn_larger_window(
         self, key: str, model: str, known: LearnedLimits, answer: AnsweredRequest
     ) -> LearnedLimits:
-        """Learns that a request was accepted although it exceeds the known window, if the count is plausible.
+        """Learns the size of a request that the upstream accepted although it exceeds the known window.
 
-        Returns the current limits.
+        Learns nothing if the upstream's count is more than `MAX_RATIO` times our estimate, because such a
+        count must be wrong. Returns the limits that are known afterwards.
         """
         if not (known.window or known.get_base_window(model)) < answer.prompt <= MAX_RATIO * answer.estimate:
             return known
@@ -641,14 +675,18 @@ class ModelLimits:
         await self._remember_and_save(key, model, discovered)
 
     def _refresh_in_background(self, key: str, model: str) -> None:
-        """Starts a background read of the stored record, unless the last read is recent."""
+        """Starts a background task that reads the stored limits, unless the last read is recent.
+
+        A read is recent for `REFRESH_INTERVAL_S`.
+        """
         if key not in self._known or self._clock() - self._known[key].read_at >= REFRESH_INTERVAL_S:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key, model))
 
     async def _load_from_store(self, key: str, model: str) -> None:
         """Merges the stored limits into those in memory.
 
-        If the read fails, keeps the limits in memory. If there are none, those of an unknown model are used.
+        If the store has none or cannot be read, the limits in memory stay as they are. If there are none in
+        memory either, they become those of a model about which nothing was learned.
         """
         [fields] = await self._records.get_many([key], bypass_cache=True)
         limits = theirs = _parse_stored(fields, model)
@@ -660,7 +698,10 @@ class ModelLimits:
         entry.stored_mean = math.inf if fields is None else theirs.calibration.mean
 
     def _peek_limits(self, key: str, model: str) -> LearnedLimits:
-        """Returns the unexpired limits in memory, or the limits of an unknown model if there are none."""
+        """Returns the unexpired limits in memory.
+
+        If the model has no limits in memory, returns those of a model about which nothing was learned.
+        """
         entry = self._known.get(key)
         if entry is None:
             return _build_unknown(model)
@@ -685,7 +726,10 @@ class ModelLimits:
         await self._save_to_store(key, model)
 
     async def _save_to_store(self, key: str, model: str) -> None:
-        """Merges the stored limits, which replicas share, into those in memory, and stores the result."""
+        """Merges the stored limits into those in memory, and stores the result.
+
+        The merge keeps what other replicas have stored.
+        """
         await self._load_from_store(key, model)
         entry = self._known[key]
         entry.stored_mean = entry.limits.calibration.mean
@@ -698,7 +742,10 @@ def _build_unknown(model: str) -> LearnedLimits:
 
 
 def _parse_stored(fields: Fields | None, model: str) -> LearnedLimits:
-    """Restores stored limits. Returns the limits of an unknown model if they are missing or damaged."""
+    """Restores stored limits.
+
+    If `fields` is None or damaged, returns the limits of a model about which nothing was learned.
+    """
     with suppress(KeyError, ValueError, TypeError, OverflowError):
         if fields is not None:
             return from_fields(fields)

@@ -17,16 +17,17 @@ from compaction_proxy.config.types import parse_origin
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.core.model_names import normalize_model_name
 
-# Maximum number of cached results of `find_shipped_price`. Each belongs to a model, an origin and a period.
+# Maximum number of cached results of `find_shipped_price`, one for each model, origin and price period. If
+# there are more, the result that was used longest ago is dropped.
 MAX_CACHED_PRICES = 1_024
-# Maximum characters of a model name. Of a longer name, only the last characters are looked up, because
-# clients choose the names and the cache keeps them.
+# Maximum characters of a model name that is looked up. Of a longer name, only the last characters are looked
+# up. This limits the memory of the cache, which contains names that clients choose.
 MAX_NAME_CHARACTERS = 200
-# Seconds of a period within which no price changes. Some prices of the table change every day, at a full or a
-# half hour.
+# Length of a price period, in seconds. Within a period, no price changes: some prices in the table depend on
+# the time of day, but they change only at a full or a half hour.
 PRICE_PERIOD_S = 1_800
 
-# Endings of host names that do not exist on the internet.
+# Endings of host names that exist only on private networks.
 PRIVATE_DOMAINS = (".local", ".localhost", ".internal", ".lan", ".home.arpa", ".test")
 _DEFAULT_PORTS = {"https": ":443", "http": ":80"}
 # A date without hyphens, at the end of a model name or before `-` or `:`, as in `gpt-5.2-20251211`.
@@ -35,8 +36,8 @@ _COMPACT_DATE = re.compile(r"-(20[0-9]{6})(?=[-:]|$)")
 # A condition on a model name in lower case: an operator (`_OPERATORS`) followed by a text, such as
 # `^gpt-4o-`, or a list of conditions that must all be true.
 _NameRule: TypeAlias = str | list["_NameRule"]
-# Maps operators to functions of a name and a text. The patterns for `~` are not compiled here, because `re`
-# caches compiled patterns.
+# Maps each operator to a function that compares a name with a text. For `~`, the text is a regular
+# expression. It is not compiled here, because `re` caches compiled patterns.
 _OPERATORS: Mapping[str, Callable[[str, str], object]] = {
     "=": operator.eq,
     "^": str.startswith,
@@ -50,10 +51,10 @@ class _DatedPrice(NamedTuple):
     """A price of a model, and the dates and times of day at which it applies.
 
     Attributes:
-        tiers: Fields of the price tiers. Empty if the table has no price for text tokens.
+        tiers: The fields of each `PriceTier`. Empty if the table has no price for text tokens.
         since: First day on which the price applies, as `YYYY-MM-DD`; empty if there is no first day.
         start: Time of day from which the price applies, in UTC.
-        stop: Time of day until which the price applies, in UTC.
+        stop: Time of day before which the price applies, in UTC.
     """
 
     tiers: list[tuple[int, float, float, float, float]]
@@ -62,7 +63,7 @@ class _DatedPrice(NamedTuple):
     stop: str = "24:00:00"
 
 
-# The prices of one model, as fields of `_DatedPrice`.
+# The prices of one model. Each inner list has the fields of one `_DatedPrice`.
 _PriceFields: TypeAlias = list[list[Any]]
 
 
@@ -119,6 +120,9 @@ def load_price_table() -> PriceTable:
 def find_shipped_price(model: str, origin: str, at: float) -> ModelPrice | None:
     """Returns the price of a model from the shipped table; None if the table has no price for it.
 
+    If several of the model's dated prices apply at the time `at`, the last of them counts. If none applies,
+    the first price in the table counts.
+
     The results are cached, so the caller must limit the number of different arguments, as
     `PriceBook.get_price` does.
 
@@ -139,11 +143,11 @@ def find_shipped_price(model: str, origin: str, at: float) -> ModelPrice | None:
 
 
 def _find_prices(model: str, origin: str) -> list[_DatedPrice]:
-    """Finds the provider at an origin, and returns all prices of a model in that provider's list.
+    """Finds the provider at an origin, and returns all prices of a model at that provider.
 
     If the table has no provider for the origin, the model name determines the provider. Returns an empty list
-    if there is no provider, or if the provider does not list the model: another provider's price would be
-    wrong.
+    if no provider is found, or if `_search_models` finds no price for the provider. In the second case,
+    another provider's price would be wrong.
     """
     providers = load_price_table().providers
     name, bare = model.lower(), normalize_model_name(model)
@@ -158,9 +162,10 @@ def _find_prices(model: str, origin: str) -> list[_DatedPrice]:
 
 
 def _search_models(provider: _Provider, name: str) -> list[_DatedPrice]:
-    """Returns the prices of the first model in the provider's lists that matches a name; empty if none does.
+    """Returns the prices of the first model that matches a name; empty if none does.
 
-    Tries the name as it is, and then with hyphens in its date.
+    Searches the models of all providers in `searched_ids`: first for the name as it is, and then for the name
+    with hyphens in its date.
     """
     providers = load_price_table().providers
     for spelling in dict.fromkeys((name, _COMPACT_DATE.sub(_add_hyphens, name))):
@@ -189,7 +194,8 @@ def _add_hyphens(compact: re.Match[str]) -> str:
 def is_self_hosted(origin: str) -> bool:
     """Returns whether an upstream is on a private network.
 
-    Its host is then a private address, a name without a dot, or a name in `PRIVATE_DOMAINS`.
+    This is so if its host is a private address, a name without a dot, or a name that ends with one of
+    `PRIVATE_DOMAINS`.
     """
     host = urlsplit(origin).hostname or ""
     try:
@@ -230,6 +236,14 @@ class PriceBook:
         self._config = config
 
     def compute_cost(self, model: str, url: str, prompt: int, cached: int, completion: int) -> float | None:
-        """Returns the cost of a request to `url`, in dollars, or None if no price is known."""
+        """Returns the cost of a request, in dollars, or None if no price is known.
+
+        Args:
+            model: Model name as clients give it.
+            url: URL of the upstream.
+            prompt: Number of input tokens, cached tokens included.
+            cached: Number of cached input tokens.
+            completion: Number of output tokens.
+        """
         price = self.get_price(model, str(parse_origin(url)))
         return None if price is None else price.compute_cost(prompt, cached, completion)

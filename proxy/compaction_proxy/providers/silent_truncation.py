@@ -1,4 +1,4 @@
-"""Detects that an upstream silently read only a part of a request.
+"""Detects that an upstream read only a part of a request without reporting an error.
 
 Ollama, for example, removes the beginning of a request that is too long, and responds with status 200. Only
 the token count in the response's usage shows this. If the counts stay about the same while the requests grow,
@@ -15,19 +15,20 @@ from compaction_proxy.providers.calibration import MIN_USAGE_TOKENS, Calibration
 # A count below this share of our calibrated estimate is low: the upstream may not have read the whole
 # request.
 LOW_COUNT_SHARE = 0.6
-# If the estimate grows by more than this factor between two requests of a conversation, but the upstream's
-# count is exactly the same, the verdict is `low` or `doubtful`.
+# If our estimate grows by more than this factor between two requests of a conversation, but the upstream's
+# count is exactly the same, `judge_answer` returns `low` or `doubtful`.
 GROWTH_FACTOR = 1.1
-# If the upstream's count has grown since the previous request by at least this share of the growth of the
-# estimate, the verdict is `whole` even for a low count.
+# If the upstream's count has grown since the previous request by at least this share of the growth of our
+# estimate, `judge_answer` returns `whole` even for a low count.
 COUNT_GROWTH_SHARE = 0.5
-# A context window is inferred only from at least `MIN_LOW_COUNTS` requests of different sizes with low
-# counts. Their counts may differ from the newest count by at most the factor `COUNT_SPREAD`. The size of the
-# largest of these requests must be at least `SIZE_SPREAD` times that of the smallest.
+# `infer_window` uses the requests whose low counts differ from the newest low count by at most the factor
+# `COUNT_SPREAD`. It infers a context window only if these requests have at least `MIN_LOW_COUNTS` different
+# sizes, and if the largest size is at least `SIZE_SPREAD` times the smallest.
 MIN_LOW_COUNTS = 3
 COUNT_SPREAD = 1.15
 SIZE_SPREAD = 1.3
-# Requests with fewer tokens get the verdict `whole`, because no model has so small a context window.
+# For requests with fewer tokens, by our calibrated estimate, `judge_answer` returns `whole`, because no model
+# has so small a context window.
 MIN_JUDGED_TOKENS = 2_000
 TRUSTED_AFTER = 3  # number of observations after which the calibration is trusted
 
@@ -38,10 +39,10 @@ class AnsweredRequest(NamedTuple):
     """The token counts of a request that got a response.
 
     Attributes:
-        estimate: Our uncalibrated count of the forwarded request.
-        prompt: `usage.prompt_tokens`.
-        completion: `usage.completion_tokens`; 0 if unknown.
-        cached: Number of cached prompt tokens. Some gateways do not count these tokens in `prompt`.
+        estimate: Our uncalibrated count of the forwarded request, in tokens.
+        prompt: `usage.prompt_tokens` of the response.
+        completion: `usage.completion_tokens` of the response; 0 if unknown.
+        cached: Number of cached prompt tokens. The `usage.prompt_tokens` of some providers leave them out.
         has_media: Whether the request contains images or other parts whose tokens we may overestimate.
     """
 
@@ -57,9 +58,9 @@ def judge_answer(
 ) -> Verdict:
     """Decides from the token count in a response whether the upstream read the whole request.
 
-    `whole` means that the upstream read the whole request, as far as the count shows. If the verdict is
-    `doubtful`, the caller must not learn from the request. If the verdict is `low`, the caller may learn only
-    the window that `infer_window` returns.
+    Returns `whole` if the count gives no reason to assume that the upstream truncated the request. If the
+    result is `doubtful`, the caller must not learn from the request. If the result is `low`, the caller may
+    learn only the context window that `infer_window` returns.
 
     Args:
         answer: Token counts of the request.
@@ -83,13 +84,17 @@ def judge_answer(
 
 
 def infer_window(low_answers: Sequence[AnsweredRequest], largest_count_tokens: int) -> int | None:
-    """Returns the context window to which the upstream truncates requests, in tokens.
+    """Returns the context window to which the upstream truncates requests, in tokens; None if uncertain.
+
+    Uses the requests in `low_answers` whose counts are about equal to the newest count (`COUNT_SPREAD`).
+    Returns None if they have fewer than `MIN_LOW_COUNTS` different sizes, or if their sizes differ too little
+    (`SIZE_SPREAD`). Also returns None if the window would not be smaller than the estimate of every one of
+    these requests.
 
     Args:
-        low_answers: Answered requests with low counts, the newest last. If they do not meet the conditions
-            (`MIN_LOW_COUNTS`), the result is None.
-        largest_count_tokens: Largest count of all requests to the model so far, in tokens. The result is at
-            least this number. If it is not smaller than all estimates, the result is None.
+        low_answers: Answered requests with low counts, the newest last.
+        largest_count_tokens: Largest count of all requests to the model so far, in tokens. The returned
+            window is at least this number.
     """
     if not low_answers:
         return None
@@ -105,6 +110,9 @@ def infer_window(low_answers: Sequence[AnsweredRequest], largest_count_tokens: i
 
 
 def _has_count_grown(now: AnsweredRequest, last: AnsweredRequest) -> bool:
-    """Returns whether the count has grown with the estimate since `last` (`COUNT_GROWTH_SHARE`)."""
+    """Returns whether the estimate and the upstream's count have both grown since the request `last`.
+
+    The count must have grown by at least `COUNT_GROWTH_SHARE` of the growth of the estimate.
+    """
     added = now.estimate - last.estimate
     return added > 0 and now.prompt - last.prompt >= COUNT_GROWTH_SHARE * added

@@ -1,4 +1,4 @@
-"""Calls the summary model over HTTP, on any wire. The response is limited in size and not streamed."""
+"""Calls the summary model over HTTP, on any wire. Requests no stream, and limits the size of responses."""
 
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
@@ -11,15 +11,16 @@ from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.summary_call import SummaryCallFormat, find_refused_member
 
-# Maximum bytes of a response. A summary has a few thousand tokens, so a longer response is no summary, and
-# the call fails.
+# Maximum bytes of a decompressed response. A summary has a few thousand tokens, so a larger response cannot
+# be a summary, and the call fails.
 MAX_ANSWER_BYTES = 1_048_576
 # Maximum number of attempts for a summary. A provider may refuse several members of the request, or several
 # values of the reasoning effort, but each error may name only one of these. Each further attempt leaves out
-# the member or value that the last error named.
+# the member or value that the last error named. If the last attempt is refused too, the call fails.
 MAX_ATTEMPTS = 6
-# Maximum number of pairs of URL and model whose refused members stay in memory. A further pair displaces all
-# others. The number is limited because clients can choose models and the query parts of URLs.
+# Maximum number of pairs of URL and model whose refused request members stay in memory. If a member is added
+# when there are this many pairs, all pairs are dropped first. The number is limited because clients can choose
+# models and the query parts of URLs.
 MAX_MODELS = 256
 _REFUSALS = frozenset({httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY})
 
@@ -33,7 +34,10 @@ class HttpSummaryModel:
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """Requests one summary. Leaves out members that the URL has refused for the model before.
+        """Requests one summary.
+
+        Leaves out the optional request members that the provider has refused for the same URL and model
+        before. If the provider refuses a further member, tries again without it (`MAX_ATTEMPTS`).
 
         Raises:
             SummaryError: If the provider cannot be reached or gives no usable response.
@@ -117,7 +121,7 @@ def _build_failure(response: httpx.Response, body: bytes) -> SummaryError:
 
 
 def _parse_retry_after(retry_after: str) -> float:
-    """Returns the seconds in the header `retry-after`; 0 if it is missing or invalid.
+    """Returns the number of seconds that the header `retry-after` gives; 0 if it is empty or invalid.
 
     Also returns 0 for a date, because providers give a date only if the wait is too long for a retry.
     """

@@ -11,17 +11,17 @@ class TokenCounter(Protocol):
     """Counts the tokens of texts. Never fails: a text that cannot be counted is estimated by its length."""
 
     def count(self, text: str, model: str) -> int:
-        """Returns the uncalibrated tokens of `text` for `model`.
+        """Returns the uncalibrated number of tokens of `text` for `model`.
 
-        Thread-safe. May take a second per megabyte.
+        Thread-safe. Takes up to a second per megabyte.
         """
         ...
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        """Counts the tokens of each text, with the same results as `count`.
+        """Returns the uncalibrated number of tokens of each text, in order, with the same results as `count`.
 
-        Acquires the interpreter lock less often than separate calls of `count`, and therefore waits less
-        often for other threads.
+        Implementations may acquire the interpreter lock less often than separate calls of `count`, so that
+        they wait less often for other threads.
         """
         ...
 
@@ -30,9 +30,9 @@ class SummaryModel(Protocol):
     """A model that writes summaries."""
 
     async def request_summary(self, call: SummaryCall) -> SummaryAnswer:
-        """Requests one summary. Repeats the request only to leave out members that the provider refused.
+        """Requests one summary. The caller enforces the deadline.
 
-        The caller enforces the deadline.
+        Sends the request again only without a request member that the provider has refused.
 
         Raises:
             SummaryError: If the model cannot be reached or gives no usable response. The `reason` is one of

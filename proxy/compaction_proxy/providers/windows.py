@@ -9,18 +9,19 @@ from types import MappingProxyType
 
 from compaction_proxy.core.model_names import normalize_model_name
 
-# The context windows of current models, with their date and source. `.ci/window_table.py` writes the file.
+# The shipped table: the context windows of current models, and the table's date and source.
+# `.ci/window_table.py` writes the file.
 TABLE = json.loads(files("compaction_proxy").joinpath("data", "windows.json").read_text("utf-8"))
-# Context windows in input tokens, by model name. A key applies to the model of that name, and to all names
-# that continue the key with `-`, `:` or `@`, unless a longer key matches (`find_by_prefix`).
+# Context windows in input tokens, by model name. A key applies to the model with this name, and to each name
+# that begins with the key and `-`, `:` or `@`, unless a longer key matches that name (`find_by_prefix`).
 WINDOWS: Mapping[str, int] = MappingProxyType(TABLE["windows"])
 
 # Assumed context window of a model that the table does not list, in tokens. Nearly every current model takes
 # at least this many. An upstream that takes fewer returns an error, from which `model_limits` learns.
 FALLBACK_WINDOW = 128_000
 _EDGES = "-:@"
-# Patterns for the spellings of different providers: `us.openai.gpt-5.4`, `llama-v3p1`, `Meta-Llama-3.1`,
-# `llama3.1`, `claude-opus-4.5`.
+# Patterns for the parts of a model name that providers spell differently, as in `us.openai.gpt-5.4`,
+# `llama-v3p1`, `Meta-Llama-3.1` and `llama3.1`.
 _VENDOR = re.compile(r"^(?:[a-z-]+\.)+(?=[a-z])")
 _POINT = re.compile(r"(?<=\d)p(?=\d)")
 _LLAMA = re.compile(r"^(?:meta-)?llama-?v?(?=\d)")
@@ -34,8 +35,9 @@ def normalize_name(model: str) -> str:
 
 
 def find_by_prefix(name: str, table: Mapping[str, int]) -> int | None:
-    """Returns the value of the longest key that equals `name` or a part of `name` before `-`, `:` or `@`.
+    """Returns the value of the longest key that is `name`, or the beginning of `name` before a separator.
 
+    The separators are `-`, `:` and `@`.
     For example, the key `gpt-4` matches `gpt-4-0613`, but not `gpt-4.1` or `gpt-4o`. Returns None if no key
     matches.
     """
