@@ -324,7 +324,10 @@ class ConversationCommands:
         return sum(filter(None, counts))
 
     async def forget_owning_tenant(self, conversation: str) -> int:
-        """Deletes all records of the conversation's tenant. Returns the number of deleted records."""
+        """Deletes all data of the conversation's tenant in the store.
+
+        Returns the number of deleted records and lists.
+        """
         tenant = await self._find_tenant(conversation)
         count = await self._records.delete_prefix(tenant_prefix(tenant))
         _require_saved(count is not None)

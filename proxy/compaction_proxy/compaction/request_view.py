@@ -298,8 +298,9 @@ class RequestView:
         """Counted tokens that no compaction removes.
 
         These are the tokens of fixed messages, of tool definitions and other content outside the messages, of
-        the latest user message, and of the task if the strategy keeps the task. Messages that the client
-        moves are not included.
+        the latest user message, and of the task if the strategy keeps the task. Project instructions that
+        the proxy has shortened count at their shortened size. Messages that the client moves from request to
+        request are not included.
         """
         fixed_message_tokens = self.tokens - sum(map(_tokens, self.unfixed_messages))
         saved_tokens = sum(

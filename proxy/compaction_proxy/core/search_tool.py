@@ -2,7 +2,7 @@
 
 The proxy uses the same format for a model that calls the search tool, for an agent that searches over MCP,
 and for search hits that it inserts into a request before the latest user message. The text between the tags
-is quoted from conversations, so it may contain harmful instructions.
+is quoted from conversations. It may contain instructions of any kind, so a notice says that it is only data.
 """
 
 import re

@@ -139,8 +139,8 @@ class AnchoredLayout:
             it, 0..1.
         rounds: Number of records in a chain at which the next compaction writes one new record in place of
             all of them.
-        chain_share: Share of the target, 0..1. If the records of the chain take more, the next compaction
-            writes the chain anew.
+        chain_share: Share, 0..1, of the size that a compaction aims at. If the records of the chain take
+            more, the next compaction writes the chain anew.
     """
 
     ledger: ScaledLimit

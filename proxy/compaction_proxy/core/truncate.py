@@ -1,13 +1,13 @@
 """Plans the last rungs of the ladder, which make a request fit without a model where that is possible.
 
-The first rung caps the largest of the older messages. The second rung leaves out the oldest units. The third
-rung leaves out all units but the last one, and cuts the remaining messages. Each rung goes only as far as
-needed.
+There are three such rungs, tried in this order. The first caps the largest of the older messages. The second
+leaves out the oldest units. The third leaves out all units but the last one, and cuts the remaining messages.
+Each rung goes only as far as needed.
 
-Privileged messages and the latest user message stay whole. Replacements and the latest message are cut only
-if the list would not fit otherwise, even without the safety reserve for the error of estimates. The task and
-then project instructions are cut last. The newest unit, the task and project instructions keep at least their
-beginning and end. If this is not enough, the list cannot be made to fit.
+Privileged messages and the latest user message stay whole. Replacements and the last message of the list are
+cut only if nothing else makes the list fit. For this decision, the reserve for errors of estimates counts as
+free room. The task and then project instructions are cut last. The newest unit, the task and project
+instructions keep at least their beginning and end. If this is not enough, the list cannot be made to fit.
 """
 
 from bisect import bisect_left

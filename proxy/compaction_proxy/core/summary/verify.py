@@ -4,10 +4,10 @@ Sentences are dropped if they contain exact values that the sources do not conta
 gave. A changed value does more harm than a missing one, and only a user may make rules. If the summary lost
 values that later work needs, a list of these values is appended.
 
-Claims about the state of requests are corrected, too. A claim is wrong if it calls an answered request open,
-calls an open request done, or calls something open that the user has only stated and not asked for. In a
-table row, the correct state replaces the wrong one. A list entry or sentence with a wrong claim is dropped. A
-line that is about no known statement stays.
+What the summary says about the state of requests is corrected, too. It is wrong if an answered request is
+called open, if an open request is called done, or if something is called open that the user mentioned without
+asking for it. In a table row, the correct state replaces the wrong one. A wrong list entry or sentence is
+dropped. A line in which no request or other statement of the user is recognised stays as it is.
 """
 
 import re

@@ -75,12 +75,13 @@ _USAGE_FORMAT: Final = UsageFormat(
 
 
 def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """Builds the members of a summary call that some providers refuse.
+    """Builds those members of a summary call that not every provider accepts.
 
     Args:
         call: The summary call.
-        refused: The results of `find_refused_member` for earlier calls to this provider. The members that
-            they name are left out.
+        refused: The results of `find_refused_member` for earlier calls to this provider. A member that they
+            name is left out. The token limit then gets its other name. If they name only a value of
+            `reasoning_effort`, the next value is used.
     """
     client, reasoning = read_client_members(call.conversation), is_reasoning_model(call.model)
     limit = call.max_tokens + get_thinking_allowance(call.model, call.conversation)
