@@ -261,9 +261,10 @@ class AutoRecall:
 
 
 def _estimate_size_tokens(fit: FitResult, added_tokens: int) -> int | None:
-    """Estimates the size of the request in calibrated tokens, after `added_tokens` counted tokens were added.
+    """Estimates the size of the request after a text is added, in calibrated tokens.
 
-    Returns None if the size is unknown, or if the request would be larger than the client's own request.
+    `added_tokens` is the size of the text as the proxy counts it, without calibration. Returns None if the
+    size is unknown, or if the request would be larger than the client's own request.
     """
     after = fit.report.tokens_after
     if after is None or fit.estimate + added_tokens > fit.client_tokens:

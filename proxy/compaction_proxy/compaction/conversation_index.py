@@ -412,7 +412,7 @@ class ConversationIndex:
         return conversation
 
     async def _read_heads(self, key: str) -> list[ConversationHead]:
-        """Reads the list of heads under `key`: the stored ones, oldest first, then those only in this process."""
+        """Reads the list of heads under `key`: the stored ones, oldest first, then those not stored yet."""
         stored = [_read_head(line) for line in await self._records.read_tail(key, KEPT_HEADS)]
         return list(dict.fromkeys([*filter(None, stored), *self._added_heads.get(key, ())]))
 

@@ -72,7 +72,7 @@ class _Provider(NamedTuple):
 
     Attributes:
         address_pattern: Regular expression for the addresses of the provider's API.
-        maker_rules: Conditions on the names of the models that the provider makes. One must be true.
+        maker_rules: Conditions on a model name. If one is true, the model counts as made by this provider.
         searched_ids: Ids of the providers whose models are searched for a name, this provider's own id first.
         prices_by_name: Prices by model name.
         price_rules: Conditions on further model names, with the prices. The first true condition counts.

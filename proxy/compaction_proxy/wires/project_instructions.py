@@ -125,7 +125,7 @@ CLIENTS: Final[Mapping[str, ClientProfile]] = {
             ),
             # The first text of this form contains all XML elements, such as `<cwd>`. Later texts contain only
             # the elements that have changed. A text replaces an earlier text with the same elements. So the
-            # names of the elements form the path.
+            # names of the elements serve as its path. Texts of other forms are told apart by a file's path.
             InstructionForm(
                 ENVIRONMENT,
                 "<environment_context>",

@@ -85,7 +85,8 @@ def _compile_pattern(pieces: Sequence[str]) -> re.Pattern[str]:
 
 
 NARRATIVE = _compile_pattern(_TABLES["anywhere"]["narrative"])
-# For each kind of statement, a function that finds words for this kind in a label, such as "rule".
+# A user may put a label before a statement, such as "Rule:". For each kind of statement, this table has a
+# function that finds the words for the kind in a label.
 LABELS = {StatementKind(kind): _compile_phrases(phrases) for kind, phrases in _TABLES["labels"].items()}
 _FINDERS: dict[str, CueFinder] = {
     **{name: _compile_phrases(phrases) for name, phrases in _TABLES["phrases"].items()},

@@ -121,9 +121,10 @@ _WITHIN_A_WORD = r"(?<=\w)[A-Za-z_]++|(?<=\w)\d{1,32}+(?![\d,.年月]|\s?[元円
 
 
 def _compile_shapes(plain: str, excluded: Sequence[str] = ()) -> re.Pattern[str]:
-    """Compiles all shapes except `excluded` into one pattern, which skips the text that `plain` matches.
+    """Compiles all shapes except `excluded` into one pattern.
 
-    Each group is named after its shape and the position of its entry in `_SHAPES_BY_START`.
+    Each group is named after its shape and the position of its entry in `_SHAPES_BY_START`. A match without a
+    group is text that `plain` matches. It contains no value, and the caller ignores it.
     """
     begun = []
     for number, (first, names) in enumerate(_SHAPES_BY_START.items()):

@@ -122,8 +122,9 @@ def hash_base64(text: str) -> bytes:
         ValueError: If the text is not base64.
     """
     hasher = hashlib.sha256()
-    # All groups of four characters are decoded in pieces, except for the last group. The decoder must get
-    # this group and its padding in one call.
+    # Complete groups of four characters are decoded in pieces. The decoder must get the last group in one
+    # call with its padding, or with characters that form no group. So the group before these is left for that
+    # call.
     padded = text.find("=")
     whole = (len(text) if padded < 0 else padded) // 4 * 4
     whole = max(0, whole - 4) if whole < len(text) or padded >= 0 else whole

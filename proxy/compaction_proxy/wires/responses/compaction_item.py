@@ -187,8 +187,8 @@ def _replace_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[byt
 def demote_privileged_item(item: bytes) -> bytes:
     """Changes the role of a privileged message to `user`. Returns all other items unchanged.
 
-    The proxy calls this function for the items that it has written itself, before it puts them into a token.
-    The reason is that only the client may write privileged messages.
+    The proxy calls this function for the items that it has written itself, before it seals them in a
+    compaction item, because only the client may write privileged messages.
     """
     record = _read_message(item)
     return (
