@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 
 import httpx
 import pytest
@@ -29,7 +30,10 @@ TALK = [
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[httpx.AsyncClient]:
+async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
+    # On a busy machine a rehearsal of a second takes longer than the 30 s that the admin API allows.
+    patient = partial(ReplayJobRunner, timeout_s=100.0)
+    monkeypatch.setattr("compaction_proxy.replay.jobs.ReplayJobRunner", patient)
     provider = DemoProvider(DemoProviderSettings(TiktokenCounter(lambda _: None), window=100_000))
     async with serve_embedded(provider) as upstream:
         config = Config.model_validate(
@@ -42,7 +46,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         )
         async with (
             serve_embedded(create_app(config)) as url,
-            httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client,
+            httpx.AsyncClient(base_url=url, trust_env=False) as client,
         ):
             yield client
 
@@ -83,7 +87,7 @@ async def test_a_rehearsal_that_crashes_is_an_error_in_openai_s_shape() -> None:
     api = AdminApi(here.steering, here.watching, playing, AccessPolicy("127.0.0.1", ""))
     async with (
         serve_embedded(create_admin_app(lambda: ready, "", api)) as url,
-        httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as client,
+        httpx.AsyncClient(base_url=url, trust_env=False) as client,
     ):
         answer = await client.post("/admin/v1/replay", json={"messages": TALK})
     said = "The rehearsal failed: MemoryError: all of it"
