@@ -159,7 +159,7 @@ class _CountingTask:
     def run_time_slot(self, budget_s: float) -> list[int] | None:
         """Counts the next step, and further steps until `budget_s` seconds have passed.
 
-        Returns the tokens of each text, or None if another time slot is needed to count the rest.
+        Returns the tokens of each text, or None if the caller must call the method again.
         """
         end = perf_counter() + budget_s
         for step in self._get_steps():
@@ -219,7 +219,7 @@ class TokenScheduler:
         other step begins.
 
         Raises:
-            RuntimeError: If the scheduler is closed.
+            RuntimeError: If the scheduler is closed and a text needs a thread.
         """
         counts = self._count_inline(pieces, model)
         if len(counts) < len(pieces):

@@ -31,7 +31,7 @@ from compaction_proxy.support.fail_open import suppress_and_report
 class CharacterCounter:
     """Counts ⌈characters / 4⌉ tokens for any model.
 
-    This is fast but inaccurate: dense text (Chinese, digits, JSON) has up to 2.5 times as many tokens. The
+    This is fast but inaccurate: Chinese text, digits and JSON have up to 2.5 times as many tokens. The
     rule that goes with this counter, `core.token_rules.CHARACTER_RULE`, gives the tokens of a message in
     addition to its text.
     """

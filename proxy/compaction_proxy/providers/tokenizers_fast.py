@@ -152,7 +152,7 @@ class ToktokCounter:
         return self._count_or_estimate(tokenizer, text)
 
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
-        """Counts the tokens of every text. With toktok, makes one call if all texts are short."""
+        """Counts the tokens of every text, with one call of toktok if no text exceeds `SLICE_CHARACTERS`."""
         tokenizer = self._get_tokenizer(model)
         if tokenizer is None:
             return self._otherwise.count_each(texts, model)

@@ -62,7 +62,9 @@ def build_baseline_key(origin: str, model: str, checkpoint: bytes = b"") -> byte
 
 
 def build_baseline(prefixes: Sequence[bytes], key: bytes, estimate: int, actual: int) -> UsageBaseline | None:
-    """Builds an anchor from a request and its response. Returns None if the token count is unusable.
+    """Builds an anchor from a request and its response.
+
+    Returns None if `actual` is below `MIN_USAGE_TOKENS`, or if its ratio to `estimate` is not plausible.
 
     Args:
         prefixes: Prefix digests up to each of the request's messages that are not fixed. Without such
