@@ -229,7 +229,7 @@ def live_feed_key(kind: str) -> str:
     """Returns the key of a part of the live feed.
 
     `kind` is `events` or `exchanges` for the list of these items, or `listening` for the record with
-    the time until which processes publish these items to others.
+    the time until which a process has followers, so that the other processes write their exchanges.
     """
     return f"{_build_key_start('', 'feed')}:feed:{kind}"
 
