@@ -3,6 +3,7 @@
 A start from nothing takes a second of processor time, most of it for imports and for the vocabulary. The
 tests of the whole product start hundreds of proxies, which differ only in their configuration. The forked
 process runs the same command line with the environment, the folder and the streams that the test gives it.
+It needs a kind of socket that only Linux has.
 """
 
 import atexit
@@ -45,10 +46,8 @@ class ForkedProcess:
             self._status.settimeout(timeout)
             try:
                 self.returncode = int(self._status.recv(STATUS_BYTES))
-            except TimeoutError:
+            except (TimeoutError, BlockingIOError):
                 raise subprocess.TimeoutExpired("compaction-proxy", timeout or 0) from None
-            except BlockingIOError:
-                raise subprocess.TimeoutExpired("compaction-proxy", 0) from None
             self._status.close()
         return self.returncode
 

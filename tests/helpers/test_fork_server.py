@@ -3,11 +3,14 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.fork_server import ForkedProcess, fork_proxy
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the sockets")
 
 
 def start(folder: Path, *arguments: str, **environ: str) -> tuple[ForkedProcess, Path]:

@@ -287,7 +287,7 @@ def run_proxy(
     variables = {"HOME": str(folder), "PATH": os.environ["PATH"], **(environ or {})}
     with log_path.open("wb") as log:
         process: subprocess.Popen[bytes] | ForkedProcess
-        if command == INSTALLED and prepare is None:
+        if command == INSTALLED and prepare is None and sys.platform == "linux":
             process = fork_proxy(arguments, folder, variables, log)
         else:
             process = subprocess.Popen(
