@@ -121,3 +121,13 @@ def test_a_wire_with_a_provider_of_its_own_asks_that_one(
     )
     assert [each.model for each in found] == expected
     assert {each.wire.name for each in found} <= {wire}
+
+
+def test_summary_calls_select_all_beta_features_that_the_client_selects() -> None:
+    upstream = Upstream("https://up.example", "", "0" * 16, NativeEngine(), 1, 1)
+    config = Config(upstream=UpstreamSection(base_url="https://up.example"))
+    headers = [(b"x-api-key", b"k"), (b"anthropic-beta", b"one"), (b"anthropic-beta", b"two, three")]
+    scope = {"raw_path": WIRES["messages"].path_suffix, "query_string": b"", "headers": headers}
+    settings, policy = get_model_settings(config, "claude"), STRATEGIES["full"]
+    (route,) = build_summary_routes(config, settings, policy, upstream, scope, "claude", WIRES["messages"])
+    assert route.headers["anthropic-beta"] == "one, two, three"

@@ -453,6 +453,13 @@ async def test_a_limit_without_a_number_is_believed_for_an_hour() -> None:
     assert limit_of(await learning.get(TENANT, ORIGIN, MODEL)) == 128_000
 
 
+def test_replicas_do_not_pass_on_a_window_that_has_expired() -> None:
+    nothing = LearnedLimits(Calibration.build_prior("some-model"))
+    expired = nothing._replace(window=8_192, window_until=100.0)
+    assert merge_limits(expired, nothing, 99.0).window == 8_192
+    assert merge_limits(expired, nothing, 100.0).window is None
+
+
 def test_replicas_put_sizes_together_in_the_order_in_which_they_were_learned() -> None:
     nothing = LearnedLimits(Calibration.build_prior("some-model"))
     refused, accepted = (

@@ -72,6 +72,20 @@ async def test_a_success_forgets_failures(store: ResilientStore) -> None:
     assert store.is_in_use
 
 
+async def test_a_refusal_to_write_shows_that_the_store_answers_again(store: ResilientStore) -> None:
+    async def refuse() -> None:
+        raise StoreUnavailableError("store-full")
+
+    await call_failing(store)
+    await call_failing(store)
+    states = [store.is_reachable]
+    await call_failing(store, refuse)
+    states.append(store.is_reachable)
+    await call_failing(store)
+
+    assert (states, store.is_in_use) == ([False, True], True)
+
+
 async def test_one_timeout_opens_it(store: ResilientStore) -> None:
     await call_failing(store, hang)
 

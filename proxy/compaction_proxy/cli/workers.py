@@ -301,7 +301,7 @@ class _WorkerSupervisor:
         process = worker.process
         process.join()
         pause_s = None
-        if self.kill_at is None and self.has_started:
+        if self.kill_at is None and (self.has_started or worker.is_up):
             pause_s = self._schedule_restart(worker)
         elif self.kill_at is None:
             self.failure = self.failure or ProxyError("a worker did not start; the log says why")
@@ -329,6 +329,7 @@ class _WorkerSupervisor:
         worker.start_due_at = time.monotonic() + pause_s
         if not worker.is_up:  # the next process may fail, too, so new connections go to others
             worker.close_listener()
+        worker.is_up = False
         return round(pause_s, 1)
 
     def _stop(self, *, now: bool) -> None:

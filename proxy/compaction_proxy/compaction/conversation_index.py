@@ -326,7 +326,8 @@ class ConversationIndex:
                 else []
             ),
         ]
-        own_keys = {keys[0], keys[-1]}
+        last_own_key = keys[-1]
+        own_keys = {keys[0], last_own_key}
         # A session that aider restores begins with a summary in place of the first user message. So a head is
         # also stored in the list for the first line of the latest user message. And the list for the first
         # line of the user message before the latest one is searched, too.
@@ -358,7 +359,7 @@ class ConversationIndex:
         if recorded is not None:
             self._add_head(own_keys, request.build_head(recorded, ""))
             return recorded
-        return self._follow_match(_HeadMatch(_STARTS, None, counts[keys[-1]]), tenant, request, own_keys)
+        return self._follow_match(_HeadMatch(_STARTS, None, counts[last_own_key]), tenant, request, own_keys)
 
     async def _search_lists(
         self, tenant: str, request: _IndexedRequest, keys: Sequence[str], head_counts: dict[str, int]

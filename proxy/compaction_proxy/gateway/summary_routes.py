@@ -49,7 +49,12 @@ def build_credential_headers(upstream: Upstream, headers: Sequence[tuple[bytes, 
     if upstream.api_key:
         fields = [field for field in fields if field[0] in _READING_HEADERS]
         fields = [*fields, build_credential_field(headers, upstream.api_key, upstream.key_field)]
-    return {key.decode("latin-1"): value.decode("latin-1") for key, value in fields}
+    headers_by_name: dict[str, str] = {}
+    for key, value in fields:
+        name, text = key.decode("latin-1"), value.decode("latin-1")
+        is_list = key in _READING_HEADERS and name in headers_by_name
+        headers_by_name[name] = f"{headers_by_name[name]}, {text}" if is_list else text
+    return headers_by_name
 
 
 def build_summary_routes(

@@ -170,8 +170,8 @@ def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> Lear
     """Merges the limits that two replicas have learned. `now` is the time in seconds since the epoch.
 
     Takes over refused and accepted sizes only if they have not expired. The merged `window` is the smaller of
-    the windows that have not expired and are at least as large as an accepted request. If there is no such
-    window, the result has the window of `ours`, which `_drop_expired_limits` removes later.
+    the windows that have not expired and are at least as large as an accepted request. It is None if there is
+    no such window.
     """
     calibration = max(ours.calibration, theirs.calibration, key=lambda each: each.observations)
     newer = max(ours, theirs, key=lambda each: each.accepted_until)
@@ -179,7 +179,8 @@ def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> Lear
     believed = [
         each for each in (ours, theirs) if each.window and each.window_until > now and each.window >= accepted
     ]
-    narrower = min(believed, key=lambda each: (each.window or 0, -each.window_until), default=ours)
+    nothing = LearnedLimits(calibration)
+    narrower = min(believed, key=lambda each: (each.window or 0, -each.window_until), default=nothing)
     later = max(ours, theirs, key=lambda each: each.asked_until)
     together = LearnedLimits(
         calibration,

@@ -189,11 +189,12 @@ class ResilientStore:
             self._record_failure()
             raise StoreUnavailableError("store-failed", error.strerror or "") from error
         except StoreUnavailableError as error:
-            if error.reason not in _REFUSAL_REASONS | {RESTING_REASON}:
+            if error.reason in _REFUSAL_REASONS:
+                self._record_response()
+            elif error.reason != RESTING_REASON:
                 self._record_failure()
             raise
-        if self.is_in_use:  # if not, another call has failed meanwhile, perhaps after this response
-            self._record_success()
+        self._record_response()
         return answer
 
     async def close(self) -> None:
@@ -217,6 +218,11 @@ class ResilientStore:
         task = asyncio.create_task(call())
         task.add_done_callback(lambda _: self._slots.release())
         return task
+
+    def _record_response(self) -> None:
+        """Records that the store has answered, unless the store was suspended before the response came."""
+        if self.is_in_use:
+            self._record_success()
 
     def _record_success(self) -> None:
         self._failed_at.clear()

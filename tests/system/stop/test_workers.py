@@ -26,6 +26,27 @@ def warm_up(self):
 ToktokCounter.warm_up = warm_up
 """
 
+# Only one worker reports its start; the others wait for the file `go`.
+SLOW = """
+import os, pathlib, time
+from multiprocessing.connection import Connection
+home = pathlib.Path(os.environ["HOME"])
+send = Connection.send
+def send_in_turn(self, report):
+    if report == "started":
+        try:
+            (home / "first").touch(exist_ok=False)
+        except FileExistsError:
+            while not (home / "go").exists():
+                time.sleep(0.02)
+        else:
+            send(self, report)
+            (home / "told").write_text(str(os.getpid()))
+            return
+    send(self, report)
+Connection.send = send_in_turn
+"""
+
 
 def sockets(pid: int) -> int:
     """How many sockets a process has open."""
@@ -120,6 +141,30 @@ async def test_a_worker_that_is_killed_is_replaced_and_requests_go_on(stop: Any)
     assert answers == [stop.body("u", 1)] * 20
     [line] = running.events("worker.ended")
     assert (line["pid"], line["code"], line["again_in_s"]) == (killed, -signal.SIGKILL, 0.1)
+
+
+async def test_a_worker_that_is_killed_while_another_starts_is_replaced(stop: Any) -> None:
+    (stop.folder / "sitecustomize.py").write_text(SLOW)
+    told = stop.folder / "told"
+
+    async def kill_the_first() -> int:
+        await stop.until(lambda: told.exists() and told.read_text())
+        pid = int(told.read_text())
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.3)  # the parent may end, which is what must not happen
+        (stop.folder / "go").touch()
+        return pid
+
+    killing = asyncio.create_task(kill_the_first())
+    async with (
+        stop.upstream() as upstream,
+        stop.proxy(upstream.port, workers=2) as running,
+        stop.client(running) as client,
+    ):
+        assert await ask(client, stop, 20) == [stop.body("u", 1)] * 20
+        await running.end()
+    [line] = running.events("worker.ended")
+    assert (line["pid"], line["code"]) == (await killing, -signal.SIGKILL)
 
 
 async def test_while_a_worker_cannot_be_replaced_the_others_take_all_requests(stop: Any) -> None:

@@ -284,6 +284,7 @@ def test_images_are_carried_by_a_message_of_the_user() -> None:
         (THOUGHT, 300),
         ({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "x" * 40}]}, 10),
         ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "x" * 40}]}, 10),
+        ({"type": "reasoning", "summary": [{"type": "summary_text", "text": "思" * 40}]}, 30),
         ({"role": "user", "content": [{"type": "input_image", "image_url": PNG, "detail": "low"}]}, 70),
         ({"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}, 1_000),
         ({**ANSWERED, "output": [{"type": "input_image", "file_id": "f", "detail": "low"}]}, 70),

@@ -185,7 +185,7 @@ class RedisStore:
                 if message is not None:
                     yield message["data"] if message["type"] == "message" else None
         except REDIS_ERRORS as error:
-            raise to_store_unavailable(error) from error
+            raise await self._handle_error(error) from error
         finally:
             if pubsub is not None:
                 await pubsub.aclose()
@@ -227,12 +227,18 @@ class RedisStore:
         except NoScriptError:
             raise
         except REDIS_ERRORS as error:
-            store_error = to_store_unavailable(error)
-            # The server may be a former master, which refuses writes. New connections may lead to its
-            # successor.
-            if store_error.reason == "store-readonly":
-                await self._redis.drop_idle()
-            raise store_error from error
+            raise await self._handle_error(error) from error
+
+    async def _handle_error(self, error: Exception) -> StoreUnavailableError:
+        """Returns the error to raise for an error of redis-py.
+
+        If the server refuses writes, it may be a former master. The method then closes the idle connections,
+        because new connections may lead to its successor.
+        """
+        store_error = to_store_unavailable(error)
+        if store_error.reason == "store-readonly":
+            await self._redis.drop_idle()
+        return store_error
 
     async def _execute_command(self, *command: _Argument, **options: Any) -> Any:  # noqa: ANN401 - any value of the server
         execute = self._redis.client.execute_command
@@ -353,4 +359,4 @@ class RedisStore:
             async with self._slots:
                 return list(await pipeline.execute())
         except REDIS_ERRORS as error:
-            raise to_store_unavailable(error) from error
+            raise await self._handle_error(error) from error

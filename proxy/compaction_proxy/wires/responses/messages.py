@@ -486,8 +486,9 @@ def _select_read_items(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
 
 
 def _estimate_text(parts: list[Any]) -> int:
-    """Estimates the tokens of those content parts that are text, by the number of their characters."""
-    return sum([len(each["text"]) for each in parts if is_text(each)]) // _BYTES_PER_TOKEN
+    """Estimates the tokens of those content parts that are text, by the number of their bytes in UTF-8."""
+    texts = [each["text"].encode("utf-8", "surrogatepass") for each in parts if is_text(each)]
+    return sum(map(len, texts)) // _BYTES_PER_TOKEN
 
 
 def _estimate_item(item: JsonObject, model: str) -> int:
