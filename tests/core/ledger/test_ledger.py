@@ -198,9 +198,12 @@ def test_a_label_is_said_once_where_room_is_short() -> None:
 
 
 def test_many_requests_leave_room_for_what_the_user_prefers() -> None:
-    found = of(talk("I prefer short answers.", *(f"Fix the {noun} of the old tractor." for noun in NOUNS)))
+    wishes = ("I prefer short answers.", "I prefer tabs for indentation.", "I prefer British spelling.")
+    requests = (f"Fix the {noun} of the old tractor." for noun in NOUNS)
+    text = render_ledger(of([Message("user", each) for each in (*wishes, *requests)]), 300)
 
-    assert "I prefer short answers." in render_ledger(found, 300)
+    assert all(wish in text for wish in wishes)
+    assert "Fix the rod of the old tractor." in text
 
 
 def test_a_long_newest_request_is_kept_and_not_what_the_user_prefers() -> None:
