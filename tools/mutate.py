@@ -160,7 +160,8 @@ def find_killer(mutant: Mutant, copy: Path, processes: str, stages: int) -> str:
                 )
             except subprocess.TimeoutExpired:
                 return stage[0]
-            if done.returncode in {1, 2, 3}:  # a test failed, or the module cannot be imported
+            # A test failed, or the module cannot be imported, be it by a test or by a conftest.
+            if done.returncode in {1, 2, 3} or b"while loading conftest" in done.stderr:
                 return stage[0]
         return ""
     finally:

@@ -103,3 +103,7 @@ def test_the_start_of_a_unit_is_found_from_each_of_its_messages(listed: list[Mes
     starts = [unit.start for unit in iter_units(listed) for _ in range(unit.start, unit.stop)]
 
     assert [find_unit_start(listed, at) for at in range(len(listed))] == starts
+
+
+def test_a_result_belongs_to_the_call_directly_before_it() -> None:
+    assert find_unit_start([CALLING, CALLING, ANSWER_A], 2) == 1

@@ -5,15 +5,21 @@
 import pytest
 
 from compaction_proxy.core.ledger.active import (
+    ActiveStatements,
     find_unreplaced_part,
     supersedes_statement,
 )
 from compaction_proxy.core.ledger.statements import read_statements
+from compaction_proxy.core.message import Message
 
 
 def replaced(old: str, new: str, *, next_to: bool = False) -> bool:
     (before,), (after,) = read_statements(old), read_statements(new)
     return supersedes_statement(after, before, is_adjacent=next_to)
+
+
+def read(*said: str) -> ActiveStatements:
+    return ActiveStatements([Message("user", text) for text in said])
 
 
 @pytest.mark.parametrize(
@@ -76,3 +82,20 @@ def test_a_new_value_for_a_part_leaves_the_other_part() -> None:
         "The codename is LANTERN-7", old.kind, frozenset({("code", "lantern-7")}),
     )  # fmt: skip
     assert find_unreplaced_part(old, new) is None
+
+
+def test_what_takes_something_back_closes_the_newest_request_without_a_label() -> None:
+    said = ("Fix the login bug.", "TODO: update the docs.", "The host is db-1.internal.", "Never mind.")
+
+    held = read(*said).list_statements_in_messages(range(len(said)))
+
+    assert [each.statement.text for _, each in held if each.is_closed] == ["Fix the login bug."]
+
+
+def test_only_a_list_that_begins_with_the_same_texts_carries_on() -> None:
+    known = read("Fix the login bug.", "The host is db-1.internal.")
+
+    assert known.is_prefix_of(["Fix the login bug.", "The host is db-1.internal."])
+    assert known.is_prefix_of(["Fix the login bug.", "The host is db-1.internal.", "Thanks."])
+    assert not known.is_prefix_of(["Fix the logout bug.", "The host is db-1.internal.", "Thanks."])
+    assert not known.is_prefix_of(["Fix the login bug."])

@@ -198,12 +198,19 @@ def test_a_label_is_said_once_where_room_is_short() -> None:
 
 
 def test_many_requests_leave_room_for_what_the_user_prefers() -> None:
-    requests = [
-        f"Fix the {colour} widget in the {colour} panel." for colour in ("red", "blue", "green", "grey") * 9
-    ]
-    found = of(talk("I prefer short answers.", *requests))
+    wishes = ("I prefer short answers.", "I prefer tabs for indentation.", "I prefer British spelling.")
+    requests = (f"Fix the {noun} of the old tractor." for noun in NOUNS)
+    text = render_ledger(of([Message("user", each) for each in (*wishes, *requests)]), 300)
 
-    assert "I prefer short answers." in render_ledger(found, 300)
+    assert all(wish in text for wish in wishes)
+    assert "Fix the rod of the old tractor." in text
+
+
+def test_a_long_newest_request_is_kept_and_not_what_the_user_prefers() -> None:
+    request = f"Fix the {', the '.join(NOUNS)} of the old tractor."
+    found = of(talk(*(f"I prefer a {noun} made of steel." for noun in NOUNS), request))
+
+    assert request in render_ledger(found, 250)
 
 
 LEDGERS = st.builds(
@@ -389,6 +396,22 @@ def test_a_name_that_orders_is_not_quoted() -> None:
     )
 
     assert render_ledger(held, 900).splitlines()[1:] == ["- code: QX-99817", "- id: A-1"]
+
+
+def test_errors_and_other_values_are_listed_in_their_order_behind_paths() -> None:
+    observed = (
+        ObservedFact("port", "6543", 1),
+        ObservedFact("error", "KeyError: 'x'", 2),
+        ObservedFact("path", "src/a.py", 3, ("edit",)),
+        ObservedFact("version", "2.3.1", 4),
+    )
+
+    assert render_ledger(Ledger(facts=observed), 900).splitlines()[1:] == [
+        "- path: src/a.py (edit)",
+        "- port: 6543",
+        "- error: KeyError: 'x'",
+        "- version: 2.3.1",
+    ]
 
 
 def test_what_was_rendered_is_read_again_and_observations_stay_apart() -> None:

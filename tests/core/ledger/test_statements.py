@@ -180,6 +180,13 @@ def test_a_long_message_gives_its_head_and_what_carries_a_cue() -> None:
     assert [said.text for said in read_statements(text)] == ["Look at this log", "Never restart the worker."]
 
 
+@pytest.mark.parametrize("mark", ["> ", "$ ", "| ", "# ", "+++ ", "@@ "])
+def test_marked_lines_of_a_long_message_are_not_read(mark: str) -> None:
+    pasted = f"{mark}Never restart the worker without asking.\n" * 60
+
+    assert [said.text for said in read_statements(f"{pasted}Never push.")] == ["Never push."]
+
+
 def test_a_statement_without_an_end_is_cut_at_spaces() -> None:
     text = "word " * 300
 

@@ -17,9 +17,13 @@ def named(index: int) -> str:
     return f"m_{index}"
 
 
+def call(number: int, tool: str, arguments: str, result: str = "ok", said: str = "") -> list[Message]:
+    made = MessageToolCall(f"call_{number}", tool, arguments)
+    return [Message("assistant", said, calls=(made,)), Message("tool", result, answered_call_ids=(made.id,))]
+
+
 def step(number: int, path: str, said: str, result: str = "ok") -> list[Message]:
-    call = MessageToolCall(f"call_{number}", "edit_file", f'{{"path":"{path}"}}')
-    return [Message("assistant", said, calls=(call,)), Message("tool", result, answered_call_ids=(call.id,))]
+    return call(number, "edit_file", f'{{"path":"{path}"}}', result, said)
 
 
 WORK = [
@@ -47,6 +51,39 @@ def test_it_tells_what_was_done_what_was_said_and_where_it_stopped() -> None:
         "- failed: edit_file src/parser.py → ValueError: bad line 9 (m_3)\n"
         "- said last: All forty tests pass after the change. (m_7)"
     )
+
+
+def test_calls_are_told_with_their_outcome_and_successful_reads_share_a_line() -> None:
+    text = build_extractive_summary(
+        [
+            *call(1, "read_file", '{"path":"src/parser.py"}'),
+            *call(2, "run_tests", '{"suite":"unit"}'),
+            *call(3, "read_file", '{"path":"src/lexer.py"}', "FileNotFoundError: src/lexer.py"),
+            *call(4, "read_file", '{"path":"src/reader.py"}'),
+        ],
+        2_000,
+        named,
+    )
+
+    assert text.partition("\n\n")[0] == (
+        "Done:\n"
+        "- run_tests suite unit → ok\n"
+        "- read_file src/lexer.py → FileNotFoundError: src/lexer.py\n"
+        "- read: read_file src/reader.py, src/parser.py"
+    )
+
+
+def test_much_work_and_many_words_leave_room_for_where_it_stopped() -> None:
+    words = ("amber", "birch", "cedar", "daisy", "elder", "fern", "grape", "hazel", "iris")
+    talk = [
+        each
+        for number, word in enumerate(words)
+        for each in step(number, f"src/{word}.py", f"{word * 2} {word * 3} {word * 4} {word * 5} {word * 6}.")
+    ]
+
+    text = build_extractive_summary([*talk, Message("assistant", "All forty tests pass now.")], 1_000, named)
+
+    assert text.endswith("\n- said last: All forty tests pass now. (m_18)")
 
 
 def test_nothing_of_what_a_tool_says_is_quoted_but_the_name_of_an_error() -> None:

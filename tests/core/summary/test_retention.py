@@ -46,6 +46,8 @@ def test_a_kind_of_which_there_is_nothing_is_left_out() -> None:
         ("src/a.py", 1),
         ("lib/src/a.pyi", 0),
         ("xsrc/a.py", 0),
+        ("xsrc/a.py is not the src of any src", 0),
+        ("src/a.pyi is not py, and no py", 0),
         ("src / a.py", 0),
         ("", 0),
     ],

@@ -214,6 +214,13 @@ def test_an_entry_that_a_summary_repeats_stands_once() -> None:
     )
 
 
+def test_a_repeated_entry_is_dropped_from_forty_characters_on() -> None:
+    dropped = "- the reader closes the file that it read"[:40]
+    kept = dropped[:-1]
+
+    assert checked(f"{dropped}\n{dropped}\n{kept}\n{kept}") == f"{dropped}\n{kept}\n{kept}"
+
+
 @given(st.integers(1, 60))
 def test_what_is_added_is_a_fifth_of_the_text_and_600_characters_at_most(times: int) -> None:
     paths = [f"src/module_{number}/file_{number}.py" for number in range(40)]
