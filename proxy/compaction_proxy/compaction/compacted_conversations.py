@@ -1,4 +1,4 @@
-"""Tracks which conversations have compactions, so that every replica parses even their small requests.
+"""Tracks which conversations have compactions, so that every process parses even their small requests.
 
 The proxy forwards small requests without parsing them or asking the store about them; this check by size is
 called the gate. But stored checkpoints must be applied to small requests, too. So each process keeps in
@@ -32,8 +32,10 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTED_NOT_HEARD
 from compaction_proxy.support.lru import BoundedDict
 
-# Largest number of conversations of one tenant, of conversations of all tenants together, and of tenants. If
-# there are more, the ones that were added or used longest ago are forgotten.
+# Largest numbers of conversations of one tenant, of conversations of all tenants together, and of tenants. If
+# a tenant has too many conversations, the ones that were added or used longest ago are forgotten. If all
+# tenants together have too many, the tenant with the most conversations loses its oldest one. If there are
+# too many tenants, the ones that were written to the list of tenants longest ago are forgotten.
 MAX_OF_TENANT = 10_000
 MAX_CONVERSATIONS = 50_000
 MAX_TENANTS = 10_000
@@ -59,7 +61,7 @@ RETRY_S = 1.0
 # Largest number of lists of conversations that are read from the store at the same time.
 READ_AT_ONCE = 8
 CHANNEL = "compacted"
-# The conversations of a tenant that have no id share one line in the list, with this name.
+# All conversations of a tenant that have no id share one line in the tenant's list, with this name.
 UNNAMED = ""
 _CHANGE_BYTES = 8
 
@@ -168,8 +170,8 @@ class CompactedConversations:
     async def _write_line(self, tenant: str, name: str, listed_at_s: float) -> bool:
         """Writes a line for the conversation to the store, and notifies other processes.
 
-        If the line of the tenant in the list of tenants is old, writes that line, too. Returns whether the
-        store has saved all lines.
+        If this process has not written the tenant to the list of tenants for `_listed_for_s` seconds, writes
+        that line, too. Returns whether the store has saved both lines.
         """
         line = {"conversation": name, "at": listed_at_s}
         entry = ListItem(compacted_conversations_key(tenant), line, self._ttl_s, MAX_OF_TENANT)
@@ -253,7 +255,7 @@ class CompactedConversations:
                     await (self._apply_latest_changes() if self._is_loaded else self.load())
 
     async def _apply_latest_changes(self) -> None:
-        """Reads the newest changes. Loads the whole set if changes may have been missed."""
+        """Reads the newest changes and applies them. Loads the whole set if changes may have been missed."""
         lines = await self._records.read_tail(compacted_changes_key(), LATEST_CHANGES)
         if len(lines) == LATEST_CHANGES and self._change not in map(_get_change_id, lines):
             await self.load()

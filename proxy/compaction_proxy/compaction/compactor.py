@@ -210,7 +210,7 @@ class Compactor:
         if view.directives.bypass:
             return self._build_bypassed_result(view)
         due, uncapped = _find_due_reason(view), None
-        # Another replica may have made the compaction already, so the stored state is loaded again.
+        # Another proxy process may have made the compaction already, so the stored state is loaded again.
         if due is not None or self._coordinator.has_huge_results(view):
             view = await self._loader.refresh_view(view)
             if ask.mode is not CompactionMode.SHADOW:
@@ -274,13 +274,13 @@ class Compactor:
 
         The second result is True if the limit applies to the sum of the prompt and the requested output. If
         the error does not say whether it applies to the sum or to the prompt alone, the second result is an
-        assumption, which is not learned: after the first refusal it is True if the estimated sum exceeds the
-        limit and the estimated prompt does not.
+        assumption, which the proxy does not store: after the first refusal it is True if the estimated sum
+        exceeds the limit and the estimated prompt does not.
 
         An error may quote the request. So a limit in the error is learned only if its number does not occur
         in the request. Output limits in the request are ignored in this comparison, because a client may ask
-        for as many output tokens as the context window has. If no limit can be learned in this way, the size
-        of the refused request is learned instead, if the error is about the context window.
+        for as many output tokens as the context window has. If no limit can be learned in this way, and the
+        error is about the context window, the size of the refused request is learned instead.
         """
         estimate = refused_fit.estimate
         if not estimate:  # the request passed the size gate uncounted
@@ -485,10 +485,12 @@ def _apply_reported_size(
 ) -> RequestView:
     """Returns the view with the request size, the prompt limit and the cut goal that follow from a refusal.
 
-    If the error names only a limit, the refused prompt is assumed to be one token larger than the limit. The
-    prompt limit of the next attempt is then a share of the named limit, which becomes smaller with each
-    refusal. Returns the view unchanged if the error does not concern the context window, if it names neither
-    a size nor a limit, if it names only a limit and `refusals` is None, or if the size is not plausible
+    The cut goal is the size to which the request is cut if it exceeds the prompt limit. If the error names
+    only a limit, the refused prompt is assumed to be one token larger than the limit. The prompt limit of the
+    next attempt is then a share of the named limit, and this share becomes smaller with each refusal.
+
+    Returns the view unchanged if the error does not concern the context window, if it names neither a size
+    nor a limit, if it names only a limit and `refusals` is None, or if the size is not plausible
     (`build_baseline`).
 
     Args:

@@ -33,7 +33,7 @@ BEGINNINGS = (1, 4, 16, 64)
 # Largest number of heads in a list. If there are more, the oldest are dropped.
 KEPT_HEADS = 128
 # A process also keeps in memory the heads that it has added itself, for at most `MAX_HELD_LISTS` lists and at
-# most `MAX_HELD_HEADS` heads for each list.
+# most `MAX_HELD_HEADS` heads for each list. If there are more, the oldest are dropped.
 MAX_HELD_LISTS = 1_000
 MAX_HELD_HEADS = 16
 # If no stored list identifies the conversation, the client itself may have compacted the conversation. Then
@@ -210,10 +210,10 @@ class _IndexedRequest:
     def find_last_index_despite_clearing(self, head: ConversationHead) -> int | None:
         """Finds the last message of a head in this request, although the client has cleared tool results.
 
-        A tool result that differs from the head counts as cleared if its text has at most `RESULT_CHARACTERS`
-        characters and it is not among the results at the end of the request. Returns the index of the head's
-        last message in this request. Returns None if the request lacks messages of the head, if no tool
-        result differs, or if one that does not count as cleared differs.
+        A tool result whose digest differs from its digest in the head counts as cleared if its text has at
+        most `RESULT_CHARACTERS` characters and it is not among the results at the end of the request. Returns
+        the index of the head's last message in this request. Returns None if the request lacks messages of
+        the head, if no tool result differs, or if a tool result differs but does not count as cleared.
         """
         last = self.outline_indices.get(head.outline)
         if last is None or last + 1 < len(head.tail) or _shorten_digest(self._prefixes[last]) == head.prefix:
@@ -340,7 +340,8 @@ class ConversationIndex:
         counts: dict[str, int] = {}
         match, key = await self._search_lists(tenant, request, keys, counts)
         # The client itself may have compacted the conversation. The request then contains only the end of the
-        # conversation, so none of these lists identifies the conversation.
+        # conversation, so none of the searched lists identifies the conversation. So the request is also
+        # compared with the heads that this process has added to any list of the tenant.
         if match is None and request.has_answer:
             match, key = (
                 _match_heads(request, self._resolve_forks(tenant, self._list_recent_heads(tenant))),
@@ -367,7 +368,8 @@ class ConversationIndex:
         """Finds how a request relates to the conversations in the lists with these keys.
 
         Returns the match and the key of the list in which it was found. Returns None and an empty key if
-        there is no match. For each list that it reads, the method sets the number of heads in `head_counts`.
+        there is no match. For each list that it reads, the method writes the number of heads to
+        `head_counts`, under the key of the list.
         """
         cleared = None
         for key in keys:
@@ -525,8 +527,8 @@ def _match_repeated_head(
         is_unrelated = not request.has_tools and any(head.has_tools for head in same_heads)
         return _HeadMatch(_UNRELATED if is_unrelated else _RESTARTS, None, len(heads))
     within = next((head for head in reversed(heads) if request.is_beginning_of(head)), None)
-    # If there is such a head, the client has sent this request before the request of the head, but the proxy
-    # looks for its conversation only now.
+    # If `within` is a head, the client sent this request before the request of that head, but the proxy looks
+    # for the conversation of this request only now.
     return None if within is None else _HeadMatch(_REPEATS, within, len(heads))
 
 

@@ -2,7 +2,7 @@
 
 Examples are pins, requests for a compaction, and undone compactions. The directives of a conversation are
 stored as one small record. Each process caches the record for two seconds (`FRESH_S`), so it notices a change
-by another replica within two seconds. If a request uses a cached record that is more than one second old
+by another process within two seconds. If a request uses a cached record that is more than one second old
 (`AGING_S`), the process reads the record again in the background. So the requests of a busy conversation
 seldom wait for the store. A process locks the record while it reads, changes and writes the record, so that
 no change is lost. While the store is unavailable, each process uses the copy that it read last.

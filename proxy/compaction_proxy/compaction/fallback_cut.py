@@ -26,8 +26,8 @@ from compaction_proxy.wires.wire import Wire
 # all.
 MAX_CUT_ATTEMPTS = 4
 # A message is cut to this share of the tokens that it may keep, because estimates are not exact. If the cut
-# list is still too large, the list is cut again with a lower size limit. This is the old limit times this
-# share, times the allowed tokens divided by the counted tokens.
+# list still has too many tokens, the list is cut again with a lower size limit: the old limit times this
+# share, times the ratio of the allowed tokens to the counted tokens (at most 1).
 CUT_MARGIN = 0.92
 # Tokens that are reserved in a cut message for the notice that text is missing, and for the role and the
 # other fields of the message.
@@ -179,8 +179,9 @@ def _shorten_to_allowance(
 ) -> Message | None:
     """Shortens a message to about `tokens` tokens, including a notice that text is missing.
 
-    The text `ending` at the end of the message stays whole, and `tokens` does not include it. Returns None if
-    the message must be left out.
+    The text `ending` at the end of the message stays whole, and `tokens` does not include it. Returns the
+    message unchanged if `tokens` is `KEEP_WHOLE`. Returns None if `tokens` is `LEAVE_OUT` and there is no
+    ending.
     """
     if tokens is KEEP_WHOLE:
         return message

@@ -37,8 +37,9 @@ INEFFECTIVE_ROUNDS = 2
 # the share `RETRY_GROWTH`, or after `PAUSE_S` seconds.
 RETRY_GROWTH = 0.20
 PAUSE_S = 600.0
-# A compaction that failed is tried again once the request has grown by the share `FAILURE_GROWTH`. If the
-# request would not fit without the compaction, the smaller share `URGENT_GROWTH` applies.
+# A compaction that failed is tried again once the request has grown by the share `FAILURE_GROWTH`, or after
+# `PAUSE_S` seconds. If the request would not fit without the compaction, the smaller share `URGENT_GROWTH`
+# applies.
 FAILURE_GROWTH = 0.05
 URGENT_GROWTH = 0.02
 MAX_CONVERSATIONS = 10_000

@@ -242,7 +242,7 @@ class MessageReader:
     async def _split_instructions(
         self, base: Sequence[Message], new: Sequence[Message], options: CountingOptions, client: str
     ) -> tuple[Message, ...]:
-        """Splits those of the new messages that contain project instructions.
+        """Splits each new message that contains project instructions, and returns all new messages.
 
         The project instructions become separate messages, whose field `instruction` identifies them. `base`
         contains the messages before the new ones. `client` is the name of the client program.
@@ -378,8 +378,8 @@ class MessageReader:
 def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
     """Returns whether the last turn of a list has no reply yet and may contain project instructions.
 
-    The next messages of such a turn may change which parts of the turn count as project instructions. So the
-    turn must be read again together with them.
+    Later messages of such a turn may change which parts of the turn count as project instructions. So the
+    turn must be read again together with the later messages.
     """
     client = find_client_by_messages(messages) or client
     if not client:

@@ -176,7 +176,7 @@ class RequestLoader:
             refusals: How often the upstream has refused the request as too large. Each refusal makes the
                 limits smaller.
             bypass_cache: Whether the ids of checkpoints are read from the store even if they are cached. If
-                False, checkpoints that other replicas have stored in the last two seconds may be missing.
+                False, checkpoints that other processes have stored in the last two seconds may be missing.
 
         Raises:
             UnreadableBodyError: If a message cannot be read.
@@ -340,9 +340,9 @@ class RequestLoader:
 
         The anchor is the provider's token count of an earlier request of the conversation.
 
-        If `bypass_cache` is False, checkpoints that other replicas have stored in the last two seconds may be
-        missing. If checkpoint ids, directives or anchors are not cached, the method reads all three from the
-        store, concurrently.
+        If `bypass_cache` is False, checkpoints that other processes have stored in the last two seconds may
+        be missing. If checkpoint ids, directives or anchors are not cached, the method reads all three from
+        the store, concurrently.
         """
         root, tenant, conversation = view.root, view.request.tenant, view.request.known_conversation
         if root is None:

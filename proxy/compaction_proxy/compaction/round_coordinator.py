@@ -36,7 +36,8 @@ PATIENCE_SHARE = 0.25
 # leaves below the trigger size. If no staged checkpoint is sufficient, a new compaction is made.
 READY_SHARE = 0.75
 # A request waits at most this many seconds for a compaction that needs no model. The wait is that long only
-# if another replica has died while it held the lease for this compaction. The lease must then expire first.
+# if another process has died while it held the lease that locks this compaction. The lease must then expire
+# first.
 PLAIN_ROUND_WAIT_S = 30.0
 # The reported reason why a compaction was not made: there is nothing to remove.
 NOTHING_TO_TAKE = "nothing-to-take"
@@ -308,10 +309,10 @@ class RoundCoordinator:
     async def _make_summarized_round(
         self, view: RequestView, job: RoundJob, skip_reason: str | None
     ) -> Checkpoint:
-        """Makes the compaction with a summary by the summary model. Limits the wait for it.
+        """Makes the compaction with a summary from the summary model.
 
-        The request waits for at most `PATIENCE_SHARE` of the time after which its client gives up, and no
-        longer than the strategy allows.
+        The request waits for the summary for at most `PATIENCE_SHARE` of the time after which its client
+        gives up, and no longer than the strategy allows.
 
         Raises:
             SummaryError: If there is a reason to request no summary (`skip_reason` is not None), if no

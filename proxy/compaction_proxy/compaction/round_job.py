@@ -143,7 +143,10 @@ class RoundJob:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The messages to summarise, by group. User statements that later ones have replaced are removed."""
+        """The messages to summarise, by group.
+
+        User statements that later statements have replaced are removed from the text of the messages.
+        """
         return tuple(tuple(map(self._drop_outdated, group)) for group in self.draft.plan.groups)
 
     @property

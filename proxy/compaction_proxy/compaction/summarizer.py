@@ -51,8 +51,9 @@ from compaction_proxy.support.offload import run_in_worker
 # If the provider refuses a summary call as too long, the token count of the call was wrong. The next calls
 # then fill only this share of the context window.
 OVERFLOW_SHARE = 0.7
-# To fit into a call, messages are shortened by characters, but the number of tokens per character varies. So
-# they are shortened until they take only about this share of the available tokens.
+# If the messages do not fit into a call, their texts are cut after a number of characters. The number of
+# tokens per character varies. So the texts are cut until they take only about this share of the available
+# tokens.
 CAREFUL_SHARE = 0.9
 # A response is refused if its number of characters exceeds its output limit, in tokens, times this number.
 # This does not apply to strategies that cut long summaries.
@@ -122,7 +123,7 @@ class Summarizer:
 
     @property
     def has_resting_model(self) -> bool:
-        """Whether the proxy currently sends no calls to some summary model, because the model has failed."""
+        """Whether there is a summary model that currently gets no calls because it has failed."""
         return self._client.has_resting_model
 
     async def write_summary(self, summary_request: SummaryRequest) -> tuple[tuple[str, ...], str]:

@@ -163,7 +163,7 @@ class SummaryClient:
 
     @property
     def has_resting_model(self) -> bool:
-        """Whether some model currently gets no calls because it has failed."""
+        """Whether there is a model that currently gets no calls because it has failed."""
         now = self._clock()
         return any(now < state.resting_until for state in self._states.values())
 
@@ -279,7 +279,7 @@ class SummaryClient:
             return
         state.failures += 1
         if self._clock() < state.resting_until:
-            return  # the call had started before the breaker opened
+            return  # the call had started before the rest began
         if reason in _LASTING or state.rest_s or state.failures >= MAX_FAILURES:
             state.rest_s = min(max(FIRST_REST_S, 2 * state.rest_s), LONGEST_REST_S)
             state.resting_until = self._clock() + state.rest_s

@@ -25,13 +25,14 @@ from compaction_proxy.storage.records import Fields, RecordStore
 WRITE_INTERVAL_S = 60.0
 # Shortest time, in seconds, between a failed write of a conversation's tenant and the next attempt.
 RETRY_INTERVAL_S = 1.0
-# Maximum number of conversations for which a process remembers when it may write again. If there are more, it
-# forgets the one that it has written longest ago, and writes with the next request of that conversation.
+# Maximum number of conversations for which a process remembers when it may write their tenant again. If there
+# are more, it forgets the one that it has looked up or written longest ago. The next request of the forgotten
+# conversation then causes a write.
 MAX_CONVERSATIONS = 10_000
 # Shortest time, in seconds, between two lines that a process adds for one conversation to the list of a day.
 LIST_INTERVAL_S = 3_600.0
-# Maximum number of lines in the list of a day, which then loses its oldest lines, and maximum number of days
-# whose lists `list_recent` reads.
+# `KEPT_LINES` is the maximum number of lines in the list of a day. If there are more, the store drops the
+# oldest. `MAX_DAYS` is the maximum number of days whose lists `list_recent` reads.
 KEPT_LINES = 10_000
 MAX_DAYS = 31
 DAY_S = 86_400
@@ -66,9 +67,7 @@ def _parse_line(line: Fields) -> RegisteredConversation | None:
 class ConversationRegistry:
     """Stores which tenant owns a conversation, and when the conversation was last used.
 
-    Use it on one event loop.
-
-    No method raises if the store fails.
+    Not thread-safe: use it on one event loop. No method raises an error if the store fails.
 
     Args:
         records: Store for the tenants and for the lists of days.
@@ -163,8 +162,9 @@ class ConversationRegistry:
     ) -> None:
         """Reads the list of a day, beginning with the newest line. Adds the conversations in it to `found`.
 
-        After a process has added a line for a conversation, it adds no other line for `LIST_INTERVAL_S`
-        seconds. So the `limit` conversations with the newest lines may not be those with the latest requests.
+        After a process has added a line for a conversation, it adds no other line for this conversation for
+        `LIST_INTERVAL_S` seconds. So the `limit` conversations with the newest lines may not be those with
+        the latest requests.
         The method therefore continues after it has found `limit` conversations. It stops at the first line
         that is more than `LIST_INTERVAL_S` seconds older than the line at which `found` reached `limit`
         conversations.
@@ -185,7 +185,10 @@ class ConversationRegistry:
     async def _select_existing_conversations(
         self, seen: list[RegisteredConversation]
     ) -> list[RegisteredConversation]:
-        """Returns the conversations that still have stored totals, with the time of their last request."""
+        """Returns the conversations that still have stored totals, with the time of their last request.
+
+        A deleted conversation has no stored totals.
+        """
         keys = [conversation_key(each.tenant, each.id) for each in seen]
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []
         pairs = [(each, fields) for each, fields in zip(seen, stored, strict=True) if fields]

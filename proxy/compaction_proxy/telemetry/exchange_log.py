@@ -67,7 +67,7 @@ class RecordedExchange(NamedTuple):
 class SavingsTracker:
     """Computes the savings of exchanges from the cache states of conversations.
 
-    Use it on one event loop.
+    Not thread-safe: use it on one event loop.
 
     The cache state of a conversation says which of its messages the provider has probably cached. If a
     request was forwarded unchanged, the saving of its exchange does not depend on the cache state. The
@@ -123,7 +123,7 @@ _log = structlog.get_logger()
 class ExchangeLog:
     """Queues exchanges, then processes them and writes the results in the background.
 
-    Use it on one event loop.
+    Not thread-safe: use it on one event loop.
 
     Args:
         usage_store: Stores the usage of each conversation.

@@ -94,7 +94,7 @@ class ExchangeCounters:
 
     Attributes:
         requests: Number of exchanges.
-        statuses: Number of exchanges by `Exchange.status`, which says what was done to the request.
+        statuses: Number of exchanges by `Exchange.status`, which says what the proxy did with the request.
         failed: Number of exchanges that the upstream answered with an error status (400 or more).
         tokens_before: Tokens of the requests that the proxy counted, as clients sent them.
         tokens_after: Tokens of the same requests as they were forwarded.
@@ -277,9 +277,9 @@ def _parse_hour(fields: Fields) -> HourCounters:
 
 
 class Statistics:
-    """Counts exchanges and events, and stores and reads the sums. Use it on one event loop.
+    """Counts exchanges and events, and stores and reads the sums. Not thread-safe: use it on one event loop.
 
-    No method raises if the store fails.
+    No method raises an error if the store fails.
 
     Args:
         records: Store for the counters.

@@ -226,9 +226,9 @@ def get_entry_time(entry: ExchangeEntry) -> float:
 
 
 class UsageStore:
-    """Collects and writes the usage of conversations. Use it on one event loop.
+    """Collects and writes the usage of conversations. Not thread-safe: use it on one event loop.
 
-    No method raises if the store fails.
+    No method raises an error if the store fails.
 
     Args:
         records: Store for totals and exchanges.
