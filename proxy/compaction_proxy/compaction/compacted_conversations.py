@@ -44,14 +44,14 @@ MAX_TENANTS = 10_000
 # (`LISTED_SHARE`) of the lifetime of checkpoints, whichever is sooner.
 RELIST_AFTER_S = 86_400.0
 LISTED_SHARE = 0.25
-# Seconds between two polls for changes if the store sends no notifications.
+# Seconds between two polls for changes of the set of conversations, if the store sends no notifications.
 POLL_S = 1.0
 # Seconds between two polls if the store sends notifications. Polls are still needed, because a notification
 # may get lost.
 CHECK_S = 15.0
 # Number of changes that the store keeps (`KEPT_CHANGES`), and number of changes that one poll reads
 # (`LATEST_CHANGES`). If there were more changes since the last poll than one poll reads, the process loads
-# the whole set again.
+# the whole set of conversations again.
 KEPT_CHANGES = 100
 LATEST_CHANGES = 16
 # At its start, the proxy waits at most `START_LIMIT_S` seconds until the set is loaded. Between two attempts

@@ -3,8 +3,8 @@
 For each request, the proxy stores a record with digests of the request's messages. This record is called a
 head. A new request whose messages continue those of a head belongs to the same conversation. If an earlier
 request has already continued the same head, the new request is a fork: it starts a new conversation. All
-replicas append to the same lists of heads and read them in the same order. So they reach the same result,
-even if two of them receive requests that continue the same head at the same time.
+processes of the proxy append to the same lists of heads and read them in the same order. So they reach the
+same result, even if two of them receive requests that continue the same head at the same time.
 """
 
 import asyncio
@@ -328,9 +328,9 @@ class ConversationIndex:
         ]
         last_own_key = keys[-1]
         own_keys = {keys[0], last_own_key}
-        # A session that aider restores begins with a summary in place of the first user message. So a head is
-        # also stored in the list for the first line of the latest user message. And the list for the first
-        # line of the user message before the latest one is searched, too.
+        # A session that aider restores begins with a summary in place of the first user message. So the head
+        # is also stored in the list of heads for the first line of the latest user message. The list for the
+        # first line of the user message before the latest one is searched, too.
         if is_part:
             late_keys = [
                 conversation_heads_key(tenant, bytes.fromhex(line)) for line in request.late_line_digests[:2]

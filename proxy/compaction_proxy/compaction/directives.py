@@ -30,8 +30,8 @@ from compaction_proxy.support.lru import BoundedDict
 MAX_PINS = 50
 MAX_PIN_CHARACTERS = 2_000
 # The directives of a conversation (what a user or an operator has decided about it) contain two lists: its
-# project instructions, and the project instructions that were removed. Each list keeps at most this many. If
-# there are more, the oldest are forgotten.
+# project instructions, and the project instructions that were removed. Each list has at most this many
+# entries. If there are more, the oldest entries are dropped.
 MAX_INSTRUCTIONS = 64
 # Largest number of undone compactions that are remembered for one conversation. If there are more, the oldest
 # are forgotten. That does no harm, because later compactions do not build on the undone ones.
@@ -279,7 +279,7 @@ class DirectiveStore:
     ) -> None:
         """Records which project instructions a conversation contains.
 
-        Writes nothing if the record already lists them with the same sizes.
+        Writes nothing if the stored directives already list them with the same sizes.
         """
         known = await self.get(tenant, conversation)
         if known.with_instructions(instructions) != known:

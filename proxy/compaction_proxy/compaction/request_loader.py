@@ -78,7 +78,9 @@ class PreviousRequests:
     def record_and_count_moving_messages(
         self, sender: str, messages: Sequence[Message], prefixes: Sequence[bytes], seed: bytes
     ) -> int:
-        """Returns how many of the last messages of a request the client moves. Remembers the request's end.
+        """Returns how many of the last messages of a request the client moves.
+
+        Also remembers the end of the request (its last messages), for the comparison with later requests.
 
         Args:
             sender: A text made from the tenant, and from the conversation id if the client gave one. The

@@ -138,8 +138,8 @@ def compute_limits(
     )
 
 
-# If the tokens of the request that no compaction removes exceed this share of the trigger size, a compaction
-# is not worth its cost.
+# If the part of a request that no compaction can remove is larger than this share of the trigger size, a
+# compaction saves too little to be worth its cost.
 FLOOR_SHARE = 0.80
 
 _tokens: Callable[[Message], int] = attrgetter("tokens")
@@ -262,9 +262,9 @@ class RequestView:
     def _calibrated_fixed_tokens(self) -> int:
         """Calibrated tokens that no compaction removes. Only percentage triggers need this size.
 
-        The percentage of such a trigger applies only to those usable tokens (the context window less the
-        reserves) that the unremovable tokens leave free. The value is 0 if the strategy has no percentage
-        trigger or no layout (`Policy.layout`).
+        The percentage of such a trigger applies only to the usable tokens (the context window less the
+        reserves) that remain after these tokens are subtracted. The value is 0 if the strategy has no
+        percentage trigger or no layout (`Policy.layout`).
         """
         percent = self.policy.layout is not None and any(row.percent for row in self.limits.trigger_rules)
         return (

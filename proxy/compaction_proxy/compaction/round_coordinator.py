@@ -282,8 +282,8 @@ class RoundCoordinator:
         if due_reason != "force":
             pending = self._list_pending_jobs(view)
             shared = next((each for each in pending if each.is_staged and _can_serve(each, view)), None)
-            # Since the caller searched for staged checkpoints, a running compaction may have saved one. So
-            # the search is repeated.
+            # The caller has already searched for staged checkpoints. After that, a running compaction may
+            # have saved one. So the search is repeated.
             staged = await self._find_staged(view) if shared is None else None
             if staged is not None and _is_sufficient(staged, view):
                 return await self._install(view, staged, due_reason), None

@@ -217,7 +217,7 @@ def _choose_masks(view: RequestView, constraints: PlanConstraints, tail_start: i
 
 
 def _list_old_results(view: RequestView, tail_start: int) -> list[int]:
-    """Returns the indices of the tool results before the tail that are not yet removed.
+    """Returns the indices of those tool results before the tail that no compaction has removed yet.
 
     The strategy always keeps some of the newest tool results (`KeepRules.tool_results`). These are not
     included.

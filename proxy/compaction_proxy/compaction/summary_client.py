@@ -269,9 +269,9 @@ class SummaryClient:
     def _record_outcome(self, state: _EndpointState, reason: str) -> None:
         """Records the outcome of a call. `reason` says why the call failed; it is empty after a success.
 
-        A temporary or lasting failure is counted and may start a rest. The reason `garbage` is ignored,
-        because it does not show whether the model is available. Any other reason shows that the model is
-        available, so its failures are cleared.
+        A temporary or lasting failure is counted and may start a rest, during which the model gets no calls.
+        The reason `garbage` is ignored, because it does not show whether the model is available. Any other
+        reason shows that the model is available, so its failures are cleared.
         """
         if reason not in _LASTING and not is_temporary_failure(reason):
             if reason != "garbage":

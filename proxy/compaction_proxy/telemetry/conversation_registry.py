@@ -25,9 +25,9 @@ from compaction_proxy.storage.records import Fields, RecordStore
 WRITE_INTERVAL_S = 60.0
 # Shortest time, in seconds, between a failed write of a conversation's tenant and the next attempt.
 RETRY_INTERVAL_S = 1.0
-# Maximum number of conversations for which a process remembers when it may write their tenant again. If there
-# are more, it forgets the one that it has looked up or written longest ago. The next request of the forgotten
-# conversation then causes a write.
+# Maximum number of conversations for which a process remembers when it may write the tenant again. If there
+# are more, it forgets the conversation whose tenant it has looked up or written longest ago. The next request
+# of the forgotten conversation then causes a write.
 MAX_CONVERSATIONS = 10_000
 # Shortest time, in seconds, between two lines that a process adds for one conversation to the list of a day.
 LIST_INTERVAL_S = 3_600.0
@@ -164,10 +164,9 @@ class ConversationRegistry:
 
         After a process has added a line for a conversation, it adds no other line for this conversation for
         `LIST_INTERVAL_S` seconds. So the `limit` conversations with the newest lines may not be those with
-        the latest requests.
-        The method therefore continues after it has found `limit` conversations. It stops at the first line
-        that is more than `LIST_INTERVAL_S` seconds older than the line at which `found` reached `limit`
-        conversations.
+        the latest requests. The method therefore continues after it has found `limit` conversations. It stops
+        at the first line that is more than `LIST_INTERVAL_S` seconds older than the line at which `found`
+        reached `limit` conversations.
         """
         wanted, least = 2 * limit, -math.inf
         while True:

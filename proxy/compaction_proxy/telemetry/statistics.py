@@ -325,9 +325,9 @@ class Statistics:
         add_failures(failures, [UpstreamFailure(target, cause, 1, now)])
 
     async def flush(self, *, force: bool = False) -> None:
-        """Writes the hours whose counters have changed since their last write.
+        """Writes the counters of each hour to the store if they have changed since their last write.
 
-        If `force` is false, skips hours with many counters until the pause after their last write is over
+        If `force` is false, skips an hour with many counters until the pause after its last write is over
         (`PAUSE_S`).
         """
         async with self._flushing:

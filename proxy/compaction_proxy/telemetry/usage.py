@@ -362,8 +362,8 @@ class UsageStore:
             for entry in sorted(waiting.entries, key=get_entry_time)
         ]
         if await self._records.overwrite(key, to_fields(totals), ttl_s=self._ttl_s) and lines:
-            # If the totals could not be saved, the lines are not written either. A record with the totals
-            # cannot be overwritten, for example, if a newer version of the proxy has written it.
+            # If the store did not save the totals, the lines with the exchanges are not written either. For
+            # example, totals that a newer version of the proxy has written cannot be overwritten.
             await self._records.write(lines)
 
     def _forget_prefix(self, prefix: str) -> None:
