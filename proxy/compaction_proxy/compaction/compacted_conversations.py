@@ -46,16 +46,16 @@ RELIST_AFTER_S = 86_400.0
 LISTED_SHARE = 0.25
 # Seconds between two polls for changes of the set of conversations, if the store sends no notifications.
 POLL_S = 1.0
-# Seconds between two polls if the store sends notifications. Polls are still needed, because a notification
-# may get lost.
+# Seconds between two polls for changes if the store sends notifications. Polls are still needed, because a
+# notification may get lost.
 CHECK_S = 15.0
 # Number of changes that the store keeps (`KEPT_CHANGES`), and number of changes that one poll reads
 # (`LATEST_CHANGES`). If there were more changes since the last poll than one poll reads, the process loads
 # the whole set of conversations again.
 KEPT_CHANGES = 100
 LATEST_CHANGES = 16
-# At its start, the proxy waits at most `START_LIMIT_S` seconds until the set is loaded. Between two attempts
-# to listen for changes, it waits `RETRY_S` seconds.
+# At its start, the proxy waits at most `START_LIMIT_S` seconds until the set of conversations is loaded.
+# Between two attempts to listen for changes of the set, it waits `RETRY_S` seconds.
 START_LIMIT_S = 5.0
 RETRY_S = 1.0
 # Largest number of lists of conversations that are read from the store at the same time.
@@ -136,7 +136,7 @@ class CompactedConversations:
             self._unlisted.discard((tenant, name))
 
     async def load(self) -> bool:
-        """Loads the set from the store. Returns whether the store has answered all reads."""
+        """Loads the set of conversations from the store. Returns whether the store has answered all reads."""
         failed_before = self._records.failed_reads
         changes = await self._records.read_tail(compacted_changes_key(), 1)
         oldest = self._now() - self._ttl_s
@@ -170,8 +170,8 @@ class CompactedConversations:
     async def _write_line(self, tenant: str, name: str, listed_at_s: float) -> bool:
         """Writes a line for the conversation to the store, and notifies other processes.
 
-        If this process has not written the tenant to the list of tenants for `_listed_for_s` seconds, writes
-        that line, too. Returns whether the store has saved both lines.
+        Also adds the tenant to the list of tenants, if this process last did so at least `_listed_for_s`
+        seconds ago. If one of these writes fails, returns False and notifies nobody.
         """
         line = {"conversation": name, "at": listed_at_s}
         entry = ListItem(compacted_conversations_key(tenant), line, self._ttl_s, MAX_OF_TENANT)
@@ -215,7 +215,6 @@ class CompactedConversations:
             self._evict_oldest(max(self._known, key=lambda each: len(self._known[each])))
 
     def _evict_oldest(self, tenant: str) -> None:
-        """Forgets the least recently used conversation of a tenant."""
         names = self._known[tenant]
         name, _ = names.popitem(last=False)
         self._count -= 1

@@ -187,7 +187,7 @@ class Compactor:
             await self._coordinator.prepare_round(await self._loader.load_view(ask, bypass_cache=True))
 
     async def _fit_or_fail_open(self, ask: FitRequest, pending_result: Awaitable[FitResult]) -> FitResult:
-        """Returns the awaited `pending_result`. If this raises an error, returns the unchanged request."""
+        """Awaits and returns `pending_result`. If this fails, returns a result with the unchanged request."""
         reason = "internal"
 
         def record_failure(error: BaseException) -> None:

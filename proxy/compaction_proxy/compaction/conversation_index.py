@@ -340,8 +340,8 @@ class ConversationIndex:
         counts: dict[str, int] = {}
         match, key = await self._search_lists(tenant, request, keys, counts)
         # The client itself may have compacted the conversation. The request then contains only the end of the
-        # conversation, so none of the searched lists identifies the conversation. So the request is also
-        # compared with the heads that this process has added to any list of the tenant.
+        # conversation, so none of the lists searched above identifies the conversation. For this case, the
+        # request is compared with the heads that this process has recently added to any list of the tenant.
         if match is None and request.has_answer:
             match, key = (
                 _match_heads(request, self._resolve_forks(tenant, self._list_recent_heads(tenant))),
@@ -405,8 +405,8 @@ class ConversationIndex:
             self._add_head(keys, request.build_head(head.id, head.prefix))
             return head.id
         # The id of the new conversation is made from the messages. If an earlier conversation began with the
-        # same messages, random bytes are added to make the new id unique. If the list is full, heads of such
-        # an earlier conversation may have been dropped from the list. So random bytes are added in this case,
+        # same messages, random bytes are added to make the new id unique. If the list of heads is full, the
+        # heads of such an earlier conversation may have been dropped. So random bytes are added in this case,
         # too.
         seed = bytes.fromhex(request.prefix)
         is_known = match.kind == _RESTARTS or match.head_count >= KEPT_HEADS
@@ -609,7 +609,7 @@ def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, l
 def _is_rewritten(head: ConversationHead, request: _IndexedRequest, unique_digests: AbstractSet[str]) -> bool:
     """Returns whether a request continues a head although its client has rewritten the first messages.
 
-    `LEAST_COMMON_MESSAGES` describes the conditions.
+    The comment on `LEAST_COMMON_MESSAGES` describes the conditions.
 
     Args:
         head: The head.

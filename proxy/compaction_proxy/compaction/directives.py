@@ -185,7 +185,6 @@ def _from_fields(fields: Fields | None) -> Directives:
 
 
 def _parse_instructions(value: object) -> Iterator[NotedInstruction]:
-    """Yields the instructions in a record. Skips invalid entries."""
     for row in value if isinstance(value, list | tuple) else ():
         match row:
             case [str(client), str(kind), str(path), int(tokens)]:

@@ -21,9 +21,9 @@ from compaction_proxy.core.render import build_excerpt
 from compaction_proxy.core.truncate import KEEP_WHOLE, LEAVE_OUT, plan_truncation
 from compaction_proxy.wires.wire import Wire
 
-# Texts are cut by characters, so the number of tokens of the cut list is not known in advance. The proxy
-# counts the tokens after the cut. If there are too many, it cuts the list again, up to this many times in
-# all.
+# Texts are cut after a number of characters, so the number of tokens of the cut list is not known in advance.
+# The proxy counts the tokens after the cut. If there are too many, it cuts the list again, up to this many
+# times in all.
 MAX_CUT_ATTEMPTS = 4
 # A message is cut to this share of the tokens that it may keep, because estimates are not exact. If the cut
 # list still has too many tokens, the list is cut again with a lower size limit: the old limit times this
@@ -46,7 +46,10 @@ async def fill_token_counts(
 async def cut_to_fit(
     messages: tuple[Message, ...], view: RequestView, reader: MessageReader
 ) -> tuple[Message, ...]:
-    """Masks and cuts messages so that the list fits the context window. The result may still be too large."""
+    """Masks and cuts messages to make the list fit the context window.
+
+    If even the last attempt does not cut enough, the result is still too large.
+    """
     room, max_room = goal, max_goal = _compute_room(view)
     message_ids, dialect = _map_object_ids_to_handles(view), view.request.counting_options.wire
     messages = cut = await _mask_old_results(messages, view, message_ids, reader, room)

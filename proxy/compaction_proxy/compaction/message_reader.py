@@ -323,7 +323,6 @@ class MessageReader:
     async def _build_counted_messages(
         self, uncounted: Sequence[UncountedMessage], options: CountingOptions
     ) -> list[Message]:
-        """Returns the messages with their digests and token counts."""
         rule = TOKEN_RULES[options.rule]
         texts: list[str] = []
         text_counts: list[int] = []

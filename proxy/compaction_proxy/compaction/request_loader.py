@@ -71,8 +71,8 @@ class PreviousRequests:
     """
 
     def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
-        # Maps a sender and a prefix digest to the end of a request and to the number of messages that the
-        # digest covers.
+        # Maps a sender and a prefix digest to the end (the last messages) of a request, and to the number of
+        # messages that the digest covers.
         self._ends: LruCache[tuple[str, bytes], tuple[RequestEnd, int]] = LruCache(max_held_bytes)
 
     def record_and_count_moving_messages(

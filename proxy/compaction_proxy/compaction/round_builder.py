@@ -114,8 +114,8 @@ def find_retained_facts(
 ) -> Mapping[str, tuple[int, int]]:
     """Counts the facts in the messages that a compaction removes or shortens (`core.summary.retention`).
 
-    Maps each kind of fact to two numbers: how many of these facts the model still sees after the compaction,
-    and how many there are in all. Returns an empty mapping if no message is removed or shortened.
+    The result maps each kind of fact to two numbers: how many of these facts the model still sees after the
+    compaction, and how many there are in all. The result is empty if no message is removed or shortened.
     """
     affected = job.affected_indices
     if not affected:
@@ -363,7 +363,7 @@ class RoundBuilder:
         event_task.add_done_callback(self._event_tasks.discard)
 
     async def _build_round(self, job: RoundJob) -> Checkpoint:
-        """Makes the compaction, or returns the checkpoint that another process has already made for it.
+        """Makes the compaction, unless another process has already made it. Returns the checkpoint.
 
         Raises:
             SummaryError: If no summary could be written, if the replacements lack a rule of the user, or if

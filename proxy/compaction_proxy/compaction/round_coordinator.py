@@ -248,7 +248,7 @@ class RoundCoordinator:
             view: The request.
             same_length: Whether to look instead for a late summary that can replace an extract
                 (`RequestLoader.find_staged_checkpoint`). Use this only before a new compaction, which breaks
-                the provider's prompt cache anyway. To replace the extract then costs nothing in addition.
+                the provider's prompt cache anyway. The replacement of the extract then costs nothing.
         """
         staged = await self._loader.find_staged_checkpoint(view, same_length=same_length)
         return _merge_edits(staged, view.checkpoint) if staged else None
@@ -361,7 +361,10 @@ class RoundCoordinator:
 
 
 def _is_sufficient(staged: Checkpoint, view: RequestView) -> bool:
-    """Returns whether a staged checkpoint shrinks the request enough (`READY_SHARE`)."""
+    """Returns whether a staged checkpoint shrinks the request so much that no new compaction is needed.
+
+    The comment on `READY_SHARE` describes the limit.
+    """
     trigger_tokens = view.marks.trigger_tokens
     fixed = min(trigger_tokens, int(view.fixed_tokens * view.calibration_ratio))
     size = view.with_checkpoint(staged).effective_estimate

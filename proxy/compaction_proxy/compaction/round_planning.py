@@ -168,7 +168,6 @@ def _draft_masks(view: RequestView, constraints: PlanConstraints) -> RoundDraft 
 
 
 def _list_chain_records(view: RequestView) -> tuple[Message, ...]:
-    """Lists the records in the chain of the view's checkpoint; empty if there is no checkpoint."""
     return list_chain_records(view.checkpoint) if view.checkpoint else ()
 
 

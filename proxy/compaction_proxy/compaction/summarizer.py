@@ -378,7 +378,7 @@ class Summarizer:
         raise SummaryError("summary-window")
 
     async def _compute_fitting_share(self, request: SummaryRequest, size: int) -> float:
-        """Returns the share of the messages in a prompt that can stay if the call is to fit, 0..1.
+        """Returns which share of the messages' text can stay in the prompt so that the call fits, 0..1.
 
         `size` is the present size of the call, in tokens, which is too large.
 

@@ -126,7 +126,7 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 # If a call is cancelled after at least this share of the time allowed for the summary, the cancellation
 # counts as a failure of the model, which was too slow. If the call is cancelled earlier, the client has
-# probably disconnected.
+# probably disconnected, and the model has not failed.
 SLOW_SHARE = 0.5
 
 Read = TypeVar("Read")

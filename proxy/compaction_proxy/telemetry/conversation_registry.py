@@ -29,17 +29,18 @@ RETRY_INTERVAL_S = 1.0
 # are more, it forgets the conversation whose tenant it has looked up or written longest ago. The next request
 # of the forgotten conversation then causes a write.
 MAX_CONVERSATIONS = 10_000
-# Shortest time, in seconds, between two lines that a process adds for one conversation to the list of a day.
+# Shortest time, in seconds, between two lines that a process adds for one conversation to the list of
+# conversations of a day.
 LIST_INTERVAL_S = 3_600.0
-# `KEPT_LINES` is the maximum number of lines in the list of a day. If there are more, the store drops the
-# oldest. `MAX_DAYS` is the maximum number of days whose lists `list_recent` reads.
+# `KEPT_LINES` is the maximum number of lines in the list of conversations of a day. If there are more, the
+# store drops the oldest. `MAX_DAYS` is the maximum number of days whose lists `list_recent` reads.
 KEPT_LINES = 10_000
 MAX_DAYS = 31
 DAY_S = 86_400
 
 
 class RegisteredConversation(NamedTuple):
-    """A conversation in the list of a day.
+    """A conversation in the list of conversations of a day.
 
     Attributes:
         id: Id of the conversation, `c_…`.
@@ -160,7 +161,7 @@ class ConversationRegistry:
     async def _collect_conversations_of_day(
         self, day: int, limit: int, found: dict[str, RegisteredConversation]
     ) -> None:
-        """Reads the list of a day, beginning with the newest line. Adds the conversations in it to `found`.
+        """Reads the list of conversations of a day, the newest line first. Adds them to `found`.
 
         After a process has added a line for a conversation, it adds no other line for this conversation for
         `LIST_INTERVAL_S` seconds. So the `limit` conversations with the newest lines may not be those with

@@ -41,8 +41,9 @@ from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTION_FAILED, COMPACTION_FINISHED, EVENT_NOT_ANNOUNCED
 
-# Maximum number of events in a stored list. One list has the compactions of all conversations with the same
-# beginning, another has the other events of one conversation. A list that has more events loses the oldest.
+# Maximum number of events in a stored list. If there are more, the oldest are dropped. There is one list for
+# the compactions of all conversations with the same beginning, and one list for the other events of each
+# conversation.
 KEPT_EVENTS = 200
 # The proxy stores a compaction under the root of its conversation, and adds a line with this root to the
 # conversation's list of roots. `KEPT_ROOT_LINES` is the maximum number of lines in this list. If there are
@@ -287,7 +288,6 @@ def _build_event_from_checkpoint(place: bytes, fields: Fields | None, at: float)
 
 
 def _parse_hex(digits: object) -> bytes:
-    """Decodes hex digits; returns empty bytes for anything else."""
     try:
         return bytes.fromhex(digits) if isinstance(digits, str) else b""
     except ValueError:

@@ -1,8 +1,8 @@
 """Queues exchanges and processes them in the background, so that no request waits for the processing.
 
-Processing an exchange has four steps: compute its cost and saving, count it, add it to the usage of its
-conversation, and pass it to the listeners. The module processes the queued exchanges once a second, or as
-soon as `QUEUE_LENGTH` of them are queued. It writes the results to the store once a second.
+Processing an exchange has four steps: compute its cost and saving, add it to the usage of its conversation,
+add it to the statistics, and pass it to the listeners. The module processes the queued exchanges once a
+second, or as soon as `QUEUE_LENGTH` of them are queued. It writes the results to the store once a second.
 """
 
 import asyncio

@@ -53,8 +53,9 @@ PAUSE_S = 0.02
 # Maximum number of hours whose counters stay in memory. There are more only if the store fails for a long
 # time. A process then drops the oldest hours, although it has not written them.
 MAX_WAITING_HOURS = 48
-# Maximum number of processes in the list of a day. If there are more, the list loses the oldest entries, and
-# the sums leave out the records of those processes.
+# The store has a list, for each day, of the processes that have written records. This is the maximum number
+# of processes in such a list. If there are more, the oldest entries are dropped, and the sums leave out the
+# records of those processes.
 MAX_WRITERS = 1_000
 # Seconds after the end of an hour during which a process still adds late exchanges to the hour. After that,
 # it drops the hour from its memory as soon as it has written the hour.
@@ -459,7 +460,8 @@ class Statistics:
         ]
         keys = [hourly_counts_key(day, hour % HOURS_OF_A_DAY, writer) for hour, writer in asked]
         found = await self._records.get_many(keys, bypass_cache=True) if keys else []
-        # In the cache of `RecordStore`, these records would displace others that requests need.
+        # The next line removes these records from the cache of `RecordStore`. There they would displace
+        # records that requests need.
         self._records.evict_cached_prefix(day_statistics_prefix(day))
         return [(hour, _parse_hour(fields)) for (hour, _), fields in zip(asked, found, strict=True) if fields]
 

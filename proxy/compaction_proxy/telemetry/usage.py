@@ -320,10 +320,10 @@ class UsageStore:
     def _get_or_create_pending(
         self, tenant: str, conversation: str, start_mark: int | None
     ) -> _PendingUsage | None:
-        """Returns the pending usage of a conversation, which the caller may add to.
+        """Returns the pending usage of a conversation, to which the caller then adds figures.
 
-        Returns None if the conversation was deleted after `start_mark`, or if the usage of too many other
-        conversations is pending (`MAX_WAITING`).
+        Returns None if the conversation was deleted after the request began (`start_mark`), or if the usage
+        of too many other conversations is pending (`MAX_WAITING`).
         """
         key = conversation_key(tenant, conversation)
         if self._records.deletion_fence.is_deleted_since(key, start_mark):
