@@ -364,11 +364,14 @@ class Compactor:
     async def _choose_messages(self, view: RequestView) -> FittedMessages:
         """Returns the messages to forward.
 
-        If no compaction applies and the request fits, these are the client's own messages. Otherwise, these
-        are the messages of the effective list. They are repaired if the list is invalid, for example if the
-        call of a tool result is missing. They are cut without a model if the list does not fit, but only if
-        the cut list fits. If no compaction applies and the cut list does not fit, or if the result would be
-        longer than the client's own list, these are again the client's own messages.
+        If no compaction applies and the request fits, these are the client's own messages. Otherwise, the
+        method starts from the effective list:
+
+        - If the list is invalid, for example because the call of a tool result is missing, repairs the list.
+        - If the list does not fit, cuts it without a model. If the cut list does not fit either, keeps the
+          uncut list.
+        - Returns the client's own messages after all if no compaction applies and the list was not cut, or if
+          the result would be longer than the client's own list.
         """
         is_too_long = view.is_automatic and view.exceeds_window
         is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)

@@ -43,12 +43,13 @@ RECENT_LISTS = 64
 # Some clients move or rewrite their last messages with each turn. The conversation is still recognised if the
 # client has moved or rewritten at most this many messages.
 MAX_MOVED_MESSAGES = 8
-# A client may rewrite the first messages of a conversation. A request is then recognised by the last messages
-# of a head (`ConversationHead.tail`), of which at least this many must occur in no other conversation.
-# Normally the request must repeat all messages of the tail. In place of the last one, it may repeat the
-# latest user message of the head. Some clients, such as aider, add messages of their own. If the request
-# comes from such a client, it is enough that the request repeats this many messages of the tail, and at least
-# half of them.
+# A client may rewrite the first messages of a conversation. Then the proxy compares its request with the last
+# messages of each head (`ConversationHead.tail`). The request continues the head if both of these are true:
+# - At least this many messages of the tail occur in no other conversation.
+# - The request repeats all messages of the tail. In place of the last one, it may repeat the latest user
+#   message of the head.
+# Some clients, such as aider, add messages of their own. For such a client, the second condition is weaker:
+# the request must repeat at least this many messages of the tail, and at least half of them.
 LEAST_COMMON_MESSAGES = 4
 # A client such as aider adds messages of its own, for example with files. If the proxy leaves such messages
 # out, each prefix digest also covers these bytes. So it differs from the digest of a list with all messages.

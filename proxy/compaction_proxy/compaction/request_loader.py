@@ -387,10 +387,13 @@ class RequestLoader:
 
         Returns None if there is none, or if it does not cover more messages than the checkpoint of the view.
 
-        With `same_length`, looks for a late summary instead. If a summary is not ready in time, the proxy
-        applies a checkpoint with an extract. When the summary is ready, it is staged in a checkpoint that
-        covers the same number of messages. With `same_length`, the method returns this checkpoint if the view
-        has the one with the extract; else None.
+        Args:
+            view: The request.
+            same_length: Whether to look for a late summary instead. If a summary is not ready in time, the
+                proxy applies a checkpoint with an extract. Once the summary is ready, the proxy stages a
+                second checkpoint, which contains the summary and covers the same number of messages. If the
+                view has the checkpoint with the extract, the method returns the one with the summary.
+                Otherwise it returns None.
         """
         root, current = view.root, view.checkpoint
         if root is None or (same_length and (current is None or current.writer != EXTRACT_WRITER)):

@@ -31,9 +31,9 @@ from compaction_proxy.core.planner import compute_checkpoint_id
 
 # A request waits for a summary for at most this share of the time after which its client gives up.
 PATIENCE_SHARE = 0.25
-# No compaction removes the fixed part of a request, such as the system prompt. A staged checkpoint is
-# sufficient if it shrinks the rest of the request to at most this share of the tokens that the fixed part
-# leaves below the trigger size. If no staged checkpoint is sufficient, a new compaction is made.
+# No compaction removes the fixed part of a request, such as the system prompt. The trigger size minus this
+# part is the free size. A staged checkpoint is sufficient if it shrinks the rest of the request to at most
+# this share of the free size. If no staged checkpoint is sufficient, a new compaction is made.
 READY_SHARE = 0.75
 # A request waits at most this many seconds for a compaction that needs no model. The wait is that long only
 # if another process has died while it held the lease that locks this compaction. The lease must then expire

@@ -335,7 +335,10 @@ class Metrics:
         self._increment_counter("upstream_errors_total", 1, self._targets.to_label_value(target), cause)
 
     def count_archive_search(self, source: str, outcome: str) -> None:
-        """Counts a search in the archive, by the kind of its caller and by whether it found anything."""
+        """Counts a search in the archive.
+
+        `source` is the kind of the caller, such as `api`. `outcome` is `found` or `nothing`.
+        """
         self._increment_counter("compaction_recall_searches_total", 1, source, outcome)
 
     def record_reload(self, *, succeeded: bool) -> None:
