@@ -156,7 +156,10 @@ class CompactedConversations:
         return self._is_loaded
 
     async def start(self) -> None:
-        """Loads the set, waiting at most `START_LIMIT_S` seconds, and starts to follow its changes."""
+        """Loads the set of conversations, and starts to follow its changes.
+
+        Waits at most `START_LIMIT_S` seconds until the set is loaded.
+        """
         with suppress_and_report(_log_listening_failure):
             await run_with_deadline(START_LIMIT_S, self.load())
         self._tasks = [asyncio.create_task(self._listen_forever()), asyncio.create_task(self._poll_changes())]

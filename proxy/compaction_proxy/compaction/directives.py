@@ -169,7 +169,7 @@ def _to_fields(directives: Directives) -> dict[str, Any]:
 
 
 def _from_fields(fields: Fields | None) -> Directives:
-    """Reads directives from a record. A value that cannot be read is replaced by its default."""
+    """Reads directives from a record. Skips invalid entries of lists, and uses defaults for missing values."""
     data = fields or {}
     return Directives(
         compact=data.get("compact") is True,
