@@ -169,7 +169,10 @@ def _to_fields(directives: Directives) -> dict[str, Any]:
 
 
 def _from_fields(fields: Fields | None) -> Directives:
-    """Reads directives from a record. Skips invalid entries of lists, and uses defaults for missing values."""
+    """Reads directives from a record.
+
+    Skips invalid entries of lists, and uses the default for any other value that is missing or invalid.
+    """
     data = fields or {}
     return Directives(
         compact=data.get("compact") is True,

@@ -112,9 +112,9 @@ def _find_replacement_object_ids(view: RequestView) -> set[int]:
 
 
 def _map_object_ids_to_handles(view: RequestView) -> dict[int, str]:
-    """Maps the Python id (`id()`) of each of the client's messages to the handle of the message, `m_…`.
+    """Maps the Python id (`id()`) of each message that is not fixed to the handle of the message, `m_…`.
 
-    Masked and capped versions of these messages are included. Replacements are not included.
+    Masked and capped versions of these messages are included. Replacements of spans are not included.
     """
     names = {
         id(each): format_message_id(prefix)

@@ -35,8 +35,8 @@ from compaction_proxy.wires.project_instructions import (
 )
 from compaction_proxy.wires.wire import Wire
 
-# Messages and texts are processed in chunks of about this many bytes. Between two chunks, the event loop can
-# run other tasks.
+# Messages and texts are processed in chunks of at most this many bytes. A larger message or text is a chunk
+# of its own. Between two chunks, the event loop can run other tasks.
 CHUNK_BYTES = 128 * 1024
 # If there are at most this many items, and their total size is at most `CHUNK_BYTES`, they form one chunk and
 # no loop has to divide them. This is the usual case, because most requests bring only one or two new items.
