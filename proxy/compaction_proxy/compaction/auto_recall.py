@@ -1,7 +1,7 @@
-"""Reminds the model of removed messages that match the latest user message. This is called auto-recall.
+"""Inserts excerpts of removed messages that match the latest user message. This is called auto-recall.
 
-The proxy inserts a separate message with excerpts of the removed messages right before the latest user
-message. All requests of a turn contain the same excerpts, so that the provider's prompt cache stays valid.
+The excerpts form a separate message right before the latest user message, so that the model can use them for
+its reply. All requests of a turn contain the same excerpts, so that the provider's prompt cache stays valid.
 Requests of the next turn no longer contain these excerpts. Clients never see the excerpts, no compaction
 summarises them, and no archive stores them. If the search fails or takes too long, the request is forwarded
 without excerpts.
@@ -100,10 +100,10 @@ def build_recall_query(text: str) -> str:
 
 
 def build_recall_text(hits: Sequence[SearchHit], section: RecallSection, count_tokens: TokenCounter) -> str:
-    """Builds the text to insert from the best hits, at most `MAX_HITS`.
+    """Builds the text that is inserted into a request. It quotes the best hits, at most `MAX_HITS`.
 
-    Returns "" if no hit has the score that the configuration of auto-recall requires, or if not even the best
-    hit fits the token limit in this configuration.
+    `section` is the configuration of auto-recall. Returns "" if no hit has the score that it requires, or if
+    not even the best hit fits its token limit.
     """
     good = [hit for hit in hits if hit.score >= section.auto_score][:MAX_HITS]
     shown = [QuotedMessage(hit.message_id, hit.role, hit.snippet, hit.turn, hit.round) for hit in good]
@@ -142,8 +142,9 @@ class AutoRecall:
     async def __call__(self, fit: FitResult, ask: FitRequest) -> FitResult:
         """Inserts excerpts of removed messages before the latest user message. Returns the new result.
 
-        Returns `fit` unchanged if auto-recall is off, if no messages have been removed, if no removed message
-        matches, if the excerpts do not fit, or if an error occurs.
+        Returns `fit` unchanged if auto-recall is off, if no messages have been removed, if the latest user
+        message itself has been removed, if no removed message matches, if the request would become too large,
+        or if an error occurs.
 
         Args:
             fit: The result of the compactor for the request.

@@ -1,10 +1,11 @@
 """Keeps a list of checkpoint ids for each conversation.
 
-From the ids, the proxy sees which checkpoints a request could use. It reads only these from the store. The
-list itself is also in the store. When a process writes a checkpoint, it adds the id to the list. Each process
-caches the lists that it has read. It uses a cached list for two seconds (`FRESH_S`), or longer while the
-store is unavailable. If a request uses a list that was read more than one second ago (`AGING_S`), the process
-reads the list again in the background. So the requests of a busy conversation seldom wait for the store.
+An id shows which messages its checkpoint covers. So the proxy can tell from the ids which checkpoints a
+request could use, and reads only these from the store. The list itself is also in the store. When a process
+writes a checkpoint, it adds the id to the list. Each process caches the lists that it has read. It uses a
+cached list for two seconds (`FRESH_S`), or longer while the store is unavailable. If a request uses a list
+that was read more than one second ago (`AGING_S`), the process reads the list again in the background. So the
+requests of a busy conversation seldom wait for the store.
 """
 
 import math

@@ -86,7 +86,7 @@ class ConversationCommands:
         directives: Stores what users ask for, such as pins.
         recall: Searches removed messages.
         compacted: The set of conversations whose small requests the proxy must parse as well. A conversation
-            enters the set when a compaction is requested.
+            enters the set when a user requests a compaction.
         announce: Called with each event that reports an executed command.
         on_search: Called after each search with the source `api` and the outcome `found` or `nothing`.
         now: Returns seconds since the epoch.
@@ -163,7 +163,9 @@ class ConversationCommands:
             await self._record_event(tenant, Event(event_kind, self._now(), conversation))
 
     async def undo_round(self, conversation: str) -> Event:
-        """Undoes the newest compaction that is not undone yet. Returns the event that reported it.
+        """Undoes the newest compaction that is not undone yet.
+
+        Returns the event that reported this compaction.
 
         Raises:
             RequestRefusedError: If there is no such compaction (status 409).
@@ -324,7 +326,7 @@ class ConversationCommands:
         return sum(filter(None, counts))
 
     async def forget_owning_tenant(self, conversation: str) -> int:
-        """Deletes all data of the conversation's tenant in the store.
+        """Deletes from the store all data of the tenant that owns the conversation.
 
         Returns the number of deleted records and lists.
         """

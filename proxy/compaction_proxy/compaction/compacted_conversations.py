@@ -1,4 +1,4 @@
-"""Tracks which conversations have compactions, so that every replica parses even their small requests.
+"""Tracks which conversations have compactions, so that every process parses even their small requests.
 
 The proxy forwards small requests without parsing them or asking the store about them; this check by size is
 called the gate. But stored checkpoints must be applied to small requests, too. So each process keeps in
@@ -32,8 +32,10 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTED_NOT_HEARD
 from compaction_proxy.support.lru import BoundedDict
 
-# Largest number of conversations of one tenant, of conversations of all tenants together, and of tenants. If
-# there are more, the ones that were added or used longest ago are forgotten.
+# Largest numbers of conversations of one tenant, of conversations of all tenants together, and of tenants. If
+# a tenant has too many conversations, the ones that were added or used longest ago are forgotten. If all
+# tenants together have too many, the tenant with the most conversations loses its oldest one. If there are
+# too many tenants, the ones that were written to the list of tenants longest ago are forgotten.
 MAX_OF_TENANT = 10_000
 MAX_CONVERSATIONS = 50_000
 MAX_TENANTS = 10_000
@@ -42,24 +44,24 @@ MAX_TENANTS = 10_000
 # (`LISTED_SHARE`) of the lifetime of checkpoints, whichever is sooner.
 RELIST_AFTER_S = 86_400.0
 LISTED_SHARE = 0.25
-# Seconds between two polls for changes if the store sends no notifications.
+# Seconds between two polls for changes of the set of conversations, if the store sends no notifications.
 POLL_S = 1.0
-# Seconds between two polls if the store sends notifications. Polls are still needed, because a notification
-# may get lost.
+# Seconds between two polls for changes if the store sends notifications. Polls are still needed, because a
+# notification may get lost.
 CHECK_S = 15.0
 # Number of changes that the store keeps (`KEPT_CHANGES`), and number of changes that one poll reads
 # (`LATEST_CHANGES`). If there were more changes since the last poll than one poll reads, the process loads
-# the whole set again.
+# the whole set of conversations again.
 KEPT_CHANGES = 100
 LATEST_CHANGES = 16
-# At its start, the proxy waits at most `START_LIMIT_S` seconds until the set is loaded. Between two attempts
-# to listen for changes, it waits `RETRY_S` seconds.
+# At its start, the proxy waits at most `START_LIMIT_S` seconds until the set of conversations is loaded.
+# Between two attempts to listen for changes of the set, it waits `RETRY_S` seconds.
 START_LIMIT_S = 5.0
 RETRY_S = 1.0
 # Largest number of lists of conversations that are read from the store at the same time.
 READ_AT_ONCE = 8
 CHANNEL = "compacted"
-# The conversations of a tenant that have no id share one line in the list, with this name.
+# All conversations of a tenant that have no id share one line in the tenant's list, with this name.
 UNNAMED = ""
 _CHANGE_BYTES = 8
 
@@ -134,7 +136,7 @@ class CompactedConversations:
             self._unlisted.discard((tenant, name))
 
     async def load(self) -> bool:
-        """Loads the set from the store. Returns whether the store has answered all reads."""
+        """Loads the set of conversations from the store. Returns whether the store has answered all reads."""
         failed_before = self._records.failed_reads
         changes = await self._records.read_tail(compacted_changes_key(), 1)
         oldest = self._now() - self._ttl_s
@@ -154,7 +156,10 @@ class CompactedConversations:
         return self._is_loaded
 
     async def start(self) -> None:
-        """Loads the set, waiting at most `START_LIMIT_S` seconds, and starts to follow its changes."""
+        """Loads the set of conversations, and starts to follow its changes.
+
+        Waits at most `START_LIMIT_S` seconds until the set is loaded.
+        """
         with suppress_and_report(_log_listening_failure):
             await run_with_deadline(START_LIMIT_S, self.load())
         self._tasks = [asyncio.create_task(self._listen_forever()), asyncio.create_task(self._poll_changes())]
@@ -168,8 +173,8 @@ class CompactedConversations:
     async def _write_line(self, tenant: str, name: str, listed_at_s: float) -> bool:
         """Writes a line for the conversation to the store, and notifies other processes.
 
-        If the line of the tenant in the list of tenants is old, writes that line, too. Returns whether the
-        store has saved all lines.
+        Also adds the tenant to the list of tenants, if this process last did so at least `_listed_for_s`
+        seconds ago. If one of these writes fails, returns False and notifies nobody.
         """
         line = {"conversation": name, "at": listed_at_s}
         entry = ListItem(compacted_conversations_key(tenant), line, self._ttl_s, MAX_OF_TENANT)
@@ -213,7 +218,6 @@ class CompactedConversations:
             self._evict_oldest(max(self._known, key=lambda each: len(self._known[each])))
 
     def _evict_oldest(self, tenant: str) -> None:
-        """Forgets the least recently used conversation of a tenant."""
         names = self._known[tenant]
         name, _ = names.popitem(last=False)
         self._count -= 1
@@ -253,7 +257,7 @@ class CompactedConversations:
                     await (self._apply_latest_changes() if self._is_loaded else self.load())
 
     async def _apply_latest_changes(self) -> None:
-        """Reads the newest changes. Loads the whole set if changes may have been missed."""
+        """Reads the newest changes and applies them. Loads the whole set if changes may have been missed."""
         lines = await self._records.read_tail(compacted_changes_key(), LATEST_CHANGES)
         if len(lines) == LATEST_CHANGES and self._change not in map(_get_change_id, lines):
             await self.load()

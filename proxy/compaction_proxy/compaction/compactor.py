@@ -187,7 +187,7 @@ class Compactor:
             await self._coordinator.prepare_round(await self._loader.load_view(ask, bypass_cache=True))
 
     async def _fit_or_fail_open(self, ask: FitRequest, pending_result: Awaitable[FitResult]) -> FitResult:
-        """Returns the awaited `pending_result`. If this raises an error, returns the unchanged request."""
+        """Awaits and returns `pending_result`. If this fails, returns a result with the unchanged request."""
         reason = "internal"
 
         def record_failure(error: BaseException) -> None:
@@ -210,7 +210,7 @@ class Compactor:
         if view.directives.bypass:
             return self._build_bypassed_result(view)
         due, uncapped = _find_due_reason(view), None
-        # Another replica may have made the compaction already, so the stored state is loaded again.
+        # Another proxy process may have made the compaction already, so the stored state is loaded again.
         if due is not None or self._coordinator.has_huge_results(view):
             view = await self._loader.refresh_view(view)
             if ask.mode is not CompactionMode.SHADOW:
@@ -274,13 +274,13 @@ class Compactor:
 
         The second result is True if the limit applies to the sum of the prompt and the requested output. If
         the error does not say whether it applies to the sum or to the prompt alone, the second result is an
-        assumption, which is not learned: after the first refusal it is True if the estimated sum exceeds the
-        limit and the estimated prompt does not.
+        assumption, which the proxy does not store: after the first refusal it is True if the estimated sum
+        exceeds the limit and the estimated prompt does not.
 
         An error may quote the request. So a limit in the error is learned only if its number does not occur
         in the request. Output limits in the request are ignored in this comparison, because a client may ask
-        for as many output tokens as the context window has. If no limit can be learned in this way, the size
-        of the refused request is learned instead, if the error is about the context window.
+        for as many output tokens as the context window has. If no limit can be learned in this way, and the
+        error is about the context window, the size of the refused request is learned instead.
         """
         estimate = refused_fit.estimate
         if not estimate:  # the request passed the size gate uncounted
@@ -364,11 +364,14 @@ class Compactor:
     async def _choose_messages(self, view: RequestView) -> FittedMessages:
         """Returns the messages to forward.
 
-        If no compaction applies and the request fits, these are the client's own messages. Otherwise, these
-        are the messages of the effective list. They are repaired if the list is invalid, for example if the
-        call of a tool result is missing. They are cut without a model if the list does not fit, but only if
-        the cut list fits. If no compaction applies and the cut list does not fit, or if the result would be
-        longer than the client's own list, these are again the client's own messages.
+        If no compaction applies and the request fits, these are the client's own messages. Otherwise, the
+        method starts from the effective list:
+
+        - If the list is invalid, for example because the call of a tool result is missing, repairs the list.
+        - If the list does not fit, cuts it without a model. If the cut list does not fit either, keeps the
+          uncut list.
+        - Returns the client's own messages after all if no compaction applies and the list was not cut, or if
+          the result would be longer than the client's own list.
         """
         is_too_long = view.is_automatic and view.exceeds_window
         is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)
@@ -485,10 +488,12 @@ def _apply_reported_size(
 ) -> RequestView:
     """Returns the view with the request size, the prompt limit and the cut goal that follow from a refusal.
 
-    If the error names only a limit, the refused prompt is assumed to be one token larger than the limit. The
-    prompt limit of the next attempt is then a share of the named limit, which becomes smaller with each
-    refusal. Returns the view unchanged if the error does not concern the context window, if it names neither
-    a size nor a limit, if it names only a limit and `refusals` is None, or if the size is not plausible
+    The cut goal is the size to which the request is cut if it exceeds the prompt limit. If the error names
+    only a limit, the refused prompt is assumed to be one token larger than the limit. The prompt limit of the
+    next attempt is then a share of the named limit, and this share becomes smaller with each refusal.
+
+    Returns the view unchanged if the error does not concern the context window, if it names neither a size
+    nor a limit, if it names only a limit and `refusals` is None, or if the size is not plausible
     (`build_baseline`).
 
     Args:

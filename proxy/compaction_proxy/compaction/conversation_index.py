@@ -3,8 +3,8 @@
 For each request, the proxy stores a record with digests of the request's messages. This record is called a
 head. A new request whose messages continue those of a head belongs to the same conversation. If an earlier
 request has already continued the same head, the new request is a fork: it starts a new conversation. All
-replicas append to the same lists of heads and read them in the same order. So they reach the same result,
-even if two of them receive requests that continue the same head at the same time.
+processes of the proxy append to the same lists of heads and read them in the same order. So they reach the
+same result, even if two of them receive requests that continue the same head at the same time.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ BEGINNINGS = (1, 4, 16, 64)
 # Largest number of heads in a list. If there are more, the oldest are dropped.
 KEPT_HEADS = 128
 # A process also keeps in memory the heads that it has added itself, for at most `MAX_HELD_LISTS` lists and at
-# most `MAX_HELD_HEADS` heads for each list.
+# most `MAX_HELD_HEADS` heads for each list. If there are more, the oldest are dropped.
 MAX_HELD_LISTS = 1_000
 MAX_HELD_HEADS = 16
 # If no stored list identifies the conversation, the client itself may have compacted the conversation. Then
@@ -43,12 +43,13 @@ RECENT_LISTS = 64
 # Some clients move or rewrite their last messages with each turn. The conversation is still recognised if the
 # client has moved or rewritten at most this many messages.
 MAX_MOVED_MESSAGES = 8
-# A client may rewrite the first messages of a conversation. A request is then recognised by the last messages
-# of a head (`ConversationHead.tail`), of which at least this many must occur in no other conversation.
-# Normally the request must repeat all messages of the tail. In place of the last one, it may repeat the
-# latest user message of the head. Some clients, such as aider, add messages of their own. If the request
-# comes from such a client, it is enough that the request repeats this many messages of the tail, and at least
-# half of them.
+# A client may rewrite the first messages of a conversation. Then the proxy compares its request with the last
+# messages of each head (`ConversationHead.tail`). The request continues the head if both of these are true:
+# - At least this many messages of the tail occur in no other conversation.
+# - The request repeats all messages of the tail. In place of the last one, it may repeat the latest user
+#   message of the head.
+# Some clients, such as aider, add messages of their own. For such a client, the second condition is weaker:
+# the request must repeat at least this many messages of the tail, and at least half of them.
 LEAST_COMMON_MESSAGES = 4
 # A client such as aider adds messages of its own, for example with files. If the proxy leaves such messages
 # out, each prefix digest also covers these bytes. So it differs from the digest of a list with all messages.
@@ -210,10 +211,10 @@ class _IndexedRequest:
     def find_last_index_despite_clearing(self, head: ConversationHead) -> int | None:
         """Finds the last message of a head in this request, although the client has cleared tool results.
 
-        A tool result that differs from the head counts as cleared if its text has at most `RESULT_CHARACTERS`
-        characters and it is not among the results at the end of the request. Returns the index of the head's
-        last message in this request. Returns None if the request lacks messages of the head, if no tool
-        result differs, or if one that does not count as cleared differs.
+        A tool result whose digest differs from its digest in the head counts as cleared if its text has at
+        most `RESULT_CHARACTERS` characters and it is not among the results at the end of the request. Returns
+        the index of the head's last message in this request. Returns None if the request lacks messages of
+        the head, if no tool result differs, or if a tool result differs but does not count as cleared.
         """
         last = self.outline_indices.get(head.outline)
         if last is None or last + 1 < len(head.tail) or _shorten_digest(self._prefixes[last]) == head.prefix:
@@ -328,9 +329,9 @@ class ConversationIndex:
         ]
         last_own_key = keys[-1]
         own_keys = {keys[0], last_own_key}
-        # A session that aider restores begins with a summary in place of the first user message. So a head is
-        # also stored in the list for the first line of the latest user message. And the list for the first
-        # line of the user message before the latest one is searched, too.
+        # A session that aider restores begins with a summary in place of the first user message. So the head
+        # is also stored in the list of heads for the first line of the latest user message. The list for the
+        # first line of the user message before the latest one is searched, too.
         if is_part:
             late_keys = [
                 conversation_heads_key(tenant, bytes.fromhex(line)) for line in request.late_line_digests[:2]
@@ -340,7 +341,8 @@ class ConversationIndex:
         counts: dict[str, int] = {}
         match, key = await self._search_lists(tenant, request, keys, counts)
         # The client itself may have compacted the conversation. The request then contains only the end of the
-        # conversation, so none of these lists identifies the conversation.
+        # conversation, so none of the lists searched above identifies the conversation. For this case, the
+        # request is compared with the heads that this process has recently added to any list of the tenant.
         if match is None and request.has_answer:
             match, key = (
                 _match_heads(request, self._resolve_forks(tenant, self._list_recent_heads(tenant))),
@@ -367,7 +369,8 @@ class ConversationIndex:
         """Finds how a request relates to the conversations in the lists with these keys.
 
         Returns the match and the key of the list in which it was found. Returns None and an empty key if
-        there is no match. For each list that it reads, the method sets the number of heads in `head_counts`.
+        there is no match. For each list that it reads, the method writes the number of heads to
+        `head_counts`, under the key of the list.
         """
         cleared = None
         for key in keys:
@@ -403,8 +406,8 @@ class ConversationIndex:
             self._add_head(keys, request.build_head(head.id, head.prefix))
             return head.id
         # The id of the new conversation is made from the messages. If an earlier conversation began with the
-        # same messages, random bytes are added to make the new id unique. If the list is full, heads of such
-        # an earlier conversation may have been dropped from the list. So random bytes are added in this case,
+        # same messages, random bytes are added to make the new id unique. If the list of heads is full, the
+        # heads of such an earlier conversation may have been dropped. So random bytes are added in this case,
         # too.
         seed = bytes.fromhex(request.prefix)
         is_known = match.kind == _RESTARTS or match.head_count >= KEPT_HEADS
@@ -525,8 +528,8 @@ def _match_repeated_head(
         is_unrelated = not request.has_tools and any(head.has_tools for head in same_heads)
         return _HeadMatch(_UNRELATED if is_unrelated else _RESTARTS, None, len(heads))
     within = next((head for head in reversed(heads) if request.is_beginning_of(head)), None)
-    # If there is such a head, the client has sent this request before the request of the head, but the proxy
-    # looks for its conversation only now.
+    # If `within` is a head, the client sent this request before the request of that head, but the proxy looks
+    # for the conversation of this request only now.
     return None if within is None else _HeadMatch(_REPEATS, within, len(heads))
 
 
@@ -607,7 +610,7 @@ def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, l
 def _is_rewritten(head: ConversationHead, request: _IndexedRequest, unique_digests: AbstractSet[str]) -> bool:
     """Returns whether a request continues a head although its client has rewritten the first messages.
 
-    `LEAST_COMMON_MESSAGES` describes the conditions.
+    The comment on `LEAST_COMMON_MESSAGES` describes the conditions.
 
     Args:
         head: The head.

@@ -2,7 +2,7 @@
 
 Examples are pins, requests for a compaction, and undone compactions. The directives of a conversation are
 stored as one small record. Each process caches the record for two seconds (`FRESH_S`), so it notices a change
-by another replica within two seconds. If a request uses a cached record that is more than one second old
+by another process within two seconds. If a request uses a cached record that is more than one second old
 (`AGING_S`), the process reads the record again in the background. So the requests of a busy conversation
 seldom wait for the store. A process locks the record while it reads, changes and writes the record, so that
 no change is lost. While the store is unavailable, each process uses the copy that it read last.
@@ -30,8 +30,8 @@ from compaction_proxy.support.lru import BoundedDict
 MAX_PINS = 50
 MAX_PIN_CHARACTERS = 2_000
 # The directives of a conversation (what a user or an operator has decided about it) contain two lists: its
-# project instructions, and the project instructions that were removed. Each list keeps at most this many. If
-# there are more, the oldest are forgotten.
+# project instructions, and the project instructions that were removed. Each list has at most this many
+# entries. If there are more, the oldest entries are dropped.
 MAX_INSTRUCTIONS = 64
 # Largest number of undone compactions that are remembered for one conversation. If there are more, the oldest
 # are forgotten. That does no harm, because later compactions do not build on the undone ones.
@@ -169,7 +169,10 @@ def _to_fields(directives: Directives) -> dict[str, Any]:
 
 
 def _from_fields(fields: Fields | None) -> Directives:
-    """Reads directives from a record. A value that cannot be read is replaced by its default."""
+    """Reads directives from a record.
+
+    Skips invalid entries of lists, and uses the default for any other value that is missing or invalid.
+    """
     data = fields or {}
     return Directives(
         compact=data.get("compact") is True,
@@ -185,7 +188,6 @@ def _from_fields(fields: Fields | None) -> Directives:
 
 
 def _parse_instructions(value: object) -> Iterator[NotedInstruction]:
-    """Yields the instructions in a record. Skips invalid entries."""
     for row in value if isinstance(value, list | tuple) else ():
         match row:
             case [str(client), str(kind), str(path), int(tokens)]:
@@ -279,7 +281,7 @@ class DirectiveStore:
     ) -> None:
         """Records which project instructions a conversation contains.
 
-        Writes nothing if the record already lists them with the same sizes.
+        Writes nothing if the stored directives already list them with the same sizes.
         """
         known = await self.get(tenant, conversation)
         if known.with_instructions(instructions) != known:

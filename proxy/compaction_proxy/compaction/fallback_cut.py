@@ -21,13 +21,13 @@ from compaction_proxy.core.render import build_excerpt
 from compaction_proxy.core.truncate import KEEP_WHOLE, LEAVE_OUT, plan_truncation
 from compaction_proxy.wires.wire import Wire
 
-# Texts are cut by characters, so the number of tokens of the cut list is not known in advance. The proxy
-# counts the tokens after the cut. If there are too many, it cuts the list again, up to this many times in
-# all.
+# Texts are cut after a number of characters, so the number of tokens of the cut list is not known in advance.
+# The proxy counts the tokens after the cut. If there are too many, it cuts the list again, up to this many
+# times in all.
 MAX_CUT_ATTEMPTS = 4
 # A message is cut to this share of the tokens that it may keep, because estimates are not exact. If the cut
-# list is still too large, the list is cut again with a lower size limit. This is the old limit times this
-# share, times the allowed tokens divided by the counted tokens.
+# list still has too many tokens, the list is cut again with a lower size limit: the old limit times this
+# share, times the ratio of the allowed tokens to the counted tokens (at most 1).
 CUT_MARGIN = 0.92
 # Tokens that are reserved in a cut message for the notice that text is missing, and for the role and the
 # other fields of the message.
@@ -46,7 +46,10 @@ async def fill_token_counts(
 async def cut_to_fit(
     messages: tuple[Message, ...], view: RequestView, reader: MessageReader
 ) -> tuple[Message, ...]:
-    """Masks and cuts messages so that the list fits the context window. The result may still be too large."""
+    """Masks and cuts messages to make the list fit the context window.
+
+    If even the last attempt does not cut enough, the result is still too large.
+    """
     room, max_room = goal, max_goal = _compute_room(view)
     message_ids, dialect = _map_object_ids_to_handles(view), view.request.counting_options.wire
     messages = cut = await _mask_old_results(messages, view, message_ids, reader, room)
@@ -109,9 +112,9 @@ def _find_replacement_object_ids(view: RequestView) -> set[int]:
 
 
 def _map_object_ids_to_handles(view: RequestView) -> dict[int, str]:
-    """Maps the Python id (`id()`) of each of the client's messages to the handle of the message, `m_…`.
+    """Maps the Python id (`id()`) of each message that is not fixed to the handle of the message, `m_…`.
 
-    Masked and capped versions of these messages are included. Replacements are not included.
+    Masked and capped versions of these messages are included. Replacements of spans are not included.
     """
     names = {
         id(each): format_message_id(prefix)
@@ -179,8 +182,9 @@ def _shorten_to_allowance(
 ) -> Message | None:
     """Shortens a message to about `tokens` tokens, including a notice that text is missing.
 
-    The text `ending` at the end of the message stays whole, and `tokens` does not include it. Returns None if
-    the message must be left out.
+    The text `ending` at the end of the message stays whole, and `tokens` does not include it. Returns the
+    message unchanged if `tokens` is `KEEP_WHOLE`. Returns None if `tokens` is `LEAVE_OUT` and there is no
+    ending.
     """
     if tokens is KEEP_WHOLE:
         return message

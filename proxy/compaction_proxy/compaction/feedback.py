@@ -33,12 +33,13 @@ from compaction_proxy.wires.usage import TokenUsage
 LEAST_SAVING = 0.15
 # After this many ineffective compactions in a row, a conversation is paused: it is not compacted for a while.
 INEFFECTIVE_ROUNDS = 2
-# A conversation is paused after compactions that did not help. The pause ends once the request has grown by
-# the share `RETRY_GROWTH`, or after `PAUSE_S` seconds.
+# While a conversation is paused, it is not compacted. The pause ends once the request has grown by the share
+# `RETRY_GROWTH`, or after `PAUSE_S` seconds.
 RETRY_GROWTH = 0.20
 PAUSE_S = 600.0
-# A compaction that failed is tried again once the request has grown by the share `FAILURE_GROWTH`. If the
-# request would not fit without the compaction, the smaller share `URGENT_GROWTH` applies.
+# A compaction that failed is tried again once the request has grown by the share `FAILURE_GROWTH`, or after
+# `PAUSE_S` seconds. If the request would not fit without the compaction, the smaller share `URGENT_GROWTH`
+# applies.
 FAILURE_GROWTH = 0.05
 URGENT_GROWTH = 0.02
 MAX_CONVERSATIONS = 10_000
@@ -66,7 +67,7 @@ class _RoundFailure:
     """A compaction that failed because of its messages.
 
     Attributes:
-        message_count: Number of those messages of the request that are not fixed.
+        message_count: Number of messages of the request. Fixed messages are not included.
         prefix: Prefix digest up to the last of these messages.
         window: Context window of the model, in tokens. With another window, the compaction may succeed.
         tokens: Counted tokens of the request.

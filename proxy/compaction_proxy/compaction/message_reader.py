@@ -35,8 +35,8 @@ from compaction_proxy.wires.project_instructions import (
 )
 from compaction_proxy.wires.wire import Wire
 
-# Messages and texts are processed in chunks of about this many bytes. Between two chunks, the event loop can
-# run other tasks.
+# Messages and texts are processed in chunks of at most this many bytes. A larger message or text is a chunk
+# of its own. Between two chunks, the event loop can run other tasks.
 CHUNK_BYTES = 128 * 1024
 # If there are at most this many items, and their total size is at most `CHUNK_BYTES`, they form one chunk and
 # no loop has to divide them. This is the usual case, because most requests bring only one or two new items.
@@ -242,7 +242,7 @@ class MessageReader:
     async def _split_instructions(
         self, base: Sequence[Message], new: Sequence[Message], options: CountingOptions, client: str
     ) -> tuple[Message, ...]:
-        """Splits those of the new messages that contain project instructions.
+        """Splits each new message that contains project instructions, and returns all new messages.
 
         The project instructions become separate messages, whose field `instruction` identifies them. `base`
         contains the messages before the new ones. `client` is the name of the client program.
@@ -323,7 +323,6 @@ class MessageReader:
     async def _build_counted_messages(
         self, uncounted: Sequence[UncountedMessage], options: CountingOptions
     ) -> list[Message]:
-        """Returns the messages with their digests and token counts."""
         rule = TOKEN_RULES[options.rule]
         texts: list[str] = []
         text_counts: list[int] = []
@@ -378,8 +377,8 @@ class MessageReader:
 def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
     """Returns whether the last turn of a list has no reply yet and may contain project instructions.
 
-    The next messages of such a turn may change which parts of the turn count as project instructions. So the
-    turn must be read again together with them.
+    Later messages of such a turn may change which parts of the turn count as project instructions. So the
+    turn must be read again together with the later messages.
     """
     client = find_client_by_messages(messages) or client
     if not client:

@@ -71,7 +71,7 @@ class GrowthTracker:
     def record_request(self, ask: FitRequest, fit: FitResult, usage: TokenUsage) -> None:
         """Updates the growth statistics of a conversation with an answered request.
 
-        Ignores a request whose messages were not parsed, or were cut in addition to a compaction.
+        Ignores a request whose messages the proxy has not parsed, or has cut to make the request fit.
         """
         usage_basis, before = fit.usage_basis, fit.report.tokens_before
         if usage_basis is None or before is None:

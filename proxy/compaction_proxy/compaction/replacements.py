@@ -62,9 +62,9 @@ async def build_replacements(
     uncounted = [each for messages in messages_by_span for each in messages if not each.tokens]
     counted = iter(await reader.add_token_counts(uncounted, job.view.request.counting_options))
     has_runs = job.view.policy.removal_scope == "runs" and bool(texts)
-    # A summary is used only if it is shorter than its group. One of the summaries also contains the pins. For
-    # the comparison, it is counted without the pins: with them it might be too long, and then the pins would
-    # be lost together with the summary.
+    # A summary is used only if it is shorter than the group of messages that it replaces. One of the
+    # summaries also contains the pins. For the comparison, this summary is counted without the pins: with the
+    # pins it might be too long, and then the pins would be lost together with the summary.
     group_with_pins = _find_largest_group(job) if has_runs else -1
     without_pins = [_build_summary_message(job, texts[group_with_pins])] if has_runs else []
     without_pins = list(await reader.add_token_counts(without_pins, job.view.request.counting_options))
@@ -92,7 +92,10 @@ def _is_smaller(job: RoundJob, fill: PlannedReplacement, messages: Sequence[Mess
 
 
 def _build_messages(job: RoundJob, fill: PlannedReplacement, texts: Sequence[str]) -> Iterator[Message]:
-    """Yields the messages that replace one span, as `fill` plans it. New messages have no token count yet."""
+    """Yields the messages that replace one span, according to the plan `fill`.
+
+    New messages have no token count yet.
+    """
     if fill.kind == "before" and job.view.checkpoint is not None:
         yield from job.view.checkpoint.stand_ins[fill.reference_index]
     elif fill.kind == "text":

@@ -71,14 +71,16 @@ class PreviousRequests:
     """
 
     def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
-        # Maps a sender and a prefix digest to the end of a request and to the number of messages that the
-        # digest covers.
+        # Maps a sender and a prefix digest to the end (the last messages) of a request, and to the number of
+        # messages that the digest covers.
         self._ends: LruCache[tuple[str, bytes], tuple[RequestEnd, int]] = LruCache(max_held_bytes)
 
     def record_and_count_moving_messages(
         self, sender: str, messages: Sequence[Message], prefixes: Sequence[bytes], seed: bytes
     ) -> int:
-        """Returns how many of the last messages of a request the client moves. Remembers the request's end.
+        """Returns how many of the last messages of a request the client moves.
+
+        Also remembers the end of the request (its last messages), for the comparison with later requests.
 
         Args:
             sender: A text made from the tenant, and from the conversation id if the client gave one. The
@@ -176,7 +178,7 @@ class RequestLoader:
             refusals: How often the upstream has refused the request as too large. Each refusal makes the
                 limits smaller.
             bypass_cache: Whether the ids of checkpoints are read from the store even if they are cached. If
-                False, checkpoints that other replicas have stored in the last two seconds may be missing.
+                False, checkpoints that other processes have stored in the last two seconds may be missing.
 
         Raises:
             UnreadableBodyError: If a message cannot be read.
@@ -340,9 +342,9 @@ class RequestLoader:
 
         The anchor is the provider's token count of an earlier request of the conversation.
 
-        If `bypass_cache` is False, checkpoints that other replicas have stored in the last two seconds may be
-        missing. If checkpoint ids, directives or anchors are not cached, the method reads all three from the
-        store, concurrently.
+        If `bypass_cache` is False, checkpoints that other processes have stored in the last two seconds may
+        be missing. If checkpoint ids, directives or anchors are not cached, the method reads all three from
+        the store, concurrently.
         """
         root, tenant, conversation = view.root, view.request.tenant, view.request.known_conversation
         if root is None:
@@ -385,10 +387,13 @@ class RequestLoader:
 
         Returns None if there is none, or if it does not cover more messages than the checkpoint of the view.
 
-        With `same_length`, looks for a late summary instead. If a summary is not ready in time, the proxy
-        applies a checkpoint with an extract. When the summary is ready, it is staged in a checkpoint that
-        covers the same number of messages. With `same_length`, the method returns this checkpoint if the view
-        has the one with the extract; else None.
+        Args:
+            view: The request.
+            same_length: Whether to look for a late summary instead. If a summary is not ready in time, the
+                proxy applies a checkpoint with an extract. Once the summary is ready, the proxy stages a
+                second checkpoint, which contains the summary and covers the same number of messages. If the
+                view has the checkpoint with the extract, the method returns the one with the summary.
+                Otherwise it returns None.
         """
         root, current = view.root, view.checkpoint
         if root is None or (same_length and (current is None or current.writer != EXTRACT_WRITER)):

@@ -138,8 +138,8 @@ def compute_limits(
     )
 
 
-# If the tokens of the request that no compaction removes exceed this share of the trigger size, a compaction
-# is not worth its cost.
+# If the part of a request that no compaction can remove is larger than this share of the trigger size, a
+# compaction saves too little to be worth its cost.
 FLOOR_SHARE = 0.80
 
 _tokens: Callable[[Message], int] = attrgetter("tokens")
@@ -262,8 +262,9 @@ class RequestView:
     def _calibrated_fixed_tokens(self) -> int:
         """Calibrated tokens that no compaction removes. Only percentage triggers need this size.
 
-        The percentage of such a trigger applies only to the part of usable that these tokens leave free. The
-        value is 0 if the strategy has no percentage trigger or no layout (`Policy.layout`).
+        The percentage of such a trigger applies only to the usable tokens (the context window less the
+        reserves) that remain after these tokens are subtracted. The value is 0 if the strategy has no
+        percentage trigger or no layout (`Policy.layout`).
         """
         percent = self.policy.layout is not None and any(row.percent for row in self.limits.trigger_rules)
         return (
@@ -474,7 +475,10 @@ class RequestView:
         return ",".join(rule.named_fields) if rule else None
 
     def should_prepare_round(self) -> bool:
-        """Returns whether a compaction should be prepared, because the request has reached the soft mark."""
+        """Returns whether to prepare a compaction for later requests.
+
+        Returns True if the request has reached the soft mark and automatic compactions are not suppressed.
+        """
         mark = self.marks.soft_tokens
         return mark is not None and not self.is_suppressed and self.effective_estimate >= mark
 

@@ -114,8 +114,8 @@ def find_retained_facts(
 ) -> Mapping[str, tuple[int, int]]:
     """Counts the facts in the messages that a compaction removes or shortens (`core.summary.retention`).
 
-    Maps each kind of fact to two numbers: how many of these facts the model still sees after the compaction,
-    and how many there are in all. Returns an empty mapping if no message is removed or shortened.
+    The result maps each kind of fact to two numbers: how many of these facts the model still sees after the
+    compaction, and how many there are in all. The result is empty if no message is removed or shortened.
     """
     affected = job.affected_indices
     if not affected:
@@ -283,7 +283,7 @@ class RoundBuilder:
     async def install_checkpoint(
         self, view: RequestView, checkpoint: Checkpoint, ttl_s: float, due_reason: str | None = None
     ) -> Checkpoint:
-        """Installs a staged checkpoint, so that every replica applies it. Returns the checkpoint.
+        """Installs a staged checkpoint, so that every proxy process applies it. Returns the checkpoint.
 
         An event reports the installation, with `due_reason` as its reason. If `due_reason` is None, no event
         is written.
@@ -292,8 +292,8 @@ class RoundBuilder:
         checkpoint_id = compute_checkpoint_id(checkpoint, view.prefixes)
         [key] = checkpoint_keys(request.tenant, root, checkpoint.strategy, [checkpoint_id])
         listed = checkpoint_list_key(request.tenant, root, checkpoint.strategy)
-        # If the list contains the id, another request in this process has installed the checkpoint or is
-        # about to install it.
+        # If the cached list of installed checkpoints contains the id, another request in this process has
+        # installed the checkpoint or is about to install it.
         if self._index.has_checkpoint(listed, checkpoint_id):
             return checkpoint
         line = self._index.cache_id_and_build_line(listed, checkpoint_id, ttl_s)
@@ -363,7 +363,7 @@ class RoundBuilder:
         event_task.add_done_callback(self._event_tasks.discard)
 
     async def _build_round(self, job: RoundJob) -> Checkpoint:
-        """Makes the compaction, or returns the checkpoint that another replica has made.
+        """Makes the compaction, unless another process has already made it. Returns the checkpoint.
 
         Raises:
             SummaryError: If no summary could be written, if the replacements lack a rule of the user, or if
@@ -381,7 +381,7 @@ class RoundBuilder:
                     replacements = await build_replacements(job, texts, self._reader)
                     made = await run_in_worker(partial(_build_checkpoint, job, texts, writer, replacements))
                 saved = await self._save_round(job, made, current.lease, time.monotonic() - started)
-            if saved is not None:  # otherwise the lease was lost, and another replica may hold it now
+            if saved is not None:  # otherwise the lease was lost, and another process may hold it now
                 return saved
 
     async def _write_texts(self, job: RoundJob) -> tuple[tuple[str, ...], str]:
@@ -419,11 +419,9 @@ class RoundBuilder:
     ) -> Checkpoint | None:
         """Saves the checkpoint together with its event, archive and detail record (`_build_records`).
 
-        If the checkpoint was saved, announces the event.
-
-        Returns the checkpoint that every replica uses from now on. If another replica has saved a checkpoint
-        first, this is the other replica's checkpoint. Returns None if the lease was lost and nothing was
-        written.
+        If the store accepts this checkpoint, also announces the event. Returns the checkpoint that every
+        process uses from now on. If another process has saved a checkpoint first, this is the other process's
+        checkpoint. Returns None if the lease was lost and nothing was written.
         """
         await self._history.record_root(job.tenant, job.conversation, job.root)
         archived_round = ArchivedRound(

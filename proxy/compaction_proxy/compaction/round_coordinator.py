@@ -31,12 +31,13 @@ from compaction_proxy.core.planner import compute_checkpoint_id
 
 # A request waits for a summary for at most this share of the time after which its client gives up.
 PATIENCE_SHARE = 0.25
-# No compaction removes the fixed part of a request, such as the system prompt. A staged checkpoint is
-# sufficient if it shrinks the rest of the request to at most this share of the tokens that the fixed part
-# leaves below the trigger size. If no staged checkpoint is sufficient, a new compaction is made.
+# No compaction removes the fixed part of a request, such as the system prompt. The trigger size minus this
+# part is the free size. A staged checkpoint is sufficient if it shrinks the rest of the request to at most
+# this share of the free size. If no staged checkpoint is sufficient, a new compaction is made.
 READY_SHARE = 0.75
 # A request waits at most this many seconds for a compaction that needs no model. The wait is that long only
-# if another replica has died while it held the lease for this compaction. The lease must then expire first.
+# if another process has died while it held the lease that locks this compaction. The lease must then expire
+# first.
 PLAIN_ROUND_WAIT_S = 30.0
 # The reported reason why a compaction was not made: there is nothing to remove.
 NOTHING_TO_TAKE = "nothing-to-take"
@@ -247,7 +248,7 @@ class RoundCoordinator:
             view: The request.
             same_length: Whether to look instead for a late summary that can replace an extract
                 (`RequestLoader.find_staged_checkpoint`). Use this only before a new compaction, which breaks
-                the provider's prompt cache anyway. To replace the extract then costs nothing in addition.
+                the provider's prompt cache anyway. The replacement of the extract then costs nothing.
         """
         staged = await self._loader.find_staged_checkpoint(view, same_length=same_length)
         return _merge_edits(staged, view.checkpoint) if staged else None
@@ -281,8 +282,8 @@ class RoundCoordinator:
         if due_reason != "force":
             pending = self._list_pending_jobs(view)
             shared = next((each for each in pending if each.is_staged and _can_serve(each, view)), None)
-            # Since the caller searched for staged checkpoints, a running compaction may have saved one. So
-            # the search is repeated.
+            # The caller has already searched for staged checkpoints. After that, a running compaction may
+            # have saved one. So the search is repeated.
             staged = await self._find_staged(view) if shared is None else None
             if staged is not None and _is_sufficient(staged, view):
                 return await self._install(view, staged, due_reason), None
@@ -308,10 +309,10 @@ class RoundCoordinator:
     async def _make_summarized_round(
         self, view: RequestView, job: RoundJob, skip_reason: str | None
     ) -> Checkpoint:
-        """Makes the compaction with a summary by the summary model. Limits the wait for it.
+        """Makes the compaction with a summary from the summary model.
 
-        The request waits for at most `PATIENCE_SHARE` of the time after which its client gives up, and no
-        longer than the strategy allows.
+        The request waits for the summary for at most `PATIENCE_SHARE` of the time after which its client
+        gives up, and no longer than the strategy allows.
 
         Raises:
             SummaryError: If there is a reason to request no summary (`skip_reason` is not None), if no
@@ -360,7 +361,10 @@ class RoundCoordinator:
 
 
 def _is_sufficient(staged: Checkpoint, view: RequestView) -> bool:
-    """Returns whether a staged checkpoint shrinks the request enough (`READY_SHARE`)."""
+    """Returns whether a staged checkpoint shrinks the request so much that no new compaction is needed.
+
+    The comment on `READY_SHARE` describes the limit.
+    """
     trigger_tokens = view.marks.trigger_tokens
     fixed = min(trigger_tokens, int(view.fixed_tokens * view.calibration_ratio))
     size = view.with_checkpoint(staged).effective_estimate

@@ -143,7 +143,10 @@ class RoundJob:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The messages to summarise, by group. User statements that later ones have replaced are removed."""
+        """The messages to summarise, by group.
+
+        User statements that later statements have replaced are removed from the text of the messages.
+        """
         return tuple(tuple(map(self._drop_outdated, group)) for group in self.draft.plan.groups)
 
     @property
@@ -294,9 +297,9 @@ def _build_summary_request(job: RoundJob) -> SummaryRequest | None:
 def _should_mention_search_tool(ask: FitRequest) -> bool:
     """Returns whether the proxy will probably offer the model the tool that searches removed messages.
 
-    The replacement mentions the tool only in this case. The result is a guess for all later requests, because
-    the replacement never changes. The proxy may be unable to offer the tool with one of them, for example
-    because that request defines no tools.
+    The replacement mentions the tool only in this case. The replacement never changes, so the result must
+    serve for all later requests. It is a guess: the proxy may be unable to offer the tool with a later
+    request, for example because that request defines no tools.
     """
     tool = ask.body.wire.search_tool
     if ask.settings.recall.tool == "none" or tool is None:

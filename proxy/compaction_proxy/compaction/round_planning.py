@@ -168,7 +168,6 @@ def _draft_masks(view: RequestView, constraints: PlanConstraints) -> RoundDraft 
 
 
 def _list_chain_records(view: RequestView) -> tuple[Message, ...]:
-    """Lists the records in the chain of the view's checkpoint; empty if there is no checkpoint."""
     return list_chain_records(view.checkpoint) if view.checkpoint else ()
 
 
@@ -217,7 +216,7 @@ def _choose_masks(view: RequestView, constraints: PlanConstraints, tail_start: i
 
 
 def _list_old_results(view: RequestView, tail_start: int) -> list[int]:
-    """Returns the indices of the tool results before the tail that are not yet removed.
+    """Returns the indices of those tool results before the tail that no compaction has removed yet.
 
     The strategy always keeps some of the newest tool results (`KeepRules.tool_results`). These are not
     included.

@@ -1,4 +1,4 @@
-"""Compacts messages without storing anything permanently, with a temporary store in memory."""
+"""Compacts messages with a temporary store in memory, so that nothing is stored permanently."""
 
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable

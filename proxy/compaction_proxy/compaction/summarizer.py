@@ -51,13 +51,14 @@ from compaction_proxy.support.offload import run_in_worker
 # If the provider refuses a summary call as too long, the token count of the call was wrong. The next calls
 # then fill only this share of the context window.
 OVERFLOW_SHARE = 0.7
-# To fit into a call, messages are shortened by characters, but the number of tokens per character varies. So
-# they are shortened until they take only about this share of the available tokens.
+# If the messages do not fit into a call, their texts are cut after a number of characters. The number of
+# tokens per character varies. So the texts are cut until they take only about this share of the available
+# tokens.
 CAREFUL_SHARE = 0.9
-# A response is refused if its number of characters exceeds its output limit, in tokens, times this number.
-# This does not apply to strategies that cut long summaries.
+# The proxy rejects a response with more characters than the output limit of the call, in tokens, times this
+# number. This does not apply to strategies that cut long summaries.
 MAX_CHARACTERS_A_TOKEN = 32
-# Limits if messages are summarised in portions: the largest number of portions (if more are needed, the
+# Limits for summarising a conversation in portions: the largest number of portions (if more are needed, the
 # summary fails), the largest number of calls at the same time, and the smallest size, in tokens, that is
 # requested for the summary of a portion.
 MAX_PORTIONS = 12
@@ -122,7 +123,7 @@ class Summarizer:
 
     @property
     def has_resting_model(self) -> bool:
-        """Whether the proxy currently sends no calls to some summary model, because the model has failed."""
+        """Whether there is a summary model that currently gets no calls because it has failed."""
         return self._client.has_resting_model
 
     async def write_summary(self, summary_request: SummaryRequest) -> tuple[tuple[str, ...], str]:
@@ -377,7 +378,7 @@ class Summarizer:
         raise SummaryError("summary-window")
 
     async def _compute_fitting_share(self, request: SummaryRequest, size: int) -> float:
-        """Returns the share of the messages in a prompt that can stay if the call is to fit, 0..1.
+        """Returns which share of the messages' text can stay in the prompt so that the call fits, 0..1.
 
         `size` is the present size of the call, in tokens, which is too large.
 
@@ -457,7 +458,8 @@ async def _gather_texts(
 ) -> list[_Written]:
     """Runs `summarize` for all requests, at most `PORTIONS_AT_ONCE` at the same time. Returns the results.
 
-    If one fails, waits until those that run at the same time have ended, and raises the error.
+    If one call of `summarize` fails, waits for the calls that run at the same time, and then raises the
+    error. The remaining calls are not made.
     """
     written: list[_Written] = []
     for start in range(0, len(requests), PORTIONS_AT_ONCE):
@@ -481,10 +483,11 @@ def _narrow_shape_to_share(request: SummaryRequest, share: float) -> SummaryShap
 
 
 def _verify_texts(summary_request: SummaryRequest, texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Removes statements from summaries that the messages do not support. Returns the corrected summaries.
+    """Removes from each summary the statements that its sources do not support.
 
-    Also corrects wrong states of the user's requests, for example if a summary says that an open request is
-    done.
+    The sources are the user messages, the summarised messages and the earlier summaries. Also corrects wrong
+    states of the user's requests, for example if a summary says that an open request is done. Returns the
+    corrected summaries.
     """
     return tuple(
         verify_summary(

@@ -126,7 +126,7 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 # If a call is cancelled after at least this share of the time allowed for the summary, the cancellation
 # counts as a failure of the model, which was too slow. If the call is cancelled earlier, the client has
-# probably disconnected.
+# probably disconnected, and the model has not failed.
 SLOW_SHARE = 0.5
 
 Read = TypeVar("Read")
@@ -163,7 +163,7 @@ class SummaryClient:
 
     @property
     def has_resting_model(self) -> bool:
-        """Whether some model currently gets no calls because it has failed."""
+        """Whether there is a model that currently gets no calls because it has failed."""
         now = self._clock()
         return any(now < state.resting_until for state in self._states.values())
 
@@ -269,9 +269,9 @@ class SummaryClient:
     def _record_outcome(self, state: _EndpointState, reason: str) -> None:
         """Records the outcome of a call. `reason` says why the call failed; it is empty after a success.
 
-        A temporary or lasting failure is counted and may start a rest. The reason `garbage` is ignored,
-        because it does not show whether the model is available. Any other reason shows that the model is
-        available, so its failures are cleared.
+        A temporary or lasting failure is counted and may start a rest, during which the model gets no calls.
+        The reason `garbage` is ignored, because it does not show whether the model is available. Any other
+        reason shows that the model is available, so its failures are cleared.
         """
         if reason not in _LASTING and not is_temporary_failure(reason):
             if reason != "garbage":
@@ -279,7 +279,7 @@ class SummaryClient:
             return
         state.failures += 1
         if self._clock() < state.resting_until:
-            return  # the call had started before the breaker opened
+            return  # the call had started before the rest began
         if reason in _LASTING or state.rest_s or state.failures >= MAX_FAILURES:
             state.rest_s = min(max(FIRST_REST_S, 2 * state.rest_s), LONGEST_REST_S)
             state.resting_until = self._clock() + state.rest_s

@@ -40,7 +40,10 @@ def _count_characters(message: Message) -> int:
 
 
 def count_shown_characters(messages: Sequence[Message], shape: SummaryShape) -> int:
-    """Counts the characters that the messages take in a transcript, after they are cut as `shape` demands."""
+    """Counts the characters that the messages take in a transcript.
+
+    A message that is longer than the limit in `shape` counts with this limit.
+    """
     return sum(
         min(
             _count_characters(each),
@@ -150,7 +153,7 @@ class SummaryUsage:
     Attributes:
         calls: Number of calls that were made.
         answered_calls: The token usage of each call that the model has answered.
-        prompts: The last few different prompts, each shortened to a limited size.
+        prompts: The last different prompts, at most `MAX_PROMPTS`, each shortened to a limited size.
     """
 
     calls: int = 0
@@ -274,7 +277,7 @@ class SummaryRequest:
 
     @property
     def answer_tokens(self) -> int:
-        """Largest size of a response in tokens, including the tokens with which the model thinks."""
+        """Largest size of a response in tokens, including the allowance for the model's thinking."""
         route = self.routes[0]
         thinking = route.wire.summary_call_format.get_thinking_allowance(route.model, None)
         return self.shape.compute_max_tokens(self.tokens) + thinking

@@ -115,10 +115,10 @@ class FitRequest:
 
 
 class CompactionReport(NamedTuple):  # created for each request: a dataclass costs four times as much
-    """Reports what was done with a request and why, for headers and logs.
+    """Reports what the proxy has done with a request, and why. Headers and logs show these values.
 
-    A field is None if its value is unknown or does not exist. Sizes are calibrated tokens, which estimate the
-    provider's count.
+    A field other than `checkpoint_id` is None if its value is unknown or does not exist. Sizes are calibrated
+    tokens, which estimate the provider's count.
 
     Attributes:
         status: The outcome.
@@ -177,7 +177,8 @@ class UsageBasis(NamedTuple):
 class CompactedMessages(NamedTuple):
     """The messages that are forwarded instead of the client's messages.
 
-    They result from applying a checkpoint to the client's messages. No message was cut in addition.
+    They result from applying a checkpoint to the client's messages. If the proxy has also cut messages to
+    make the request fit, it does not build this object.
 
     Attributes:
         messages: The forwarded list.
@@ -198,17 +199,17 @@ class FitResult:
         raw: The body to forward. It is the client's own bytes object if nothing was changed.
         estimate: Counted tokens of the forwarded request, before calibration; 0 if the request was not
             counted.
-        report: Reports what was done with the request, and why.
+        report: What the proxy has done with the request, and why.
         usage_basis: Identifies the request when the upstream reports its usage. None if the messages were not
-            parsed, if nothing is stored for the conversation, or if messages were cut in addition to the
-            checkpoint.
+            parsed, if nothing is stored for the conversation, or if the proxy has cut messages to make the
+            request fit.
         has_guessed_tokens: Whether the request contains parts such as images, whose tokens may be
             overestimated.
         should_prepare: Whether the proxy should prepare a compaction for a later request once this request
             has been answered.
         client_tokens: Counted tokens of the request as the client sent it, before calibration.
-        compacted_messages: The forwarded messages. None if the client's own messages are forwarded, or if
-            messages were cut in addition to the checkpoint.
+        compacted_messages: The forwarded messages. None if the client's own messages are forwarded, or if the
+            proxy has cut messages to make the request fit.
         added_tokens: Number of tokens that auto-recall has added. They are included in `estimate`.
     """
 

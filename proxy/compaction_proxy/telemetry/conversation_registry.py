@@ -25,20 +25,22 @@ from compaction_proxy.storage.records import Fields, RecordStore
 WRITE_INTERVAL_S = 60.0
 # Shortest time, in seconds, between a failed write of a conversation's tenant and the next attempt.
 RETRY_INTERVAL_S = 1.0
-# Maximum number of conversations for which a process remembers when it may write again. If there are more, it
-# forgets the one that it has written longest ago, and writes with the next request of that conversation.
+# Maximum number of conversations for which a process remembers when it may write the tenant again. If there
+# are more, it forgets the conversation whose tenant it has looked up or written longest ago. The next request
+# of the forgotten conversation then causes a write.
 MAX_CONVERSATIONS = 10_000
-# Shortest time, in seconds, between two lines that a process adds for one conversation to the list of a day.
+# Shortest time, in seconds, between two lines that a process adds for one conversation to the list of
+# conversations of a day.
 LIST_INTERVAL_S = 3_600.0
-# Maximum number of lines in the list of a day, which then loses its oldest lines, and maximum number of days
-# whose lists `list_recent` reads.
+# `KEPT_LINES` is the maximum number of lines in the list of conversations of a day. If there are more, the
+# store drops the oldest. `MAX_DAYS` is the maximum number of days whose lists `list_recent` reads.
 KEPT_LINES = 10_000
 MAX_DAYS = 31
 DAY_S = 86_400
 
 
 class RegisteredConversation(NamedTuple):
-    """A conversation in the list of a day.
+    """A conversation in the list of conversations of a day.
 
     Attributes:
         id: Id of the conversation, `c_…`.
@@ -66,9 +68,7 @@ def _parse_line(line: Fields) -> RegisteredConversation | None:
 class ConversationRegistry:
     """Stores which tenant owns a conversation, and when the conversation was last used.
 
-    Use it on one event loop.
-
-    No method raises if the store fails.
+    Not thread-safe: use it on one event loop. No method raises an error if the store fails.
 
     Args:
         records: Store for the tenants and for the lists of days.
@@ -161,13 +161,13 @@ class ConversationRegistry:
     async def _collect_conversations_of_day(
         self, day: int, limit: int, found: dict[str, RegisteredConversation]
     ) -> None:
-        """Reads the list of a day, beginning with the newest line. Adds the conversations in it to `found`.
+        """Reads the list of conversations of a day, the newest line first. Adds them to `found`.
 
-        After a process has added a line for a conversation, it adds no other line for `LIST_INTERVAL_S`
-        seconds. So the `limit` conversations with the newest lines may not be those with the latest requests.
-        The method therefore continues after it has found `limit` conversations. It stops at the first line
-        that is more than `LIST_INTERVAL_S` seconds older than the line at which `found` reached `limit`
-        conversations.
+        After a process has added a line for a conversation, it adds no other line for this conversation for
+        `LIST_INTERVAL_S` seconds. So the `limit` conversations with the newest lines may not be those with
+        the latest requests. The method therefore continues after it has found `limit` conversations. It stops
+        at the first line that is more than `LIST_INTERVAL_S` seconds older than the line at which `found`
+        reached `limit` conversations.
         """
         wanted, least = 2 * limit, -math.inf
         while True:
@@ -185,7 +185,10 @@ class ConversationRegistry:
     async def _select_existing_conversations(
         self, seen: list[RegisteredConversation]
     ) -> list[RegisteredConversation]:
-        """Returns the conversations that still have stored totals, with the time of their last request."""
+        """Returns the conversations that still have stored totals, with the time of their last request.
+
+        A deleted conversation has no stored totals.
+        """
         keys = [conversation_key(each.tenant, each.id) for each in seen]
         stored = await self._records.get_many(keys, bypass_cache=True) if keys else []
         pairs = [(each, fields) for each, fields in zip(seen, stored, strict=True) if fields]

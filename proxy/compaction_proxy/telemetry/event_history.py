@@ -41,12 +41,14 @@ from compaction_proxy.storage.records import Fields, ListItem, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTION_FAILED, COMPACTION_FINISHED, EVENT_NOT_ANNOUNCED
 
-# Maximum number of events in a stored list. One list has the compactions of all conversations with the same
-# beginning, another has the other events of one conversation. A list that has more events loses the oldest.
+# Maximum number of events in a stored list. If there are more, the oldest are dropped. There is one list for
+# the compactions of all conversations with the same beginning, and one list for the other events of each
+# conversation.
 KEPT_EVENTS = 200
 # The proxy stores a compaction under the root of its conversation, and adds a line with this root to the
-# conversation's list of roots. The first number is the maximum number of lines in the list, which then loses
-# its oldest lines. The second is the maximum number of different roots that `list_roots` returns by default.
+# conversation's list of roots. `KEPT_ROOT_LINES` is the maximum number of lines in this list. If there are
+# more, the store drops the oldest. `MAX_ROOTS` is the maximum number of different roots that `list_roots`
+# returns by default.
 KEPT_ROOT_LINES = 500
 MAX_ROOTS = 50
 # Maximum number of checkpoints that `list_installed_rounds` reads for each root and strategy. It ignores
@@ -89,7 +91,10 @@ class EventBus:
 
 
 def _log_event(event: Event) -> None:
-    """Logs an event in one line. Does not log `MEASURED` events, because one follows every compaction."""
+    """Logs an event in one line.
+
+    Does not log `MEASURED` events, which report the upstream's token count after each compaction.
+    """
     if event.kind == MEASURED:
         return
     details = {name: value for name, value in to_log_fields(event).items() if name != "kind"}
@@ -127,7 +132,7 @@ def _sort_and_merge_outcomes(events: Iterable[Event]) -> list[Event]:
     merged: list[Event | None] = list(ordered)
     for position, event in enumerate(ordered):
         if event.kind == MEASURED or (event.kind == INSTALLED and event.place in installed):
-            merged[position] = None  # another replica may have installed the same compaction
+            merged[position] = None  # another process may have installed the same compaction
         if event.kind in {MEASURED, INSTALLED} and (index := _find_round_index(event, rounds)) is not None:
             merged[index] = rounds[index] = _apply_outcome(rounds[index], event)
         if event.kind == INSTALLED:
@@ -152,8 +157,8 @@ def _apply_outcome(round_event: Event, event: Event) -> Event:
 def _find_round_index(later: Event, rounds: Mapping[int, Event]) -> int | None:
     """Finds the compaction to which a later event belongs, by the id of its checkpoint (`place`).
 
-    If no id matches, finds the newest earlier compaction with the same strategy and number. Returns its index
-    in `rounds`, or None if there is no such compaction.
+    If no id matches, finds the newest earlier compaction with the same strategy and number. Returns the key
+    of the compaction in `rounds`, or None if there is no such compaction.
     """
     placed = [index for index, event in rounds.items() if event.place and event.place == later.place]
     named = [
@@ -165,7 +170,9 @@ def _find_round_index(later: Event, rounds: Mapping[int, Event]) -> int | None:
 
 
 class EventHistory:
-    """Stores and reads events. Use it on one event loop. No method raises if the store fails.
+    """Stores and reads the events of conversations. Not thread-safe: use it on one event loop.
+
+    No method raises an error if the store fails.
 
     Args:
         records: Store for the events.
@@ -186,11 +193,9 @@ class EventHistory:
     async def record_root(self, tenant: str, conversation: str, root: bytes) -> None:
         """Records that a compaction of a conversation is stored under this root.
 
-        Call it before each compaction is saved.
-
-        If the conversation was deleted after the compaction began, marks the root as deleted instead. The
-        compaction can then not be saved. Otherwise a later deletion of the conversation would not find the
-        compaction, because its root is not recorded.
+        Call this method before a compaction is saved. If the conversation was deleted after the compaction
+        began, marks the root as deleted instead, so that the compaction cannot be saved. Otherwise a later
+        deletion of the conversation would not find the compaction, because its root is not recorded.
         """
         key, fields = roots_key(tenant, conversation), {"root": root.hex()}
         if self._records.deletion_fence.is_deleted(key):
@@ -283,7 +288,6 @@ def _build_event_from_checkpoint(place: bytes, fields: Fields | None, at: float)
 
 
 def _parse_hex(digits: object) -> bytes:
-    """Decodes hex digits; returns empty bytes for anything else."""
     try:
         return bytes.fromhex(digits) if isinstance(digits, str) else b""
     except ValueError:

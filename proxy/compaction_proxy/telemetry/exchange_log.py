@@ -1,8 +1,8 @@
 """Queues exchanges and processes them in the background, so that no request waits for the processing.
 
-Processing an exchange has four steps: compute its cost and saving, count it, add it to the usage of its
-conversation, and pass it to the listeners. The module processes the queued exchanges once a second, or as
-soon as `QUEUE_LENGTH` of them are queued. It writes the results to the store once a second.
+Processing an exchange has four steps: compute its cost and saving, add it to the usage of its conversation,
+add it to the statistics, and pass it to the listeners. The module processes the queued exchanges once a
+second, or as soon as `QUEUE_LENGTH` of them are queued. It writes the results to the store once a second.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class RecordedExchange(NamedTuple):
 class SavingsTracker:
     """Computes the savings of exchanges from the cache states of conversations.
 
-    Use it on one event loop.
+    Not thread-safe: use it on one event loop.
 
     The cache state of a conversation says which of its messages the provider has probably cached. If a
     request was forwarded unchanged, the saving of its exchange does not depend on the cache state. The
@@ -123,7 +123,7 @@ _log = structlog.get_logger()
 class ExchangeLog:
     """Queues exchanges, then processes them and writes the results in the background.
 
-    Use it on one event loop.
+    Not thread-safe: use it on one event loop.
 
     Args:
         usage_store: Stores the usage of each conversation.

@@ -1,4 +1,4 @@
-"""Writes and reads the live feed: the newest events and exchanges of all workers and replicas.
+"""Writes and reads the live feed: the newest events and exchanges of all processes of the proxy.
 
 The feed contains figures and ids, but no text of a conversation. A reader of the feed is called a follower.
 A process writes all its events. It writes exchanges only while any process has a follower, and then at most
@@ -123,9 +123,9 @@ def _to_public_fields(event: Event) -> dict[str, Any]:
 
 
 class LiveFeed:
-    """Publishes items and lets followers read them. Use it on one event loop.
+    """Publishes items and lets followers read them. Not thread-safe: use it on one event loop.
 
-    No method raises if the store fails.
+    No method raises an error if the store fails.
 
     Args:
         records: Store for the lists of items.

@@ -154,7 +154,10 @@ def configure_logging(style: Literal["json", "console"] = "json", level: int = l
 
 
 def raise_library_log_levels() -> None:
-    """Hides the log lines of three libraries below the level `WARNING`, such as those about connections."""
+    """Hides those log lines of three libraries whose level is below `WARNING`.
+
+    Examples are lines about connections.
+    """
     for library in ("uvicorn", "httpx", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
 

@@ -1,8 +1,9 @@
 """Counts exchanges and events as Prometheus metrics, and renders the metrics on request.
 
-If there are several workers, each keeps its figures in its own files in a shared folder. The file names
-contain the worker's number. The worker that renders the metrics adds up the figures in all files. A worker
-that replaces an ended worker gets the same number, and adds to the files of the ended worker.
+If the proxy runs as several processes (workers), each worker keeps its figures in its own files in a shared
+folder. The file names contain the worker's number. The worker that renders the metrics adds up the figures in
+all files. A worker that replaces an ended worker gets the same number, and adds to the files of the ended
+worker.
 """
 
 import asyncio
@@ -280,8 +281,8 @@ class Metrics:
                 registry=self._registry
             )  # not with several workers, because it would show only the worker that renders the metrics
         self._models, self._reasons, self._targets = LabelValues(), LabelValues(), LabelValues()
-        # The time and the form of each conversation's last request. The most recently used conversation is at
-        # the end.
+        # Maps each conversation to the time of its last request, and to the strategy and the number of the
+        # compaction in this request. The most recently used conversation is at the end.
         self._active: BoundedDict[str, tuple[float, _Form]] = BoundedDict(MAX_ACTIVE)
         self.breakers: dict[str, Callable[[], bool]] = {}
         self.figures: dict[str, Callable[[], float]] = {}
@@ -334,7 +335,10 @@ class Metrics:
         self._increment_counter("upstream_errors_total", 1, self._targets.to_label_value(target), cause)
 
     def count_archive_search(self, source: str, outcome: str) -> None:
-        """Counts a search in the archive, by the kind of its caller and by whether it found anything."""
+        """Counts a search in the archive.
+
+        `source` is the kind of the caller, such as `api`. `outcome` is `found` or `nothing`.
+        """
         self._increment_counter("compaction_recall_searches_total", 1, source, outcome)
 
     def record_reload(self, *, succeeded: bool) -> None:
@@ -400,7 +404,8 @@ class Metrics:
     def _track_stability(self, conversation: str, form: _Form, now: float) -> tuple[float, ...]:
         """Returns `(1,)` if a request has the same form as the conversation's last request, else `(0,)`.
 
-        Returns an empty tuple if the last request is unknown. Stores `form` for the next call.
+        The form is the strategy and the number of the compaction that is applied to a request. Returns an
+        empty tuple if the last request is unknown. Stores `form` for the next call.
         """
         before = self._active.get(conversation)
         self._active[conversation] = now, form

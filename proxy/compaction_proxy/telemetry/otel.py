@@ -67,8 +67,8 @@ def create_span_processor(endpoint: str) -> BatchSpanProcessor:
 class OtelTracer:
     """Creates OpenTelemetry spans for client requests, upstream calls and compactions.
 
-    No method blocks the event loop or raises. If the proxy has no tracer, it forwards the trace headers of
-    clients unchanged.
+    No method blocks the event loop or raises an error. If the proxy has no tracer, it forwards the trace
+    headers of clients unchanged.
 
     Args:
         upstream: Base URL of the upstream.

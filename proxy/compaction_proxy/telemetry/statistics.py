@@ -53,8 +53,9 @@ PAUSE_S = 0.02
 # Maximum number of hours whose counters stay in memory. There are more only if the store fails for a long
 # time. A process then drops the oldest hours, although it has not written them.
 MAX_WAITING_HOURS = 48
-# Maximum number of processes in the list of a day. If there are more, the list loses the oldest entries, and
-# the sums leave out the records of those processes.
+# The store has a list, for each day, of the processes that have written records. This is the maximum number
+# of processes in such a list. If there are more, the oldest entries are dropped, and the sums leave out the
+# records of those processes.
 MAX_WRITERS = 1_000
 # Seconds after the end of an hour during which a process still adds late exchanges to the hour. After that,
 # it drops the hour from its memory as soon as it has written the hour.
@@ -94,7 +95,7 @@ class ExchangeCounters:
 
     Attributes:
         requests: Number of exchanges.
-        statuses: Number of exchanges by `Exchange.status`, which says what was done to the request.
+        statuses: Number of exchanges by `Exchange.status`, which says what the proxy did with the request.
         failed: Number of exchanges that the upstream answered with an error status (400 or more).
         tokens_before: Tokens of the requests that the proxy counted, as clients sent them.
         tokens_after: Tokens of the same requests as they were forwarded.
@@ -277,9 +278,9 @@ def _parse_hour(fields: Fields) -> HourCounters:
 
 
 class Statistics:
-    """Counts exchanges and events, and stores and reads the sums. Use it on one event loop.
+    """Counts exchanges and events, and stores and reads the sums. Not thread-safe: use it on one event loop.
 
-    No method raises if the store fails.
+    No method raises an error if the store fails.
 
     Args:
         records: Store for the counters.
@@ -325,9 +326,9 @@ class Statistics:
         add_failures(failures, [UpstreamFailure(target, cause, 1, now)])
 
     async def flush(self, *, force: bool = False) -> None:
-        """Writes the hours whose counters have changed since their last write.
+        """Writes the counters of each hour to the store if they have changed since their last write.
 
-        If `force` is false, skips hours with many counters until the pause after their last write is over
+        If `force` is false, skips an hour with many counters until the pause after its last write is over
         (`PAUSE_S`).
         """
         async with self._flushing:
@@ -459,7 +460,8 @@ class Statistics:
         ]
         keys = [hourly_counts_key(day, hour % HOURS_OF_A_DAY, writer) for hour, writer in asked]
         found = await self._records.get_many(keys, bypass_cache=True) if keys else []
-        # In the cache of `RecordStore`, these records would displace others that requests need.
+        # The next line removes these records from the cache of `RecordStore`. There they would displace
+        # records that requests need.
         self._records.evict_cached_prefix(day_statistics_prefix(day))
         return [(hour, _parse_hour(fields)) for (hour, _), fields in zip(asked, found, strict=True) if fields]
 

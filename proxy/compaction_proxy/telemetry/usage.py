@@ -226,9 +226,9 @@ def get_entry_time(entry: ExchangeEntry) -> float:
 
 
 class UsageStore:
-    """Collects and writes the usage of conversations. Use it on one event loop.
+    """Collects and writes the usage of conversations. Not thread-safe: use it on one event loop.
 
-    No method raises if the store fails.
+    No method raises an error if the store fails.
 
     Args:
         records: Store for totals and exchanges.
@@ -320,10 +320,10 @@ class UsageStore:
     def _get_or_create_pending(
         self, tenant: str, conversation: str, start_mark: int | None
     ) -> _PendingUsage | None:
-        """Returns the pending usage of a conversation, which the caller may add to.
+        """Returns the pending usage of a conversation, to which the caller then adds figures.
 
-        Returns None if the conversation was deleted after `start_mark`, or if the usage of too many other
-        conversations is pending (`MAX_WAITING`).
+        Returns None if the conversation was deleted after the request began (`start_mark`), or if the usage
+        of too many other conversations is pending (`MAX_WAITING`).
         """
         key = conversation_key(tenant, conversation)
         if self._records.deletion_fence.is_deleted_since(key, start_mark):
@@ -362,8 +362,8 @@ class UsageStore:
             for entry in sorted(waiting.entries, key=get_entry_time)
         ]
         if await self._records.overwrite(key, to_fields(totals), ttl_s=self._ttl_s) and lines:
-            # If the totals could not be saved, the lines are not written either. A record with the totals
-            # cannot be overwritten, for example, if a newer version of the proxy has written it.
+            # If the store did not save the totals, the lines with the exchanges are not written either. For
+            # example, totals that a newer version of the proxy has written cannot be overwritten.
             await self._records.write(lines)
 
     def _forget_prefix(self, prefix: str) -> None:
