@@ -3,8 +3,8 @@
 A text is recognised only if three conditions hold. First, a header field or the beginning of the system
 prompt identifies the client. Second, a whole text part of a user message has a form that this client uses.
 Third, the same message or one next to it also contains text that the user has written. Without such text, the
-user has probably pasted the instructions. Tool results are ignored, and so are messages that contain tool
-results as text. ADR 0031 says where the forms were found.
+user has probably pasted the instructions. The module ignores tool results, and messages that contain tool
+results as text. ADR 0031 names the sources for the forms.
 """
 
 import re
@@ -284,7 +284,10 @@ def find_client_by_members(prompt_members: Sequence[str]) -> str:
 
 
 def find_instruction_form(client: str, text: str) -> InstructionForm | None:
-    """Returns the form of this client in which the whole text is written; None if there is none."""
+    """Returns the form of this client that the whole text has; None if it has none of the client's forms.
+
+    The text has a form if it begins and ends as the `InstructionForm` says.
+    """
     for form in CLIENTS[client].forms if client in CLIENTS else ():
         if text.startswith(form.opening) and (
             not form.closing or (text.rstrip().endswith(form.closing) and text.count(form.closing) == 1)
@@ -346,8 +349,7 @@ def divide_messages(
 ) -> Iterator[tuple[Message, Sequence[tuple[bytes, Instruction | None]]]]:
     """Yields each new message, with the result of `split_off_instructions` for it.
 
-    A message directly after a tool result is not divided. An empty sequence then takes the place of the
-    result.
+    A message directly after a tool result is not divided; the sequence that is yielded with it is empty.
 
     Args:
         before: The messages before the new ones.
@@ -416,13 +418,13 @@ def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tupl
 
 
 def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns the list, with `instruction` set to None on messages whose text the user has probably pasted.
+    """Returns the messages, with `instruction` set to None where the user has probably pasted the text.
 
-    The messages between two replies or tool results are examined together. If they contain instructions but
-    no other text of the user, the user has probably pasted the last of them. So the `instruction` of this
-    message becomes None. If the client's message was divided, this applies to all its parts. The
-    `instruction` stays if the next message is the reply that the client itself adds after such instructions
-    (`InstructionForm.client_reply`).
+    Examines together all messages between two replies or tool results. If some of these messages are
+    instructions, but none contains text that the user has written, the user has probably pasted the last of
+    them. So the `instruction` of this message becomes None. If this message is a part of a divided message of
+    the client, the same applies to the other parts. The `instruction` stays if the next message is the reply
+    that the client itself adds after such instructions (`InstructionForm.client_reply`).
     """
     unmarked = list(messages)
     start = 0
@@ -444,10 +446,10 @@ def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ..
 
 
 def _is_user_text(record: Message) -> bool:
-    """Returns whether a message seems to contain text of the user.
+    """Returns whether a message probably contains text that the user has written.
 
-    The result is False if the message is empty, is project instructions, or is only a `<system-reminder>`,
-    which a client adds.
+    The result is False if the message is empty, is project instructions, or contains only a
+    `<system-reminder>`, which clients add.
     """
     if record.instruction is not None:
         return False
@@ -458,7 +460,7 @@ def _is_user_text(record: Message) -> bool:
 
 
 def _has_client_reply(record: Message, reply: str) -> bool:
-    """Returns whether `reply` is the assistant message that the client itself adds after this message."""
+    """Returns whether `reply` is the text of the assistant message that the client adds after `record`."""
     if record.instruction is None:
         return False
     form = find_instruction_form(record.instruction.client, record.text)

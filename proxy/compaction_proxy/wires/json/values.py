@@ -1,10 +1,10 @@
 """Decodes JSON to Python values, and encodes and shortens such values.
 
-A call of a decoder holds the interpreter lock until it ends, so megabytes of JSON are decoded in pieces. Most
-of a large message is usually one long string, such as a text or an image. So the objects and arrays that
-contain long strings are first split into undecoded values. Then each long string is decoded piece by piece,
-and each other value in one call. The result and the errors are the same as if one call decoded the whole
-message.
+A call of a decoder holds the interpreter lock until it ends. So the module decodes megabytes of JSON in
+several calls. Most of a large message is usually one long string, such as a text or an image. So the module
+first splits the objects and arrays that contain long strings into undecoded values. Then it decodes each long
+string piece by piece, and each other value in one call. The result and the errors are the same as if one call
+decoded the whole message.
 """
 
 import base64
@@ -30,14 +30,15 @@ JsonObject = dict[str, Any]
 
 # JSON of at most this many bytes is decoded in one call. Longer JSON is decoded in pieces.
 LONG_BYTES = 128 * 1024
-# JSON longer than `LONG_BYTES` is refused if it has more opening brackets, commas and colons outside strings
-# than this, because no model could read such a message.
+# `decode_value` refuses JSON longer than `LONG_BYTES` if it has more opening brackets, commas and colons
+# outside strings than this, because no model could read such a message.
 MAX_STRUCTURAL = 60_000
-# Objects and arrays are split into their values only down to this depth of nesting. Deeper ones are decoded
-# in one call. The levels are the message, its content, a part of the content, and the value of the part.
+# Long objects and arrays are split into their values only down to this depth of nesting. Deeper ones are
+# decoded in one call. The levels are the message, its content, a part of the content, and a value in this
+# part.
 _MAX_DEPTH = 4
-# Objects and arrays with more items than this are decoded in one call and not item by item. Decoding item by
-# item helps only if an item is long, and if there are so many items, each of them is usually short.
+# Objects and arrays with more values than this are decoded in one call and not value by value. The second way
+# helps only if a value is long, and among so many values, each is usually short.
 _MAX_ITEMS = 10_000
 
 
@@ -122,9 +123,9 @@ def hash_base64(text: str) -> bytes:
         ValueError: If the text is not base64.
     """
     hasher = hashlib.sha256()
-    # Complete groups of four characters are decoded in pieces. The decoder must get the last group in one
-    # call with its padding, or with characters that form no group. So the group before these is left for that
-    # call.
+    # The loop decodes complete groups of four characters. If padding, or a rest of fewer than four
+    # characters, follows the last complete group, this group and what follows are decoded together, after the
+    # loop.
     padded = text.find("=")
     whole = (len(text) if padded < 0 else padded) // 4 * 4
     whole = max(0, whole - 4) if whole < len(text) or padded >= 0 else whole
@@ -175,7 +176,7 @@ def is_json_object(text: str) -> bool:
 
 
 def encode_ascii_json(value: object) -> bytes:
-    """Returns compact JSON in ASCII. It escapes lone surrogates, which UTF-8 cannot encode."""
+    """Returns compact JSON in ASCII. All other characters are written as escapes."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -200,14 +201,14 @@ def encode_json(value: Any) -> bytes:
 
 
 def cut_long_argument(text: str, cut: TextCutter) -> str:
-    """Returns a text, shortened by `cut` if it has at least `LONG_ARGUMENT` characters."""
+    """Returns `cut(text)` if the text has at least `LONG_ARGUMENT` characters, and otherwise the text."""
     return cut(text) if len(text) >= LONG_ARGUMENT else text
 
 
 def cut_long_texts(value: Any, cut: TextCutter) -> Any:
-    """Returns a JSON value whose texts of at least `LONG_ARGUMENT` characters are shortened by `cut`.
+    """Returns a copy of a decoded JSON value in which `cut` has shortened long texts (`LONG_ARGUMENT`).
 
-    Keys are not shortened.
+    Does not shorten keys.
     """
     if isinstance(value, str):
         return cut_long_argument(value, cut)
