@@ -22,8 +22,9 @@ MIN_RATIO, MAX_RATIO = 0.3, 4.0  # a ratio outside this range has another cause 
 _SLOWEST = 0.05  # smallest weight of a new observation in the averages
 _TRUSTED_AFTER = 3  # after this many observations, the effect of an outlier is limited
 _FAR = 4.0  # an observation is an outlier if it is more than this many deviations from the mean
-# Smallest deviation with which `add_observation` decides what an outlier is. Without this minimum, every
-# different ratio after a series of equal ratios would be an outlier.
+# `add_observation` treats a ratio of token counts as an outlier if it is more than `_FAR` deviations from the
+# mean. For this test, it uses a deviation of at least this value. Without this minimum, every other ratio
+# would be an outlier after a series of equal ratios.
 _LEAST_DEVIATION = 0.01
 _WIDEST = 2.6  # log(MAX_RATIO / MIN_RATIO): no learned mean or deviation is larger
 _SIGMA = 1.25  # a standard deviation is this many mean absolute deviations (normal distribution)
@@ -38,10 +39,10 @@ _FAMILIES: tuple[tuple[str, float, float], ...] = (
     (r"gemini|gemma", 1.2, 0.1),
     (r"gpt|^o\d|llama|kimi|glm", 1.0, 0.02),
 )
-# Ratio and deviation for a model that is in none of the families in `_FAMILIES` and is no Claude model. Most
-# names of such models are aliases of models in `_FAMILIES`, and 1.07 is in the middle of the ratios there.
-# Before the first observation, `Calibration.predict_tokens` adds one standard deviation, so it uses the ratio
-# 1.2. Of all families, only the new Claude models have a higher ratio.
+# Ratio and deviation, as in `_FAMILIES`, for a model that is in none of these families and is no Claude
+# model. Most names of such models are aliases of models in `_FAMILIES`, and 1.07 is in the middle of the
+# ratios there. Before the first observation, `Calibration.predict_tokens` adds one standard deviation, so it
+# uses the ratio 1.2. Of all families, only the new Claude models have a higher ratio.
 _UNKNOWN = (1.07, 0.092)
 _CLAUDE_OLD = (1.15, 0.05)
 _CLAUDE_NEW = (1.45, 0.05)  # Claude 4.7 and later versions have a new vocabulary

@@ -95,8 +95,8 @@ def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
 def _find_entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]]:
     """Returns the parts of a response that describe the model.
 
-    The parts are looked for in the member `data`, or in `models` if there is no `data`. If this member is a
-    list of models, returns its entries with the model's name. If it is an object, returns this object, which
+    Looks for them in the member `data`, or in `models` if there is no `data`. If this member is a list of
+    models, returns its entries with the model's name. If it is an object, returns this object, which
     describes a single model. Otherwise returns the whole response, because it may itself be the description.
     """
     listed = page.get("data") if "data" in page else page.get("models")

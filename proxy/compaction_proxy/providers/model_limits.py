@@ -238,7 +238,8 @@ def from_fields(fields: Mapping[str, Any]) -> LearnedLimits:
 
     Raises:
         KeyError: If `calibration` or one of its numbers, `window` or `until` is missing.
-        ValueError, TypeError, OverflowError: If another number cannot be converted or is not possible.
+        ValueError, TypeError, OverflowError: If another number cannot be converted or has an impossible
+        value.
     """
     return LearnedLimits(
         Calibration.from_dict(fields["calibration"]),
@@ -274,9 +275,9 @@ SAVE_STEP = 0.02
 # model would each cause a write.
 SAVE_INTERVAL_S = 5.0
 # The drift of a model is the learned logarithm of a ratio: the upstream's count of the first request after a
-# compaction, divided by the proxy's prediction of this count (`learn_post_compaction_factor`). `DRIFT_WEIGHT`
-# is the factor by which one compaction's logarithm is multiplied before it is added to the drift. `MAX_DRIFT`
-# is the largest absolute value of the drift.
+# compaction, divided by the proxy's prediction of this count. After each compaction,
+# `learn_post_compaction_factor` adds the observed logarithm, multiplied by `DRIFT_WEIGHT`, to the drift. The
+# absolute value of the drift is at most `MAX_DRIFT`.
 DRIFT_WEIGHT = 0.5
 MAX_DRIFT = 0.15
 # If the last read of a model's stored limits is at least this many seconds ago, the proxy reads them again,
@@ -428,7 +429,9 @@ class ModelLimits:
     def learn_post_compaction_factor(
         self, tenant: str, origin: str, model: str, estimate: int, actual: int
     ) -> None:
-        """Updates the result of `get_post_compaction_factor` after the first request after a compaction.
+        """Updates the ratio that `get_post_compaction_factor` returns with the counts of one more request.
+
+        The request is the first one of its conversation after a compaction.
 
         Args:
             tenant: Tenant of the request.
@@ -666,7 +669,7 @@ class ModelLimits:
     async def _learn_larger_window(
         self, key: str, model: str, known: LearnedLimits, answer: AnsweredRequest
     ) -> LearnedLimits:
-        """Learns the size of a request that the upstream accepted although it exceeds the known window.
+        """Learns the size of an accepted request that exceeds the known context window.
 
         Learns nothing if the upstream's count is more than `MAX_RATIO` times the proxy's estimate, because
         such a count must be wrong. Returns the limits that are known afterwards.

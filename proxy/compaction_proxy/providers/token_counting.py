@@ -111,10 +111,10 @@ INLINE_BUDGET_S = 0.001  # time after which no further text is begun on the loop
 # If the texts of a request have more characters than this in total, none of them is counted on the event
 # loop, because the request would need a thread anyway.
 MAX_INLINE_CHARACTERS = 64 * 1024
-# Length of a time slot, in seconds. A request counts its texts in steps of at most `SLICE_CHARACTERS`
-# characters, each of which takes 40 ms at worst. When the time slot has passed, the request finishes its
-# current step and gives its thread back. It then waits until the event loop gives it the next time slot. With
-# shorter time slots, a request would spend too much of its time waiting.
+# Length of a time slot, in seconds. A thread counts the texts of a request in steps of at most
+# `SLICE_CHARACTERS` characters, each of which takes 40 ms at worst. When the time slot is over, the thread
+# finishes the current step and becomes free for other requests. The event loop then queues the request for
+# another time slot. With shorter time slots, requests would wait for the event loop too often.
 TIME_SLOT_S = 0.01
 _KNOWN_MODELS = 256
 
@@ -171,8 +171,8 @@ class _CountingTask:
     def run_time_slot(self, budget_s: float) -> list[int] | None:
         """Counts the slices of the next step, and of further steps until `budget_s` seconds have passed.
 
-        Returns the number of tokens of each text. Returns None if the caller must call the method again,
-        because the time was over before the last step.
+        Returns the number of tokens of each text if no step is left. Otherwise returns None; the caller then
+        calls the method again, unless it no longer needs the result (`dropped`).
         """
         end = perf_counter() + budget_s
         for step in self._get_steps():
@@ -210,7 +210,8 @@ class TokenScheduler:
     Args:
         counter: Counts the tokens of a text. It must be thread-safe.
         workers: Number of threads.
-        time_slot_s: Time after which a request gives its thread back to others, in seconds.
+        time_slot_s: Length of a time slot, in seconds. After this time, a thread becomes free for other
+            requests.
     """
 
     def __init__(self, counter: TokenCounter, workers: int = 2, time_slot_s: float = TIME_SLOT_S) -> None:

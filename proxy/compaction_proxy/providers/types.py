@@ -1,4 +1,4 @@
-"""Protocols for the sources of token counts, context windows, prices and summaries."""
+"""Defines protocols for objects that count tokens, find context windows and prices, and request summaries."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

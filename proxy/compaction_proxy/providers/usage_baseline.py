@@ -64,7 +64,8 @@ def build_baseline_key(origin: str, model: str, checkpoint: bytes = b"") -> byte
 def build_baseline(prefixes: Sequence[bytes], key: bytes, estimate: int, actual: int) -> UsageBaseline | None:
     """Builds an anchor from a request and its response.
 
-    Returns None if `actual` is below `MIN_USAGE_TOKENS`, or if its ratio to `estimate` is not plausible.
+    Returns None if `actual` is below `MIN_USAGE_TOKENS`, or if `actual / estimate` is not between `MIN_RATIO`
+    and `MAX_RATIO`.
 
     Args:
         prefixes: Prefix digests up to each of the request's messages that are not fixed. Without such
@@ -161,7 +162,7 @@ def _parse_baseline(fields: Any) -> UsageBaseline | None:  # noqa: ANN401 - any 
 
 
 # Maximum number of roots (digests of the first messages of conversations) whose anchors stay in memory. If
-# there are more, the anchors of the root that was set longest ago are dropped from memory.
+# there are more, the anchors of the root that was updated longest ago are dropped from memory.
 MAX_ROOTS = 4_000
 # Maximum number of anchors for conversations with the same first messages. If there are more, only the newest
 # are kept.
@@ -182,7 +183,7 @@ def _merge_baselines(
 ) -> tuple[UsageBaseline, ...]:
     """Returns the newest anchors of both arguments, at most `ANCHORS_PER_ROOT`, the newest last.
 
-    If several anchors have the same prefix and key, only the newest of them is returned.
+    If several anchors have the same prefix and key, the result contains only the newest of them.
     """
     merged: dict[tuple[bytes, bytes], UsageBaseline] = {}
     for anchor in (*older, *newer):

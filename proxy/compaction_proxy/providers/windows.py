@@ -1,4 +1,4 @@
-"""Finds a model's context window by the model's name: in the shipped table, or else a cautious default."""
+"""Looks up a model's context window by the model's name. Uses a cautious default for unknown models."""
 
 import json
 import re

@@ -172,7 +172,7 @@ def detect_zlib_wbits(head: bytes) -> int:
 class Inflater:
     """Decompresses one body chunk by chunk. The chunks may have any size.
 
-    If the body is not compressed, `feed` returns the chunks unchanged, however many there are.
+    If the body is not compressed, `feed` returns the chunks unchanged, and does not limit their size.
 
     Args:
         encoding: The `content-encoding` as sent. Only gzip and deflate are supported.

@@ -235,7 +235,7 @@ def _match_first(rules: Iterable[re.Pattern[str]], text: str) -> re.Match[str] |
 
 
 def _parse_number(match: re.Match[str], name: str) -> int | None:
-    """Returns the number that the group `name` has matched; None if it is 0 or if there is none."""
+    """Returns the number that the group `name` has matched; None if it is 0 or the group matched nothing."""
     digits = match.groupdict().get(name)
     return (int(re.sub(r"\D", "", digits)) or None) if digits else None
 

@@ -1,4 +1,4 @@
-"""Reads request bodies. If a body extends an earlier body, only the new part is parsed.
+"""Reads request bodies. If a body extends an earlier body, parses only the new part.
 
 Clients send their whole list of messages with every request. Here, the *beginning* of a body is all its bytes
 up to the end of its last message. The reader remembers a keyed digest of each beginning, its fingerprint. If

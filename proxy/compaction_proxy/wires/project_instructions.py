@@ -1,10 +1,10 @@
-"""Recognises the project instructions that known agents put into user messages, on every wire.
+"""Recognises the project instructions that known clients put into user messages, on every wire.
 
-A text is recognised only if three conditions hold. First, a header field or the beginning of the system
-prompt identifies the client. Second, a whole text part of a user message has a form that this client uses.
-Third, the same message or one next to it also contains text that the user has written. Without such text, the
-user has probably pasted the instructions. The module ignores tool results, and messages that contain tool
-results as text. ADR 0031 names the sources for the forms.
+A text counts as project instructions only if three conditions hold. First, a header field or the beginning of
+the system prompt identifies the client. Second, a whole text part of a user message has a form that this
+client uses. Third, the same message or one next to it also contains text that the user has written. Without
+such text, the user has probably pasted the instructions. The module ignores tool results, and messages that
+contain tool results as text. ADR 0031 names the sources for the forms.
 """
 
 import re
@@ -24,7 +24,7 @@ ENVIRONMENT: Final = "environment"
 # To recognise a client by its system prompt, the proxy reads at most this many characters at the beginning of
 # the JSON of the system prompt.
 PROMPT_CHARACTERS: Final = 4_096
-# The `path` of an `Instruction` is cut to at most this many characters.
+# Maximum number of characters of the `path` of an `Instruction`. A longer path is cut at its end.
 MAX_PATH_CHARACTERS: Final = 512
 
 
@@ -266,7 +266,7 @@ def find_client_by_messages(messages: Sequence[Message]) -> str:
 
 
 def find_client_by_members(prompt_members: Sequence[str]) -> str:
-    """Returns the name of the client whose system prompt a body contains; empty if there is none.
+    """Returns the name of the client whose system prompt a body contains; empty if no known prompt is in it.
 
     Args:
         prompt_members: The JSON of the members that count as prompt tokens (`RequestBody.prompt_members`).
@@ -297,7 +297,7 @@ def find_instruction_form(client: str, text: str) -> InstructionForm | None:
 
 
 def starts_like_instructions(text: str, client: str) -> bool:
-    """Returns whether a text begins like project instructions of this client."""
+    """Returns whether a text begins like project instructions of this client (`InstructionForm.opening`)."""
     return text.startswith(tuple(form.opening for form in CLIENTS[client].forms))
 
 

@@ -220,7 +220,7 @@ class AnswerFilter(Protocol):
         """
 
     def complete_answer(self) -> None:
-        """Changes the payload of the last response, in place, to that of the joined response.
+        """Changes the payload of the last response in place, so that it becomes the joined response.
 
         Removes the calls of the search tool, and adds the content of the earlier responses.
         """
@@ -361,7 +361,7 @@ class ItemAnswerFilter:
         return self._format.build_message(self._items)
 
     def complete_answer(self) -> None:
-        """Changes the payload of the last response, in place, to that of the joined response.
+        """Changes the payload of the last response in place, so that it becomes the joined response.
 
         Removes the calls of the search tool, and adds the items of the earlier responses.
         """
@@ -451,7 +451,7 @@ class SearchTool:
         return _set_member(raw, find_members(raw).get("tool_choice"), "tool_choice", self.forbidding_choice)
 
     def continue_request(self, raw: bytes, elements: Sequence[Mapping[str, Any]]) -> bytes:
-        """Returns the body with more elements at the end of its list of messages.
+        """Returns the body with `elements` added at the end of its list of messages.
 
         If the body has a string instead of a list of messages, the string becomes the first user message.
 

@@ -1,4 +1,4 @@
-"""Converts messages of the Chat Completions wire to `Message` objects and back, and shortens them.
+"""Converts messages of the Chat Completions wire to `Message` objects and back, and shortens messages.
 
 It also estimates the tokens of the parts of messages that are not text.
 """

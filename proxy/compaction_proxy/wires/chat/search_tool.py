@@ -1,9 +1,10 @@
-"""Offers the proxy's search tool on the Chat Completions wire, and joins the responses around its calls.
+"""Offers the proxy's search tool on the Chat Completions wire.
 
-With this tool, the model searches messages that compactions have removed. In a stream, a call arrives in
-several pieces. Here, a piece is an element of `delta.tool_calls`. If a response calls the tool, the proxy
-sends a further request. This request ends with the model's assistant message, including its calls and its
-thinking, and with a result for each call. The client receives the texts of all responses in one response.
+With this tool, the model searches messages that compactions have removed. If a response calls the tool, the
+proxy sends a further request. This request ends with the model's assistant message, including its calls and
+its thinking, and with a result for each call. The module joins the responses before and after such calls, so
+that the client receives the texts of all responses in one response. In a stream, a call arrives in several
+pieces. Here, a piece is an element of `delta.tool_calls`.
 """
 
 import json
@@ -199,7 +200,7 @@ class ToolCallFilter:
 def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
     """Merges a piece of a streamed object into `fields`, which contain the object's earlier pieces.
 
-    Merges objects in it member by member. Appends texts in `_STREAMED_FIELDS`, and parts of a name, to the
+    Merges nested objects member by member. Appends texts in `_STREAMED_FIELDS`, and parts of a name, to the
     earlier text. Any other value replaces the earlier value, unless it is None or an empty text.
     """
     for key, value in piece.items():
@@ -372,9 +373,9 @@ _EVENT_PATTERN: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usa
 class ChatStreamFilter:
     """Removes calls of the proxy's search tool from streams on the Chat Completions wire; see `StreamFilter`.
 
-    Returns events of the first response that have no calls, finish reason or usage without parsing them.
-    Changes later responses so that they continue the first response: their events get its id, do not repeat
-    the role, and report the usage of all responses together.
+    Does not parse events of the first response that contain no calls, no finish reason and no usage. Changes
+    later responses so that they continue the first response: their events get its id, do not repeat the role,
+    and report the usage of all responses together.
     """
 
     def __init__(self, stream: StreamJoiner) -> None:
@@ -576,7 +577,7 @@ class ChatAnswerFilter:
         return content.build_message(self._call_filter.own_calls)
 
     def complete_answer(self) -> None:
-        """Changes the last response, in place, to the joined response.
+        """Changes the last response in place, so that it becomes the joined response.
 
         Removes the calls of the search tool, and adds the text of the earlier responses.
         """

@@ -55,9 +55,9 @@ def _parse_counts(value: object) -> TokenUsage | None:
 
 
 def _find_other_usage(payload: JsonObject) -> TokenUsage | None:
-    """Returns the usage in a response without a member `usage`; None if there is none.
+    """Returns the usage in a response that has no member `usage`; None if it reports no usage.
 
-    Groq reports it in the member `x_groq`. In streams, Kimi reports it in a choice.
+    Groq reports the usage in the member `x_groq`. In streams, Kimi reports it in a choice.
     """
     return next(filter(None, (_parse_counts(each["usage"]) for each in find_usage_holders(payload))), None)
 
@@ -80,8 +80,8 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
     Args:
         call: The summary call.
         refused: The results of `find_refused_member` for earlier calls to this provider. The function leaves
-            out the members that they name. If this is a member with the token limit, it uses the other name
-            of the limit. For a refused value of `reasoning_effort`, it uses the next value.
+            out the members that they name. If these include `max_tokens` or `max_completion_tokens`, it sets
+            the other of the two. For a refused value of `reasoning_effort`, it uses the next value.
     """
     client, reasoning = read_client_members(call.conversation), is_reasoning_model(call.model)
     limit = call.max_tokens + get_thinking_allowance(call.model, call.conversation)

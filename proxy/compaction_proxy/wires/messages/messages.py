@@ -366,10 +366,11 @@ def _choose_role(record: Message) -> str:
 
 
 def attach_parts(record: Message, source: Message) -> Message:
-    """Returns a message with the text of `record` and all parts of `source` that are not text.
+    """Returns a message with the text of `record` and the other content of `source`, such as images.
 
-    Removes cache marks (`CACHE_MARK`) from the parts, because the client moves them with each request, but
-    the bytes of a replacement must not change. Otherwise, the parts stay unchanged.
+    The other content is all content blocks except text, thinking, calls and tool results. Removes cache marks
+    (`CACHE_MARK`) from these blocks, because the client moves cache marks with each request, but the bytes of
+    a replacement must not change. Otherwise, the blocks stay unchanged.
 
     Args:
         record: A message that the proxy has written itself.
@@ -397,10 +398,10 @@ def drop_cache_marks(value: Any) -> Any:
     return plain
 
 
-# The estimates assume this many characters per token.
+# To estimate the tokens of a text without a tokenizer, this module assumes this many characters per token.
 _TOKEN_CHARACTERS: Final = 4
-# Only this many characters at the beginning of an image's base64 data are searched for the image's header,
-# which contains its width and height.
+# The proxy looks for the header of an image, which contains the width and the height, only in this many
+# characters at the beginning of the image's base64 data.
 _HEADER_CHARACTERS: Final = 128 * 1024
 
 
@@ -536,8 +537,8 @@ def _get_pair_id(block: Mapping[str, Any]) -> str:
 def _find_unpaired_ids(values: list[Any]) -> frozenset[str]:
     """Returns those ids of calls of a provider's own tools that occur only once in these content blocks.
 
-    A call and its result have the same id. If the id occurs only once, one of the two is in another message.
-    A note must not replace the other one, because providers refuse a call without its result, and a result
+    A call and its result have the same id. If an id occurs only once, these blocks contain only one of the
+    two. A note must not replace this one, because providers refuse a call without its result, and a result
     without its call.
     """
     ids = [_get_pair_id(each) for each in values if isinstance(each, Mapping)]

@@ -109,8 +109,8 @@ _COUNTS: Final = (
 class MessagesStreamFilter:
     """Removes calls of the proxy's search tool from streams on the Messages wire; see `StreamFilter`.
 
-    Returns the events of the first response before its first call of the search tool unchanged. Leaves out
-    each content block that calls the search tool, and gives later blocks lower indices, so that no index is
+    Does not change the events of the first response before its first call of the search tool. Leaves out each
+    content block that calls the search tool, and gives later blocks lower indices, so that no index is
     missing. The last `message_delta` event reports the usage of all responses together.
     """
 
@@ -244,9 +244,10 @@ def _join_events(payloads: Iterable[JsonObject]) -> list[JsonObject]:
 def _apply_delta(
     block: JsonObject, index: Any, delta: JsonObject, pieces: dict[tuple[Any, str], list[str]]
 ) -> None:
-    """Adds a delta to the block with the given index.
+    """Adds a delta, the change that one event describes, to the content block with the given index.
 
-    Only collects texts in `pieces`, by index and field name. The caller joins them after the last event.
+    Appends texts only to the lists in `pieces`, by index and field name. The caller joins these texts and
+    adds them to the block after the last event.
     """
     for name, value in delta.items():
         if name == "citation":

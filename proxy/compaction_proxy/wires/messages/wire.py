@@ -154,7 +154,7 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
 
     Args:
         call: The summary call.
-        refused: The names of members that this provider has already refused. They are left out.
+        refused: The names of members that this provider has already refused. The result lacks them.
     """
     fields: dict[str, Any] = {}
     thinking_type = str(read_client_object(call.conversation, "thinking").get("type"))

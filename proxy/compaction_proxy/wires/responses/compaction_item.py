@@ -93,8 +93,9 @@ def expand_tokens(raw: bytes, open_token: Callable[[str], bytes], *, with_latest
     A token is the encrypted content of such an item. All other items of the body keep their bytes. Clients
     keep some user messages of the compacted input. So the function leaves out a user message of a token if
     the body also contains this message before the token. It leaves out instructions of a token (privileged
-    messages and project instructions) if the body contains any instructions outside of tokens. It expands a
-    token that occurs twice only once. It returns a body without a list of items unchanged.
+    messages and project instructions) if the body contains any instructions outside of tokens. If a token
+    occurs twice, it expands only the first one and leaves out the second. It returns a body without a list of
+    items unchanged.
 
     Args:
         raw: The body.

@@ -461,7 +461,8 @@ def _find_output_kind(call_id: str, before: Sequence[Message]) -> str:
     return "function_call_output"
 
 
-# The estimates assume this many bytes per token, in English text, in JSON, and in encrypted reasoning.
+# To estimate tokens without a tokenizer, this module assumes this many bytes per token in English text, in
+# JSON, and in encrypted reasoning.
 _BYTES_PER_TOKEN: Final = 4
 
 
