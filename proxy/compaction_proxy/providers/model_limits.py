@@ -266,7 +266,7 @@ def _as_tokens(value: object) -> int | None:
 # provider may serve another model under the same name later.
 LIMITS_TTL_S = 86_400.0
 # Maximum number of combinations of tenant, upstream origin and model whose limits stay in memory. If there
-# are more, the limits that were added first are dropped from memory.
+# are more, the process drops the limits that it added first from memory.
 MAX_MODELS = 4_096
 # The proxy stores a calibration again only if its mean (a logarithm) differs from the stored mean by at least
 # this much.
@@ -284,7 +284,7 @@ MAX_DRIFT = 0.15
 # because another replica may have changed them.
 REFRESH_INTERVAL_S = 10.0
 # Maximum number of conversations whose last answered request stays in memory, for `judge_answer`. If there
-# are more, the request that was stored longest ago is dropped.
+# are more, the process drops the request that it stored longest ago.
 MAX_THREADS = 4_096
 # Lifetime of an inferred context window, and of the size of a refused or accepted request, in seconds. After
 # this time, the proxy no longer shortens requests because of them, so the next large request shows whether
@@ -332,7 +332,7 @@ def _drop_expired_limits(limits: LearnedLimits, now: float) -> tuple[LearnedLimi
 
 @dataclass(slots=True)
 class _KnownModel:
-    """What this process knows about a model. Times are in monotonic seconds unless stated otherwise.
+    """What this process remembers about a model. Times are in monotonic seconds unless stated otherwise.
 
     Attributes:
         limits: The learned limits.
@@ -429,7 +429,7 @@ class ModelLimits:
     def learn_post_compaction_factor(
         self, tenant: str, origin: str, model: str, estimate: int, actual: int
     ) -> None:
-        """Updates the ratio that `get_post_compaction_factor` returns with the counts of one more request.
+        """Uses the counts of one request to update the result of `get_post_compaction_factor`.
 
         The request is the first one of its conversation after a compaction.
 

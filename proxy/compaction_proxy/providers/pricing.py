@@ -18,7 +18,7 @@ from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.core.model_names import normalize_model_name
 
 # Maximum number of cached results of `find_shipped_price`, one for each model, origin and price period. If
-# there are more, the result that was used longest ago is dropped.
+# there are more, the cache drops the result that was used longest ago.
 MAX_CACHED_PRICES = 1_024
 # Maximum number of characters of a model name that the proxy looks up. If a name is longer, the proxy looks
 # up only its last characters. This limits the memory of the cache, because clients choose the names in it.

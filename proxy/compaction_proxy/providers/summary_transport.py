@@ -19,9 +19,9 @@ MAX_ANSWER_BYTES = 1_048_576
 # further request leaves out the member or value that the last error named. If the provider refuses the last
 # request too, the call fails.
 MAX_ATTEMPTS = 6
-# Maximum number of pairs of URL and model whose refused request members stay in memory. If a member is added
-# when there are this many pairs, all pairs are dropped first. The number is limited because clients can
-# choose models and the query parts of URLs.
+# Maximum number of pairs of URL and model whose refused request members stay in memory. When the proxy adds a
+# member and there are already this many pairs, it first drops all pairs. The number is limited because
+# clients can choose models and the query parts of URLs.
 MAX_MODELS = 256
 _REFUSALS = frozenset({httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY})
 

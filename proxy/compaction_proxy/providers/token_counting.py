@@ -1,13 +1,13 @@
 """Counts the tokens of a request without delaying other requests.
 
-Short texts are counted on the event loop. Longer texts are counted in a small pool of threads. Each request
+The module counts short texts on the event loop, and longer texts in a small pool of threads. Each request
 gets a thread only for a short time (a time slot) and then waits for its next time slot, so that several
 requests share the threads. While a thread counts, the event loop can run, because a tokenizer releases the
 interpreter lock.
 
-A text longer than `SLICE_CHARACTERS` is cut into slices, which are counted separately. If a request is longer
-than `BUDGET_CHARACTERS`, only a sample of its slices is counted, and the other slices are estimated from the
-sample.
+The module cuts a text longer than `SLICE_CHARACTERS` into slices, and counts them separately. If a request is
+longer than `BUDGET_CHARACTERS`, it counts only a sample of the slices, and estimates the other slices from
+the sample.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from compaction_proxy.core.message import Span
 from compaction_proxy.providers.types import TokenCounter
 
 SLICE_CHARACTERS = 64 * 1024
-# If a request has more characters than this, only a sample of about this many is counted, and the tokens of
-# the other characters are extrapolated from the sample. Counting the sample takes five seconds at worst.
+# If a request has more characters than this, the proxy counts only a sample of at most this many, and
+# extrapolates to the other characters. Counting the sample takes five seconds at worst.
 BUDGET_CHARACTERS = 8 * 1024 * 1024
 _SEEK_CHARACTERS = 1024  # a slice ends at a space if there is one in this many characters before its limit
 # The length of every slice of a text, except the last one, is a multiple of this number of characters. For
@@ -108,8 +108,8 @@ def extrapolate_counts(sizes: Sequence[int], counted: Mapping[int, int]) -> list
 # total.
 MAX_INLINE_TEXT_CHARACTERS = 6 * 1024  # longest text that is counted on the loop
 INLINE_BUDGET_S = 0.001  # time after which no further text is begun on the loop
-# If the texts of a request have more characters than this in total, none of them is counted on the event
-# loop, because the request would need a thread anyway.
+# If the texts of a request have more characters than this in total, the proxy counts none of them on the
+# event loop, because the request would need a thread anyway.
 MAX_INLINE_CHARACTERS = 64 * 1024
 # Length of a time slot, in seconds. A thread counts the texts of a request in steps of at most
 # `SLICE_CHARACTERS` characters, each of which takes 40 ms at worst. When the time slot is over, the thread

@@ -224,7 +224,7 @@ class TiktokenCounter:
         encoding = self._get_encoding(find_vocabulary(model))
         counts = None
         if encoding is not None and len(texts) > 1 and sum(map(len, texts)) <= SLICE_CHARACTERS:
-            # An error is not reported here. It is reported when each text is counted alone below.
+            # An error is not reported here. If it occurs again below, `count` reports it.
             with suppress_and_report(lambda _: None):
                 counts = _count_together(texts, encoding)
         return counts or [self.count(text, model) for text in texts]

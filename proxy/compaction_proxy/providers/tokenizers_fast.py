@@ -164,7 +164,7 @@ class ToktokCounter:
         if tokenizer is None:
             return self._otherwise.count_each(texts, model)
         if max(map(len, texts), default=0) <= SLICE_CHARACTERS:
-            # An error is not reported here. It is reported when each text is counted alone below.
+            # An error is not reported here. If it occurs again below, `count` reports it.
             with suppress_and_report(lambda _: None):
                 return _count_batch(tokenizer, texts)
         return [self.count(text, model) for text in texts]

@@ -162,17 +162,17 @@ def _parse_baseline(fields: Any) -> UsageBaseline | None:  # noqa: ANN401 - any 
 
 
 # Maximum number of roots (digests of the first messages of conversations) whose anchors stay in memory. If
-# there are more, the anchors of the root that was updated longest ago are dropped from memory.
+# there are more, the process drops the anchors of the root that it updated longest ago from memory.
 MAX_ROOTS = 4_000
-# Maximum number of anchors for conversations with the same first messages. If there are more, only the newest
-# are kept.
+# Maximum number of anchors for conversations with the same first messages. If there are more, the proxy keeps
+# only the newest.
 ANCHORS_PER_ROOT = 6
 # Lifetime of anchors, in seconds. They expire because a provider may change its way of counting.
 BASELINE_TTL_S = 86_400.0
-# If the stored anchors were last read at least this many seconds ago, they are read again, because other
-# replicas may have added anchors.
+# If a process has last read the stored anchors at least this many seconds ago, it reads them again, because
+# other replicas may have added anchors.
 REFRESH_INTERVAL_S = 10.0
-# Seconds between two writes of new anchors to the store.
+# A background task writes new anchors to the store at intervals of this many seconds.
 FLUSH_INTERVAL_S = 5.0
 
 _log = structlog.get_logger()

@@ -148,8 +148,8 @@ _UNSIZED_STATUSES: Final = frozenset({413, _QUOTA_STATUS})
 _TEXT_STATUSES: Final = frozenset({500, 502, 503})
 _STATUSES: Final = frozenset({200, 400, 413, 422, _QUOTA_STATUS}) | _TEXT_STATUSES
 
-# The fields that contain codes and messages of errors. Other fields are ignored, because they may quote the
-# request, which can contain any text.
+# The fields that contain codes and messages of errors. The proxy ignores other fields, because they may quote
+# the request, which can contain any text.
 _ERROR_FIELDS: Final = frozenset(
     {"error", "errors", "error_message", "error_type", "message", "msg", "detail", "details", "description"}
     | {"code", "type", "reason", "cause", "metadata", "raw", "response", "title"}
@@ -198,8 +198,8 @@ def _decode_text(body: bytes, content_encoding: str) -> str | None:
 def _iter_error_texts(root: object) -> Iterator[str]:
     """Yields the codes and messages in an error of any structure, outermost first.
 
-    If a string contains JSON, this JSON is parsed and searched as well. The fields `n_prompt_tokens` and
-    `n_ctx` of llama.cpp are yielded as one text.
+    If a string contains JSON, the function searches this JSON as well. It yields the fields
+    `n_prompt_tokens` and `n_ctx` of llama.cpp as one text.
     """
     nodes = deque([root])
     for _ in range(_MAX_NODES):
@@ -318,7 +318,7 @@ def _find_failure(payload: object) -> object:
 def _read_event_payload(text: str) -> object:
     """Returns the decoded data of a stream's first event that has data; None if the data is not JSON.
 
-    The data of an `error` event is returned as the value of `error`, even if it is not JSON.
+    For an `error` event, returns a dict with the data as the value of `error`, even if the data is not JSON.
     """
     for event in EventSplitter().feed(text.encode() + b"\n\n"):
         if data := read_data(event):

@@ -42,8 +42,8 @@ BeginningKey = tuple[str, str | None, int, bytes]
 class BodyBeginning(NamedTuple):
     """Describes the beginning of a body, so that the reader recognises later bodies with the same beginning.
 
-    The beginning is all bytes up to the end of the last message. Of these bytes, only the last `ENDING_BYTES`
-    are stored, in the key.
+    The beginning is all bytes up to the end of the last message. This object contains only the last
+    `ENDING_BYTES` of them, in its key.
 
     Attributes:
         fingerprint: A keyed digest of the beginning.
@@ -107,9 +107,9 @@ MAX_BRACES = 256
 # limits save memory.
 MAX_LEADING_MEMBERS = 32
 MAX_KEY_CHARACTERS = 1_024
-# Bodies of at most `MAX_INLINE_BYTES` bytes are read on the event loop. Bodies of at most
-# `MAX_INLINE_GROWN_BYTES` bytes are also read on the event loop if they extend an earlier body. All other
-# bodies are read in a thread, so that they do not block the event loop.
+# The reader reads bodies of at most `MAX_INLINE_BYTES` bytes on the event loop. If a body extends an earlier
+# body, the reader reads it on the event loop up to a size of `MAX_INLINE_GROWN_BYTES` bytes. It reads all
+# other bodies in a thread, so that they do not block the event loop.
 MAX_INLINE_GROWN_BYTES = 1024 * 1024
 # At most this many threads of a reader read bodies at the same time. Further bodies wait for a thread.
 MAX_READ_THREADS = 2

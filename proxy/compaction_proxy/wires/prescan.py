@@ -136,8 +136,8 @@ def may_have_media(raw: bytes) -> bool:
 class MentionedNumbers:
     """The whole numbers in a body, with or without thousands separators and escapes.
 
-    Use `in` to test whether a number occurs. A number is also found if it is the end of a longer number with
-    separators, such as 234 in 1,234. Only the first `MAX_NUMBER_SEARCH_BYTES` bytes of a body are searched.
+    Use `in` to test whether a number occurs in the first `MAX_NUMBER_SEARCH_BYTES` bytes of the body. A
+    number also occurs if it is the end of a longer number with separators, such as 234 in 1,234.
 
     Args:
         raw: The body.

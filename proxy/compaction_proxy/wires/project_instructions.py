@@ -38,7 +38,7 @@ class InstructionForm(NamedTuple):
             end is allowed.
         path_pattern: Matches the part of the text that distinguishes instructions of the same kind, such as a
             file path. It becomes the `path` of the `Instruction`. For the kind `ENVIRONMENT`, all matches
-            together form the path. For other kinds, only the first match is used.
+            together form the path. For other kinds, only the first match counts.
         is_before_first_answer: Whether the client sends text of this form only before the first reply of the
             model.
         client_reply: The assistant message that the client itself adds after the text; empty if it adds none.
@@ -53,7 +53,7 @@ class InstructionForm(NamedTuple):
 
 
 class ClientProfile(NamedTuple):
-    """A client that sends project instructions, and the signs by which it is recognised.
+    """Says how to recognise a client that sends project instructions, and in which forms it sends them.
 
     Attributes:
         user_agent_prefixes: Beginnings of the client's `user-agent`, in lower case.
@@ -260,7 +260,7 @@ def find_client_by_prompt(text: str) -> str:
 def find_client_by_messages(messages: Sequence[Message]) -> str:
     """Returns the name of the client that sends these messages; empty if the client is unknown.
 
-    The client is recognised by the text of the first privileged message.
+    Recognises the client by the text of the first privileged message.
     """
     return find_client_by_prompt(next((each.text for each in messages if each.is_privileged), ""))
 
@@ -349,7 +349,7 @@ def divide_messages(
 ) -> Iterator[tuple[Message, Sequence[tuple[bytes, Instruction | None]]]]:
     """Yields each new message, with the result of `split_off_instructions` for it.
 
-    A message directly after a tool result is not divided; the sequence that is yielded with it is empty.
+    Does not divide a message directly after a tool result, and yields an empty sequence with it.
 
     Args:
         before: The messages before the new ones.

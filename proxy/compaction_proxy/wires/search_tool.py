@@ -80,7 +80,7 @@ def decode_event(data: bytes) -> JsonObject:
 
 
 def add_usage(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> JsonObject:
-    """Returns the sum of two `usage` objects. Values that are not numbers are taken from `later`."""
+    """Returns the sum of two `usage` objects. Takes values that are not numbers from `later`."""
     total = dict(later)
     for key, value in earlier.items():
         other = later.get(key)
@@ -133,7 +133,7 @@ class StreamJoiner:
     Attributes:
         is_first_answer: Whether the current response is the first one.
         may_answer_calls: Whether the proxy may answer calls of the search tool in the current response. If
-            False, these calls are removed and not answered.
+            False, it only removes these calls.
         previous_usage: The usage of all earlier responses together.
         usage: The part of the current response's usage that has arrived so far.
         buffered_events: Events of the current response. From them, `start_next_answer` builds the message of
@@ -182,7 +182,7 @@ class StreamJoiner:
 
         Args:
             may_answer_calls: Whether the proxy may answer calls of the search tool in the next response, too.
-                If False, the next response is the last one, and these calls are removed from it.
+                If False, the next response is the last one, and the proxy only removes these calls from it.
         """
         message = self._filter.end_answer()
         self.previous_usage = add_usage(self.previous_usage, self.usage)
@@ -262,7 +262,7 @@ class AnswerJoiner:
         Args:
             body: The upstream's response.
             may_answer_calls: Whether the proxy may answer calls of the search tool in this response. If
-                False, this is the last response, and these calls are removed from it.
+                False, this is the last response, and the proxy only removes these calls from it.
         """
         if self._is_first_answer and self._filter.call_marker not in body:
             return body

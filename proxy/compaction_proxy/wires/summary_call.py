@@ -35,8 +35,8 @@ REASONING_ALLOWANCE_TOKENS: Final = 2_000
 # `REASONING_ALLOWANCE_TOKENS`.
 CLIENT_EFFORT_ALLOWANCE_TOKENS: Final = 8_000
 _CACHE_KEY_HOSTS: Final = re.compile(r"api\.openai\.com|.+\.openai\.azure\.com")
-# The fields of a provider's error that may contain the name of a refused parameter. Other fields are ignored,
-# because they may quote the request.
+# The fields of a provider's error that may contain the name of a refused parameter. The proxy ignores other
+# fields, because they may quote the request.
 _ERROR_FIELDS: Final = frozenset(
     {"error", "errors", "param", "message", "detail", "details", "msg", "loc", "code"}
 )

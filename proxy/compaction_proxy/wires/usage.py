@@ -1,4 +1,4 @@
-"""Reads the token usage of a response while the response is forwarded, without delaying or changing it.
+"""Reads the token usage of a response while the proxy forwards it, without delaying or changing it.
 
 While the proxy forwards the bytes of a response, it only decompresses them and copies them into a buffer of
 limited size. It parses the buffer when the response has ended. It reads the usage only from the JSON member
@@ -32,7 +32,7 @@ class TokenUsage(NamedTuple):
         completion_tokens: Tokens of the output; 0 if the response does not report them.
         cached_tokens: Tokens of the input that came from the provider's cache; 0 if the response does not
             report them.
-        finish_reason: Why the response ended, in the provider's words. Empty if it was not found.
+        finish_reason: Why the response ended, in the provider's words; empty if the reason is unknown.
     """
 
     prompt_tokens: int
@@ -116,7 +116,8 @@ def _parse_last_events(usage_format: UsageFormat, first: bytes, rest: bytes) -> 
 
     Args:
         usage_format: The format of the wire.
-        first: The end of a line whose beginning was not kept; empty if the whole stream was kept.
+        first: The end of a line whose beginning `UsageTap` has not kept; empty if it has kept the whole
+            stream.
         rest: The part of the stream after `first`.
     """
     usage, reason = None, ""

@@ -22,7 +22,7 @@ class MemberNames(NamedTuple):
 
     Attributes:
         messages: The member that contains the messages.
-        output_limits: Members that limit the output, in tokens. The first one that sets a limit is used.
+        output_limits: Members that limit the output, in tokens. The first one that sets a limit counts.
         prompt_members: The members whose content counts as prompt tokens, such as tools, without `messages`.
         skip_indicators: Members that show whether the body must be left unchanged (`Wire.find_skip_reason`).
         thinking_budgets: Where a body sets budgets for thinking, in tokens. Each pair consists of the name of

@@ -57,7 +57,7 @@ class PartialToolCall:
         index: The `index` of the call in the upstream's response; None if it has none.
         is_ours: Whether this is a call of the proxy's search tool. None while the name of the called tool may
             be incomplete.
-        client_index: The index of the call among the calls that the client sees.
+        client_index: The index of the call among the calls that the client gets.
     """
 
     fields: JsonObject = field(default_factory=dict)
@@ -77,7 +77,7 @@ class PartialToolCall:
 
     @property
     def arguments(self) -> str:
-        """The part of the arguments that has arrived, as text. An object is encoded as JSON."""
+        """The part of the arguments that has arrived, as text. If they are an object, its JSON."""
         value = get_function(self.fields).get("arguments")
         return json.dumps(value) if isinstance(value, dict) else as_string(value)
 

@@ -85,8 +85,8 @@ def mask_escapes(raw: bytes, *, mask_all: bool = False) -> bytes | bytearray:
 
     Args:
         raw: The JSON.
-        mask_all: Whether to replace every escape. If False, escapes are replaced only in those pieces of the
-            JSON that have many (`BYTES_PER_ESCAPE`).
+        mask_all: Whether to replace every escape. If False, the function replaces escapes only in those
+            pieces of the JSON that have many (`BYTES_PER_ESCAPE`).
     """
     masked: bytearray | None = None
     for start, stop in iter_pieces(raw, 0, len(raw)):
@@ -164,8 +164,8 @@ _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 # `_BATCH_ELEMENTS` elements, because a call holds the interpreter lock until it ends.
 _BATCH_BYTES = 256 * 1024
 _BATCH_ELEMENTS = 4_096
-# JSON of at most this many bytes is decoded as it is. In longer JSON, `mask_escapes` replaces escapes first.
-# Decoding JSON of this length takes at most 4 ms, even if it consists of escapes.
+# `_decode_container` decodes JSON of at most this many bytes as it is. In longer JSON, it first replaces
+# escapes (`mask_escapes`). Decoding JSON of this length takes at most 4 ms, even if it consists of escapes.
 SHORT_BYTES = 960 * 1024
 # `find_members` refuses JSON with more opening brackets, commas and colons outside strings than this, because
 # no model could read it.

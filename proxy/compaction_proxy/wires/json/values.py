@@ -28,17 +28,17 @@ from compaction_proxy.wires.json.slices import (
 
 JsonObject = dict[str, Any]
 
-# JSON of at most this many bytes is decoded in one call. Longer JSON is decoded in pieces.
+# `decode_value` decodes JSON of at most this many bytes in one call, and longer JSON in pieces.
 LONG_BYTES = 128 * 1024
 # `decode_value` refuses JSON longer than `LONG_BYTES` if it has more opening brackets, commas and colons
 # outside strings than this, because no model could read such a message.
 MAX_STRUCTURAL = 60_000
-# Long objects and arrays are split into their values only down to this depth of nesting. Deeper ones are
-# decoded in one call. The levels are the message, its content, a part of the content, and a value in this
-# part.
+# `decode_value` splits long objects and arrays into their values only down to this depth of nesting. It
+# decodes deeper ones in one call. The levels are the message, its content, a part of the content, and a value
+# in this part.
 _MAX_DEPTH = 4
-# Objects and arrays with more values than this are decoded in one call and not value by value. The second way
-# helps only if a value is long, and among so many values, each is usually short.
+# `decode_value` decodes an object or array with more values than this in one call, and not value by value.
+# Decoding value by value helps only if a value is long, and among so many values, each is usually short.
 _MAX_ITEMS = 10_000
 
 
@@ -77,8 +77,8 @@ def _decode_at_depth(raw: bytes, depth: int) -> Any:
 def _split_container(raw: bytes) -> dict[str, bytes] | list[bytes] | None:
     """Splits an object or array into its undecoded values.
 
-    Returns None if the JSON is neither an object nor an array, is invalid or empty, or has too many items.
-    Then it must be decoded in one call, which also reports errors.
+    Returns None if the JSON is neither an object nor an array, is invalid or empty, or has more than
+    `_MAX_ITEMS` values. The caller must then decode it in one call, which also reports errors.
     """
     values: dict[str, bytes] | list[bytes] = []
     try:
@@ -124,8 +124,8 @@ def hash_base64(text: str) -> bytes:
     """
     hasher = hashlib.sha256()
     # The loop decodes complete groups of four characters. If padding, or a rest of fewer than four
-    # characters, follows the last complete group, this group and what follows are decoded together, after the
-    # loop.
+    # characters, follows the last complete group, the call after the loop decodes this group together with
+    # what follows.
     padded = text.find("=")
     whole = (len(text) if padded < 0 else padded) // 4 * 4
     whole = max(0, whole - 4) if whole < len(text) or padded >= 0 else whole
@@ -176,11 +176,11 @@ def is_json_object(text: str) -> bool:
 
 
 def encode_ascii_json(value: object) -> bytes:
-    """Returns compact JSON in ASCII. All other characters are written as escapes."""
+    """Returns compact JSON in ASCII, with escapes for all other characters."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-# A text in the arguments of a tool call is shortened only if it has at least this many characters.
+# Texts in the arguments of tool calls stay unchanged if they have fewer characters than this.
 LONG_ARGUMENT = 200
 
 TextCutter = Callable[[str], str]
@@ -192,7 +192,7 @@ def dump_json(value: Any) -> str:
 
 
 def encode_json(value: Any) -> bytes:
-    """Returns compact JSON as bytes. Lone surrogates, which UTF-8 cannot encode, are written as escapes."""
+    """Returns compact JSON as bytes, with escapes for lone surrogates, which UTF-8 cannot encode."""
     text = dump_json(value)
     try:
         return text.encode()
@@ -222,8 +222,8 @@ def cut_long_texts(value: Any, cut: TextCutter) -> Any:
 def cut_arguments(arguments: str, cut: TextCutter) -> str:
     """Returns the arguments of a tool call, in which `cut` has shortened long texts (`LONG_ARGUMENT`).
 
-    If the arguments are valid JSON, the result is valid JSON with the same keys. Arguments that are not valid
-    JSON, or have too many brackets to be parsed, are shortened like one text.
+    If the arguments are valid JSON, the result is valid JSON with the same keys. If they are not valid JSON,
+    or have too many brackets for a parser, shortens them like one text.
     """
     if has_too_many_brackets(arguments):
         return cut_long_argument(arguments, cut)

@@ -548,7 +548,7 @@ def _find_unpaired_ids(values: list[Any]) -> frozenset[str]:
 def _shorten_block(value: Any, cut: TextCutter, handle: str) -> Any:
     """Returns a content block with its text shortened and its cache marks removed.
 
-    A block that is neither text, nor a call, nor a tool result is replaced by a note with the `handle`.
+    Replaces a block that is neither text, nor a call, nor a tool result by a note with the `handle`.
     """
     if isinstance(value, str):
         return cut(value)
@@ -621,7 +621,7 @@ def _put_thoughts_first(
     other blocks. If this is the first message, or if no message has thinking, the order stays the same.
 
     Args:
-        run: The messages, which will be written as one element.
+        run: The messages, which become one element of the array `messages`.
         parts: The content blocks of each message.
     """
     first = next((k for k, each in enumerate(run) if has_thoughts(each)), 0)

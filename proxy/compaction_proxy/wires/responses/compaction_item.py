@@ -37,7 +37,7 @@ class TriggeredRequest(NamedTuple):
 
     Attributes:
         raw: The body without the `compaction_trigger` item.
-        is_streamed: Whether the client wants the response as a stream.
+        is_streamed: Whether the client requests the response as a stream.
     """
 
     raw: bytes

@@ -388,8 +388,8 @@ def _build_part(part: Any, text_offset: int) -> ContentPart | None:
 def encode_message(record: Message) -> bytes:
     """Returns the JSON of a message that the proxy has written itself.
 
-    An assistant message is written in the form that messages have in responses, because servers that
-    translate requests to Chat Completions accept no other form.
+    Writes an assistant message in the form that messages have in responses, because servers that translate
+    requests to Chat Completions accept no other form.
     """
     if record.answered_call_ids:
         kind, _, ending = record.name.partition(":")
@@ -611,7 +611,7 @@ def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
         text = cut(part["text"])
         if text == part["text"]:
             return part
-        # `logprobs` and `annotations` refer to positions in the old text, so they are removed or emptied.
+        # `logprobs` and `annotations` refer to positions in the old text and would be wrong for the new one.
         remaining = {key: each for key, each in part.items() if key != "logprobs"}
         return {**remaining, "text": text, **({"annotations": []} if "annotations" in remaining else {})}
     if isinstance(part, Mapping) and isinstance(part.get("refusal"), str):

@@ -69,10 +69,10 @@ def read_arguments(item: Mapping[str, Any]) -> str:
 def build_message(items: Iterable[JsonObject]) -> JsonObject:
     """Prepares the items of a response for the next request. The result contains them as `output`.
 
-    Reasoning with content stays unchanged. Reasoning without content is left out, because a provider that
-    stores nothing cannot find it by its id. If any reasoning is left out, the ids of all other items are
-    removed, because the provider refuses items with ids if the reasoning before them is missing. Call
-    arguments that are not a JSON object are replaced by an empty object.
+    Reasoning with content stays unchanged. Leaves out reasoning without content, because a provider that
+    stores nothing cannot find it by its id. If any reasoning is left out, also removes the ids of all other
+    items, because the provider refuses items with ids if the reasoning before them is missing. Replaces call
+    arguments that are not a JSON object by an empty object.
     """
     all_items = list(items)
     remaining = [item for item in all_items if item.get("type") != _REASONING or _has_content(item)]
@@ -135,8 +135,8 @@ class ResponsesStreamFilter:
 
     def _reset_answer(self) -> None:
         self._own_call_keys: set[int | str] = set()
-        # Maps the key of an item in the upstream's events (`_get_item_key`) to the output index that the
-        # client sees.
+        # Maps the key of an item in the upstream's events (`_get_item_key`) to the output index that the item
+        # has in the client's stream.
         self._client_indices: dict[int | str, int] = {}
         self._answer_items: list[JsonObject] = []  # items of a response that the next one continues
 
