@@ -238,8 +238,7 @@ def from_fields(fields: Mapping[str, Any]) -> LearnedLimits:
 
     Raises:
         KeyError: If `calibration` or one of its numbers, `window` or `until` is missing.
-        ValueError, TypeError, OverflowError: If another number cannot be converted or has an impossible
-        value.
+        ValueError, TypeError, OverflowError: If another number cannot be converted, or is impossible here.
     """
     return LearnedLimits(
         Calibration.from_dict(fields["calibration"]),
@@ -266,7 +265,7 @@ def _as_tokens(value: object) -> int | None:
 # provider may serve another model under the same name later.
 LIMITS_TTL_S = 86_400.0
 # Maximum number of combinations of tenant, upstream origin and model whose limits stay in memory. If there
-# are more, the process drops the limits that it added first from memory.
+# are more, the process forgets the limits that it added first.
 MAX_MODELS = 4_096
 # The proxy stores a calibration again only if its mean (a logarithm) differs from the stored mean by at least
 # this much.
@@ -284,15 +283,15 @@ MAX_DRIFT = 0.15
 # because another replica may have changed them.
 REFRESH_INTERVAL_S = 10.0
 # Maximum number of conversations whose last answered request stays in memory, for `judge_answer`. If there
-# are more, the process drops the request that it stored longest ago.
+# are more, the process forgets the request that it stored longest ago.
 MAX_THREADS = 4_096
 # Lifetime of an inferred context window, and of the size of a refused or accepted request, in seconds. After
 # this time, the proxy no longer shortens requests because of them, so the next large request shows whether
 # the upstream still has this limit.
 INFERRED_TTL_S = 3_600.0
 # Maximum number of requests per model that stay in memory for `infer_window`. These are requests for which
-# the upstream reported far fewer tokens than expected (`judge_answer`). If there are more, the oldest is
-# dropped.
+# the upstream reported far fewer tokens than expected (`judge_answer`). If there are more, the process
+# forgets the oldest.
 MAX_LOW_COUNTS = 8
 
 # The fields of `LearnedLimits` that `_drop_expired_limits` resets. Each row has the name of the field, the

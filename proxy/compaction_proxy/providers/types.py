@@ -8,7 +8,10 @@ from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 
 
 class TokenCounter(Protocol):
-    """Counts the tokens of texts. Never fails: estimates a text that it cannot count by the text's length."""
+    """Counts the tokens of texts.
+
+    Never fails. If it cannot count a text, it estimates the number of tokens from the text's length.
+    """
 
     def count(self, text: str, model: str) -> int:
         """Returns the uncalibrated number of tokens of `text` for `model`.

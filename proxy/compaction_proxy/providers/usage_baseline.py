@@ -162,7 +162,7 @@ def _parse_baseline(fields: Any) -> UsageBaseline | None:  # noqa: ANN401 - any 
 
 
 # Maximum number of roots (digests of the first messages of conversations) whose anchors stay in memory. If
-# there are more, the process drops the anchors of the root that it updated longest ago from memory.
+# there are more, the process forgets the anchors of the root that it updated longest ago.
 MAX_ROOTS = 4_000
 # Maximum number of anchors for conversations with the same first messages. If there are more, the proxy keeps
 # only the newest.

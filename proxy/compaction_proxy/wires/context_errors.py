@@ -96,8 +96,8 @@ RULES: Final = (
     _compile_rule(r"maximum prompt length is {limit} but the request contains {used}"),
     _compile_rule(r"prompt token count of {used} exceeds the limit of {limit}"),
     _compile_rule(r"current length is {used} while limit is {limit}"),
-    # This error also contains the size of the request. The rule ignores this size, because it includes the
-    # output limit.
+    # The error that the next rule matches also contains the size of the request. The rule does not read this
+    # size, because it includes the output limit.
     _compile_rule(r"exceeded model token limit: {limit}"),
     _compile_rule(r"input length {used} exceeds the maximum allowed input length of {limit}"),
     _compile_rule(r"input \({used} tokens\) is longer than the model'?s context length \({limit} tokens"),

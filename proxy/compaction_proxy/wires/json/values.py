@@ -192,7 +192,7 @@ def dump_json(value: Any) -> str:
 
 
 def encode_json(value: Any) -> bytes:
-    """Returns compact JSON as bytes, with escapes for lone surrogates, which UTF-8 cannot encode."""
+    """Returns compact JSON in UTF-8. If UTF-8 cannot encode it, because of lone surrogates, returns ASCII."""
     text = dump_json(value)
     try:
         return text.encode()

@@ -56,7 +56,7 @@ def encode_input(block: Mapping[str, Any]) -> str:
 def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
     """Builds the assistant message of the next request from the blocks of the model's reply.
 
-    Leaves out blank text, and replaces an input of a call that is not an object by an empty object, because
+    Leaves out blank text, and replaces a call's input by an empty object if it is not an object, because
     providers refuse both. The result of the call will tell the model what was wrong with its input.
     """
     content = []
