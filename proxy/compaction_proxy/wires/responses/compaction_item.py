@@ -25,8 +25,8 @@ from compaction_proxy.wires.responses.messages import (
     read_type_and_role,
 )
 
-# The beginning of every token, the encrypted content of a compaction item that the proxy has made. The
-# encrypted content of an item that a provider has made never begins like this.
+# Every token begins with this text. A token is the encrypted content of a compaction item that the proxy has
+# made. The encrypted content of an item that a provider has made never begins like this.
 TOKEN_PREFIX: Final = "compaction-proxy:1:"  # noqa: S105 - a prefix, not a secret
 _PREFIX_BYTES: Final = TOKEN_PREFIX.encode()
 _TRIGGER_BYTES: Final = TRIGGER_TYPE.encode()
