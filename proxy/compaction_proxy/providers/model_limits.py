@@ -47,11 +47,11 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
 
     Attributes:
         calibration: The ratio of the upstream's token counts to the proxy's estimates.
-        window: Smallest context window that an error named or that was inferred from a silent truncation, in
-            tokens; None if there is none.
+        window: Smallest context window that an error named, or that the proxy inferred from truncations which
+            the upstream did not report, in tokens; None if there is none.
         window_until: When `window` expires.
-        discovered_window: Context window that the upstream gave in a discovery, in tokens; None if it gave
-            none.
+        discovered_window: Context window that the upstream gave when the proxy last asked for it, in tokens;
+            None if it gave none.
         asked_until: When `discovered_window` expires. Until then, the proxy does not ask the upstream again.
         accepted_tokens: Size of the newest request that the upstream accepted although it exceeded the known
             window, in tokens as the upstream counts; 0 if there was none.
@@ -121,7 +121,7 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
 
     @property
     def is_limited(self) -> bool:
-        """Whether a limit was learned from an error or a silent truncation."""
+        """Whether a limit was learned from an error, or from truncations that the upstream did not report."""
         return self.window is not None or self.refused_estimate > 0
 
     def with_refused_estimate(self, estimate: int, until: float) -> Self:
@@ -169,7 +169,7 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
 
 
 def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> LearnedLimits:
-    """Merges the limits that two replicas have learned. `now` is the time in seconds since the epoch.
+    """Merges the limits that two processes have learned. `now` is the time in seconds since the epoch.
 
     Takes over sizes of refused and accepted requests only if they have not expired. The merged `window` is
     the smallest `window` that has not expired and is at least the merged `accepted_tokens`. It is None if
@@ -446,7 +446,7 @@ class ModelLimits:
     async def learn_window(
         self, tenant: str, origin: str, model: str, window: int, ttl_s: float = LIMITS_TTL_S
     ) -> None:
-        """Learns a context window that an error named or that was inferred from a silent truncation.
+        """Learns a context window that an error named, or that `infer_window` returned.
 
         If an unexpired smaller window was learned before, keeps that window. In both cases, the window
         expires `ttl_s` seconds from now.
@@ -523,7 +523,7 @@ class ModelLimits:
             await self._save_to_store(key, model)
 
     async def is_limited(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether a limit of the model was learned from an error or a silent truncation."""
+        """Returns whether a limit of the model was learned (`LearnedLimits.is_limited`)."""
         return (await self.get(tenant, origin, model)).is_limited
 
     async def learn_that_output_counts(self, tenant: str, origin: str, model: str) -> None:
@@ -589,7 +589,9 @@ class ModelLimits:
         find_mentioned_numbers: Callable[[], Container[int]],
         is_window_configured: bool = False,
     ) -> bool:
-        """Learns from the usage in a response. Returns whether the upstream truncates requests silently.
+        """Learns from the usage in a response.
+
+        Returns whether the upstream truncates requests without reporting an error.
 
         A token count is low if `silent_truncation.judge_answer` returns `low` for it. The result can be True
         only after several low counts, because `silent_truncation.infer_window` needs several.
@@ -647,7 +649,7 @@ class ModelLimits:
             self._discoveries.start_once(key, lambda: self._run_discovery(key, model, discover_window))
 
     async def close(self) -> None:
-        """Cancels all running discoveries and waits for them to end."""
+        """Cancels all background tasks of `start_discovery`, and waits for them to end."""
         await self._discoveries.close()
 
     def _replace_last_answer(

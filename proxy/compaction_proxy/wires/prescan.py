@@ -60,7 +60,6 @@ def decode_member(member: bytes) -> object:
 
 
 def _decode(raw: bytes) -> object:
-    """Decodes JSON; None if it is invalid."""
     try:
         value: object = _ANY.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

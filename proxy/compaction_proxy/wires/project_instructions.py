@@ -388,7 +388,6 @@ def drop_instructions(
 
 
 def _read_text(part: object) -> str:
-    """Returns the text of a part; empty if the part is not text."""
     fields = as_object(part)
     return as_string(fields.get("text")) if fields.get("type", "text") in _TEXT_KINDS else ""
 

@@ -46,7 +46,6 @@ _THINKING_KINDS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _SIGNED_FIELDS = frozenset(
     {"reasoning_details", "thinking_blocks", "reasoning_opaque", "reasoning_signature", "extra_content"}
 )
-# Fields of a message that contain tool calls.
 _CALL_FIELDS = frozenset({"tool_calls", "function_call"})
 
 

@@ -293,7 +293,6 @@ def _drop_identity(item: Mapping[str, Any]) -> JsonObject:
 
 
 def _build_call(item: Mapping[str, Any]) -> MessageToolCall:
-    """Converts an item that is a tool call to a `MessageToolCall`."""
     kind = get_item_kind(item)
     arguments = item.get(_ARGUMENT_MEMBERS[kind], "")
     if not isinstance(arguments, str):
