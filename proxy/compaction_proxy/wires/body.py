@@ -1,8 +1,8 @@
 """Splits a request body of any wire, and builds bodies with other messages or other output limits.
 
-The proxy does not check bodies against a schema. In such a new body, all other members keep the client's
-bytes, except those that must change together with the messages. The module also builds the body of a probe,
-which is decoded and encoded anew.
+The proxy does not check bodies against a schema. In a body with other messages or limits, all other members
+keep the client's bytes, except those that must change together with the messages. The module also builds the
+bodies of probes. For a probe, it decodes the client's whole body and encodes it anew.
 """
 
 import hashlib

@@ -538,8 +538,8 @@ def _find_unpaired_ids(values: list[Any]) -> frozenset[str]:
     """Returns those ids of calls of a provider's own tools that occur only once in these content blocks.
 
     A call and its result have the same id. If an id occurs only once, these blocks contain only one of the
-    two. A note must not replace this one, because providers refuse a call without its result, and a result
-    without its call.
+    two. The proxy must not replace this one by a note, because providers refuse a call without its result,
+    and a result without its call.
     """
     ids = [_get_pair_id(each) for each in values if isinstance(each, Mapping)]
     return frozenset(each for each in ids if each and ids.count(each) == 1)

@@ -479,9 +479,9 @@ def _sum_item_tokens(items: Sequence[JsonObject], model: str) -> int:
 def _select_read_items(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
     """Returns those items of a piece that the model reads. The piece contains a compaction of the provider.
 
-    Such a piece consists of a compaction item and all items before it. Usually, these are some messages that
-    the provider has returned together with the compaction item, and the model reads both. But if the piece
-    also contains calls or their results, the client has sent all items that were compacted, too. The model
+    Such a piece consists of a compaction item and all items before it. Usually, the items before it are
+    messages that the provider has returned together with it, and the model reads all items. But if the piece
+    also contains calls or their results, the client has also sent the items that were compacted. The model
     then reads only the compaction items.
     """
     is_uncut = any(get_item_kind(each) in {*OUTPUT_TYPES_BY_CALL, *CALL_TYPES_BY_OUTPUT} for each in items)
