@@ -1,1 +1,1 @@
-"""Facts about models and upstreams: tokenizers, context windows, calibration and prices."""
+"""Counts tokens, finds context windows and prices, learns the limits of models, and requests summaries."""

@@ -1,11 +1,11 @@
 """Calibrates token estimates with the `usage` that an upstream reports.
 
-The upstream's token count can differ from the proxy's estimate by up to half. The upstream may use another
-vocabulary, and may add templates and prompts that the proxy does not see. `Calibration` therefore learns the
-ratio of the upstream's count to our estimate. It keeps a moving average of the ratio's logarithm, and limits
-the effect of outliers on it. In a simulation of 40 conversations with the vocabularies of five makers, the
-median error was between 6 and 15 % without calibration, and between 1 and 4 % with it. `ModelLimits` keeps
-one calibration per tenant, upstream origin and model.
+An upstream may count up to 50 % more tokens than the proxy, because it uses another vocabulary, or adds
+templates and prompts that the proxy does not see. `Calibration` therefore learns the ratio of the upstream's
+count to the proxy's uncalibrated estimate. It keeps a moving average of the ratio's logarithm, and limits the
+effect of outliers on this average. In a simulation of 40 conversations with the vocabularies of five model
+makers, the median error of the estimates was between 6 and 15 % without calibration, and between 1 and 4 %
+with it. `ModelLimits` keeps one calibration per tenant, upstream origin and model.
 """
 
 import math
@@ -22,26 +22,27 @@ MIN_RATIO, MAX_RATIO = 0.3, 4.0  # a ratio outside this range has another cause 
 _SLOWEST = 0.05  # smallest weight of a new observation in the averages
 _TRUSTED_AFTER = 3  # after this many observations, the effect of an outlier is limited
 _FAR = 4.0  # an observation is an outlier if it is more than this many deviations from the mean
-# Smallest deviation that the test for outliers uses. Without this minimum, after a series of equal ratios,
-# any other ratio would be an outlier.
+# `add_observation` treats a ratio of token counts as an outlier if it is more than `_FAR` deviations from the
+# mean. For this test, it uses a deviation of at least this value. Without this minimum, every other ratio
+# would be an outlier after a series of equal ratios.
 _LEAST_DEVIATION = 0.01
 _WIDEST = 2.6  # log(MAX_RATIO / MIN_RATIO): no learned mean or deviation is larger
 _SIGMA = 1.25  # a standard deviation is this many mean absolute deviations (normal distribution)
 
-# For each family of models: the pattern of its names, the ratio of its token counts to ours, and the mean
-# absolute deviation of the ratio's logarithm. The first pattern that matches the model name applies. The
-# numbers were measured with each maker's vocabulary on 150 KB samples of English, Markdown, code, JSON and
-# Chinese.
+# Each row describes a family of models: a pattern for the names of its models, the ratio of its token counts
+# to the proxy's uncalibrated counts, and the mean absolute deviation of the ratio's logarithm. The first row
+# whose pattern matches a model name applies. The numbers were measured with each maker's vocabulary on 150 KB
+# samples of English, Markdown, code, JSON and Chinese.
 _FAMILIES: tuple[tuple[str, float, float], ...] = (
     (r"qwen|qwq|deepseek", 1.07, 0.06),
     (r"mistral|mixtral|ministral|codestral|devstral|magistral", 1.12, 0.07),
     (r"gemini|gemma", 1.2, 0.1),
     (r"gpt|^o\d|llama|kimi|glm", 1.0, 0.02),
 )
-# Ratio and deviation for a model that is in none of the families in `_FAMILIES` and is no Claude model. Most
-# names of such models are aliases of models in `_FAMILIES`, and 1.07 is in the middle of their ratios. Before
-# the first observation, one standard deviation is added, which makes the ratio 1.2. Of all families, only the
-# new Claude models have a higher ratio.
+# Ratio and deviation, as in `_FAMILIES`, for a model that is in none of these families and is no Claude
+# model. Most names of such models are aliases of models in `_FAMILIES`, and 1.07 is in the middle of the
+# ratios there. Before the first observation, `Calibration.predict_tokens` adds one standard deviation, so it
+# uses the ratio 1.2. Of all families, only the new Claude models have a higher ratio.
 _UNKNOWN = (1.07, 0.092)
 _CLAUDE_OLD = (1.15, 0.05)
 _CLAUDE_NEW = (1.45, 0.05)  # Claude 4.7 and later versions have a new vocabulary
@@ -57,7 +58,7 @@ def _find_family(model: str) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The learned ratio of an upstream's token counts to our uncalibrated estimates. Immutable.
+    """The learned ratio of an upstream's token counts to the proxy's uncalibrated estimates. Immutable.
 
     Attributes:
         mean: Moving average of log(actual / estimate).
@@ -78,19 +79,20 @@ class Calibration:
 
     @property
     def ratio(self) -> float:
-        """Returns the number of tokens that the upstream counts for each token that we count."""
+        """Returns the number of tokens that the upstream counts for each token that the proxy counts."""
         return math.exp(self.mean)
 
     def add_observation(self, estimate: int, actual: int) -> Self:
-        """Learns from the token count in one more response.
+        """Returns a calibration that has also learned from the token count in one more response.
 
         Args:
-            estimate: Our uncalibrated count of the forwarded request, in tokens.
+            estimate: The proxy's uncalibrated count of the forwarded request, in tokens.
             actual: `usage.prompt_tokens` of the response, cached tokens included.
 
         Returns:
-            A new calibration, or this object if it learns nothing: if `estimate` is not positive, `actual` is
-            below `MIN_USAGE_TOKENS`, or the ratio is not between `MIN_RATIO` and `MAX_RATIO`.
+            A new calibration, or this object if there is nothing to learn: if `estimate` is not positive, if
+            `actual` is below `MIN_USAGE_TOKENS`, or if `actual / estimate` is not between `MIN_RATIO` and
+            `MAX_RATIO`.
         """
         if estimate <= 0 or actual < MIN_USAGE_TOKENS or not MIN_RATIO <= actual / estimate <= MAX_RATIO:
             return self
@@ -105,7 +107,7 @@ class Calibration:
         return type(self)(self.mean + weight * gap, deviation, self.observations + 1)
 
     def predict_tokens(self, estimate: int) -> int:
-        """Predicts the upstream's token count from our uncalibrated `estimate`, rounded up.
+        """Predicts the upstream's token count from the uncalibrated `estimate`, rounded up.
 
         Multiplies `estimate` by the learned ratio. Before the first observation, uses a ratio that is one
         standard deviation (`margin`) higher, so that the prediction is seldom too low.
@@ -114,7 +116,7 @@ class Calibration:
         return math.ceil(estimate * math.exp(self.mean + margin))
 
     def predict_upper_bound(self, estimate: int) -> int:
-        """Predicts an upper bound of the upstream's token count from our uncalibrated `estimate`, rounded up.
+        """Predicts an upper bound of the upstream's token count from the uncalibrated `estimate`, rounded up.
 
         Multiplies `estimate` by a ratio that is one standard deviation (`margin`) above the learned ratio. In
         a simulation, the upstream's count exceeded the result by more than 2 % in fewer than 0.8 % of all
@@ -138,7 +140,7 @@ class Calibration:
         Raises:
             KeyError: If a number is missing.
             TypeError, OverflowError: If a number cannot be converted.
-            ValueError: If a number cannot be converted, or is outside the range that `to_dict` can write.
+            ValueError: If a number cannot be converted, or is a value that no calibration can have.
         """
         record = cls(float(stored["mean"]), float(stored["deviation"]), int(stored["observations"]))
         possible = abs(record.mean) <= _WIDEST and 0 <= record.deviation <= _WIDEST

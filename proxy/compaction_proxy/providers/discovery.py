@@ -1,7 +1,7 @@
 """Asks an upstream for a model's context window over HTTP, with limits on time and bytes.
 
-If the upstream cannot be reached, or its responses have no known format, the result is None. The network and
-the upstream cause no exception.
+If the upstream cannot be reached, or its responses have no known format, the result is None. Errors of the
+network and errors in the upstream's responses raise no exception.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _LEAST_TOKENS: Final = 256
 _MOST_TOKENS: Final = 100_000_000
 _MAX_MODELS: Final = 10_000
 # Hosts of providers whose lists of models contain no context windows. The proxy does not ask these hosts. It
-# finds their models in the shipped table (`windows.WINDOWS`).
+# takes the context windows of their models from the shipped table (`windows.WINDOWS`).
 _SILENT: Final = frozenset(
     {"api.openai.com", "api.anthropic.com", "api.deepseek.com", "api.x.ai", "api.perplexity.ai"}
     | {"generativelanguage.googleapis.com", "api.moonshot.ai", "api.z.ai", "api.minimax.io"}
@@ -28,10 +28,11 @@ _LOCAL_DOMAINS: Final = (".local", ".internal", ".lan", ".home.arpa", ".localhos
 
 
 def build_model_urls(base_url: str, model: str) -> tuple[str, ...]:
-    """Returns the URLs that may give a model's context window: the list of models, then the model's own page.
+    """Returns the URLs whose responses may contain the context window of a model.
 
-    Returns only the URL of the list if `model` is empty or contains `..`. Returns an empty tuple if
-    `base_url` has no host, or if the responses of the provider contain no context windows (`_SILENT`).
+    The first URL is that of the list of models, and the second that of the model's own page. Returns only the
+    first if `model` is empty or contains `..`. Returns an empty tuple if `base_url` has no host, or a host
+    whose responses contain no context windows (`_SILENT`, `_SILENT_DOMAINS`).
     """
     host = (urlsplit(base_url).hostname or "").lower()
     if not host or host in _SILENT or host.endswith(_SILENT_DOMAINS):
@@ -43,9 +44,10 @@ def build_model_urls(base_url: str, model: str) -> tuple[str, ...]:
 
 
 def build_local_urls(base_url: str) -> tuple[str, ...]:
-    """Returns the URLs at which llama.cpp, LM Studio and Ollama give their context windows.
+    """Returns the URLs whose responses contain the context windows of llama.cpp, LM Studio and Ollama.
 
-    Returns an empty tuple if the upstream is not on a local network, because these servers run locally.
+    Returns an empty tuple if the upstream is not on a local network, because these three servers usually run
+    on one.
     """
     parts = urlsplit(base_url)
     if not _is_local((parts.hostname or "").lower()):
@@ -65,10 +67,10 @@ def _is_local(host: str) -> bool:
 
 
 def parse_window(body: bytes, model: str) -> int | None:
-    """Returns the smallest context window that a response gives for a model, in tokens.
+    """Returns the smallest context window that a response contains for a model, in tokens.
 
-    Ignores numbers below 256 and above 100 million. Returns None if no other number is left, or if `body` is
-    not JSON.
+    Ignores values that are not integers, or that are below 256 or above 100 million. Returns None if there is
+    no other value, or if `body` is not JSON.
     """
     try:
         payload = json.loads(body)
@@ -93,9 +95,9 @@ def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
 def _find_entries(page: Mapping[str, Any], model: str) -> list[Mapping[str, Any]]:
     """Returns the parts of a response that describe the model.
 
-    If `data` or `models` is a list of models, returns the entries with the model's name. If `data` or
-    `models` is an object, returns this object, which describes a single model. Otherwise returns the whole
-    response, because it may be the description.
+    Looks for them in the member `data`, or in `models` if there is no `data`. If this member is a list of
+    models, returns its entries with the model's name. If it is an object, returns this object, which
+    describes a single model. Otherwise returns the whole response, because it may itself be the description.
     """
     listed = page.get("data") if "data" in page else page.get("models")
     if isinstance(listed, Mapping):
@@ -125,16 +127,16 @@ def _is_possible(window: Any) -> bool:
 # Maximum bytes of a response. The proxy ignores a larger response and requests the next URL. For example, if
 # the list of models is too large, the proxy requests the model's own page.
 MAX_BODY_BYTES = 1_048_576
-# Time limit for one discovery, in seconds. A discovery may send several requests. At the limit, it stops and
-# returns what it has found by then.
+# Time limit for one call of `discover_window`, in seconds. The call may send several requests. At the limit,
+# it stops, and returns the smallest context window that it has found by then.
 DEADLINE_S = 3.0
 
 
 class HttpWindowDiscovery:
     """Implements `providers.types.WindowDiscovery` over HTTP.
 
-    Follows no redirects, because the request headers contain the credential for the upstream. No other
-    host may get it.
+    Follows no redirects, because the request headers contain the credential for the upstream, and no other
+    host may get this credential.
 
     Args:
         transport: Transport to the upstream.
@@ -147,9 +149,10 @@ class HttpWindowDiscovery:
         self._deadline_s = deadline_s
 
     async def discover_window(self, base_url: str, headers: Mapping[str, str], model: str) -> int | None:
-        """Returns the context window that the upstream gives, in tokens; None if it gives none in time.
+        """Asks the upstream for a model's context window. Returns it in tokens.
 
-        If the list of models and the own page of a local server give different numbers, returns the smaller.
+        Returns None if the upstream does not give it within the time limit. If the URLs of `build_model_urls`
+        and those of `build_local_urls` give different numbers, returns the smaller.
 
         Args:
             base_url: Base URL of the upstream, such as `https://openrouter.ai/api/v1`.
@@ -164,8 +167,8 @@ class HttpWindowDiscovery:
             async with asyncio.timeout(self._deadline_s):
                 windows += await self._find_first_window(urls, headers, model)
                 # A local server such as llama.cpp may process several requests in parallel, and then divides
-                # its context window between them. Its list of models may give the whole window. Its own page
-                # gives the part for one request, which is smaller and counts here.
+                # its context window between them. Its list of models may give the whole context window. Its
+                # page `/props` gives the part for one request. No request may be larger than this part.
                 windows += await self._find_first_window(build_local_urls(base_url), headers, model)
         except TimeoutError:
             pass

@@ -46,12 +46,12 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
     Fields that end in `_until` are times in seconds since the epoch.
 
     Attributes:
-        calibration: The ratio of the upstream's token counts to our estimates.
-        window: Smallest context window that an error named or that was inferred from a silent truncation, in
-            tokens; None if there is none.
+        calibration: The ratio of the upstream's token counts to the proxy's estimates.
+        window: Smallest context window that an error named, or that the proxy inferred from truncations which
+            the upstream did not report, in tokens; None if there is none.
         window_until: When `window` expires.
-        discovered_window: Context window that the upstream gave in a discovery, in tokens; None if it gave
-            none.
+        discovered_window: Context window that the upstream gave when the proxy last asked for it, in tokens;
+            None if it gave none.
         asked_until: When `discovered_window` expires. Until then, the proxy does not ask the upstream again.
         accepted_tokens: Size of the newest request that the upstream accepted although it exceeded the known
             window, in tokens as the upstream counts; 0 if there was none.
@@ -93,9 +93,10 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
     def get_effective_window(self, model: str, configured: int | None) -> int:
         """Returns the context window from which budgets are computed, in tokens.
 
-        Without a configured window, the result is `window`, or `get_base_window` if `window` is None. With a
-        configured window, the result is the smaller of the configured window and `window`. In both cases,
-        `limit_estimate`, calibrated to the upstream's count, may make the result smaller (ADR 0009).
+        Without a configured window, the result is the attribute `window`, or the result of `get_base_window`
+        if `window` is None. With a configured window, the result is the smaller of it and `window`. If
+        `limit_estimate` is not 0, the result is at most this limit, calibrated to the upstream's count
+        (ADR 0009).
 
         Args:
             model: Name of the model, for the shipped table.
@@ -120,14 +121,15 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
 
     @property
     def is_limited(self) -> bool:
-        """Whether a limit was learned from an error or a silent truncation."""
+        """Whether a limit was learned from an error, or from truncations that the upstream did not report."""
         return self.window is not None or self.refused_estimate > 0
 
     def with_refused_estimate(self, estimate: int, until: float) -> Self:
         """Returns the limits after the upstream has refused a request without naming a limit.
 
         If the upstream has accepted a request of at least `estimate` tokens before, its limit must have
-        become lower since. The returned limits then have no accepted size.
+        become lower since. The `accepted_estimate` of the returned limits is then 0. If the upstream has
+        refused a smaller request before, `refused_estimate` stays the size of that request.
 
         Args:
             estimate: Size of the refused request, in uncalibrated tokens.
@@ -143,9 +145,9 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
     def with_accepted_estimate(self, estimate: int, until: float) -> Self:
         """Returns the limits after the upstream has accepted a request.
 
-        If the upstream has accepted a larger request before, returns this object unchanged. Otherwise
-        `estimate` becomes the accepted size. If `estimate` is then at least the refused size, the returned
-        limits have no refused size.
+        If the upstream has accepted a larger request before, returns this object unchanged. Otherwise,
+        `accepted_estimate` becomes `estimate`. If `estimate` is also at least `refused_estimate`, the
+        upstream's limit must have become higher, so `refused_estimate` becomes 0.
 
         Args:
             estimate: Size of the accepted request, in uncalibrated tokens.
@@ -167,11 +169,11 @@ class LearnedLimits(NamedTuple):  # one is built per response; a dataclass takes
 
 
 def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> LearnedLimits:
-    """Merges the limits that two replicas have learned. `now` is the time in seconds since the epoch.
+    """Merges the limits that two processes have learned. `now` is the time in seconds since the epoch.
 
-    Takes over refused and accepted sizes only if they have not expired. The merged `window` is the smaller of
-    the windows that have not expired and are at least as large as an accepted request. It is None if there is
-    no such window.
+    Takes over sizes of refused and accepted requests only if they have not expired. The merged `window` is
+    the smallest `window` that has not expired and is at least the merged `accepted_tokens`. It is None if
+    there is no such window.
     """
     calibration = max(ours.calibration, theirs.calibration, key=lambda each: each.observations)
     newer = max(ours, theirs, key=lambda each: each.accepted_until)
@@ -197,7 +199,7 @@ def merge_limits(ours: LearnedLimits, theirs: LearnedLimits, now: float) -> Lear
 
 
 def _add_sizes(limits: LearnedLimits, parts: Sequence[LearnedLimits], now: float) -> LearnedLimits:
-    """Returns `limits` with the unexpired refused and accepted sizes of `parts`.
+    """Returns `limits` with the unexpired sizes of refused and accepted requests in `parts`.
 
     Applies the sizes in the order of their expiry, because a newer size may contradict an older one.
     """
@@ -236,7 +238,7 @@ def from_fields(fields: Mapping[str, Any]) -> LearnedLimits:
 
     Raises:
         KeyError: If `calibration` or one of its numbers, `window` or `until` is missing.
-        ValueError, TypeError, OverflowError: If another number cannot be converted or is not possible.
+        ValueError, TypeError, OverflowError: If another number cannot be converted, or is impossible here.
     """
     return LearnedLimits(
         Calibration.from_dict(fields["calibration"]),
@@ -259,11 +261,11 @@ def _as_tokens(value: object) -> int | None:
     return value if type(value) is int and value > 0 else None
 
 
-# Lifetime of learned limits, except those with the lifetime `INFERRED_TTL_S`, in seconds. Limits expire
-# because a provider may serve another model under the same name later.
+# Lifetime in seconds of all learned limits for which `INFERRED_TTL_S` does not apply. Limits expire because a
+# provider may serve another model under the same name later.
 LIMITS_TTL_S = 86_400.0
-# Maximum number of models (per tenant and origin) whose limits stay in memory. If there are more, the limits
-# that were added first are dropped from memory.
+# Maximum number of combinations of tenant, upstream origin and model whose limits stay in memory. If there
+# are more, the process forgets the limits that it added first.
 MAX_MODELS = 4_096
 # The proxy stores a calibration again only if its mean (a logarithm) differs from the stored mean by at least
 # this much.
@@ -271,22 +273,25 @@ SAVE_STEP = 0.02
 # Shortest time between two writes of a calibration, in seconds. Without this limit, the first responses of a
 # model would each cause a write.
 SAVE_INTERVAL_S = 5.0
-# The drift is the logarithm of a factor: the upstream's count of the first request after a compaction,
-# divided by our prediction (`learn_post_compaction_factor`). `DRIFT_WEIGHT` is the weight of one compaction
-# in the drift, and `MAX_DRIFT` the largest absolute value of the drift.
+# The drift of a model is the learned logarithm of a ratio: the upstream's count of the first request after a
+# compaction, divided by the proxy's prediction of this count. After each compaction,
+# `learn_post_compaction_factor` adds the observed logarithm, multiplied by `DRIFT_WEIGHT`, to the drift. The
+# absolute value of the drift is at most `MAX_DRIFT`.
 DRIFT_WEIGHT = 0.5
 MAX_DRIFT = 0.15
 # If the last read of a model's stored limits is at least this many seconds ago, the proxy reads them again,
 # because another replica may have changed them.
 REFRESH_INTERVAL_S = 10.0
 # Maximum number of conversations whose last answered request stays in memory, for `judge_answer`. If there
-# are more, the request that was stored first is dropped.
+# are more, the process forgets the request that it stored longest ago.
 MAX_THREADS = 4_096
-# Lifetime of an inferred window and of a refused or accepted size, in seconds. After this time, the limit no
-# longer makes requests smaller, so the next large request shows whether the upstream still has this limit.
+# Lifetime of an inferred context window, and of the size of a refused or accepted request, in seconds. After
+# this time, the proxy no longer shortens requests because of them, so the next large request shows whether
+# the upstream still has this limit.
 INFERRED_TTL_S = 3_600.0
-# Maximum number of requests with low token counts that stay in memory for each model, for `infer_window`. If
-# there are more, the oldest is dropped.
+# Maximum number of requests per model that stay in memory for `infer_window`. These are requests for which
+# the upstream reported far fewer tokens than expected (`judge_answer`). If there are more, the process
+# forgets the oldest.
 MAX_LOW_COUNTS = 8
 
 # The fields of `LearnedLimits` that `_drop_expired_limits` resets. Each row has the name of the field, the
@@ -307,7 +312,7 @@ def _drop_expired_limits(limits: LearnedLimits, now: float) -> tuple[LearnedLimi
     """Returns the limits without those that have expired at `now`, and the time when the next one expires.
 
     The time is in seconds since the epoch, and infinite if no limit is left that expires. The returned limits
-    also lack a `window` that is smaller than an accepted request.
+    also have no `window` if it would be smaller than an accepted request.
     """
     expired: dict[str, Any] = {}
     next_expiry = math.inf
@@ -326,7 +331,7 @@ def _drop_expired_limits(limits: LearnedLimits, now: float) -> tuple[LearnedLimi
 
 @dataclass(slots=True)
 class _KnownModel:
-    """What this process knows about a model. Times are in monotonic seconds unless stated otherwise.
+    """What this process remembers about a model. Times are in monotonic seconds unless stated otherwise.
 
     Attributes:
         limits: The learned limits.
@@ -351,7 +356,7 @@ class _KnownModel:
 
 
 class ModelLimits:
-    """Keeps the learned limits of all models. Use the object on one event loop.
+    """Keeps the learned limits of all models. Use the object on one event loop only.
 
     Args:
         records: Store for the learned limits.
@@ -380,7 +385,10 @@ class ModelLimits:
         self._discoveries = BackgroundTasks()
 
     async def get(self, tenant: str, origin: str, model: str) -> LearnedLimits:
-        """Returns the unexpired learned limits of a model. Waits for the store only if none are in memory."""
+        """Returns the unexpired learned limits of a model.
+
+        Waits for the store only if this process has no limits of the model in memory.
+        """
         return await self._get_by_key(model_limits_key(tenant, origin, model), model)
 
     async def _get_by_key(self, key: str, model: str) -> LearnedLimits:
@@ -393,7 +401,8 @@ class ModelLimits:
     def peek_effective_window(self, tenant: str, origin: str, model: str, configured: int | None) -> int:
         """Returns `LearnedLimits.get_effective_window` for the limits in memory, in tokens. Never waits.
 
-        If the limits are not in memory, or were read long ago, also starts a background task that reads them.
+        If the limits are not in memory, or were last read from the store at least `REFRESH_INTERVAL_S`
+        seconds ago, also starts a background task that reads them.
         """
         key = model_limits_key(tenant, origin, model)
         self._refresh_in_background(key, model)
@@ -404,28 +413,31 @@ class ModelLimits:
         return model_limits_key(tenant, origin, model) in self._known
 
     def peek_calibration(self, tenant: str, origin: str, model: str) -> Calibration:
-        """Returns the calibration in memory, or else `Calibration.build_prior`. Never waits."""
+        """Returns the model's calibration in memory, or else `Calibration.build_prior`. Never waits."""
         return self._peek_limits(model_limits_key(tenant, origin, model), model).calibration
 
     def get_post_compaction_factor(self, tenant: str, origin: str, model: str) -> float:
         """Returns the learned ratio of counted to predicted tokens of the first request after a compaction.
 
-        Returns 1.0 if nothing was learned. The ratio can differ from 1, because our estimates are too low for
-        some kinds of text and too high for others, and a compaction changes the kinds of text in a request.
+        Returns 1.0 if nothing was learned. The ratio can differ from 1, because the proxy's estimates are too
+        low for some kinds of text and too high for others, and a compaction changes the kinds of text in a
+        request.
         """
         return math.exp(self._drifts.get(model_limits_key(tenant, origin, model), 0.0))
 
     def learn_post_compaction_factor(
         self, tenant: str, origin: str, model: str, estimate: int, actual: int
     ) -> None:
-        """Updates the ratio of `get_post_compaction_factor` with the first request after a compaction.
+        """Uses the counts of one request to update the result of `get_post_compaction_factor`.
+
+        The request is the first one of its conversation after a compaction.
 
         Args:
             tenant: Tenant of the request.
             origin: Origin of the upstream.
             model: Requested model.
-            estimate: Predicted size of the request, in tokens.
-            actual: The upstream's count, in tokens.
+            estimate: Predicted size of this request, in tokens.
+            actual: The upstream's count of this request, in tokens.
         """
         key = model_limits_key(tenant, origin, model)
         drift = self._drifts.get(key, 0.0) + DRIFT_WEIGHT * math.log(max(1, actual) / max(1, estimate))
@@ -434,10 +446,10 @@ class ModelLimits:
     async def learn_window(
         self, tenant: str, origin: str, model: str, window: int, ttl_s: float = LIMITS_TTL_S
     ) -> None:
-        """Learns a context window that an error named or that was inferred from a silent truncation.
+        """Learns a context window that an error named, or that `infer_window` returned.
 
-        If an unexpired smaller window was learned before, keeps that window. In both cases, the lifetime
-        begins anew.
+        If an unexpired smaller window was learned before, keeps that window. In both cases, the window
+        expires `ttl_s` seconds from now.
 
         Args:
             tenant: Tenant of the request.
@@ -469,16 +481,17 @@ class ModelLimits:
     ) -> None:
         """Learns that the upstream refused a request as too long with an error that names no limit.
 
-        If the largest size from `record_accepted_bytes` is smaller than `size_bytes`, also learns it as an
-        accepted size in tokens. For the conversion, the method assumes that the accepted request had as many
-        tokens per byte as the refused request.
+        If the largest accepted request that `record_accepted_bytes` recorded is smaller than `size_bytes`,
+        also learns the size of that request in tokens. For the conversion, the method assumes that it had as
+        many tokens per byte as the refused request.
 
         Args:
             tenant: Tenant of the request.
             origin: Origin of the upstream.
             model: Requested model.
-            estimate: Our uncalibrated count of the forwarded request, in tokens. If the calibrated count is
-                below `MIN_JUDGED_TOKENS`, the refusal is ignored: no model has so small a context window.
+            estimate: The proxy's uncalibrated count of the forwarded request, in tokens. If the calibrated
+                count is below `MIN_JUDGED_TOKENS`, the method ignores the refusal, because no model has so
+                small a context window.
             size_bytes: Size of the forwarded body, in bytes.
         """
         known = await self.get(tenant, origin, model)
@@ -498,7 +511,7 @@ class ModelLimits:
             tenant: Tenant of the request.
             origin: Origin of the upstream.
             model: Requested model.
-            estimate: Our uncalibrated count of the forwarded request, in tokens.
+            estimate: The proxy's uncalibrated count of the forwarded request, in tokens.
         """
         key = model_limits_key(tenant, origin, model)
         known = await self._get_by_key(key, model)
@@ -510,7 +523,7 @@ class ModelLimits:
             await self._save_to_store(key, model)
 
     async def is_limited(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether a limit of the model was learned from an error or a silent truncation."""
+        """Returns whether a limit of the model was learned (`LearnedLimits.is_limited`)."""
         return (await self.get(tenant, origin, model)).is_limited
 
     async def learn_that_output_counts(self, tenant: str, origin: str, model: str) -> None:
@@ -540,13 +553,16 @@ class ModelLimits:
         await self._remember_and_save(model_limits_key(tenant, origin, model), model, learned)
 
     async def lacks_compaction(self, tenant: str, origin: str, model: str) -> bool:
-        """Returns whether `learn_lacks_compaction` was last called for the model less than a day ago."""
+        """Returns whether the upstream does not know input items of type `compaction_trigger`.
+
+        Returns False if `learn_lacks_compaction` was not called for the model within `LIMITS_TTL_S`.
+        """
         return (await self.get(tenant, origin, model)).lacks_compaction_until > self._now()
 
     async def learn_token_count(
         self, tenant: str, origin: str, model: str, estimate: int, actual: int
     ) -> None:
-        """Updates the calibration with our uncalibrated estimate of a request and the upstream's count."""
+        """Updates the calibration with the uncalibrated estimate of a request and the upstream's count."""
         key = model_limits_key(tenant, origin, model)
         await self._update_calibration(key, model, await self._get_by_key(key, model), estimate, actual)
 
@@ -573,10 +589,12 @@ class ModelLimits:
         find_mentioned_numbers: Callable[[], Container[int]],
         is_window_configured: bool = False,
     ) -> bool:
-        """Learns from the usage in a response. Returns whether the upstream truncates requests silently.
+        """Learns from the usage in a response.
 
-        A token count is low if `silent_truncation.judge_answer` returns `low` for it. A single low count is
-        not enough for the result True: `silent_truncation.infer_window` needs several.
+        Returns whether the upstream truncates requests without reporting an error.
+
+        A token count is low if `silent_truncation.judge_answer` returns `low` for it. The result can be True
+        only after several low counts, because `silent_truncation.infer_window` needs several.
 
         Args:
             tenant: Tenant of the request.
@@ -586,8 +604,9 @@ class ModelLimits:
             thread: Id of the conversation, or its root (the digest of its first messages), to find the
                 conversation's previous request. None if there is neither, or if the conversation's requests
                 do not continue each other.
-            find_mentioned_numbers: Returns the numbers that the text of the request contains. A low count or
-                an inferred window that is equal to such a number is ignored. Called only if the count is low.
+            find_mentioned_numbers: Returns the numbers that the text of the request contains. The method
+                ignores a low count or an inferred window that is equal to such a number. It calls the
+                function only if the count is low.
             is_window_configured: Whether the configuration sets the context window. This method then learns
                 no smaller window, because only an error may lower a configured window.
         """
@@ -630,17 +649,17 @@ class ModelLimits:
             self._discoveries.start_once(key, lambda: self._run_discovery(key, model, discover_window))
 
     async def close(self) -> None:
-        """Cancels all running discoveries and waits for them to end."""
+        """Cancels all background tasks of `start_discovery`, and waits for them to end."""
         await self._discoveries.close()
 
     def _replace_last_answer(
         self, key: str, thread: str | bytes | None, answer: AnsweredRequest
     ) -> AnsweredRequest | None:
-        """Keeps a request in memory as the last of its conversation. Returns the last one before, or None.
+        """Stores a request as the last request of its conversation. Returns the one stored before, or None.
 
-        If both requests have the same token count, the older one stays the last. A later request is then
+        If both requests have the same token count, the older one stays stored. A later request is then
         compared with the first request that had this count, so that growth in many small steps is noticed.
-        If `thread` is None, keeps nothing and returns None.
+        If `thread` is None, stores nothing and returns None.
         """
         if thread is None:
             return None
@@ -651,10 +670,10 @@ class ModelLimits:
     async def _learn_larger_window(
         self, key: str, model: str, known: LearnedLimits, answer: AnsweredRequest
     ) -> LearnedLimits:
-        """Learns the size of a request that the upstream accepted although it exceeds the known window.
+        """Learns the size of an accepted request that exceeds the known context window.
 
-        Learns nothing if the upstream's count is more than `MAX_RATIO` times our estimate, because such a
-        count must be wrong. Returns the limits that are known afterwards.
+        Learns nothing if the upstream's count is more than `MAX_RATIO` times the proxy's estimate, because
+        such a count must be wrong. Returns the limits that are known afterwards.
         """
         if not (known.window or known.get_base_window(model)) < answer.prompt <= MAX_RATIO * answer.estimate:
             return known
@@ -676,18 +695,18 @@ class ModelLimits:
         await self._remember_and_save(key, model, discovered)
 
     def _refresh_in_background(self, key: str, model: str) -> None:
-        """Starts a background task that reads the stored limits, unless the last read is recent.
+        """Starts a background task that reads the stored limits.
 
-        A read is recent for `REFRESH_INTERVAL_S`.
+        Does nothing if the limits were last read less than `REFRESH_INTERVAL_S` seconds ago.
         """
         if key not in self._known or self._clock() - self._known[key].read_at >= REFRESH_INTERVAL_S:
             self._records.background_tasks.start_once(key, lambda: self._load_from_store(key, model))
 
     async def _load_from_store(self, key: str, model: str) -> None:
-        """Merges the stored limits into those in memory.
+        """Merges the stored limits of a model into those in memory.
 
-        If the store has none or cannot be read, the limits in memory stay as they are. If there are none in
-        memory either, they become those of a model about which nothing was learned.
+        If the store has no limits of the model or cannot be read, those in memory stay as they are. If there
+        are none in memory either, adds those of a model about which nothing was learned.
         """
         [fields] = await self._records.get_many([key], bypass_cache=True)
         limits = theirs = _parse_stored(fields, model)

@@ -18,10 +18,10 @@ from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.core.model_names import normalize_model_name
 
 # Maximum number of cached results of `find_shipped_price`, one for each model, origin and price period. If
-# there are more, the result that was used longest ago is dropped.
+# there are more, the cache drops the result that was used longest ago.
 MAX_CACHED_PRICES = 1_024
-# Maximum characters of a model name that is looked up. Of a longer name, only the last characters are looked
-# up. This limits the memory of the cache, which contains names that clients choose.
+# Maximum number of characters of a model name that the proxy looks up. If a name is longer, the proxy looks
+# up only its last characters. This limits the memory of the cache, because clients choose the names in it.
 MAX_NAME_CHARACTERS = 200
 # Length of a price period, in seconds. Within a period, no price changes: some prices in the table depend on
 # the time of day, but they change only at a full or a half hour.
@@ -146,8 +146,8 @@ def _find_prices(model: str, origin: str) -> list[_DatedPrice]:
     """Finds the provider at an origin, and returns all prices of a model at that provider.
 
     If the table has no provider for the origin, the model name determines the provider. Returns an empty list
-    if no provider is found, or if `_search_models` finds no price for the provider. In the second case,
-    another provider's price would be wrong.
+    if no provider is found, or if `_search_models` finds no price of this provider for the model. It does not
+    try other providers then, because their prices would be wrong.
     """
     providers = load_price_table().providers
     name, bare = model.lower(), normalize_model_name(model)
@@ -162,10 +162,10 @@ def _find_prices(model: str, origin: str) -> list[_DatedPrice]:
 
 
 def _search_models(provider: _Provider, name: str) -> list[_DatedPrice]:
-    """Returns the prices of the first model that matches a name; empty if none does.
+    """Returns the prices of the first model that matches a name; an empty list if none does.
 
-    Searches the models of all providers in `searched_ids`: first for the name as it is, and then for the name
-    with hyphens in its date.
+    Searches the models of all providers in `searched_ids`, first for the name as given. If the name contains
+    a date without hyphens, then searches for the name with hyphens in this date.
     """
     providers = load_price_table().providers
     for spelling in dict.fromkeys((name, _COMPACT_DATE.sub(_add_hyphens, name))):
@@ -194,8 +194,8 @@ def _add_hyphens(compact: re.Match[str]) -> str:
 def is_self_hosted(origin: str) -> bool:
     """Returns whether an upstream is on a private network.
 
-    This is so if its host is a private address, a name without a dot, or a name that ends with one of
-    `PRIVATE_DOMAINS`.
+    The result is True if the host in `origin` is a private address, a name without a dot, or a name that ends
+    with one of `PRIVATE_DOMAINS`.
     """
     host = urlsplit(origin).hostname or ""
     try:
@@ -219,7 +219,8 @@ class PriceBook:
     def get_price(self, model: str, origin: str) -> ModelPrice | None:
         """Returns the price of a model, or None if it is unknown.
 
-        Self-hosted servers have only configured prices, because the table has none for them.
+        For an upstream on a private network (`is_self_hosted`), only configured prices count, because the
+        shipped table has no prices for such servers.
 
         Args:
             model: Model name as clients give it.

@@ -12,14 +12,14 @@ from typing import Literal, NamedTuple
 
 from compaction_proxy.providers.calibration import MIN_USAGE_TOKENS, Calibration
 
-# A count below this share of our calibrated estimate is low: the upstream may not have read the whole
-# request.
+# A token count below this share of the proxy's calibrated estimate is low: the upstream may not have read the
+# whole request.
 LOW_COUNT_SHARE = 0.6
-# If our estimate grows by more than this factor between two requests of a conversation, but the upstream's
-# count is exactly the same, `judge_answer` returns `low` or `doubtful`.
+# If the proxy's estimate grows by more than this factor between two requests of a conversation, but the
+# upstream's count stays exactly the same, `judge_answer` returns `low` or `doubtful`.
 GROWTH_FACTOR = 1.1
-# If the upstream's count has grown since the previous request by at least this share of the growth of our
-# estimate, `judge_answer` returns `whole` even for a low count.
+# If the upstream's count has grown since the previous request by at least this share of the growth of the
+# proxy's estimate, `judge_answer` returns `whole` even for a low count.
 COUNT_GROWTH_SHARE = 0.5
 # `infer_window` uses the requests whose low counts differ from the newest low count by at most the factor
 # `COUNT_SPREAD`. It infers a context window only if these requests have at least `MIN_LOW_COUNTS` different
@@ -27,8 +27,8 @@ COUNT_GROWTH_SHARE = 0.5
 MIN_LOW_COUNTS = 3
 COUNT_SPREAD = 1.15
 SIZE_SPREAD = 1.3
-# For requests with fewer tokens, by our calibrated estimate, `judge_answer` returns `whole`, because no model
-# has so small a context window.
+# If a request has fewer tokens than this by the proxy's calibrated estimate, `judge_answer` returns `whole`,
+# because no model has so small a context window.
 MIN_JUDGED_TOKENS = 2_000
 TRUSTED_AFTER = 3  # number of observations after which the calibration is trusted
 
@@ -39,11 +39,11 @@ class AnsweredRequest(NamedTuple):
     """The token counts of a request that got a response.
 
     Attributes:
-        estimate: Our uncalibrated count of the forwarded request, in tokens.
+        estimate: The proxy's uncalibrated count of the forwarded request, in tokens.
         prompt: `usage.prompt_tokens` of the response.
         completion: `usage.completion_tokens` of the response; 0 if unknown.
-        cached: Number of cached prompt tokens. The `usage.prompt_tokens` of some providers leave them out.
-        has_media: Whether the request contains images or other parts whose tokens we may overestimate.
+        cached: Number of cached prompt tokens. Some providers do not include them in `usage.prompt_tokens`.
+        has_media: Whether the request contains images or other parts whose tokens the proxy may overestimate.
     """
 
     estimate: int
@@ -86,15 +86,15 @@ def judge_answer(
 def infer_window(low_answers: Sequence[AnsweredRequest], largest_count_tokens: int) -> int | None:
     """Returns the context window to which the upstream truncates requests, in tokens; None if uncertain.
 
-    Uses the requests in `low_answers` whose counts are about equal to the newest count (`COUNT_SPREAD`).
+    Uses the requests in `low_answers` whose counts are about equal to that of the newest (`COUNT_SPREAD`).
     Returns None if they have fewer than `MIN_LOW_COUNTS` different sizes, or if their sizes differ too little
     (`SIZE_SPREAD`). Also returns None if the window would not be smaller than the estimate of every one of
     these requests.
 
     Args:
-        low_answers: Answered requests with low counts, the newest last.
-        largest_count_tokens: Largest count of all requests to the model so far, in tokens. The returned
-            window is at least this number.
+        low_answers: Answered requests for which `judge_answer` returned `low`, the newest last.
+        largest_count_tokens: The upstream's largest count of all requests to the model so far, in tokens. The
+            returned window is at least this number.
     """
     if not low_answers:
         return None

@@ -11,16 +11,17 @@ from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.registry import WIRES
 from compaction_proxy.wires.summary_call import SummaryCallFormat, find_refused_member
 
-# Maximum bytes of a decompressed response. A summary has a few thousand tokens, so a larger response cannot
-# be a summary, and the call fails.
+# Maximum number of bytes of a decompressed response. A summary has a few thousand tokens, so a larger
+# response cannot be a summary, and the call fails.
 MAX_ANSWER_BYTES = 1_048_576
-# Maximum number of attempts for a summary. A provider may refuse several members of the request, or several
-# values of the reasoning effort, but each error may name only one of these. Each further attempt leaves out
-# the member or value that the last error named. If the last attempt is refused too, the call fails.
+# Maximum number of requests that the proxy sends for one summary. A provider may refuse several members of
+# the request, or several values of the reasoning effort, but each error may name only one of these. Each
+# further request leaves out the member or value that the last error named. If the provider refuses the last
+# request too, the call fails.
 MAX_ATTEMPTS = 6
-# Maximum number of pairs of URL and model whose refused request members stay in memory. If a member is added
-# when there are this many pairs, all pairs are dropped first. The number is limited because clients can
-# choose models and the query parts of URLs.
+# Maximum number of pairs of URL and model whose refused request members stay in memory. When the proxy adds a
+# member and there are already this many pairs, it first drops all pairs. The number is limited because
+# clients can choose models and the query parts of URLs.
 MAX_MODELS = 256
 _REFUSALS = frozenset({httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY})
 
@@ -37,10 +38,11 @@ class HttpSummaryModel:
         """Requests one summary.
 
         Leaves out the optional request members that the provider has refused for the same URL and model
-        before. If the provider refuses a further member, tries again without it (`MAX_ATTEMPTS`).
+        before. If the provider refuses a further optional member, sends the request again without it, up to
+        `MAX_ATTEMPTS` requests in total.
 
         Raises:
-            SummaryError: If the provider cannot be reached or gives no usable response.
+            SummaryError: If the provider cannot be reached or sends no usable response.
         """
         key, call_format = (call.url, call.model), WIRES[call.wire].summary_call_format
         for _ in range(MAX_ATTEMPTS):
@@ -101,9 +103,9 @@ def _parse_answer(body: bytes, asking: SummaryCallFormat) -> SummaryAnswer:
     """Parses the body of a response with a success status.
 
     Raises:
-        SummaryError: With the reason `overflow` if the body is an error about a request that is too long,
-            which some providers send with status 200. With the reason `garbage` if the body is not a valid
-            response.
+        SummaryError: With the reason `overflow` if the body is an error that says that the request is too
+            long. Some providers send such an error with status 200. With the reason `garbage` if the body is
+            not a valid response.
     """
     overflow = parse_overflow(httpx.codes.OK, body)
     if overflow is not None:
@@ -123,6 +125,7 @@ def _build_failure(response: httpx.Response, body: bytes) -> SummaryError:
 def _parse_retry_after(retry_after: str) -> float:
     """Returns the number of seconds that the header `retry-after` gives; 0 if it is empty or invalid.
 
-    Also returns 0 for a date, because providers give a date only if the wait is too long for a retry.
+    Also returns 0 for a date, because providers send a date only if the client should wait so long that a
+    retry is useless.
     """
     return float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0

@@ -31,9 +31,9 @@ from compaction_proxy.support.fail_open import suppress_and_report
 class CharacterCounter:
     """Counts ⌈characters / 4⌉ tokens for any model.
 
-    This is fast but inaccurate: Chinese text, digits and JSON have up to 2.5 times as many tokens. The
-    rule that goes with this counter, `core.token_rules.CHARACTER_RULE`, gives the tokens of a message in
-    addition to its text.
+    This is fast but inaccurate: Chinese text, digits and JSON have up to 2.5 times as many tokens. Use
+    `core.token_rules.CHARACTER_RULE` together with this counter. This rule says how many tokens a message has
+    in addition to those of its text.
     """
 
     def count(self, text: str, model: str) -> int:  # noqa: ARG002 - the port's signature
@@ -47,9 +47,10 @@ class CharacterCounter:
 
 DATA_FOLDER = Path(__file__).parent.parent / "data"
 _BYTES_PER_TOKEN = 3  # for estimates; the measured kinds of prose and code have 2.1 to 4.6
-# The separator of texts that are counted in one call, a special token of our own. The separator consists of
-# private-use characters, which texts hardly ever contain. The first character occurs only once in the
-# separator, so the end of a text and the separator after it cannot form another separator.
+# The separator that the proxy puts between texts to count them in one call. It is a special token that the
+# proxy adds to the vocabulary. It consists of private-use characters, which texts hardly ever contain. Its
+# first character occurs only once in it, so the end of a text and the separator after it cannot form another
+# separator.
 _BETWEEN = "\uf8f0\uf8f1\uf8f2"
 _KNOWN_MODELS = 256
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -85,8 +86,8 @@ CL100K = Vocabulary(
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
     r"|\s*[\r\n]|\s+(?!\S)|\s",
 )
-# Maps prefixes of model names to vocabularies. The longest matching prefix decides. A name without a match
-# gets `O200K`, whose counts are nearest to those of current models of all makers.
+# Maps prefixes of model names to vocabularies. The longest prefix that matches a name decides. A model whose
+# name matches none gets `O200K`, whose counts are nearest to those of current models of all makers.
 _PREFIXES = {
     "gpt-4": CL100K,
     "gpt-4o": O200K,
@@ -111,10 +112,11 @@ def _join_surrogates(pair: re.Match[str]) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replaces each lone surrogate by the replacement character U+FFFD, as tiktoken itself does.
+    """Replaces each lone surrogate by the replacement character U+FFFD, and joins pairs of surrogates.
 
-    tiktoken converts the text to UTF-16 and back. That takes five times as long, and blocks the interpreter
-    for 35 ms per slice.
+    `TiktokenCounter` calls this function so that tiktoken need not do the same. tiktoken would convert the
+    text to UTF-16 and back, which takes five times as long and holds the interpreter lock for 35 ms per
+    slice.
     """
     if text.isascii() or not _SURROGATE.search(text):
         return text
@@ -130,7 +132,8 @@ def estimate_tokens(text: str) -> int:
 def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
     """Reads and checks a vocabulary, and builds its encoding. Takes about 0.4 s and 50 MB, once per process.
 
-    OpenAI's special tokens count as plain text. The only special token is our separator (`_BETWEEN`).
+    The only special token of the encoding is the proxy's separator `_BETWEEN`. OpenAI's special tokens count
+    as plain text.
 
     Raises:
         Exception: Of any kind, if the file is missing or damaged, or its digest is wrong.
@@ -150,9 +153,9 @@ def load_encoding(vocabulary: Vocabulary, data: Path) -> tiktoken.Encoding:
 
 
 def count_sliced(text: str, count: Callable[[str], int]) -> int:
-    """Counts the tokens of a long text. The function `count` counts the tokens of one slice.
+    """Counts the tokens of a long text slice by slice. The function `count` counts the tokens of one slice.
 
-    If the text is longer than `BUDGET_CHARACTERS`, counts a sample of the slices and extrapolates.
+    If the text is longer than `BUDGET_CHARACTERS`, counts only a sample of its slices and extrapolates.
     """
     spans = list(iter_slices(text))
     sizes = [stop - start for start, stop in spans]
@@ -161,9 +164,9 @@ def count_sliced(text: str, count: Callable[[str], int]) -> int:
 
 
 def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
-    """Returns the number of token ids in each part of `ids`.
+    """Returns the number of token ids in each of the `runs` parts of `ids`.
 
-    The token id `mark` separates the parts. `runs` is the number of parts.
+    The token id `mark` separates the parts and does not count.
     """
     lengths, start = [], 0
     for _ in range(runs - 1):
@@ -174,7 +177,10 @@ def _split_lengths(ids: Sequence[int], mark: int, runs: int) -> list[int]:
 
 
 def _count_together(texts: Sequence[str], encoding: tiktoken.Encoding) -> list[int] | None:
-    """Counts the tokens of each text, in one call of tiktoken. Returns None if a text has the separator."""
+    """Counts the tokens of each text, in one call of tiktoken.
+
+    Returns None if a text contains the separator `_BETWEEN`.
+    """
     joined = replace_surrogates(_BETWEEN.join(texts))
     if joined.count(_BETWEEN) != len(texts) - 1:
         return None
@@ -188,8 +194,8 @@ class TiktokenCounter:
     Thread-safe. An encoding is loaded once, at its first use or by `warm_up`.
 
     Args:
-        report: Called with a line that explains why counts are estimated, once for each different line. The
-            line contains no part of a text.
+        report: Called with a line for the log that explains why counts are estimated, once for each different
+            line. The line contains no part of a counted text.
         data: Folder of the vocabularies.
     """
 
@@ -212,13 +218,13 @@ class TiktokenCounter:
     def count_each(self, texts: Sequence[str], model: str) -> list[int]:
         """Counts the tokens of every text.
 
-        If the texts have at most `SLICE_CHARACTERS` in total, counts all in one call of tiktoken. This takes
-        as long as one call per text, but releases and acquires the interpreter lock only once.
+        If the texts have at most `SLICE_CHARACTERS` in total, counts all of them in one call of tiktoken. One
+        call takes as long as one call per text, but releases and acquires the interpreter lock only once.
         """
         encoding = self._get_encoding(find_vocabulary(model))
         counts = None
         if encoding is not None and len(texts) > 1 and sum(map(len, texts)) <= SLICE_CHARACTERS:
-            # An error is not reported here. It is reported when each text is counted alone below.
+            # An error is not reported here. If it occurs again below, `count` reports it.
             with suppress_and_report(lambda _: None):
                 counts = _count_together(texts, encoding)
         return counts or [self.count(text, model) for text in texts]

@@ -29,7 +29,8 @@ from compaction_proxy.support.fail_open import suppress_and_report
 
 GOLDEN_COUNTS_PATH = DATA_FOLDER / "golden_counts.json"
 PACKAGE = "toktok-rs"
-# Number of threads that toktok uses for one call. One is enough, because several threads of ours call toktok.
+# Number of threads that toktok uses for one call. One is enough, because several threads of the proxy call
+# toktok at the same time.
 _THREADS = 1
 
 
@@ -63,7 +64,10 @@ class _OtherCountError(ValueError):
 
 
 def read_golden_texts(path: Path = GOLDEN_COUNTS_PATH) -> list[GoldenText]:
-    """Reads the golden texts. Each row of the file has a text, its number of repetitions, and its tokens."""
+    """Reads the golden texts, with which `check_counts` checks toktok.
+
+    Each row of the file has a text, how often to repeat it, and the number of tokens of the repeated text.
+    """
     rows = json.loads(path.read_text(encoding="utf-8"))
     return [GoldenText(text * times, tokens) for text, times, tokens in rows]
 
@@ -93,7 +97,7 @@ def _count_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
 
 
 def check_counts(tokenizer: Tokenizer, golden_texts: Sequence[GoldenText]) -> None:
-    """Checks toktok's counts of the golden texts, of each text alone and of all texts in one call.
+    """Checks that toktok counts the golden texts correctly, each text alone and all texts in one call.
 
     Raises:
         ValueError: If a count differs, or `golden_texts` is empty.
@@ -123,8 +127,8 @@ class ToktokCounter:
         golden_path: File with the golden texts, for the check.
 
     Attributes:
-        chosen: Text that names the package in use. If toktok is not used after `warm_up`, the text also
-            says why.
+        chosen: Text that names the package with which the counter counts, `tiktoken` or toktok with its
+            version. If toktok has failed the check, the text also says why.
     """
 
     def __init__(self, fallback: TiktokenCounter, golden_path: Path = GOLDEN_COUNTS_PATH) -> None:
@@ -135,7 +139,10 @@ class ToktokCounter:
         self.chosen = "tiktoken"
 
     def warm_up(self, model: str = "") -> None:
-        """Checks toktok, and loads the vocabulary that the first count for `model` would load."""
+        """Checks toktok (`check_counts`), unless it has passed the check before.
+
+        If tiktoken counts for `model`, also loads the vocabulary that its first count would load.
+        """
         with self._lock:
             if self._tokenizer is None:
                 self._adopt_toktok()
@@ -157,7 +164,7 @@ class ToktokCounter:
         if tokenizer is None:
             return self._otherwise.count_each(texts, model)
         if max(map(len, texts), default=0) <= SLICE_CHARACTERS:
-            # An error is not reported here. It is reported when each text is counted alone below.
+            # An error is not reported here. If it occurs again below, `count` reports it.
             with suppress_and_report(lambda _: None):
                 return _count_batch(tokenizer, texts)
         return [self.count(text, model) for text in texts]

@@ -1,10 +1,10 @@
 """Keeps anchors: providers' token counts of earlier requests, shared between replicas.
 
-The next request of a conversation is estimated from its anchor. Each process keeps anchors in memory. At the
-first request of a conversation in a process, the request waits until the anchors are read from the store. All
-later reads and writes of the store run in the background. Anchors are stored by root (the prefix digest of a
-conversation's first messages, see `storage.keys`). A root has several anchors, because branches of a
-conversation share it.
+The proxy estimates the size of a conversation's next request from the anchor of an earlier request. Each
+process keeps anchors in memory. The first request of a conversation in a process waits until the process has
+read the conversation's anchors from the store. All later reads and writes of the store run in the background.
+Anchors are stored by root (the prefix digest of a conversation's first messages, see `storage.keys`). A root
+can have several anchors, because all branches of a conversation have the same root.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 from compaction_proxy.support.lru import BoundedDict
 
-# Factor for upper bounds (`predict_upper_bound`): the estimated tokens that were added since the anchor are
-# multiplied by this factor, and the estimated tokens that were removed are divided by it.
+# A safety factor. `predict_upper_bound` multiplies the estimated tokens that were added since the anchor by
+# this factor, and divides the estimated tokens that were removed by it.
 DIFFERENCE_MARGIN = 1.15
 _PLACE_BYTES = 16
 
@@ -39,7 +39,7 @@ class UsageBaseline:
         prefix: Prefix digest up to the last of the request's messages that are not fixed.
         length: Number of the request's messages that are not fixed.
         key: Digest of the upstream's origin, the model and the checkpoint in force (`build_baseline_key`).
-        estimate: Our uncalibrated count of the forwarded request, in tokens.
+        estimate: The proxy's uncalibrated count of the forwarded request, in tokens.
         actual: `usage.prompt_tokens` of the response, cached tokens included.
     """
 
@@ -64,13 +64,14 @@ def build_baseline_key(origin: str, model: str, checkpoint: bytes = b"") -> byte
 def build_baseline(prefixes: Sequence[bytes], key: bytes, estimate: int, actual: int) -> UsageBaseline | None:
     """Builds an anchor from a request and its response.
 
-    Returns None if `actual` is below `MIN_USAGE_TOKENS`, or if its ratio to `estimate` is not plausible.
+    Returns None if `actual` is below `MIN_USAGE_TOKENS`, or if `actual / estimate` is not between `MIN_RATIO`
+    and `MAX_RATIO`.
 
     Args:
         prefixes: Prefix digests up to each of the request's messages that are not fixed. Without such
             messages, the result is None.
         key: Key of the request (`build_baseline_key`).
-        estimate: Our uncalibrated count of the forwarded request, in tokens.
+        estimate: The proxy's uncalibrated count of the forwarded request, in tokens.
         actual: `usage.prompt_tokens` of the response, cached tokens included.
     """
     if not prefixes or estimate <= 0 or actual < MIN_USAGE_TOKENS:
@@ -103,13 +104,14 @@ def select_deepest_baseline(
 def predict_tokens(baseline: UsageBaseline, estimate: int, calibration: Calibration) -> int:
     """Predicts the provider's count of a request, in tokens, rounded up.
 
-    The result is the anchor's count plus the difference between `estimate` and the anchor's estimate. This
-    difference is in estimated tokens. To convert it to actual tokens, the function multiplies it by the
-    geometric mean of two ratios of actual to estimated tokens: the anchor's and the calibration's.
+    The result is the anchor's actual count plus the difference between `estimate` and the anchor's estimate.
+    Before the addition, the function converts this difference from estimated to actual tokens. For this, it
+    multiplies the difference by the geometric mean of two ratios of actual to estimated tokens: the anchor's
+    and the calibration's.
 
     Args:
         baseline: Anchor that matches the request.
-        estimate: Our uncalibrated count of the request as it would be forwarded, in tokens.
+        estimate: The proxy's uncalibrated count of the request as it would be forwarded, in tokens.
         calibration: Calibration of the model.
     """
     return _predict_with_margin(baseline, estimate, calibration, 1.0)
@@ -139,7 +141,10 @@ def to_fields(baseline: UsageBaseline) -> list[Any]:
 
 
 def from_fields(fields: Mapping[str, Any] | None) -> tuple[UsageBaseline, ...]:
-    """Parses the anchors of a stored record. Skips entries that are not valid anchors."""
+    """Parses the anchors of a stored record. Skips entries that are not valid anchors.
+
+    Returns an empty tuple if `fields` is None.
+    """
     listed = fields.get("anchors") if fields else None
     parsed = map(_parse_baseline, listed) if isinstance(listed, list) else ()
     return tuple(anchor for anchor in parsed if anchor is not None)
@@ -156,17 +161,18 @@ def _parse_baseline(fields: Any) -> UsageBaseline | None:  # noqa: ANN401 - any 
     return baseline if min(baseline.length, baseline.estimate, baseline.actual) > 0 else None
 
 
-# Maximum number of roots whose anchors stay in memory. If there are more, the root that was written longest
-# ago is dropped.
+# Maximum number of roots (digests of the first messages of conversations) whose anchors stay in memory. If
+# there are more, the process forgets the anchors of the root that it updated longest ago.
 MAX_ROOTS = 4_000
-# Maximum number of anchors that are kept for each root. The newest are kept.
+# Maximum number of anchors for conversations with the same first messages. If there are more, the proxy keeps
+# only the newest.
 ANCHORS_PER_ROOT = 6
 # Lifetime of anchors, in seconds. They expire because a provider may change its way of counting.
 BASELINE_TTL_S = 86_400.0
-# Age of the last read, in seconds, from which stored anchors are read again, because other replicas may have
-# added anchors.
+# If a process has last read the stored anchors at least this many seconds ago, it reads them again, because
+# other replicas may have added anchors.
 REFRESH_INTERVAL_S = 10.0
-# Seconds between two writes of new anchors to the store.
+# A background task writes new anchors to the store at intervals of this many seconds.
 FLUSH_INTERVAL_S = 5.0
 
 _log = structlog.get_logger()
@@ -177,7 +183,7 @@ def _merge_baselines(
 ) -> tuple[UsageBaseline, ...]:
     """Returns the newest anchors of both arguments, at most `ANCHORS_PER_ROOT`, the newest last.
 
-    If several anchors have the same prefix and key, only the newest of them is returned.
+    If several anchors have the same prefix and key, the result contains only the newest of them.
     """
     merged: dict[tuple[bytes, bytes], UsageBaseline] = {}
     for anchor in (*older, *newer):
@@ -203,7 +209,9 @@ class _KnownRoot:
 
 
 class UsageBaselineStore:
-    """Keeps the anchors of conversations. Use the object on one event loop.
+    """Keeps the anchors of conversations. Use the object on one event loop only.
+
+    In all methods, `root` is the digest of a conversation's first messages.
 
     Args:
         records: Store for the anchors.
@@ -223,24 +231,28 @@ class UsageBaselineStore:
     ) -> UsageBaseline | None:
         """Returns the longest anchor that matches a request, or None (`select_deepest_baseline`).
 
-        Waits for the store only if this process has not loaded the anchors of the root yet.
+        Waits for the store only if this process has not loaded the conversation's anchors yet.
         """
         await self.load_baselines(tenant, root)
         return self.peek_deepest(tenant, root, prefixes, baseline_key)
 
     def is_loaded(self, tenant: str, root: bytes) -> bool:
-        """Returns whether this process has loaded the anchors of a root from the store."""
+        """Returns whether this process has loaded the anchors of conversations with this root."""
         return self._peek_root(usage_anchors_key(tenant, root)).read_at < math.inf
 
     async def load_baselines(self, tenant: str, root: bytes) -> None:
-        """Loads the anchors of a root from the store, unless this process has already loaded them."""
+        """Loads the anchors of conversations with this root, unless this process has already loaded them."""
         if not self.is_loaded(tenant, root):
             await self._load_from_store(usage_anchors_key(tenant, root))
 
     def peek_deepest(
         self, tenant: str, root: bytes, prefixes: Sequence[bytes], baseline_key: bytes
     ) -> UsageBaseline | None:
-        """Does the same as `find_deepest`, but uses only anchors in memory. Never waits."""
+        """Returns the same as `find_deepest`, but uses only the anchors in memory. Never waits.
+
+        If the anchors were last read at least `REFRESH_INTERVAL_S` seconds ago, also starts a background task
+        that reads them again.
+        """
         key = usage_anchors_key(tenant, root)
         known = self._peek_root(key)
         if self._clock() - known.read_at >= REFRESH_INTERVAL_S:
@@ -248,7 +260,10 @@ class UsageBaselineStore:
         return select_deepest_baseline(known.anchors, prefixes, baseline_key)
 
     def record_baseline(self, tenant: str, root: bytes, baseline: UsageBaseline) -> None:
-        """Adds an anchor, unless the root was deleted. A background task writes the anchor to the store."""
+        """Adds an anchor to those in memory. A background task later writes it to the store.
+
+        Does nothing if the conversation was deleted after the request of the anchor began.
+        """
         key = usage_anchors_key(tenant, root)
         if self._records.deletion_fence.is_deleted(key):
             return
@@ -261,7 +276,7 @@ class UsageBaselineStore:
         self._task = asyncio.create_task(self._flush_periodically())
 
     async def close(self) -> None:
-        """Writes the pending anchors and stops the background task."""
+        """Stops the background task, and writes all anchors that are not in the store yet."""
         if self._task is not None:
             async with self._writing:  # lets a write in progress finish
                 self._task.cancel()
@@ -269,7 +284,10 @@ class UsageBaselineStore:
         await self.flush()
 
     async def flush(self) -> None:
-        """Merges new anchors with the stored anchors, and stores the result."""
+        """Merges the anchors that are not in the store yet with the stored anchors, and stores the result.
+
+        Does nothing while the store is out of use.
+        """
         async with self._writing:
             for key in [key for key, known in self._known.items() if known.is_unwritten]:
                 if not self._records.is_in_use:
@@ -299,7 +317,7 @@ class UsageBaselineStore:
                 await self.flush()
 
     async def _load_from_store(self, key: str) -> None:
-        """Merges the stored anchors into the anchors in memory."""
+        """Reads the stored anchors, and merges them with the anchors in memory."""
         [fields] = await self._records.get_many([key], bypass_cache=True)
         if self._records.deletion_fence.is_deleted(key):
             fields = None

@@ -1,4 +1,4 @@
-"""Finds a model's context window by the model's name: in the shipped table, or else a cautious default."""
+"""Looks up a model's context window by the model's name. Uses a cautious default for unknown models."""
 
 import json
 import re
@@ -16,8 +16,9 @@ TABLE = json.loads(files("compaction_proxy").joinpath("data", "windows.json").re
 # that begins with the key and `-`, `:` or `@`, unless a longer key matches that name (`find_by_prefix`).
 WINDOWS: Mapping[str, int] = MappingProxyType(TABLE["windows"])
 
-# Assumed context window of a model that the table does not list, in tokens. Nearly every current model takes
-# at least this many. An upstream that takes fewer returns an error, from which `model_limits` learns.
+# Context window that the proxy assumes for a model that is not in the table, in tokens. Nearly every current
+# model takes at least this many. An upstream that takes fewer returns an error, from which `model_limits`
+# learns the smaller context window.
 FALLBACK_WINDOW = 128_000
 _EDGES = "-:@"
 # Patterns for the parts of a model name that providers spell differently, as in `us.openai.gpt-5.4`,
@@ -35,11 +36,10 @@ def normalize_name(model: str) -> str:
 
 
 def find_by_prefix(name: str, table: Mapping[str, int]) -> int | None:
-    """Returns the value of the longest key that is `name`, or the beginning of `name` before a separator.
+    """Returns the value of the longest key in `table` that matches `name`; None if no key matches.
 
-    The separators are `-`, `:` and `@`.
-    For example, the key `gpt-4` matches `gpt-4-0613`, but not `gpt-4.1` or `gpt-4o`. Returns None if no key
-    matches.
+    A key matches if it is equal to `name`, or to the part of `name` before one of its separators (`-`, `:`
+    and `@`). For example, the key `gpt-4` matches `gpt-4-0613`, but not `gpt-4.1` or `gpt-4o`.
     """
     stop = len(name)
     while stop > 0:

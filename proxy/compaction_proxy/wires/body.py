@@ -1,8 +1,8 @@
-"""Splits a request body of any wire, and builds a new body with other messages.
+"""Splits a request body of any wire, and builds bodies with other messages or other output limits.
 
-The body is not checked against a schema. The proxy never decodes members that it does not understand, so they
-stay unchanged. A new body differs from the client's body only in the array of messages, and in the members
-that must change together with this array.
+The proxy does not check bodies against a schema. In a body with other messages or limits, all other members
+keep the client's bytes, except those that must change together with the messages. The module also builds the
+bodies of probes. For a probe, it decodes the client's whole body and encodes it anew.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.wires.json.slices import Slice, find_members, split_elements
 from compaction_proxy.wires.wire import AdaptedMessages, Wire
 
-# A body is not rewritten if its list of messages has more elements than this, because no model could read
-# such a conversation.
+# The proxy does not change a body if its list of messages has more elements than this, because no model could
+# read such a conversation.
 MAX_MESSAGES = 100_000
-# A model name with more characters than this is replaced by its beginning and a digest, to save memory and
-# log space. No model has such a long name.
+# Maximum number of characters of a model name. `shorten_model_name` replaces a longer name by its beginning
+# and a digest, to save memory and log space. No model has such a long name.
 MAX_MODEL_CHARACTERS = 256
 # The output limit of a probe, in tokens. A probe is a copy of a request that the proxy sends only so that the
 # provider counts the tokens of the request.
@@ -62,7 +62,10 @@ class RequestBody(NamedTuple):  # not a dataclass, because creating one takes fo
 
     @property
     def messages(self) -> tuple[bytes, ...]:
-        """The bytes of each message. If `new_pieces` omits earlier messages, `raw` is split again."""
+        """The bytes of each message, earlier messages included.
+
+        If `new_pieces` omits earlier messages, the property splits `raw` again.
+        """
         if not self.previous_fingerprint:
             return self.new_pieces
         value = memoryview(self.raw)[self.messages_slice.start : self.messages_slice.stop]
@@ -122,10 +125,10 @@ def split_objects(value: memoryview) -> tuple[bytes, ...]:
 
 
 def pick_small_members(raw: bytes, member_slices: Mapping[str, Slice], wire: Wire) -> dict[str, bytes]:
-    """Returns the JSON of some members of a body, by name.
+    """Returns the JSON of the members from which `parse_options` reads a request's options, by name.
 
-    These are the model, the output limits, and the members that count as prompt tokens, such as tools.
-    Members that the body does not have are left out.
+    These are the model, the output limits, and the members that count as prompt tokens, such as tools. The
+    result does not contain members that the body does not have.
     """
     names = ("model", *wire.member_names.output_limits, *wire.member_names.prompt_members)
     return _pick_members(raw, member_slices, names)
@@ -149,7 +152,7 @@ def _decode_option(raw: bytes | None) -> Any:
 def parse_options(members: Mapping[str, bytes], wire: Wire) -> tuple[str, int | None, tuple[str, ...]]:
     """Parses the members that `pick_small_members` returns.
 
-    Returns `model`, `max_output` and `prompt_members` of `RequestBody`.
+    Returns values for the fields `model`, `max_output` and `prompt_members` of `RequestBody`.
     """
     model = _decode_option(members.get("model"))
     limits = [_decode_option(members.get(key)) for key in wire.member_names.output_limits]
@@ -162,9 +165,9 @@ def parse_options(members: Mapping[str, bytes], wire: Wire) -> tuple[str, int | 
 
 
 def shorten_model_name(model: str) -> str:
-    """Returns the name of a model.
+    """Returns the name of a model unchanged if it has at most `MAX_MODEL_CHARACTERS` characters.
 
-    If the name has more than `MAX_MODEL_CHARACTERS` characters, returns its beginning and a digest instead.
+    Otherwise, returns the first 64 characters of the name and a digest of the whole name.
     """
     if len(model) <= MAX_MODEL_CHARACTERS:
         return model
@@ -190,9 +193,9 @@ def build_probe_body(raw: bytes, wire: Wire) -> bytes | None:
 def lower_output_limits(raw: bytes, wire: Wire, max_tokens: int) -> bytes:
     """Returns the body with its output limits lowered to at most `max_tokens`.
 
-    Thinking budgets count towards the output limit. Each budget is lowered so that `MIN_OUTPUT_TOKENS` remain
-    for the reply, but not below `LEAST_THINKING_TOKENS`. If this leaves no token for the reply, the body is
-    returned unchanged.
+    Thinking tokens count towards the output limit. So the function also lowers each thinking budget, to leave
+    `MIN_OUTPUT_TOKENS` for the reply, but not below `LEAST_THINKING_TOKENS`. If such a budget would leave no
+    token for the reply, the function returns the body unchanged.
     """
     limits, budgets = _find_limits(raw, wire)
     replacements = dict[Slice, bytes]()
@@ -246,8 +249,8 @@ _decode_short_option = lru_cache(maxsize=1_024)(decode_small_json)
 def rewrite_messages(body: RequestBody, messages: Sequence[Message]) -> bytes:
     """Returns the client's body with these messages in place of its own.
 
-    The wire first adapts the messages so that the provider accepts them. It also adapts the members that must
-    change together with the messages.
+    The function `adapt_for_provider` of the wire first changes the messages so that the provider accepts
+    them. It also changes the members that must change together with the messages.
     """
     return splice_messages(body, body.wire.adapt_for_provider(body.raw, messages))
 
@@ -265,7 +268,7 @@ def splice_messages(body: RequestBody, adapted: AdaptedMessages) -> bytes:
 
 
 def _replace_slices(raw: bytes, replacements: Mapping[Slice, bytes]) -> bytes:
-    """Returns the bytes with each slice replaced by its new value; `raw` itself if no slice is given."""
+    """Returns the bytes with each slice replaced by its new value; `raw` itself without replacements."""
     if not replacements:
         return raw
     parts, done = list[bytes](), 0

@@ -13,9 +13,10 @@ from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import ContentPart, Message
 from compaction_proxy.wires.json.values import JsonObject, TextCutter, as_string, decode_value, hash_base64
 
-# `read_content` refuses a content with more parts than this, because no model could read it.
+# `read_content` raises an error if a message or a tool result has more content parts than this, because no
+# model could read so many.
 MAX_PARTS: Final = 10_000
-# The largest estimate for a content part of unknown kind, in tokens.
+# The largest number of tokens that `estimate_unknown_part` returns for one content part.
 UNKNOWN_PART_TOKENS: Final = 1_000
 
 _Decoded = TypeVar("_Decoded")
@@ -64,7 +65,7 @@ class PieceParser(NamedTuple, Generic[_Decoded]):
     def parse_uncounted(self, raw: bytes, model: str) -> UncountedMessage:
         """Parses a piece, the JSON of one message. Does not count the tokens of the message's text.
 
-        For `model`, it estimates the tokens of the content that is not text.
+        Estimates the tokens of the content that is not text, as the model named `model` would count them.
 
         Raises:
             UnreadableBodyError: If the bytes are not a valid piece.
@@ -109,13 +110,13 @@ def read_content(
     read_text: Callable[[Any], str | None],
     build_part: Callable[[Any, int], ContentPart | None],
 ) -> tuple[str, tuple[ContentPart, ...]]:
-    """Returns the text and the other parts of a message's content or of a tool's result.
+    """Splits the content of a message, or of a tool's result, into its text and its other parts.
 
     Args:
         content: A string or a list of parts. None gives an empty text, and any other value its JSON as text.
         read_text: Returns the text of a part; None if the part is not text.
         build_part: Builds the `ContentPart` of a part that is not text, given the part and the length of the
-            text before it. Returns None if the part is left out.
+            text before it. Returns None if the result must not contain the part.
 
     Raises:
         UnreadableBodyError: With the reason `too-many` if the content has more than `MAX_PARTS` parts.
@@ -147,10 +148,10 @@ def hash_text(text: str) -> bytes:
 
 
 def hash_address(url: str) -> bytes:
-    """Returns a SHA-256 that identifies what a URL refers to.
+    """Returns a SHA-256 that identifies the content to which a URL refers.
 
-    The input of the hash is the decoded data of a base64 data URL, an HTTP URL without its query, or the text
-    of any other URL.
+    For an HTTP URL, it is the SHA-256 of the URL without its query. For a base64 data URL, or for base64 data
+    without `data:`, it is the SHA-256 of the decoded data. For any other URL, it is the SHA-256 of the URL.
     """
     if url.startswith(("http://", "https://")):
         return hash_text(url.partition("?")[0])
@@ -180,8 +181,8 @@ def estimate_unknown_part(part: Any) -> int:
     The estimate never exceeds the number of bytes of the part's JSON, and is at most `UNKNOWN_PART_TOKENS`.
     The gate relies on this: it lets requests with few bytes pass unparsed.
     """
-    # A client may write a float with fewer bytes than Python does, such as 1e9. So each float counts as one
-    # byte.
+    # A client may write a float, such as 1e9, with fewer bytes than Python does. So the estimate counts each
+    # float as one byte.
     shortest = json.loads(json.dumps(part), parse_float=lambda _: 0)
     text = json.dumps(shortest, ensure_ascii=False, separators=(",", ":"))
     return min(UNKNOWN_PART_TOKENS, len(text.encode("utf-8", "surrogatepass")))
@@ -190,10 +191,10 @@ def estimate_unknown_part(part: Any) -> int:
 def shorten_member(
     fields: JsonObject, name: str, cut: TextCutter, shorten_part: Callable[[Any], Any]
 ) -> JsonObject:
-    """Returns the object with its member `name` shortened.
+    """Returns the object with its member `name` shortened. All other members stay unchanged.
 
     If the member is a text, `cut` shortens it. If it is a list, `shorten_part` shortens each of its elements.
-    Any other member stays unchanged.
+    If it is anything else or absent, returns the object itself.
     """
     content = fields.get(name)
     if isinstance(content, str):

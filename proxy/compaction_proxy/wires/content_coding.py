@@ -1,9 +1,11 @@
 """Decodes request bodies as a whole, and response bodies chunk by chunk, by their `content-encoding`.
 
-A request body may be zstd, gzip, deflate or br. The output size, the decoder's memory, and the number of gzip
-members or zstd frames are limited. Because the input size is limited as well, so is the decoding time.
-A response may be gzip or deflate. The proxy decompresses it only to read it itself; the client gets the bytes
-unchanged. If a response cannot be decompressed, the proxy cannot read it, but forwards it as usual.
+A request body may be encoded as zstd, gzip, deflate or br. The module limits the size of the decoded body,
+the memory of the decoder, and the number of gzip members or zstd frames. This also limits the decoding time.
+
+The proxy can decompress a response that is encoded as gzip or deflate. It does so only to read the response
+itself; the client gets the bytes unchanged. If the proxy cannot decompress a response, it cannot read it, but
+forwards it as usual.
 """
 
 import sys
@@ -23,16 +25,17 @@ else:
 
 IDENTITY: Final = frozenset({"", "identity"})
 GZIP: Final = frozenset({"gzip", "x-gzip"})
-# A request body that was encoded more often than this is not decoded.
+# Maximum number of codings of a request body. If more codings were applied to it one after the other, the
+# proxy does not decode it.
 MAX_CODINGS: Final = 2
-# A request body with more gzip members or zstd frames than this is not decoded, because each of them needs a
-# new decoder.
+# If a request body has more gzip members or zstd frames than this, the proxy does not decode it, because each
+# of them needs a new decoder.
 MAX_MEMBERS: Final = 256
-# A zstd frame whose window has more than 2**MAX_WINDOW_LOG bytes is not decoded. RFC 9659 sets this limit for
-# HTTP.
+# If the window of a zstd frame has more than 2**MAX_WINDOW_LOG bytes, the proxy does not decode the frame.
+# RFC 9659 sets this limit for HTTP.
 MAX_WINDOW_LOG: Final = 23
-# One call of a decoder gets at most this many bytes of input. When a decoder reaches the end of a gzip member
-# or a zstd frame, it copies the rest of its input, so this limits the size of each copy.
+# Maximum number of bytes of input for one call of a decoder. When a decoder reaches the end of a gzip member
+# or a zstd frame, it copies the rest of its input. The limit keeps each of these copies small.
 _STEP_BYTES: Final = 65_536
 # One call of brotli's decoder returns at most this many bytes. The limit saves memory, because the decoder
 # enlarges its output buffer in large steps.
@@ -65,8 +68,8 @@ def decode_body(raw: bytes, codings: Sequence[str], limit_bytes: int) -> bytes |
     Args:
         raw: The body as received.
         codings: The result of `parse_codings`.
-        limit_bytes: The largest size of the body. It also applies to the result of each coding if there are
-            several.
+        limit_bytes: The largest size of the decoded body, in bytes. If there are several codings, the limit
+            applies to the result of decoding each of them.
 
     Raises:
         UnreadableBodyError: With the reason `encoded` if the body is damaged or incomplete, or if a decoder
@@ -103,8 +106,8 @@ def _decode_members(
             piece = view[start : start + _STEP_BYTES]
             if not piece:
                 raise UnreadableBodyError("encoded")
-            # Allow one byte more than the limit. If the output does not reach this size, the decoder has
-            # consumed the whole piece of input.
+            # The maximum for the output is one byte more than the limit. So if the output does not exceed the
+            # limit, the decoder has not stopped early, but has read the whole piece of input.
             part = decoder.decompress(piece, remaining_bytes + 1)
             remaining_bytes -= len(part)
             if remaining_bytes < 0:
@@ -169,13 +172,13 @@ def detect_zlib_wbits(head: bytes) -> int:
 class Inflater:
     """Decompresses one body chunk by chunk. The chunks may have any size.
 
-    A body that is not compressed is returned unchanged, and its size is not limited.
+    If the body is not compressed, `feed` returns the chunks unchanged, and does not limit their size.
 
     Args:
         encoding: The `content-encoding` as sent. Only gzip and deflate are supported.
-        limit_bytes: The largest number of decompressed bytes. If the body has more, the inflater sets
-            `has_failed` and returns no more bytes. This protects against bodies that are small when
-            compressed but huge when decompressed.
+        limit_bytes: The largest number of decompressed bytes. If the body has more, `feed` sets `has_failed`
+            and returns no more bytes. This protects against bodies that are small when compressed but huge
+            when decompressed.
 
     Attributes:
         is_identity: Whether the body is not compressed.

@@ -1,9 +1,9 @@
 """Recognises provider errors that say that a request is too long, and reads the limit that they name.
 
-Providers report this error in different ways. The status, the structure of the body and the wording differ,
-and some providers send the error inside a stream with status 200. So this module compares the wording with
-patterns, called rules, in a fixed order. It reads the wording only from fields that contain error texts,
-because other fields may quote the request.
+Providers report such an error with different statuses, in bodies of different structure, and in different
+words. Some send the error in a stream with status 200. So this module searches the text of an error for
+patterns, called rules, in a fixed order. It takes the text only from fields that contain error texts, because
+other fields may quote the request.
 """
 
 import re
@@ -25,8 +25,8 @@ def _compile_rule(wording: str) -> re.Pattern[str]:
     """Compiles a rule: a pattern for text in lower case with single spaces.
 
     A word in braces, such as `{limit}`, `{used}` or `{output}`, matches a number. The word becomes the name
-    of a group of the pattern. Every gap in a rule, such as `.{0,80}?`, has a maximum length, because
-    otherwise the matching time could grow faster than the length of the text.
+    of a group of the pattern. Write every gap in a rule with a maximum length, such as `.{0,80}?`. Otherwise,
+    the matching time could grow faster than the length of the text.
     """
     return re.compile(re.sub(r"\{([a-z]+)\}", lambda name: _NUMBER % name[1], wording))
 
@@ -96,8 +96,8 @@ RULES: Final = (
     _compile_rule(r"maximum prompt length is {limit} but the request contains {used}"),
     _compile_rule(r"prompt token count of {used} exceeds the limit of {limit}"),
     _compile_rule(r"current length is {used} while limit is {limit}"),
-    # This error also contains the size of the request. The rule ignores this size, because it includes the
-    # output limit.
+    # The error that the next rule matches also contains the size of the request. The rule does not read this
+    # size, because it includes the output limit.
     _compile_rule(r"exceeded model token limit: {limit}"),
     _compile_rule(r"input length {used} exceeds the maximum allowed input length of {limit}"),
     _compile_rule(r"input \({used} tokens\) is longer than the model'?s context length \({limit} tokens"),
@@ -126,7 +126,7 @@ RULES: Final = (
     ),
 )
 # Ollama drops the beginning of a long prompt without an error. If the rest has no user message, the chat
-# templates of some models fail with this text.
+# templates of some models fail, and Ollama returns an error that contains this text.
 MISSING_USER_MESSAGE_RULE: Final = _compile_rule("no user query found in messages")
 
 OverflowKind = Literal["context", "context_output", "tpm", "bytes"]
@@ -148,8 +148,8 @@ _UNSIZED_STATUSES: Final = frozenset({413, _QUOTA_STATUS})
 _TEXT_STATUSES: Final = frozenset({500, 502, 503})
 _STATUSES: Final = frozenset({200, 400, 413, 422, _QUOTA_STATUS}) | _TEXT_STATUSES
 
-# The fields that contain codes and messages of errors. Other fields are ignored, because they may quote the
-# request, which can contain any text.
+# The fields that contain codes and messages of errors. The proxy ignores other fields, because they may quote
+# the request, which can contain any text.
 _ERROR_FIELDS: Final = frozenset(
     {"error", "errors", "error_message", "error_type", "message", "msg", "detail", "details", "description"}
     | {"code", "type", "reason", "cause", "metadata", "raw", "response", "title"}
@@ -172,8 +172,9 @@ class Overflow:
             output, because calibration must not learn from such numbers.
         output_tokens: Tokens of the requested output; None if the error does not contain them.
         is_size_meaningful: Whether the error proves that the context window is smaller than the refused
-            request. False if the status reports too many requests (429) or too many bytes (413), or if the
-            proxy has only inferred the cause. It is used only if `limit_tokens` is None.
+            request. False if the status means too many requests (429) or too many bytes (413), or if the
+            proxy has only inferred the cause of the error. The proxy uses this attribute only if
+            `limit_tokens` is None.
     """
 
     kind: OverflowKind
@@ -197,8 +198,8 @@ def _decode_text(body: bytes, content_encoding: str) -> str | None:
 def _iter_error_texts(root: object) -> Iterator[str]:
     """Yields the codes and messages in an error of any structure, outermost first.
 
-    If a string contains JSON, this JSON is parsed and searched as well. The fields `n_prompt_tokens` and
-    `n_ctx` of llama.cpp are yielded as one text.
+    If a string contains JSON, the function searches this JSON as well. It yields the fields
+    `n_prompt_tokens` and `n_ctx` of llama.cpp as one text.
     """
     nodes = deque([root])
     for _ in range(_MAX_NODES):
@@ -221,7 +222,10 @@ def _iter_error_texts(root: object) -> Iterator[str]:
 
 
 def _normalize_texts(words: Iterator[str]) -> str:
-    """Returns the joined texts in lower case, with single spaces between words, as the rules expect."""
+    """Joins texts, in lower case and with single spaces between words, as the rules in `RULES` expect.
+
+    If a text, or the result, has more than `_MAX_TEXT_CHARACTERS` characters, uses only its beginning.
+    """
     text = "\n".join(word[:_MAX_TEXT_CHARACTERS] for word in words)[:_MAX_TEXT_CHARACTERS]
     return " ".join(text.replace("\u2019", "'").replace("`", "").lower().split())
 
@@ -231,7 +235,7 @@ def _match_first(rules: Iterable[re.Pattern[str]], text: str) -> re.Match[str] |
 
 
 def _parse_number(match: re.Match[str], name: str) -> int | None:
-    """Returns the number in a group of a rule; None if it is 0, or if the rule has no such group."""
+    """Returns the number that the group `name` has matched; None if it is 0 or the group matched nothing."""
     digits = match.groupdict().get(name)
     return (int(re.sub(r"\D", "", digits)) or None) if digits else None
 
@@ -263,9 +267,9 @@ def _match_context(text: str) -> Overflow | None:
 def _classify_error_texts(status: int, words: Iterator[str]) -> Overflow | None:
     """Classifies an error by its texts. Returns None if it does not say that the request is too large.
 
-    Errors with a status in `_TEXT_STATUSES` are classified by `_match_wording` alone. With other statuses, a
-    text about tokens per minute can only be a quota error. If there is no such text, a code in
-    `OVERFLOW_CODES` is sufficient, even if the text also matches `EXCLUDED_WORDING`.
+    For a status in `_TEXT_STATUSES`, `_match_wording` alone decides. For other statuses, an error that
+    mentions tokens per minute can only be an error about the quota. If it does not mention them, a code in
+    `OVERFLOW_CODES` is enough, even if the text also matches `EXCLUDED_WORDING`.
     """
     text = _normalize_texts(words)
     if status in _TEXT_STATUSES:
@@ -290,7 +294,7 @@ def _match_wording(status: int, text: str) -> Overflow | None:
 
 
 def _has_answer(choice: object) -> bool:
-    """Returns whether an element of `choices` contains a part of the reply, and not only its role."""
+    """Returns whether an element of `choices` contains a part of the model's reply, and not only a role."""
     fields = as_object(choice)
     message = as_object(fields.get("delta") or fields.get("message"))
     return any(value for name, value in message.items() if name != "role")
@@ -299,8 +303,8 @@ def _has_answer(choice: object) -> bool:
 def _find_failure(payload: object) -> object:
     """Returns the payload of a response with status 200 if it reports an error; else None.
 
-    If the payload is a list, only its first element is read. A payload with a part of a reply is not an
-    error.
+    If the payload is a list, looks only at its first element. A payload that contains a part of a reply is
+    not an error.
     """
     if isinstance(payload, list):
         payload = next(iter(payload), None)
@@ -314,7 +318,7 @@ def _find_failure(payload: object) -> object:
 def _read_event_payload(text: str) -> object:
     """Returns the decoded data of a stream's first event that has data; None if the data is not JSON.
 
-    The data of an `error` event is returned as the value of `error`, even if it is not JSON.
+    For an `error` event, returns a dict with the data as the value of `error`, even if the data is not JSON.
     """
     for event in EventSplitter().feed(text.encode() + b"\n\n"):
         if data := read_data(event):
@@ -344,8 +348,8 @@ _ERROR_EVENT: Final = msgspec.json.Decoder(_ErrorEvent)
 def condense_error_event(stream: bytes) -> bytes:
     """Returns a stream's first event with only the fields that describe an error.
 
-    Other fields are removed, because some events repeat the whole request. Returns no bytes if the data of
-    the event is not a JSON object.
+    The result lacks all other fields, because some events repeat the whole request in them. Returns no bytes
+    if the data of the event is not a JSON object.
     """
     event = next(iter(EventSplitter().feed(stream)), b"")
     try:
@@ -358,7 +362,7 @@ def parse_overflow(status: int, body: bytes, content_encoding: str = "") -> Over
     """Parses an error that says that a request is too large. Returns None for all other responses.
 
     Args:
-        status: The upstream's status. With 200, the body is an error only if it contains no reply.
+        status: The upstream's status. With 200, the body counts as an error only if it contains no reply.
         body: The whole body as sent. If it has more than 64 KiB, before or after decoding, returns None.
         content_encoding: The `content-encoding` of the body. Codings other than gzip and deflate are not
             supported; the result is then None.

@@ -1,4 +1,4 @@
-"""Reads request bodies. If a body extends an earlier body, only the new part is parsed.
+"""Reads request bodies. If a body extends an earlier body, parses only the new part.
 
 Clients send their whole list of messages with every request. Here, the *beginning* of a body is all its bytes
 up to the end of its last message. The reader remembers a keyed digest of each beginning, its fingerprint. If
@@ -27,21 +27,23 @@ from compaction_proxy.wires.body import (
 from compaction_proxy.wires.json.slices import Slice, find_members, skip_space, split_elements
 from compaction_proxy.wires.wire import Wire
 
-# The reader stores the beginning of a body under its length and this many of its last bytes.
+# The key under which the reader stores the beginning of a body contains this many bytes from the end of the
+# beginning (`build_beginning_key`).
 ENDING_BYTES = 48
-# The reader does not remember the beginning of a body if more bytes of white space than this follow the last
-# message.
+# If more bytes of white space than this follow the last message of a body, the reader does not remember the
+# beginning of the body for later bodies.
 MAX_SPACE_BYTES = 256
 ConversationKey = tuple[str, str | None]  # tenant, conversation
-# The tenant, the conversation, the length of a beginning in bytes, and its last `ENDING_BYTES` bytes.
+# The tenant, the conversation, the length of the beginning of a body in bytes, and the last `ENDING_BYTES`
+# bytes of this beginning.
 BeginningKey = tuple[str, str | None, int, bytes]
 
 
 class BodyBeginning(NamedTuple):
     """Describes the beginning of a body, so that the reader recognises later bodies with the same beginning.
 
-    The beginning is all bytes up to the end of the last message. Of these bytes, only the last `ENDING_BYTES`
-    are stored, in the key.
+    The beginning is all bytes up to the end of the last message. This object contains only the last
+    `ENDING_BYTES` of them, in its key.
 
     Attributes:
         fingerprint: A keyed digest of the beginning.
@@ -65,13 +67,13 @@ class BodyBeginning(NamedTuple):
     previous_key: BeginningKey | None = None
 
 
-# A body, and its beginning, which the reader will remember. None in place of the beginning if the reader will
-# remember nothing.
+# A body, and the beginning of the body, which the reader will remember. The second element is None if the
+# reader will remember nothing.
 ReadResult = tuple[RequestBody, BodyBeginning | None]
 
 
 def build_beginning_key(raw: bytes, stop: int, owner: ConversationKey) -> BeginningKey:
-    """Returns the key under which the reader stores the first `stop` bytes of a body as a beginning."""
+    """Returns the key of the `BodyBeginning` that describes the first `stop` bytes of a body."""
     return (*owner, stop, raw[max(0, stop - ENDING_BYTES) : stop])
 
 
@@ -90,25 +92,26 @@ def find_last_message_end(raw: bytes, messages_slice: Slice) -> int:
 
 
 KEY_BYTES = 32
-# A reader remembers at most this many beginnings of bodies. A further one displaces the oldest. Each takes
-# one or two kilobytes of memory.
+# A reader remembers at most this many beginnings of bodies. If there are more, it forgets the oldest. Each
+# takes one or two kilobytes of memory.
 MAX_BEGINNINGS = 4_096
-# The reader compares a body with at most this many known beginnings by their fingerprints. If none of them
-# matches, it parses the whole body.
+# The reader compares a body with at most this many remembered beginnings of earlier bodies by their
+# fingerprints. If none of them matches, it parses the whole body.
 MAX_CANDIDATES = 3
-# Every known beginning ends with a closing brace. So the reader searches, at each of the last closing braces
-# of a body, for a known beginning that ends there. It tries at most this many braces, because texts may
-# contain many.
+# The beginning of a body ends with the closing brace of its last message. So the reader checks, for each of
+# the last closing braces of a body, whether a remembered beginning of an earlier body ends there. It tries at
+# most this many braces, because texts may contain many.
 MAX_BRACES = 256
-# The beginning of a body is not remembered if more than `MAX_LEADING_MEMBERS` members precede its messages,
-# or if the names of these members have more than `MAX_KEY_CHARACTERS` characters in total.
+# The reader does not remember the beginning of a body if more than `MAX_LEADING_MEMBERS` members precede its
+# messages, or if the names of these members have more than `MAX_KEY_CHARACTERS` characters in total. The
+# limits save memory.
 MAX_LEADING_MEMBERS = 32
 MAX_KEY_CHARACTERS = 1_024
-# Bodies of at most `MAX_INLINE_BYTES` bytes are read on the event loop. Bodies of at most
-# `MAX_INLINE_GROWN_BYTES` bytes are also read on the event loop if they extend an earlier body. All other
-# bodies are read in a thread, so that they do not block the event loop.
+# The reader reads bodies of at most `MAX_INLINE_BYTES` bytes on the event loop. If a body extends an earlier
+# body, the reader reads it on the event loop up to a size of `MAX_INLINE_GROWN_BYTES` bytes. It reads all
+# other bodies in a thread, so that they do not block the event loop.
 MAX_INLINE_GROWN_BYTES = 1024 * 1024
-# At most this many threads read bodies at the same time. Further bodies wait.
+# At most this many threads of a reader read bodies at the same time. Further bodies wait for a thread.
 MAX_READ_THREADS = 2
 
 
@@ -116,7 +119,7 @@ class IncrementalReader:
     """Reads request bodies, and remembers their beginnings to parse only the new part of later bodies.
 
     Args:
-        key: 32 random bytes, the secret key of the fingerprints. It prevents clients from constructing two
+        key: 32 random bytes, the secret key of the fingerprints. Without it, clients could construct two
             beginnings with the same fingerprint.
         wire: The wire of the bodies.
         max_beginnings: The largest number of beginnings to remember.
@@ -132,7 +135,7 @@ class IncrementalReader:
     async def read_without_blocking(
         self, raw: bytes, tenant: str, conversation: str | None = None
     ) -> RequestBody:
-        """Splits a request body like `read`, but reads large bodies in a thread (`MAX_INLINE_GROWN_BYTES`).
+        """Does the same as `read`, but reads large bodies in a thread (`MAX_INLINE_GROWN_BYTES`).
 
         Raises:
             UnreadableBodyError: In the same cases as `body.parse_body`.
@@ -149,8 +152,8 @@ class IncrementalReader:
     def read(self, raw: bytes, tenant: str, conversation: str | None = None) -> RequestBody:
         """Splits a request body like `body.parse_body`, and remembers its beginning for later bodies.
 
-        The result has a `fingerprint` if its beginning is remembered. It has a `previous_fingerprint` if it
-        extends an earlier body of the same tenant and conversation.
+        The result has a `fingerprint` if the reader remembers the beginning of the body. It has a
+        `previous_fingerprint` if the body extends an earlier body of the same tenant and conversation.
 
         Raises:
             UnreadableBodyError: In the same cases as `body.parse_body`.
@@ -163,7 +166,7 @@ class IncrementalReader:
         return self._read_from_known_beginning(raw, owner) or self._read_whole(raw, owner)
 
     def _read_from_known_beginning(self, raw: bytes, owner: ConversationKey) -> ReadResult | None:
-        """Reads a body that extends an earlier body. Returns None if the whole body must be parsed."""
+        """Reads a body that extends an earlier body. Returns None if the caller must parse the whole body."""
         for beginning in islice(self._iter_candidates(raw, owner), MAX_CANDIDATES):
             hasher = self._start_hasher(owner).update(memoryview(raw)[: beginning.stop])
             if beginning.stop < len(raw) and hasher.digest() == beginning.fingerprint:
@@ -171,10 +174,10 @@ class IncrementalReader:
         return None
 
     def _iter_candidates(self, raw: bytes, owner: ConversationKey) -> Iterator[BodyBeginning]:
-        """Yields the known beginnings of earlier bodies with which this body may begin.
+        """Yields the remembered beginnings of earlier bodies with which this body may begin.
 
-        Only the last bytes of a beginning are compared with the bytes at the same position in the body. The
-        latest beginning of this conversation comes first. The others follow, the longest first.
+        Compares only the last bytes of a beginning with the bytes at the same position in the body. The
+        newest beginning of this conversation comes first. The others follow, the longest first.
         """
         latest = self._latest.get(owner)
         if latest is not None and raw.endswith(latest.key[3], 0, latest.stop):
@@ -189,7 +192,10 @@ class IncrementalReader:
             stop = brace
 
     def _extend_beginning(self, raw: bytes, beginning: BodyBeginning, hasher: blake3) -> ReadResult | None:
-        """Parses the bytes after a known beginning. Returns None if the whole body must be parsed."""
+        """Parses those bytes of a body that follow `beginning`, the beginning of an earlier body.
+
+        Returns None if the caller must parse the whole body.
+        """
         wire, name = self._wire, self._wire.member_names.messages
         position = skip_space(raw, beginning.stop)
         has_more = raw.startswith(b",", position)
@@ -262,7 +268,7 @@ class IncrementalReader:
     def _remember_result(self, owner: ConversationKey, result: ReadResult) -> RequestBody:
         """Stores the beginning of a body, and returns the body.
 
-        Of the shorter beginnings that this one extends, only the longest stays stored.
+        If this beginning extends several shorter ones, keeps only the longest of these.
         """
         body, beginning = result
         if beginning is None:

@@ -1,8 +1,8 @@
 """Finds single values in a request body of any wire. Most functions do so without decoding the whole body.
 
-The module is used by the gate, which is the check by size that lets small requests pass unparsed, and by the
-code that handles a provider's error about a request that is too long. Functions that search the bytes by a
-pattern may also find similar text elsewhere in the body.
+The gate uses this module. The gate is the check by size that lets small requests pass unparsed. The code that
+handles a provider's error about a request that is too long uses the module, too. Functions that search the
+bytes of a body for a pattern may also find similar text at other places in the body.
 """
 
 import re
@@ -11,14 +11,14 @@ import msgspec
 
 from compaction_proxy.wires.body import decode_small_json, shorten_model_name
 
-# `decode_member` ignores a member with more bytes than this, because the values that identify a session are
-# short. The limit is large enough for OpenAI's `metadata`, which may have 16 values of 512 characters, and
-# for the list of folders that Codex sends.
+# `decode_member` returns None for a member with more bytes than this, because the values that identify a
+# session are short. The limit is large enough for OpenAI's `metadata`, which may have 16 values of 512
+# characters, and for the list of folders that Codex sends.
 MAX_MEMBER_BYTES = 16_384
 
 
 class BodyOutline(msgspec.Struct, gc=False):
-    """The members of a body that may identify its session or limit its output, as undecoded JSON.
+    """The members of a body that may identify its session or limit the model's output, as undecoded JSON.
 
     An attribute is empty if the body does not have the member.
 
@@ -60,7 +60,6 @@ def decode_member(member: bytes) -> object:
 
 
 def _decode(raw: bytes) -> object:
-    """Decodes JSON; None if it is invalid."""
     try:
         value: object = _ANY.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -69,10 +68,10 @@ def _decode(raw: bytes) -> object:
 
 
 def read_system_and_user_texts(raw: bytes) -> tuple[list[str], list[str]]:
-    """Returns the texts of a body's system prompts, and the texts of its user messages, on any wire.
+    """Returns two lists: the texts of a body's system prompts, and the texts of its user messages.
 
-    Messages of all roles except `user` count as system prompts. The function parses the whole body, so the
-    body should be small.
+    The body may be of any wire. Messages of all roles except `user` count as system prompts. The function
+    parses the whole body, so the body should be small.
     """
     body = _decode(raw)
     if not isinstance(body, dict):
@@ -95,17 +94,17 @@ def _join_text(content: object) -> str:
     return content if isinstance(content, str) else ""
 
 
-# `_MODEL` and `_OUTPUT` match only keys of objects and their values: inside a string, the quotes would be
-# escaped. The lookbehind in a pattern follows the literal text, because Python must try a pattern that begins
-# with a lookbehind at every byte.
+# `_MODEL` and `_OUTPUT` match only a key of an object and its value. They do not match such text in a string,
+# because there the quotes are escaped. In each pattern, the lookbehind follows the literal text, because
+# Python would have to try a pattern that begins with a lookbehind at every byte.
 _MODEL = re.compile(rb'"model"(?<!\\"model")\s*:\s*"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
 _OUTPUT = re.compile(rb'"max_(?<!\\"max_)(?:completion_|output_)?tokens"\s*:\s*(\d{1,18}+)\d*+\b')
 _MEDIA = re.compile(rb'"(?:(?:input_)?(?:image|audio|file)(?:_url)?|video_url|document|computer_screenshot)"')
-# `_SEPARATOR` matches nothing, or one separator between groups of three digits. `_UNESCAPED` matches an
-# escape of a digit or a separator, such as `\u0031`, or an escaped backslash.
+# `_SEPARATOR` matches one separator between groups of three digits, or an empty text. `_UNESCAPED` matches
+# the JSON escape of a digit or a separator, such as `\u0031`, or an escaped backslash.
 _SEPARATOR = r"(?:[ ,._]|\xc2\xa0)?"
 _UNESCAPED = re.compile(rb"\\(?:(\\)|u(00(?:[23][0-9a-fA-F]|[aA]0)))")
-# `MentionedNumbers` searches only this many bytes at the beginning of a body, because a search takes a
+# `MentionedNumbers` searches only the first bytes of a body, at most this many, because a search takes a
 # millisecond per megabyte.
 MAX_NUMBER_SEARCH_BYTES = 8 * 1024 * 1024
 
@@ -124,7 +123,7 @@ def _decode_escapes(text: bytes) -> str:
 
 
 def find_output_limits(raw: bytes) -> list[int]:
-    """Returns every number that may be the body's output limit, in tokens, without parsing the body."""
+    """Returns every number in the body that may be its output limit, in tokens. Does not parse the body."""
     return [int(digits) for digits in _OUTPUT.findall(raw)]
 
 
@@ -136,8 +135,8 @@ def may_have_media(raw: bytes) -> bool:
 class MentionedNumbers:
     """The whole numbers in a body, with or without thousands separators and escapes.
 
-    Use `in` to test whether a number occurs. A number is also found if it is the end of a longer number with
-    separators, such as 234 in 1,234. Only the first `MAX_NUMBER_SEARCH_BYTES` bytes of a body are searched.
+    Use `in` to test whether a number occurs in the first `MAX_NUMBER_SEARCH_BYTES` bytes of the body. A
+    number also occurs if it is the end of a longer number with separators, such as 234 in 1,234.
 
     Args:
         raw: The body.

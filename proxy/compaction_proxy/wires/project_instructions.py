@@ -1,10 +1,10 @@
-"""Recognises the project instructions that known agents put into user messages, on every wire.
+"""Recognises the project instructions that known clients put into user messages, on every wire.
 
-A text is recognised only if three conditions hold. First, a header field or the beginning of the system
-prompt identifies the client. Second, a whole text part of a user message has a form that this client uses.
-Third, the same message or one next to it also contains text that the user has written. Without such text, the
-user has probably pasted the instructions. Tool results are ignored, and so are messages that contain tool
-results as text. ADR 0031 says where the forms were found.
+A text counts as project instructions only if three conditions hold. First, a header field or the beginning of
+the system prompt identifies the client. Second, a whole text part of a user message has a form that this
+client uses. Third, the same message or one next to it also contains text that the user has written. Without
+such text, the user has probably pasted the instructions. The module ignores tool results, and messages that
+contain tool results as text. ADR 0031 names the sources for the forms.
 """
 
 import re
@@ -24,7 +24,7 @@ ENVIRONMENT: Final = "environment"
 # To recognise a client by its system prompt, the proxy reads at most this many characters at the beginning of
 # the JSON of the system prompt.
 PROMPT_CHARACTERS: Final = 4_096
-# The `path` of an `Instruction` is cut to at most this many characters.
+# Maximum number of characters of the `path` of an `Instruction`. A longer path is cut at its end.
 MAX_PATH_CHARACTERS: Final = 512
 
 
@@ -38,7 +38,7 @@ class InstructionForm(NamedTuple):
             end is allowed.
         path_pattern: Matches the part of the text that distinguishes instructions of the same kind, such as a
             file path. It becomes the `path` of the `Instruction`. For the kind `ENVIRONMENT`, all matches
-            together form the path. For other kinds, only the first match is used.
+            together form the path. For other kinds, only the first match counts.
         is_before_first_answer: Whether the client sends text of this form only before the first reply of the
             model.
         client_reply: The assistant message that the client itself adds after the text; empty if it adds none.
@@ -53,7 +53,7 @@ class InstructionForm(NamedTuple):
 
 
 class ClientProfile(NamedTuple):
-    """A client that sends project instructions, and the signs by which it is recognised.
+    """Says how to recognise a client that sends project instructions, and in which forms it sends them.
 
     Attributes:
         user_agent_prefixes: Beginnings of the client's `user-agent`, in lower case.
@@ -260,13 +260,13 @@ def find_client_by_prompt(text: str) -> str:
 def find_client_by_messages(messages: Sequence[Message]) -> str:
     """Returns the name of the client that sends these messages; empty if the client is unknown.
 
-    The client is recognised by the text of the first privileged message.
+    Recognises the client by the text of the first privileged message.
     """
     return find_client_by_prompt(next((each.text for each in messages if each.is_privileged), ""))
 
 
 def find_client_by_members(prompt_members: Sequence[str]) -> str:
-    """Returns the name of the client whose system prompt a body contains; empty if there is none.
+    """Returns the name of the client whose system prompt a body contains; empty if no known prompt is in it.
 
     Args:
         prompt_members: The JSON of the members that count as prompt tokens (`RequestBody.prompt_members`).
@@ -284,7 +284,10 @@ def find_client_by_members(prompt_members: Sequence[str]) -> str:
 
 
 def find_instruction_form(client: str, text: str) -> InstructionForm | None:
-    """Returns the form of this client in which the whole text is written; None if there is none."""
+    """Returns the form of this client that the whole text has; None if it has none of the client's forms.
+
+    The text has a form if it begins and ends as the `InstructionForm` says.
+    """
     for form in CLIENTS[client].forms if client in CLIENTS else ():
         if text.startswith(form.opening) and (
             not form.closing or (text.rstrip().endswith(form.closing) and text.count(form.closing) == 1)
@@ -294,7 +297,7 @@ def find_instruction_form(client: str, text: str) -> InstructionForm | None:
 
 
 def starts_like_instructions(text: str, client: str) -> bool:
-    """Returns whether a text begins like project instructions of this client."""
+    """Returns whether a text begins like project instructions of this client (`InstructionForm.opening`)."""
     return text.startswith(tuple(form.opening for form in CLIENTS[client].forms))
 
 
@@ -346,8 +349,7 @@ def divide_messages(
 ) -> Iterator[tuple[Message, Sequence[tuple[bytes, Instruction | None]]]]:
     """Yields each new message, with the result of `split_off_instructions` for it.
 
-    A message directly after a tool result is not divided. An empty sequence then takes the place of the
-    result.
+    Does not divide a message directly after a tool result, and yields an empty sequence with it.
 
     Args:
         before: The messages before the new ones.
@@ -386,7 +388,6 @@ def drop_instructions(
 
 
 def _read_text(part: object) -> str:
-    """Returns the text of a part; empty if the part is not text."""
     fields = as_object(part)
     return as_string(fields.get("text")) if fields.get("type", "text") in _TEXT_KINDS else ""
 
@@ -416,13 +417,13 @@ def _cut_parts(raw: bytes, kinds: Sequence[Instruction | None]) -> Iterator[tupl
 
 
 def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Returns the list, with `instruction` set to None on messages whose text the user has probably pasted.
+    """Returns the messages, with `instruction` set to None where the user has probably pasted the text.
 
-    The messages between two replies or tool results are examined together. If they contain instructions but
-    no other text of the user, the user has probably pasted the last of them. So the `instruction` of this
-    message becomes None. If the client's message was divided, this applies to all its parts. The
-    `instruction` stays if the next message is the reply that the client itself adds after such instructions
-    (`InstructionForm.client_reply`).
+    Examines together all messages between two replies or tool results. If some of these messages are
+    instructions, but none contains text that the user has written, the user has probably pasted the last of
+    them. So the `instruction` of this message becomes None. If this message is a part of a divided message of
+    the client, the same applies to the other parts. The `instruction` stays if the next message is the reply
+    that the client itself adds after such instructions (`InstructionForm.client_reply`).
     """
     unmarked = list(messages)
     start = 0
@@ -444,10 +445,10 @@ def unmark_pasted_instructions(messages: Sequence[Message]) -> tuple[Message, ..
 
 
 def _is_user_text(record: Message) -> bool:
-    """Returns whether a message seems to contain text of the user.
+    """Returns whether a message probably contains text that the user has written.
 
-    The result is False if the message is empty, is project instructions, or is only a `<system-reminder>`,
-    which a client adds.
+    The result is False if the message is empty, is project instructions, or contains only a
+    `<system-reminder>`, which clients add.
     """
     if record.instruction is not None:
         return False
@@ -458,7 +459,7 @@ def _is_user_text(record: Message) -> bool:
 
 
 def _has_client_reply(record: Message, reply: str) -> bool:
-    """Returns whether `reply` is the assistant message that the client itself adds after this message."""
+    """Returns whether `reply` is the text of the assistant message that the client adds after `record`."""
     if record.instruction is None:
         return False
     form = find_instruction_form(record.instruction.client, record.text)

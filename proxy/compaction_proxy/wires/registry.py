@@ -17,7 +17,7 @@ WIRES: Final[Mapping[str, Wire]] = MappingProxyType({each.name: each for each in
 def find_wire(method: str, raw_path: bytes) -> Wire | None:
     """Returns the wire of a request that posts a conversation; None for other requests.
 
-    Only the end of the path is compared, so the path may have any prefix.
+    Compares only the end of the path, so the path may have any prefix.
     """
     if method != "POST":
         return None

@@ -1,9 +1,9 @@
 """Adds the proxy's search tool to requests, and joins the responses before and after calls of the tool.
 
 With this tool, a model searches the messages that compactions have removed. If a response calls the tool, the
-proxy answers the calls: it sends their results to the upstream in a further request. The client sees all
-responses as one. Each wire has its own `SearchTool`, and filters that remove the calls of the tool from
-responses.
+proxy answers the calls: it sends their results to the upstream in a further request. The client receives all
+responses as one response. Each wire has its own `SearchTool` object, and its own filters, which remove calls
+of the tool from responses.
 """
 
 import zlib
@@ -23,8 +23,8 @@ from compaction_proxy.wires.json.values import (
 )
 from compaction_proxy.wires.sse import EventSplitter
 
-# If a streamed response has more bytes than this, its events are not kept. The proxy then cannot answer calls
-# of the search tool in it.
+# If the events of a streamed response have more bytes than this in total, `EventBuffer` does not keep them
+# all. The proxy then cannot answer calls of the search tool in this response.
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 # `EventBuffer` compresses events whenever more than this many bytes have accumulated. One compression takes a
 # third of a millisecond.
@@ -34,7 +34,7 @@ BLOCK_BYTES: Final = 64 * 1024
 class EventBuffer:
     """Keeps the server-sent events of one response in order, compressed in blocks.
 
-    If the events have more than `MAX_KEPT_BYTES` bytes, it drops events to limit its memory.
+    If the events have more than `MAX_KEPT_BYTES` bytes in total, drops events to limit its memory.
 
     Attributes:
         size_bytes: The size of all events that were added, before compression.
@@ -51,7 +51,7 @@ class EventBuffer:
         return self.size_bytes <= MAX_KEPT_BYTES
 
     def add(self, event: bytes) -> None:
-        """Adds an event. The buffer is no longer complete if its events then exceed `MAX_KEPT_BYTES`."""
+        """Adds an event. May drop events if all events together have more than `MAX_KEPT_BYTES` bytes."""
         self.size_bytes += len(event)
         self._unpacked += event
         if len(self._unpacked) > BLOCK_BYTES:
@@ -80,7 +80,7 @@ def decode_event(data: bytes) -> JsonObject:
 
 
 def add_usage(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> JsonObject:
-    """Returns the sum of two `usage` objects. Values that are not numbers are taken from `later`."""
+    """Returns the sum of two `usage` objects. Takes values that are not numbers from `later`."""
     total = dict(later)
     for key, value in earlier.items():
         other = later.get(key)
@@ -96,9 +96,10 @@ def _is_number(value: object) -> bool:
 
 
 class StreamFilter(Protocol):
-    """Hides the calls of the proxy's search tool in the streams of one wire.
+    """Removes the calls of the proxy's search tool from the streams of one wire.
 
-    Each `StreamJoiner` has its own filter, which reads all responses that are joined, one after the other.
+    Each `StreamJoiner` has its own filter. The filter reads all responses that the joiner joins, one after
+    the other.
     """
 
     def filter_event(self, event: bytes) -> bytes:
@@ -110,7 +111,7 @@ class StreamFilter(Protocol):
     def end_answer(self) -> JsonObject:
         """Ends the current response. Returns its message, as `SearchTool.build_turn` expects it.
 
-        Events that are passed to the filter later belong to the next response.
+        The caller passes only events of the next response to the filter after that.
         """
 
     def encode_error_event(self, body: bytes) -> bytes:
@@ -120,9 +121,9 @@ class StreamFilter(Protocol):
 class StreamJoiner:
     """Joins one or more upstream streams into one stream for the client.
 
-    Calls of the proxy's search tool are hidden from the client. If a response calls this tool and no tool of
-    the client, the joiner leaves out the end of the response. The client gets the upstream's next response as
-    a continuation of this response.
+    Removes calls of the proxy's search tool. If a response calls this tool and no tool of the client, the
+    joiner also leaves out the end of the response. The client then gets the upstream's next response as a
+    continuation of this response.
 
     Args:
         open_filter: Creates a filter for the events of the wire. The filter reads the attributes of the
@@ -132,11 +133,11 @@ class StreamJoiner:
     Attributes:
         is_first_answer: Whether the current response is the first one.
         may_answer_calls: Whether the proxy may answer calls of the search tool in the current response. If
-            False, these calls are removed and not answered.
+            False, it only removes these calls.
         previous_usage: The usage of all earlier responses together.
-        usage: What has arrived of the current response's usage.
-        buffered_events: Events of the current response. `start_next_answer` builds the message of the
-            response from them.
+        usage: The part of the current response's usage that has arrived so far.
+        buffered_events: Events of the current response. From them, `start_next_answer` builds the message of
+            the response.
         is_continuing: Whether another response of the upstream will continue the current response.
         is_done: Whether the upstream has signalled the end of the current response.
     """
@@ -154,12 +155,12 @@ class StreamJoiner:
 
     @property
     def buffered_bytes(self) -> int:
-        """The number of bytes in `buffered_events`, which `start_next_answer` will read."""
+        """The size of all `buffered_events`, in bytes. `start_next_answer` will have to read them."""
         return self.buffered_events.size_bytes
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The arguments of each call that the proxy must answer, as the model wrote them.
+        """The arguments of each call of the search tool that the proxy must answer, as the model wrote them.
 
         Empty if `is_continuing` is False.
         """
@@ -177,11 +178,11 @@ class StreamJoiner:
     def start_next_answer(self, *, may_answer_calls: bool) -> JsonObject:
         """Ends the current response. Returns its message, as `SearchTool.build_turn` expects it.
 
-        Bytes that are passed to `feed` later belong to the next response.
+        After that, pass the bytes of the next response to `feed`.
 
         Args:
             may_answer_calls: Whether the proxy may answer calls of the search tool in the next response, too.
-                If False, the next response is the last one, and these calls are removed from it.
+                If False, the next response is the last one, and the proxy only removes these calls from it.
         """
         message = self._filter.end_answer()
         self.previous_usage = add_usage(self.previous_usage, self.usage)
@@ -192,12 +193,13 @@ class StreamJoiner:
 
 
 class AnswerFilter(Protocol):
-    """Hides the calls of the proxy's search tool in responses of one wire that are not streams.
+    """Removes the calls of the proxy's search tool from responses of one wire that are not streams.
 
     Attributes:
-        call_marker: Bytes that every response with a tool call contains. Without them, it need not be parsed.
-        envelope: Members that identify a response, such as its id. A joined response gets those of the first
-            response.
+        call_marker: Bytes that every response with a tool call contains. A response without these bytes need
+            not be parsed.
+        envelope: Names of the members that identify a response, such as its id. A joined response gets the
+            values of these members from the first response.
         calls: The arguments of each call of the search tool in the current response.
     """
 
@@ -212,13 +214,13 @@ class AnswerFilter(Protocol):
         """Returns whether the response is complete and calls no tool of the client."""
 
     def keep_answer(self) -> JsonObject:
-        """Stores the content of a response that will be continued, for `complete_answer`.
+        """Stores the content of a response that the next one will continue, for `complete_answer`.
 
         Returns the message of the response, as `SearchTool.build_turn` expects it.
         """
 
     def complete_answer(self) -> None:
-        """Completes the last response, which the client gets.
+        """Changes the payload of the last response in place, so that it becomes the joined response.
 
         Removes the calls of the search tool, and adds the content of the earlier responses.
         """
@@ -227,7 +229,7 @@ class AnswerFilter(Protocol):
 class AnswerJoiner:
     """Joins one or more upstream responses that are not streams into one response for the client.
 
-    Calls of the proxy's search tool are hidden from the client.
+    Removes calls of the proxy's search tool.
 
     Args:
         open_filter: Creates a filter of the wire, given the name of the search tool.
@@ -253,13 +255,14 @@ class AnswerJoiner:
     def join_answer(self, body: bytes, *, may_answer_calls: bool) -> bytes | None:
         """Returns the body for the client, or None if the proxy must first answer calls of its search tool.
 
-        If the first response has no calls of the tool, returns `body` itself. If a later response is not a
-        JSON object, returns no bytes.
+        If the first response has no calls of the tool, returns `body` itself. If a later response is a JSON
+        object but not a response of the model, such as an error, also returns `body` itself. If a later
+        response is not a JSON object, returns no bytes.
 
         Args:
             body: The upstream's response.
             may_answer_calls: Whether the proxy may answer calls of the search tool in this response. If
-                False, this is the last response, and these calls are removed from it.
+                False, this is the last response, and the proxy only removes these calls from it.
         """
         if self._is_first_answer and self._filter.call_marker not in body:
             return body
@@ -298,7 +301,7 @@ class ItemFormat(NamedTuple):
         list_member: The member of a response that contains its items.
         call_type: The type of the items that call the search tool. Calls of client tools may have the same
             type.
-        envelope: Members that identify a response, such as its id.
+        envelope: Names of the members that identify a response, such as its id.
         read_arguments: Returns the arguments of a call as JSON text.
         must_client_answer: Returns whether an item is a call that the client must answer.
         is_complete: Returns whether a response is complete, that is, not cut off.
@@ -318,7 +321,7 @@ class ItemFormat(NamedTuple):
 
 
 class ItemAnswerFilter:
-    """Hides the calls of the proxy's search tool in responses with a list of items; see `AnswerFilter`.
+    """Removes the calls of the proxy's search tool from responses with a list of items; see `AnswerFilter`.
 
     Args:
         item_format: The format of the responses.
@@ -358,7 +361,7 @@ class ItemAnswerFilter:
         return self._format.build_message(self._items)
 
     def complete_answer(self) -> None:
-        """Completes the last response, which the client gets.
+        """Changes the payload of the last response in place, so that it becomes the joined response.
 
         Removes the calls of the search tool, and adds the items of the earlier responses.
         """
@@ -398,7 +401,7 @@ def _never_requires_same_tools(_: Sequence[Mapping[str, Any]]) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchTool:
-    """Describes how the proxy offers its search tool on one wire, and how it answers calls of the tool.
+    """Describes how the proxy offers its search tool on one wire, and answers calls of the tool.
 
     Attributes:
         definition_json: The tool's definition as JSON.
@@ -406,9 +409,9 @@ class SearchTool:
         forbidding_choice: The JSON value of `tool_choice` that forbids all tool calls.
         allows_tool: Returns whether a request allows one more tool. Its argument is a function that returns
             the JSON of a member of the request's body (`json.slices.read_member`).
-        build_turn: Builds the elements that the proxy adds to the messages of the next request. These are the
-            message of the latest response, and the results of the calls in it, in order. The arguments are
-            this message, which a joiner has returned, and the texts of the results.
+        build_turn: Builds the elements that the proxy adds to the messages of the next request: the message
+            of the latest response, and the results of the calls in it, in order. The first argument is this
+            message, as a joiner has returned it. The second argument contains the texts of the results.
         open_stream_joiner: Creates a joiner for streams, given the tool's name.
         open_answer_joiner: Creates a joiner for responses that are not streams, given the tool's name.
         requires_same_tools: Returns whether a provider accepts the elements that `build_turn` has built only
@@ -425,7 +428,7 @@ class SearchTool:
     requires_same_tools: Callable[[Sequence[Mapping[str, Any]]], bool] = _never_requires_same_tools
 
     def inspect_tool_support(self, raw: bytes, name: str) -> ToolSupport:
-        """Finds the tools of a body, and whether the proxy can add a tool of this name to it.
+        """Checks whether a body has tools, and whether the proxy can add a tool of this name to it.
 
         The proxy cannot add the tool if the body already has a tool of this name, if the body's `tools` are
         not a list, or if `allows_tool` returns False.
@@ -448,7 +451,7 @@ class SearchTool:
         return _set_member(raw, find_members(raw).get("tool_choice"), "tool_choice", self.forbidding_choice)
 
     def continue_request(self, raw: bytes, elements: Sequence[Mapping[str, Any]]) -> bytes:
-        """Returns the body with more elements at the end of its list of messages.
+        """Returns the body with `elements` added at the end of its list of messages.
 
         If the body has a string instead of a list of messages, the string becomes the first user message.
 
@@ -489,8 +492,8 @@ def _set_member(raw: bytes, place: Slice | None, name: str, value: bytes) -> byt
 def is_prefill(last: bytes) -> bool:
     """Returns whether a request's last message is the beginning of a reply, which the model must continue.
 
-    The proxy must not add a message after such a message. Providers would then refuse the request, or the
-    model would begin a new reply.
+    The proxy must not add a message after such a message. If it did, the provider would refuse the request,
+    or the model would begin a new reply.
 
     Args:
         last: The bytes of the message.

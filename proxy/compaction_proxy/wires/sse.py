@@ -1,7 +1,7 @@
 """Splits streams of server-sent events into events, and reads or replaces the data of an event.
 
-Lines may end with CRLF, LF or CR. The sizes of the chunks in which a stream arrives do not matter. If the
-data of an event is replaced, its comments and its fields other than `data` stay unchanged.
+Lines may end with CRLF, LF or CR. A stream may arrive in chunks of any size. If the data of an event is
+replaced, the comments and the other fields of the event stay unchanged.
 """
 
 import re
@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 DONE_DATA: Final = b"[DONE]"
-# An event with more bytes than this is returned in parts, as if each part were an event. This saves memory.
-# The data of such an event cannot be read.
+# If an event has more bytes than this, `EventSplitter` returns it in parts, as if each part were an event.
+# This saves memory. `read_data` cannot read the data of such an event.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
 # Matches the end of an event, which is two line ends. The second line end may not be a CR at the very end of
@@ -32,7 +32,7 @@ class EventSplitter:
         self._search_start = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Takes the next bytes of the stream. Returns the events that they complete, in order."""
+        """Takes the next bytes of the stream. Returns the events that end in these bytes, in order."""
         if not self._buffer and chunk.endswith(_USUAL_BORDER) and b"\r" not in chunk:  # the usual case
             *events, rest = chunk.split(_USUAL_BORDER)
             if not rest:

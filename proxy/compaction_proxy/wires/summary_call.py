@@ -1,8 +1,9 @@
-"""Helps the wires to build summary calls, and finds out which members of a call a provider refuses.
+"""Builds parts of summary calls for all wires, and finds the member of a call that a provider refuses.
 
 A summary call is a request of the proxy to the summary model. It contains either only messages that the proxy
-has written, or the client's messages followed by the prompt. In the second form, the tools and all other
-members that affect the prompt keep exactly the client's bytes, so that the provider's prompt cache applies.
+has written, or the client's messages followed by the proxy's prompt. In the second form, the tools and all
+other members that affect the prompt keep exactly the client's bytes, so that the provider's prompt cache
+applies.
 """
 
 import json
@@ -25,16 +26,17 @@ ACKNOWLEDGEMENT: Final = Message(role="assistant", text="Understood.")
 # Matches the names of OpenAI's reasoning models. These models accept no temperature, expect the output limit
 # in `max_completion_tokens`, and count thinking tokens towards this limit.
 _REASONING: Final = re.compile(r"(?:^|/)(?:o\d|gpt-5(?!.*chat)|gpt-[6-9])", re.IGNORECASE)
-# The tokens for thinking that are added to the output limit of a call to a reasoning model, if the call does
-# not continue the client's conversation.
+# The number of tokens for thinking that a summary call to a reasoning model adds to its output limit, if the
+# call does not continue the client's conversation.
 REASONING_ALLOWANCE_TOKENS: Final = 2_000
-# The tokens for thinking that are added to the output limit of a call to a reasoning model, if the call
-# continues the client's conversation. Such a call keeps the client's reasoning effort, because the prompt
-# cache depends on it. This effort may be high, so more tokens are added.
+# The number of tokens for thinking that a summary call to a reasoning model adds to its output limit, if the
+# call continues the client's conversation. Such a call keeps the client's reasoning effort, because the
+# prompt cache depends on it. This effort may be high, so the number is larger than
+# `REASONING_ALLOWANCE_TOKENS`.
 CLIENT_EFFORT_ALLOWANCE_TOKENS: Final = 8_000
 _CACHE_KEY_HOSTS: Final = re.compile(r"api\.openai\.com|.+\.openai\.azure\.com")
-# The fields of a provider's error that may contain the name of a refused parameter. Other fields are ignored,
-# because they may quote the request.
+# The fields of a provider's error that may contain the name of a refused parameter. The proxy ignores other
+# fields, because they may quote the request.
 _ERROR_FIELDS: Final = frozenset(
     {"error", "errors", "param", "message", "detail", "details", "msg", "loc", "code"}
 )
@@ -52,13 +54,13 @@ class SummaryCallFormat:
         get_thinking_allowance: Returns how many tokens a model may use for thinking, in addition to its
             output limit. The arguments are the model's name, and the conversation that the call continues or
             None.
-        build_own_members: Builds the members of a call's body that some providers refuse. The second argument
-            names the members that this provider has already refused. They are omitted.
+        build_own_members: Builds those members of a call's body that some providers refuse. The second
+            argument names the members that this provider has already refused. The result lacks them.
         build_request: Builds the body of a call from the call and the result of `build_own_members`.
         parse_answer: Parses the body of a successful response. Raises `SummaryError` with the reason
             `garbage` if the body does not have the form of a response.
-        headers: Headers that a call needs in addition to the credential. A header is not added if the
-            client's request already has it.
+        headers: Headers that a call needs in addition to the credential. The proxy does not add a header that
+            the client's request already has.
     """
 
     path: str
@@ -96,7 +98,7 @@ def accepts_prompt_cache_key(url: str) -> bool:
 
 
 def read_client_members(conversation: ContinuedConversation | None) -> dict[str, bytes]:
-    """Returns the JSON of each member of the client's body, by name; empty if `conversation` is None."""
+    """Returns the JSON of each member of the client's body, by name; an empty dict without a conversation."""
     if conversation is None:
         return {}
     raw = conversation.raw_body
@@ -175,8 +177,8 @@ def build_summary_answer(
 def find_refused_member(body: bytes, own_members: Mapping[str, Any]) -> str | None:
     """Returns the name of the member that a provider refuses in a summary call; None if its error names none.
 
-    If the error names both `reasoning_effort` and the requested effort, the provider refuses only this
-    effort. The result then includes the effort, for example `reasoning_effort=minimal`.
+    If the error names both `reasoning_effort` and the requested value, the provider refuses only this value.
+    The result then also contains the value, for example `reasoning_effort=minimal`.
 
     Args:
         body: The body of the provider's error.

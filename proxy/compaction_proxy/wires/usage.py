@@ -1,9 +1,9 @@
-"""Reads the token usage of a response while the response is forwarded, without delaying or changing it.
+"""Reads the token usage of a response while the proxy forwards it, without delaying or changing it.
 
-While the proxy forwards the bytes, it only decompresses them and copies them into a buffer of limited size.
-It parses the buffer when the response has ended. Usage is read only from the JSON member in which a provider
-reports it, never from text of the model that mentions usage. The position of this member differs between
-wires, so each wire has its own `UsageFormat`.
+While the proxy forwards the bytes of a response, it only decompresses them and copies them into a buffer of
+limited size. It parses the buffer when the response has ended. It reads the usage only from the JSON member
+in which a provider reports it, never from a text of the model that mentions usage. The place of this member
+in a response differs between wires, so each wire has its own `UsageFormat`.
 """
 
 import re
@@ -32,7 +32,7 @@ class TokenUsage(NamedTuple):
         completion_tokens: Tokens of the output; 0 if the response does not report them.
         cached_tokens: Tokens of the input that came from the provider's cache; 0 if the response does not
             report them.
-        finish_reason: Why the response ended, in the provider's words. Empty if it was not found.
+        finish_reason: Why the response ended, in the provider's words; empty if the reason is unknown.
     """
 
     prompt_tokens: int
@@ -48,11 +48,11 @@ class UsageFormat(NamedTuple):
         parse_counts: Parses a `usage` object. Returns None if its numbers are not plausible.
         find_finish_reason: Returns the reason why a response ended; empty if the response has none.
         event_pattern: Matches the events of a stream that may contain usage or a finish reason.
-        event_member: The member of an event that has the form of a response. If it is empty, the event itself
-            has this form.
+        event_member: The name of the member of an event that has the form of a response. Empty if the event
+            itself has this form.
         find_other_usage: Finds the usage in a response that has no member `usage`.
-        parse_stream: Returns the usage, given the first bytes of a stream and its last lines. If it is None,
-            the last usage and the last finish reason in the stream are used.
+        parse_stream: Returns the usage, given the first bytes of a stream and its last lines. If this
+            attribute is None, the last usage and the last finish reason in the stream count.
         head_bytes: Number of bytes at the beginning of a stream that `parse_stream` needs.
     """
 
@@ -101,9 +101,10 @@ def build_usage(prompt: object, completion: object, cached: object) -> TokenUsag
 
 
 def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator[JsonObject]:
-    """Yields the decoded data of those events in `tail` that match the pattern, the last event first.
+    """Yields the decoded data of those events in `tail` that match `pattern`, the last event first.
 
-    The data of an event must be one line. Yields an empty object for data that is not a JSON object.
+    `tail` contains the last bytes of a stream, in which the data of each event must be one line. Yields an
+    empty object for data that is not a JSON object.
     """
     for line in reversed(tail.replace(b"\r", b"\n").split(b"\n")):
         if line.startswith(b"data:") and pattern.search(line):
@@ -115,7 +116,8 @@ def _parse_last_events(usage_format: UsageFormat, first: bytes, rest: bytes) -> 
 
     Args:
         usage_format: The format of the wire.
-        first: The end of a line whose beginning was not kept; empty if the whole stream was kept.
+        first: The end of a line whose beginning `UsageTap` has not kept; empty if it has kept the whole
+            stream.
         rest: The part of the stream after `first`.
     """
     usage, reason = None, ""
@@ -135,9 +137,9 @@ def _find_usage_in_tail(
 ) -> TokenUsage | None:
     """Finds the usage among the last members of a body that is too large to keep.
 
-    The text `"usage":` may also occur in the model's reply. To exclude this, the function takes the bytes
-    from `"usage":` to the end of the body, and puts the beginning of a body, such as `{`, before them. The
-    text is the real member only if the result is valid JSON.
+    The text `"usage":` may also occur in the model's reply. To find out whether it is the real member, the
+    function takes the bytes from `"usage":` to the end of the body, and puts the beginning of a body, such as
+    `{`, before them. It is the real member only if the result is valid JSON.
 
     Args:
         usage_format: The format of the wire.
@@ -196,8 +198,8 @@ class UsageTap:
     def feed(self, chunk: bytes) -> None:
         """Takes the next bytes of the body, as the upstream sent them.
 
-        Copies the bytes into a buffer, and decompresses them first if the body is compressed. Raises no error
-        if the bytes are damaged.
+        Copies the bytes into a buffer, and decompresses them first if the body is compressed. If they cannot
+        be decompressed, `result` returns None.
         """
         if self._inflater is None:
             self._buffer_bytes(chunk)
@@ -229,8 +231,8 @@ class UsageTap:
                 return self._format.parse_body(head + tail)
             usage = _find_usage_in_tail(self._format, tail)
             return usage or _find_usage_in_head(head, self._format.parse_counts)
-        # `tail` may begin in the middle of a line, and the rest of this line may look like a complete line.
-        # So this rest is separated from the lines after it.
+        # `tail` may begin in the middle of a line. The rest of this line may look like a complete line, so it
+        # must be separated from the lines after it.
         first, *lines = (b"", head + tail) if whole else _LINE_ENDS.split(tail, 1)
         rest = lines[0] if lines else b""
         if self._format.parse_stream:

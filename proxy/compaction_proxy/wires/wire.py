@@ -1,7 +1,7 @@
-"""Defines `Wire`, which has a function for each operation that differs between wire formats.
+"""Defines the class `Wire`. A `Wire` object has a function for each operation that differs between formats.
 
-The package `compaction` does not depend on a format. Each `RequestBody` refers to its wire, and code that
-reads or writes bytes calls the functions of this wire.
+The package `compaction` does not depend on a format. Each `RequestBody` refers to its `Wire`, and code that
+reads or writes bytes calls the functions of this object.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +22,8 @@ class MemberNames(NamedTuple):
 
     Attributes:
         messages: The member that contains the messages.
-        output_limits: Members that limit the output, in tokens. The first one that sets a limit is used.
-        prompt_members: Members other than the messages that count as prompt tokens, such as tools.
+        output_limits: Members that limit the output, in tokens. The first one that sets a limit counts.
+        prompt_members: The members whose content counts as prompt tokens, such as tools, without `messages`.
         skip_indicators: Members that show whether the body must be left unchanged (`Wire.find_skip_reason`).
         thinking_budgets: Where a body sets budgets for thinking, in tokens. Each pair consists of the name of
             a member and the key of a budget in this member. The output limit must exceed the budget.
@@ -75,13 +75,13 @@ class Wire:
     Attributes:
         name: `chat`, `responses` or `messages`. It never changes, because stored compactions depend on it.
         path_suffix: The end of the paths to which clients post conversations.
-        digest_seed: The first bytes of the input of prefix digests. Each wire has a different seed, so that
-            requests of one wire never match the compactions of another wire.
+        digest_seed: Bytes that are hashed first for each prefix digest. Each wire has a different seed, so
+            that requests of one wire never match the compactions of another wire.
         member_names: The names of the body members that the proxy reads.
         split_message_list: Splits the value of `member_names.messages` into elements. Raises
             `UnreadableBodyError` if the proxy cannot handle the value.
-        find_skip_reason: Returns why the proxy must not change a body; empty if it may. The argument is the
-            JSON of those `member_names.skip_indicators` that the body has, by name.
+        find_skip_reason: Returns why the proxy must not change a body; empty if the proxy may change it. The
+            argument is the JSON of those `member_names.skip_indicators` that the body has, by name.
         group_into_pieces: Groups the elements into pieces.
         may_continue_piece: Returns whether the next element may belong to the same piece as this element.
         parse_uncounted: Parses a piece, and estimates the tokens of its parts that are not text, for a given

@@ -1,4 +1,4 @@
-"""Converts messages of the Chat Completions wire to `Message` objects and back, and shortens them.
+"""Converts messages of the Chat Completions wire to `Message` objects and back, and shortens messages.
 
 It also estimates the tokens of the parts of messages that are not text.
 """
@@ -36,8 +36,8 @@ from compaction_proxy.wires.json.values import (
     encode_json,
 )
 
-# A message with one of these roles makes no tool calls. If it has a field for tool calls, the field is
-# ignored.
+# A message with one of these roles makes no tool calls. If it nevertheless has a field for tool calls, the
+# proxy ignores this field.
 _ROLES_WITHOUT_CALLS = frozenset({"system", "developer", "user", "tool", "function"})
 # Types of content parts that contain a model's thinking. They are not part of the reply.
 _THINKING_KINDS = frozenset({"thinking", "redacted_thinking", "reasoning"})
@@ -46,7 +46,6 @@ _THINKING_KINDS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _SIGNED_FIELDS = frozenset(
     {"reasoning_details", "thinking_blocks", "reasoning_opaque", "reasoning_signature", "extra_content"}
 )
-# Fields of a message that contain tool calls.
 _CALL_FIELDS = frozenset({"tool_calls", "function_call"})
 
 
@@ -73,7 +72,10 @@ def _convert_fields(raw: bytes, fields: Mapping[str, Any]) -> Message:
 
 
 def _has_signature(fields: Mapping[str, Any]) -> bool:
-    """Returns whether a message contains thinking, or data in `_SIGNED_FIELDS`. Providers verify both."""
+    """Returns whether a message contains thinking, or has one of the `_SIGNED_FIELDS`.
+
+    Providers verify both, so the proxy must not change them.
+    """
     holders = [fields, *(each for each in as_list(fields.get("tool_calls")) if isinstance(each, dict))]
     return any(map(_is_thought, as_list(fields.get("content")))) or any(
         each.get(name) for each in holders for name in _SIGNED_FIELDS.intersection(each)
@@ -162,10 +164,10 @@ def attach_parts(record: Message, source: Message) -> Message:
 def shorten_message(record: Message, share: float, handle: str) -> Message:
     """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
-    Unknown fields are kept. Long texts in the arguments of calls are shortened as well. Each part that is not
-    text is replaced by a note that contains the `handle`. A message with calls and signed thinking is
-    returned unchanged, because the provider verifies both together. From a message without calls, the
-    thinking and its signature are removed. If the result would not be shorter, the same message is returned.
+    Also shortens long texts in the arguments of calls. Replaces each part that is not text by a note that
+    contains the `handle`. Removes thinking and its signature from a message without calls. Keeps unknown
+    fields. Returns a message with calls and signed thinking unchanged, because the provider verifies both
+    together. If the result would not be shorter, returns `record` itself.
     """
     if record.has_signed_reasoning:
         return record

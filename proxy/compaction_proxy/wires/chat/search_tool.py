@@ -1,9 +1,10 @@
-"""Offers the proxy's search tool on the Chat Completions wire, and joins the responses around its calls.
+"""Offers the proxy's search tool on the Chat Completions wire.
 
-With this tool, the model searches messages that compactions have removed. In a stream, a call arrives in
-several pieces. Here, a piece is an element of `delta.tool_calls`. If a response calls the tool, the proxy
-sends a further request. It ends with the model's assistant message, including its calls and its thinking, and
-with a result for each call. The client sees the texts of all responses as one response.
+With this tool, the model searches messages that compactions have removed. If a response calls the tool, the
+proxy sends a further request. This request ends with the model's assistant message, including its calls and
+its thinking, and with a result for each call. The module joins the responses before and after such calls, so
+that the client receives the texts of all responses in one response. In a stream, a call arrives in several
+pieces. Here, a piece is an element of `delta.tool_calls`.
 """
 
 import json
@@ -40,7 +41,8 @@ STOP: Final = "stop"
 # because their arguments may be incomplete.
 CUT_OFF_REASONS: Final = frozenset({"length", "content_filter"})
 
-# Fields whose text arrives in several pieces of a stream. `merge_piece` joins these pieces.
+# Fields of a call or of thinking whose text a stream divides among several events. `merge_piece` joins the
+# parts of the text.
 _STREAMED_FIELDS: Final = frozenset(
     {"arguments", "input", "text", "summary", "data", "thinking", "signature"}
 )
@@ -55,7 +57,7 @@ class PartialToolCall:
         index: The `index` of the call in the upstream's response; None if it has none.
         is_ours: Whether this is a call of the proxy's search tool. None while the name of the called tool may
             be incomplete.
-        client_index: The index of the call among the calls that the client sees.
+        client_index: The index of the call among the calls that the client gets.
     """
 
     fields: JsonObject = field(default_factory=dict)
@@ -75,24 +77,26 @@ class PartialToolCall:
 
     @property
     def arguments(self) -> str:
-        """The part of the arguments that has arrived, as text. An object is encoded as JSON."""
+        """The part of the arguments that has arrived, as text. If they are an object, its JSON."""
         value = get_function(self.fields).get("arguments")
         return json.dumps(value) if isinstance(value, dict) else as_string(value)
 
 
 def get_function(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the member `function` of a call, or of a piece of a call; an empty dict if there is none."""
+    """Returns the member `function` of a call, or of a part of a call; an empty dict if there is none."""
     return as_object(fields.get("function"))
 
 
 class ToolCallFilter:
-    """Hides the calls of the proxy's search tool in one response from the client.
+    """Removes the calls of the proxy's search tool from one response.
+
+    A call arrives in one or more pieces. A piece is an element of `delta.tool_calls`.
 
     Args:
         name: The name of the search tool.
 
     Attributes:
-        client_call_count: The number of calls of other tools, which the client gets.
+        client_call_count: The number of calls of other tools so far. The client gets these calls.
     """
 
     def __init__(self, name: str) -> None:
@@ -103,7 +107,7 @@ class ToolCallFilter:
 
     @property
     def own_calls(self) -> list[PartialToolCall]:
-        """The calls of the search tool that have arrived, in order."""
+        """The calls of the proxy's search tool that have arrived so far, in order."""
         return [call for call in self._calls if call.is_ours]
 
     @property
@@ -112,7 +116,7 @@ class ToolCallFilter:
         return bool(self.own_calls) and not self.client_call_count
 
     def filter_pieces(self, pieces: list[Any]) -> list[Any]:
-        """Returns the pieces to send to the client in place of these pieces.
+        """Returns the pieces to send to the client in place of `pieces`, the elements of `delta.tool_calls`.
 
         Leaves out the calls of the search tool. Holds back the pieces of any other call until the name of its
         tool is known, and then returns them joined into one. After a call of the search tool, gives the
@@ -121,9 +125,9 @@ class ToolCallFilter:
         return [shown for piece in pieces for shown in self._filter_piece(piece)]
 
     def release_unnamed(self) -> list[Any]:
-        """Returns the calls that were held back because the name of their tool was not yet known.
+        """Returns the calls that `filter_pieces` still holds back because the name of their tool is unknown.
 
-        Call it when the response ends. The result must be sent to the client.
+        Call the method when the response ends, and send the result to the client.
         """
         return [self._show_call(call) for call in self._calls if call.is_ours is None]
 
@@ -138,10 +142,10 @@ class ToolCallFilter:
         return [] if call.is_ours else [self._renumber_piece(call, piece)]
 
     def _find_call(self, piece: JsonObject) -> PartialToolCall:
-        """Returns the call to which a piece belongs.
+        """Returns the call to which `piece`, an element of `delta.tool_calls`, belongs.
 
-        The index alone is not sufficient, because some providers give no index to calls, or the same index to
-        all calls.
+        If the piece begins a new call, adds this call first. The `index` in the piece is not sufficient to
+        find the call, because some providers give no index to calls, or the same index to all calls.
         """
         raw_index = piece.get("index")
         index = raw_index if type(raw_index) is int else None
@@ -154,12 +158,12 @@ class ToolCallFilter:
 
     @staticmethod
     def _is_new_call(piece: JsonObject, last: PartialToolCall) -> bool:
-        """Returns whether a piece begins a new call. If not, it belongs to the call `last`.
+        """Returns whether `piece`, an element of `delta.tool_calls`, begins a new call.
 
-        Only a piece with a function name can begin a call, and only if the name of `last` has arrived.
-        Usually it has a new id. Some servers give all calls the same id, or no id. In this case, a piece with
-        a name begins a new call if its arguments begin with `{` and the arguments of `last` are complete. If
-        there is neither an id nor an index, every piece with a name begins a call.
+        If not, the piece belongs to the call `last`. Only a piece with a function name can begin a call, and
+        only if the name of `last` has arrived. Such a piece begins a call if it has another id than `last`,
+        or if there is neither an id nor an index. Some servers give all calls the same id, or no id. Then the
+        piece begins a call if its arguments begin with `{` and the arguments of `last` are complete.
         """
         function = get_function(piece)
         if not function.get("name") or not last.name:
@@ -179,24 +183,24 @@ class ToolCallFilter:
         return None if is_incomplete and "custom" not in call.fields else False
 
     def _show_call(self, call: PartialToolCall) -> JsonObject:
-        """Marks a call as a call of a client's tool. Returns all its pieces so far, joined into one."""
+        """Records that a call is for a client's tool. Returns its pieces so far, joined into one."""
         call.is_ours = False
         call.client_index = self.client_call_count
         self.client_call_count += 1
         return self._renumber_piece(call, deepcopy(call.fields))
 
     def _renumber_piece(self, call: PartialToolCall, piece: JsonObject) -> JsonObject:
-        """Returns the piece with the index that the call has for the client.
+        """Returns a piece of a call with the call's index among the calls that the client gets.
 
-        The piece stays unchanged if the search tool was not called before, or if the call has no index.
+        Returns the piece unchanged if the search tool was not called before, or if the call has no index.
         """
         return {**piece, "index": call.client_index} if call.index is not None and self.own_calls else piece
 
 
 def merge_piece(fields: JsonObject, piece: Mapping[str, Any]) -> None:
-    """Merges a piece into `fields`, which contain the earlier pieces of the same object.
+    """Merges a piece of a streamed object into `fields`, which contain the object's earlier pieces.
 
-    Objects are merged member by member. Texts in `_STREAMED_FIELDS`, and parts of a name, are appended to the
+    Merges nested objects member by member. Appends texts in `_STREAMED_FIELDS`, and parts of a name, to the
     earlier text. Any other value replaces the earlier value, unless it is None or an empty text.
     """
     for key, value in piece.items():
@@ -232,7 +236,7 @@ PARAGRAPH_BREAK: Final = "\n\n"
 
 @dataclass(slots=True)
 class AnswerContent:
-    """The text and the thinking of one response, without its calls.
+    """The text and the thinking in one response of the model, without the tool calls in it.
 
     Attributes:
         texts: The strings of the content and of each thinking field, in order, by field name.
@@ -246,12 +250,12 @@ class AnswerContent:
 
     @property
     def text(self) -> str:
-        """The text of the content that the provider sent as strings. The text in `parts` is not included."""
+        """The text of the content that the provider sent as strings, without the text in `parts`."""
         return "".join(self.texts.get("content", ()))
 
     @property
     def reasoning_index_count(self) -> int:
-        """The highest `index` of an element of `reasoning_details`, plus one; 0 if no element has one."""
+        """The highest `index` of an element of `reasoning_details`, plus one; 0 without any index."""
         return 1 + max((_get_index(each) for each in self.reasoning.get(REASONING_DETAILS) or ()), default=-1)
 
     def add_delta(self, delta: Mapping[str, Any]) -> None:
@@ -290,12 +294,12 @@ class AnswerContent:
 def _build_returned_call(call: PartialToolCall, index: int) -> JsonObject:
     """Builds a tool call for the assistant message of the next request.
 
-    Arguments that are not a JSON object are replaced by an empty object, because some servers would refuse
-    them. The result of the call will tell the model what was wrong with its arguments.
+    Replaces arguments that are not a JSON object by an empty object, because some servers would refuse them.
+    The result of the call will tell the model what was wrong with its arguments.
 
     Args:
         call: The call as the model made it.
-        index: The call's position in its message. A call without an id gets an id that contains it.
+        index: The call's position in its message. A call without an id gets an id with this number.
     """
     fields = {name: value for name, value in call.fields.items() if name != "index"}
     arguments = call.arguments if is_json_object(call.arguments) else "{}"
@@ -318,7 +322,7 @@ def build_turn(message: JsonObject, texts: Iterable[str]) -> list[JsonObject]:
 
 
 def _join_reasoning(pieces: list[Any], piece: Any) -> None:
-    """Adds a piece of thinking to `pieces`.
+    """Adds a piece of thinking, an element of a list such as `reasoning_details`, to `pieces`.
 
     Merges it into the earlier piece with the same `index`. If there is none, appends it.
     """
@@ -337,10 +341,10 @@ def _get_index(piece: object) -> int:
 
 
 def shift_indices(pieces: object, offset: int) -> None:
-    """Adds `offset` to the `index` of each piece of thinking, in place.
+    """Adds `offset` to the `index` of each piece of thinking in a list such as `reasoning_details`, in place.
 
-    The client sees several responses as one, and joins pieces with the same index. So the pieces of a later
-    response must not have the same indices as pieces of earlier responses.
+    The client receives several responses as one, and joins pieces with the same index. So the pieces of a
+    later response must not have the same indices as pieces of earlier responses.
     """
     for piece in as_list(pieces):
         if _get_index(piece) >= 0:
@@ -357,8 +361,8 @@ def choose_text_separator(before: str, after: str) -> str:
     return "" if is_joined or not _SENTENCE_END.search(before) else PARAGRAPH_BREAK
 
 
-# Members of an event or a response that identify the response. A joined response has those of the first
-# response.
+# Names of the members of an event or a response that identify the response. A joined response gets the values
+# of these members from the first response.
 ENVELOPE: Final = ("id", "created", "model", "system_fingerprint", "service_tier")
 # Matches events that must be parsed because they contain calls, a finish reason or usage. It does not match
 # the end of a stream (`[DONE]`), for which there is a separate test. Without `[DONE]`, all alternatives of
@@ -367,11 +371,11 @@ _EVENT_PATTERN: Final = re.compile(rb'"(?:tool_calls"|finish_reason"\s*:\s*"|usa
 
 
 class ChatStreamFilter:
-    """Hides calls of the proxy's search tool in streams on the Chat Completions wire; see `StreamFilter`.
+    """Removes calls of the proxy's search tool from streams on the Chat Completions wire; see `StreamFilter`.
 
-    In the first response, events without calls, finish reason or usage are forwarded without parsing. Later
-    responses are changed so that they continue the first response: their events get its id, do not repeat the
-    role, and report the usage of all responses together.
+    Does not parse events of the first response that contain no calls, no finish reason and no usage. Changes
+    later responses so that they continue the first response: their events get its id, do not repeat the role,
+    and report the usage of all responses together.
     """
 
     def __init__(self, stream: StreamJoiner) -> None:
@@ -436,11 +440,11 @@ class ChatStreamFilter:
         return self._filter_payload(event, payload)
 
     def _may_continue(self, reason: str) -> bool:
-        """Returns whether the proxy answers the calls of its search tool and continues the response.
+        """Returns whether the proxy will answer the calls of its search tool in the current response.
 
-        The result is False if the proxy may not answer calls in this response, if the response also calls
-        tools of the client, or if it is too large to keep. It is also False if `reason`, the finish reason,
-        shows that the response was cut off.
+        The result is False in these cases: the response has no such calls, it also calls tools of the client,
+        it is too large to keep, `reason` (the finish reason) shows that it was cut off, or the proxy may not
+        answer calls in it.
         """
         return (
             self._stream.may_answer_calls
@@ -475,8 +479,8 @@ class ChatStreamFilter:
     def _filter_choice(self, choice: JsonObject) -> bool:
         """Removes calls of the proxy's search tool from a choice, and returns whether the choice has changed.
 
-        If the response will be continued, also removes the finish reason. If the response will not be
-        continued and has no calls left, changes the finish reason `tool_calls` to `stop`.
+        If the next response will continue this one, also removes the finish reason. Otherwise, if no calls
+        are left for the client, changes the finish reason `tool_calls` to `stop`.
         """
         delta = as_object(choice.get("delta"))
         pieces = as_list(delta.get(TOOL_CALLS))
@@ -525,14 +529,14 @@ def get_choice(payload: Mapping[str, Any]) -> JsonObject:
 def find_usage_holders(payload: JsonObject) -> list[JsonObject]:
     """Returns those objects in an event or a response that have a member `usage`.
 
-    It searches the event or the response itself, its first choice (for Kimi) and its `x_groq` (for Groq).
+    Looks at the event or the response itself, at its first choice (for Kimi) and at its `x_groq` (for Groq).
     """
     holders = (payload, get_choice(payload), as_object(payload.get("x_groq")))
     return [holder for holder in holders if isinstance(holder.get("usage"), dict)]
 
 
 class ChatAnswerFilter:
-    """Hides calls of the proxy's search tool in responses on the Chat Completions wire; see `AnswerFilter`.
+    """Removes calls of the proxy's search tool from Chat Completions responses; see `AnswerFilter`.
 
     Args:
         name: The name of the search tool.
@@ -562,7 +566,7 @@ class ChatAnswerFilter:
         return not self._shown and self._choice.get("finish_reason") not in CUT_OFF_REASONS
 
     def keep_answer(self) -> JsonObject:
-        """Stores the text of a response that will be continued, for `complete_answer`.
+        """Stores the text of a response that the next one will continue, for `complete_answer`.
 
         Returns the message of the response, as `SearchTool.build_turn` expects it.
         """
@@ -573,7 +577,7 @@ class ChatAnswerFilter:
         return content.build_message(self._call_filter.own_calls)
 
     def complete_answer(self) -> None:
-        """Completes the last response, which the client gets.
+        """Changes the last response in place, so that it becomes the joined response.
 
         Removes the calls of the search tool, and adds the text of the earlier responses.
         """
@@ -599,9 +603,9 @@ def _get_logprobs(choice: Mapping[str, Any]) -> list[Any]:
     return as_list(as_object(choice.get("logprobs")).get("content"))
 
 
-# The proxy does not add its search tool to a body with one of these members. The first two are the legacy
-# form of tools, which cannot be mixed with the current form. With `audio`, the responses are audio, which
-# cannot be joined.
+# The proxy does not add its search tool to a body with one of these members. `functions` and `function_call`
+# are the legacy form of tools, which a request cannot mix with the current form. With `audio`, the responses
+# are audio, which the proxy cannot join.
 _EXCLUDING_MEMBERS: Final = ("functions", "function_call", "audio")
 
 

@@ -30,8 +30,8 @@ from compaction_proxy.wires.summary_call import (
 from compaction_proxy.wires.usage import TokenUsage, UsageFormat, as_token_count, build_usage
 from compaction_proxy.wires.wire import MemberNames, Wire
 
-# The reasoning efforts that summary calls try, in this order. If a provider refuses one, later calls use the
-# next one. No model accepts both `minimal` and `none`.
+# The values of `reasoning_effort` that summary calls try, in this order. If a provider refuses one, later
+# calls use the next one. No model accepts both `minimal` and `none`.
 REASONING_EFFORTS: Final = ("minimal", "none", "low")
 # A summary call that continues the client's conversation does not copy these members of the client's request.
 # They affect only the response to that request, except for `messages`, which the call replaces.
@@ -55,9 +55,9 @@ def _parse_counts(value: object) -> TokenUsage | None:
 
 
 def _find_other_usage(payload: JsonObject) -> TokenUsage | None:
-    """Returns the usage in a response without a member `usage`; None if there is none.
+    """Returns the usage in a response that has no member `usage`; None if it reports no usage.
 
-    Groq reports it in the member `x_groq`. In streams, Kimi reports it in a choice.
+    Groq reports the usage in the member `x_groq`. In streams, Kimi reports it in a choice.
     """
     return next(filter(None, (_parse_counts(each["usage"]) for each in find_usage_holders(payload))), None)
 
@@ -79,9 +79,9 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
 
     Args:
         call: The summary call.
-        refused: The results of `find_refused_member` for earlier calls to this provider. A member that they
-            name is left out. The token limit then gets its other name. If they name only a value of
-            `reasoning_effort`, the next value is used.
+        refused: The results of `find_refused_member` for earlier calls to this provider. The function leaves
+            out the members that they name. If these include `max_tokens` or `max_completion_tokens`, it sets
+            the other of the two. For a refused value of `reasoning_effort`, it uses the next value.
     """
     client, reasoning = read_client_members(call.conversation), is_reasoning_model(call.model)
     limit = call.max_tokens + get_thinking_allowance(call.model, call.conversation)
@@ -161,9 +161,9 @@ def _join_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _may_hold_back_stream(seen: bytes) -> bool:
-    """Returns False as soon as any bytes have arrived.
+    """Returns True only while no bytes of a stream have arrived.
 
-    On this wire, the first event of a stream is already an error or a part of the reply.
+    On this wire, already the first event of a stream is an error or a part of the reply.
     """
     return not seen
 

@@ -1,13 +1,14 @@
 """Finds the members of an object and the elements of an array as slices of the JSON bytes.
 
-Values are checked to be valid JSON, but no Python objects are built from them. So the bytes of a value stay
-exactly as they are, including big integers and white space. msgspec does the check. But it is slow if strings
-contain many escapes, and it refuses lone surrogates, which JSON allows. In both cases, msgspec gets a copy of
-the JSON without escapes (`mask_escapes`). In this copy, all values have the same positions.
+The module checks that the values are valid JSON, but builds no Python objects from them. So the bytes of a
+value stay exactly as they are, including big integers and white space. msgspec does the check. But it is slow
+if strings contain many escapes, and it refuses lone surrogates, which JSON allows. In both cases, msgspec
+gets a copy of the JSON in which `mask_escapes` has replaced the escapes. In this copy, all values have the
+same positions.
 
 Each call of msgspec, or of another function that is written in C, holds the interpreter lock until it ends.
-So only fast functions process megabytes of JSON in one call. All others process a piece of `PIECE_BYTES`
-bytes in each call.
+So only fast functions process megabytes of JSON in one call. All others process a piece of at most about
+`PIECE_BYTES` bytes in each call.
 """
 
 import codecs
@@ -20,12 +21,13 @@ import msgspec
 
 from compaction_proxy.core.errors import UnreadableBodyError
 
-# Long JSON is processed in pieces of this many bytes, and long base64 text in pieces of this many characters.
-# It is a multiple of four, because base64 is decoded in groups of four characters.
+# The proxy processes long JSON in pieces of about this many bytes, and long base64 text in pieces of this
+# many characters. The number is a multiple of four, because base64 is decoded in groups of four characters.
 PIECE_BYTES = 64 * 1024
 # If a piece of JSON has more than one escape per `BYTES_PER_ESCAPE` bytes, `mask_escapes` replaces its
-# escapes, because a decoder would take more than twice as long as without escapes. A numeric escape, such as
-# `\u00e9`, counts as `NUMERIC_ESCAPE_WEIGHT` escapes, because a decoder takes longer for it.
+# escapes, because a decoder would take more than twice as long for it as for a piece without escapes. A
+# numeric escape, such as `\u00e9`, counts as `NUMERIC_ESCAPE_WEIGHT` escapes, because a decoder takes longer
+# for it than for other escapes.
 BYTES_PER_ESCAPE = 5
 NUMERIC_ESCAPE_WEIGHT = 8
 # The length in bytes of the longest escape, a pair of surrogates such as `\ud83d\ude00`.
@@ -37,14 +39,14 @@ _CONTINUATION_MASK, _CONTINUATION = 0xC0, 0x80
 _BACKSLASH_TO_HASH = bytes.maketrans(b"\\", b"#")
 _HEX_DIGIT_TO_ZERO = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 _HEXADECIMAL = rb"\u0000"
-# The structural characters of JSON (RFC 8259 §2) without the closing brackets. A text has about as many of
-# them as it has values.
+# The structural characters of JSON (RFC 8259 §2) without the closing brackets. JSON contains about as many of
+# them as it contains values, so `has_excess_structure` counts them instead of values.
 _STRUCTURAL = (b",", b":", b"[", b"{")
 _LETTER_ESCAPES = (rb"\n", rb"\t", rb"\r", rb"\/", rb"\b", rb"\f")
 
 
 def iter_pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields the start and the stop of each piece of the bytes from `start` to `end`.
+    """Divides the bytes of JSON from `start` to `end` into pieces. Yields the start and the stop of each.
 
     Each piece has about `PIECE_BYTES` bytes. Pieces may end inside strings, but not inside a character or an
     escape. `start` must not be inside a character or an escape either.
@@ -56,9 +58,9 @@ def iter_pieces(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _find_cut(raw: bytes, start: int, stop: int) -> int:
-    """Returns a position near `stop` that is not inside a character or an escape.
+    """Returns a position near `stop` that is inside neither a character nor an escape.
 
-    `start` must be such a position, too.
+    `start` must also be inside neither of them.
     """
     last = raw.rfind(b"\\", stop - _ESCAPE_BYTES, stop)
     if last >= 0:
@@ -83,8 +85,8 @@ def mask_escapes(raw: bytes, *, mask_all: bool = False) -> bytes | bytearray:
 
     Args:
         raw: The JSON.
-        mask_all: Whether to replace every escape. If False, escapes are replaced only in those pieces of the
-            JSON that have many (`BYTES_PER_ESCAPE`).
+        mask_all: Whether to replace every escape. If False, the function replaces escapes only in those
+            pieces of the JSON that have many (`BYTES_PER_ESCAPE`).
     """
     masked: bytearray | None = None
     for start, stop in iter_pieces(raw, 0, len(raw)):
@@ -105,8 +107,7 @@ def _has_many_escapes(raw: bytes, start: int, stop: int, escapes: int) -> bool:
 def _mask_piece(piece: bytes) -> bytes:
     """Replaces all escapes in a piece of JSON by hash signs; see `mask_escapes`.
 
-    If one of the escapes is invalid, returns the piece with some of its backslashes, so that it stays
-    invalid.
+    If one of the escapes is invalid, keeps some of the backslashes, so that the JSON stays invalid.
     """
     piece = piece.replace(rb"\\", b"##").replace(rb"\"", b"##")  # `\\` first: any `\` left begins an escape
     unmatched = piece.count(b"\\")
@@ -152,30 +153,30 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-# The decoder of Python's `json`, except that it refuses NaN and Infinity, which are not JSON.
+# Decodes like `json.loads`, but refuses NaN and Infinity, which are not JSON.
 DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
-# A decoder for objects, and one for arrays. They do not decode the values in the object or array, but return
-# them as JSON.
+# `_MEMBERS` decodes an object, and `_ELEMENTS` an array. They do not decode the values in the object or
+# array, but return them as JSON.
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
-# One call checks at most `_BATCH_BYTES` bytes for valid UTF-8, or copies at most `_BATCH_ELEMENTS` elements.
-# The reason is that a call holds the interpreter lock until it ends.
+# In one call, `_check_utf8` decodes at most `_BATCH_BYTES` bytes, and `_copy_elements` copies at most
+# `_BATCH_ELEMENTS` elements, because a call holds the interpreter lock until it ends.
 _BATCH_BYTES = 256 * 1024
 _BATCH_ELEMENTS = 4_096
-# JSON of at most this many bytes is decoded without first replacing the escapes in its strings
-# (`mask_escapes`). Decoding it takes at most 4 ms, even if it consists of escapes.
+# `_decode_container` decodes JSON of at most this many bytes as it is. In longer JSON, it first replaces
+# escapes (`mask_escapes`). Decoding JSON of this length takes at most 4 ms, even if it consists of escapes.
 SHORT_BYTES = 960 * 1024
-# JSON with more opening brackets, commas and colons outside strings than this is refused, because no model
-# could read it.
+# `find_members` refuses JSON with more opening brackets, commas and colons outside strings than this, because
+# no model could read it.
 MAX_STRUCTURAL = 1_000_000
-# An object with more members than this is refused, because no request or message has that many. The limit
-# saves memory: each member takes at least 300 bytes.
+# `find_members` refuses an object with more members than this, because no request or message has that many.
+# The limit saves memory: each member takes at least 300 bytes.
 MAX_MEMBERS = 10_000
-# An array is checked before it is split if it has more than `MAX_UNCHECKED_ARRAY_BYTES` bytes, and more than
-# one comma per `MIN_ELEMENT_BYTES` bytes. It is refused if its elements are not objects, or have fewer than
-# `MIN_ELEMENT_BYTES` bytes on average. The reason is that each element takes at least 140 bytes of memory.
-# Every message has more bytes than `MIN_ELEMENT_BYTES`.
+# `split_elements` refuses an array whose elements are too short, because each element takes at least 140
+# bytes of memory. It checks an array that has more than `MAX_UNCHECKED_ARRAY_BYTES` bytes and more than one
+# comma per `MIN_ELEMENT_BYTES` bytes. It refuses such an array if its elements are not objects, or have fewer
+# than `MIN_ELEMENT_BYTES` bytes on average. Every message has more bytes than this.
 MAX_UNCHECKED_ARRAY_BYTES = 16 * 1024
 MIN_ELEMENT_BYTES = 8
 
@@ -275,7 +276,7 @@ def _decode_container(
     """Splits an object or array into its values with `decoder`, which does not decode the values.
 
     Returns the JSON that the decoder was given, and the decoder's result. This JSON is `raw` itself, or a
-    copy without escapes (`mask_escapes`).
+    copy in which `mask_escapes` has replaced escapes.
 
     Raises:
         UnreadableBodyError: With the given `reason` if the JSON is invalid or not of the decoder's type. With
@@ -299,8 +300,8 @@ def _find_elements(raw: bytes, values: list[msgspec.Raw]) -> tuple[bytes, ...]:
 
     Args:
         raw: The array.
-        values: The elements of the copy without escapes (`mask_escapes`). They have the same lengths as those
-            of `raw`.
+        values: The elements of the copy, in which `mask_escapes` has replaced the escapes. They have the same
+            lengths as the elements of `raw`.
     """
     copies: list[bytes] = []
     stop = 0

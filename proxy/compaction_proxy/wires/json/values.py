@@ -1,10 +1,10 @@
 """Decodes JSON to Python values, and encodes and shortens such values.
 
-A call of a decoder holds the interpreter lock until it ends, so megabytes of JSON are decoded in pieces. Most
-of a large message is usually one long string, such as a text or an image. So the objects and arrays that
-contain long strings are first split into undecoded values. Then each long string is decoded piece by piece,
-and each other value in one call. The result and the errors are the same as if one call decoded the whole
-message.
+A call of a decoder holds the interpreter lock until it ends. So the module decodes megabytes of JSON in
+several calls. Most of a large message is usually one long string, such as a text or an image. So the module
+first splits the objects and arrays that contain long strings into undecoded values. Then it decodes each long
+string piece by piece, and each other value in one call. The result and the errors are the same as if one call
+decoded the whole message.
 """
 
 import base64
@@ -28,16 +28,17 @@ from compaction_proxy.wires.json.slices import (
 
 JsonObject = dict[str, Any]
 
-# JSON of at most this many bytes is decoded in one call. Longer JSON is decoded in pieces.
+# `decode_value` decodes JSON of at most this many bytes in one call, and longer JSON in pieces.
 LONG_BYTES = 128 * 1024
-# JSON longer than `LONG_BYTES` is refused if it has more opening brackets, commas and colons outside strings
-# than this, because no model could read such a message.
+# `decode_value` refuses JSON longer than `LONG_BYTES` if it has more opening brackets, commas and colons
+# outside strings than this, because no model could read such a message.
 MAX_STRUCTURAL = 60_000
-# Objects and arrays are split into their values only down to this depth of nesting. Deeper ones are decoded
-# in one call. The levels are the message, its content, a part of the content, and the value of the part.
+# `decode_value` splits long objects and arrays into their values only down to this depth of nesting. It
+# decodes deeper ones in one call. The levels are the message, its content, a part of the content, and a value
+# in this part.
 _MAX_DEPTH = 4
-# Objects and arrays with more items than this are decoded in one call and not item by item. Decoding item by
-# item helps only if an item is long, and if there are so many items, each of them is usually short.
+# `decode_value` decodes an object or array with more values than this in one call, and not value by value.
+# Decoding value by value helps only if a value is long, and among so many values, each is usually short.
 _MAX_ITEMS = 10_000
 
 
@@ -76,8 +77,8 @@ def _decode_at_depth(raw: bytes, depth: int) -> Any:
 def _split_container(raw: bytes) -> dict[str, bytes] | list[bytes] | None:
     """Splits an object or array into its undecoded values.
 
-    Returns None if the JSON is neither an object nor an array, is invalid or empty, or has too many items.
-    Then it must be decoded in one call, which also reports errors.
+    Returns None if the JSON is neither an object nor an array, is invalid or empty, or has more than
+    `_MAX_ITEMS` values. The caller must then decode it in one call, which also reports errors.
     """
     values: dict[str, bytes] | list[bytes] = []
     try:
@@ -122,9 +123,9 @@ def hash_base64(text: str) -> bytes:
         ValueError: If the text is not base64.
     """
     hasher = hashlib.sha256()
-    # Complete groups of four characters are decoded in pieces. The decoder must get the last group in one
-    # call with its padding, or with characters that form no group. So the group before these is left for that
-    # call.
+    # The loop decodes complete groups of four characters. If padding, or a rest of fewer than four
+    # characters, follows the last complete group, the call after the loop decodes this group together with
+    # what follows.
     padded = text.find("=")
     whole = (len(text) if padded < 0 else padded) // 4 * 4
     whole = max(0, whole - 4) if whole < len(text) or padded >= 0 else whole
@@ -175,11 +176,11 @@ def is_json_object(text: str) -> bool:
 
 
 def encode_ascii_json(value: object) -> bytes:
-    """Returns compact JSON in ASCII. It escapes lone surrogates, which UTF-8 cannot encode."""
+    """Returns compact JSON in ASCII, with escapes for all other characters."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-# A text in the arguments of a tool call is shortened only if it has at least this many characters.
+# Texts in the arguments of tool calls stay unchanged if they have fewer characters than this.
 LONG_ARGUMENT = 200
 
 TextCutter = Callable[[str], str]
@@ -191,7 +192,7 @@ def dump_json(value: Any) -> str:
 
 
 def encode_json(value: Any) -> bytes:
-    """Returns compact JSON as bytes. Lone surrogates, which UTF-8 cannot encode, are written as escapes."""
+    """Returns compact JSON in UTF-8. If UTF-8 cannot encode it, because of lone surrogates, returns ASCII."""
     text = dump_json(value)
     try:
         return text.encode()
@@ -200,14 +201,14 @@ def encode_json(value: Any) -> bytes:
 
 
 def cut_long_argument(text: str, cut: TextCutter) -> str:
-    """Returns a text, shortened by `cut` if it has at least `LONG_ARGUMENT` characters."""
+    """Returns `cut(text)` if the text has at least `LONG_ARGUMENT` characters, and otherwise the text."""
     return cut(text) if len(text) >= LONG_ARGUMENT else text
 
 
 def cut_long_texts(value: Any, cut: TextCutter) -> Any:
-    """Returns a JSON value whose texts of at least `LONG_ARGUMENT` characters are shortened by `cut`.
+    """Returns a copy of a decoded JSON value in which `cut` has shortened long texts (`LONG_ARGUMENT`).
 
-    Keys are not shortened.
+    Does not shorten keys.
     """
     if isinstance(value, str):
         return cut_long_argument(value, cut)
@@ -221,8 +222,8 @@ def cut_long_texts(value: Any, cut: TextCutter) -> Any:
 def cut_arguments(arguments: str, cut: TextCutter) -> str:
     """Returns the arguments of a tool call, in which `cut` has shortened long texts (`LONG_ARGUMENT`).
 
-    If the arguments are valid JSON, the result is valid JSON with the same keys. Arguments that are not valid
-    JSON, or have too many brackets to be parsed, are shortened like one text.
+    If the arguments are valid JSON, the result is valid JSON with the same keys. If they are not valid JSON,
+    or have too many brackets for a parser, shortens them like one text.
     """
     if has_too_many_brackets(arguments):
         return cut_long_argument(arguments, cut)

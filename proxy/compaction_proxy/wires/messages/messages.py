@@ -1,28 +1,29 @@
-"""Converts pieces of the list `messages` to `Message` objects and back, and shortens them.
+"""Converts pieces of the list `messages` to `Message` objects and back, and shortens messages.
 
 A piece is the JSON of one `Message` (see `Wire`). The same content gives the same `Message` and digest as on
 the Chat Completions wire. For example, a tool result becomes a message with the role `tool`, and the input of
 a call becomes its arguments as text.
 
-Messages are encoded as an array in which user and assistant must alternate. So consecutive messages of the
-same role are written as one element of the array. A message without such a neighbour keeps its bytes. In an
-element that contains several messages, the content blocks keep their bytes, but their order may change. A
+The module encodes messages as an array in which user and assistant must alternate. So it writes consecutive
+messages of the same role as one element of the array. A message without such a neighbour keeps its bytes. In
+an element that contains several messages, the content blocks keep their bytes, but their order may change. A
 user's element begins with the tool results, because they must directly follow their calls. An assistant's
 element begins with thinking if one of its messages has any.
 
-A message is shortened block by block. Blocks that need no change keep their bytes. Thinking is signed by its
-provider, so it stays unchanged. The client's cache marks (`cache_control`) are removed: the client moves them
-with each request, but a shortened message must keep its bytes in all later requests.
+The module shortens a message block by block. Blocks that need no change keep their bytes. Thinking stays
+unchanged, because its provider has signed it. The module removes the client's cache marks (`cache_control`),
+because the client moves them with each request, but a shortened message must keep its bytes in all later
+requests.
 
-Thinking blocks that a provider would refuse are removed from a rewritten list. Newer models refuse signed
-thinking if the messages before it have changed since the model wrote it. They accept requests without the
-earlier thinking. So all thinking is removed from every rewritten request. Because it is removed each time,
-the forwarded messages stay the same, and prompt caches stay valid.
+Newer models refuse signed thinking if the messages before it have changed since the model wrote it, but
+accept requests without this thinking. So the module removes all thinking from every request whose messages
+the proxy changes. Because it does so each time, the forwarded messages stay the same, and prompt caches stay
+valid.
 
 Older models, whose requests set a thinking budget (`"type":"enabled"`), do not check the messages before the
 thinking. But if the latest turn contains tool calls, they require that its first assistant message begins
-with thinking, so thinking is kept. If a compaction has removed that thinking, all thinking is removed, and
-thinking is disabled in the request.
+with thinking, so the module keeps the thinking. If a compaction has removed that thinking, the module removes
+all thinking, and disables thinking in the request.
 
 Sources: Anthropic's documentation of preserved thinking and of extended thinking with tools, 2026-11.
 """
@@ -70,14 +71,14 @@ TEXT: Final = "text"
 RESULT: Final = "tool_result"
 CALL: Final = "tool_use"
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
-# The member of a content block that makes a provider cache the prompt up to this block. This module calls it
-# a cache mark. Models do not see it.
+# The name of the member of a content block that makes a provider cache the prompt up to this block. This
+# module calls this member a cache mark. Providers do not pass it to the model.
 CACHE_MARK: Final = "cache_control"
 # The name and the tags of the XML element in which Claude Code adds text to a user's message.
 _REMINDER: Final = b"system-reminder"
 _OPENING: Final = "<system-reminder>"
 _CLOSING: Final = "</system-reminder>"
-# `is_blank` assumes that a content block with more bytes than this is not blank.
+# `is_blank` returns False for a content block with more bytes than this, without parsing the block.
 _BLANK_BYTES: Final = 256
 
 
@@ -129,9 +130,9 @@ def is_decoded_reminder(fields: Mapping[str, Any]) -> bool:
 
 
 def is_blank(block: bytes) -> bool:
-    """Returns whether a content block is a text without characters other than white space.
+    """Returns whether a content block is a text that is empty or consists of white space.
 
-    Providers refuse such blocks. A block with more than `_BLANK_BYTES` bytes is assumed not to be blank.
+    Providers refuse such blocks. Returns False for every block with more than `_BLANK_BYTES` bytes.
     """
     if len(block) > _BLANK_BYTES or b'"text"' not in block:
         return False
@@ -151,8 +152,9 @@ PROVIDER_COMPACTS: Final = "provider-compacts"
 def group_into_pieces(elements: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """Divides the elements of `messages` into pieces (see `Wire`). Content blocks keep the client's bytes.
 
-    A user message with tool results becomes one piece for each result, and one piece for all other blocks. If
-    all other blocks are reminders (`is_reminder`), they belong to the piece of the last result.
+    A user message with tool results becomes one piece for each result, and one piece for all other blocks
+    together. If all other blocks are reminders (`is_reminder`), they belong to the piece of the last result.
+    Any other element becomes one piece.
 
     Raises:
         UnreadableBodyError: If an element is not a message, or contains a compaction of the provider.
@@ -230,8 +232,8 @@ def _read_thinking(raw: bytes) -> Mapping[str, Any]:
 def _has_required_thinking(messages: Sequence[Message]) -> bool:
     """Returns whether the latest turn has the thinking that older models require.
 
-    They require it in the first assistant message of the turn if this message calls tools. So the result is
-    False only if that message calls tools and has no thinking.
+    These models require thinking in the turn's first assistant message if this message calls tools. So the
+    result is False only if that message calls tools and has no thinking.
     """
     user = find_latest_user_message(messages)
     turn = messages[0 if user is None else user + 1 :]
@@ -268,14 +270,14 @@ def _drop_message_thoughts(record: Message) -> Message | None:
     return replace(record, raw=changed) if remaining else None
 
 
-# The `name` of a `Message` that is a failed tool result. If a mask later replaces the result, it has the same
-# name, so the result is still sent as failed.
+# The `name` of a `Message` that is a failed tool result. If a mask later replaces the result, the mask gets
+# the same name, so the proxy still sends it as a failed result.
 FAILED_RESULT_NAME: Final = "error"
 _ASSISTANT: Final = "assistant"
 _USER: Final = "user"
 _TURNS: Final = frozenset({_ASSISTANT, _USER})
-# Types of content blocks that are neither in the `text` nor in the `parts` of a `Message`. Calls have a
-# separate field, and thinking is left out because only the model reads it.
+# Types of content blocks that are neither in the `text` nor in the `parts` of a `Message`. Calls are in a
+# separate field. Thinking is in no field except `raw`, because only the model reads it.
 _NONCONTENT_KINDS: Final = THINKING | {CALL}
 # Maps the type of a content block to the type that the same content has on the Chat Completions wire.
 _CHAT_KINDS: Final = {"image": "image_url", "document": "file"}
@@ -364,10 +366,11 @@ def _choose_role(record: Message) -> str:
 
 
 def attach_parts(record: Message, source: Message) -> Message:
-    """Returns a message with the text of `record` and all parts of `source` that are not text.
+    """Returns a message with the text of `record` and the other content of `source`, such as images.
 
-    The client's cache marks are removed from the parts, because the client moves them with each request, but
-    the bytes of a replacement must not change. Otherwise, the parts stay unchanged.
+    The other content is all content blocks except text, thinking, calls and tool results. Removes cache marks
+    (`CACHE_MARK`) from these blocks, because the client moves cache marks with each request, but the bytes of
+    a replacement must not change. Otherwise, the blocks stay unchanged.
 
     Args:
         record: A message that the proxy has written itself.
@@ -395,10 +398,10 @@ def drop_cache_marks(value: Any) -> Any:
     return plain
 
 
-# The number of characters that are assumed to be one token, for text whose tokens are only estimated.
+# To estimate the tokens of a text without a tokenizer, this module assumes this many characters per token.
 _TOKEN_CHARACTERS: Final = 4
-# Only this many characters at the beginning of an image's base64 data are searched for the image's header,
-# which contains its width and height.
+# The proxy looks for the header of an image, which contains the width and the height, only in this many
+# characters at the beginning of the image's base64 data.
 _HEADER_CHARACTERS: Final = 128 * 1024
 
 
@@ -474,9 +477,9 @@ PARSER: Final = PieceParser[JsonObject](decode_fields, _convert_fields, _has_non
 def shorten_message(record: Message, share: float, handle: str) -> Message:
     """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
-    Long texts in the input of calls are shortened as well. Blocks such as images are replaced by a note that
-    contains the `handle`. Cache marks (`CACHE_MARK`) are removed. If the result would not be shorter, only
-    the cache marks are removed. If there are no cache marks either, the same object is returned.
+    Also shortens long texts in the input of calls, replaces blocks such as images by a note that contains the
+    `handle`, and removes cache marks (`CACHE_MARK`). If the result would not be shorter, only removes cache
+    marks. If there are no cache marks either, returns `record` itself.
     """
     raw = record.raw or encode_message(record)
     cut = partial(build_excerpt, share=share, source_name=handle)
@@ -492,8 +495,8 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
 def _change_content(raw: bytes, change: Callable[[Any], Any]) -> bytes:
     """Returns the message with `change` applied to each content block. All other bytes stay the same.
 
-    Thinking stays unchanged. From a call of a provider's own tool whose result is not in this message, and
-    from such a result without its call, only the cache marks are removed (`_find_unpaired_ids`).
+    Thinking stays unchanged. If a call of a provider's own tool is in the message without its result, or such
+    a result without its call (`_find_unpaired_ids`), removes only the cache marks from this block.
     """
     place = find_members(raw).get("content")
     if place is None:
@@ -521,7 +524,10 @@ def _change_block(
 
 
 def _get_pair_id(block: Mapping[str, Any]) -> str:
-    """Returns the id that a call of a provider's own tool shares with its result; empty for other blocks."""
+    """Returns the id that a call of a provider's own tool has in common with its result.
+
+    Returns an empty string for other blocks.
+    """
     if get_kind(block) in {CALL, RESULT}:
         return ""
     pair_id = block.get("tool_use_id", block.get("id"))
@@ -529,10 +535,11 @@ def _get_pair_id(block: Mapping[str, Any]) -> str:
 
 
 def _find_unpaired_ids(values: list[Any]) -> frozenset[str]:
-    """Returns the ids of a provider's own tool calls whose call or result is not among these content blocks.
+    """Returns those ids of calls of a provider's own tools that occur only once in these content blocks.
 
-    A note must not replace such a block, because providers refuse a call without its result, and a result
-    without its call.
+    A call and its result have the same id. If an id occurs only once, these blocks contain only one of the
+    two. The proxy must not replace this one by a note, because providers refuse a call without its result,
+    and a result without its call.
     """
     ids = [_get_pair_id(each) for each in values if isinstance(each, Mapping)]
     return frozenset(each for each in ids if each and ids.count(each) == 1)
@@ -541,7 +548,7 @@ def _find_unpaired_ids(values: list[Any]) -> frozenset[str]:
 def _shorten_block(value: Any, cut: TextCutter, handle: str) -> Any:
     """Returns a content block with its text shortened and its cache marks removed.
 
-    A block that is neither text, nor a call, nor a tool result is replaced by a note with the `handle`.
+    Replaces a block that is neither text, nor a call, nor a tool result by a note with the `handle`.
     """
     if isinstance(value, str):
         return cut(value)
@@ -569,9 +576,9 @@ def _group_turns(messages: Sequence[Message]) -> list[tuple[str, list[Message]]]
     """Groups consecutive messages of the same role. Returns each group with its role, in order.
 
     Each group becomes one element of the array `messages`. The array must begin with a user message. If it
-    would begin with an assistant message, a user message is added before it. A privileged message is allowed
-    only after a user message. If a compaction has removed that user message, the privileged message is
-    written after the next group of user messages.
+    would begin with an assistant message, the function adds a user message before it. A privileged message is
+    allowed only after a user message. If a compaction has removed that user message, the function puts the
+    privileged message after the next group of user messages.
     """
     turns: list[tuple[str, list[Message]]] = []
     waiting: list[Message] = []  # privileged messages that wait for the end of a group of user messages
@@ -614,7 +621,7 @@ def _put_thoughts_first(
     other blocks. If this is the first message, or if no message has thinking, the order stays the same.
 
     Args:
-        run: The messages, which will be written as one element.
+        run: The messages, which become one element of the array `messages`.
         parts: The content blocks of each message.
     """
     first = next((k for k, each in enumerate(run) if has_thoughts(each)), 0)

@@ -56,9 +56,8 @@ def encode_input(block: Mapping[str, Any]) -> str:
 def build_message(blocks: Iterable[JsonObject]) -> JsonObject:
     """Builds the assistant message of the next request from the blocks of the model's reply.
 
-    Providers refuse blank text, and a call whose input is not an object. So blank text is left out, and such
-    an input is replaced by an empty object. The result of the call will tell the model what was wrong with
-    its input.
+    Leaves out blank text, and replaces a call's input by an empty object if it is not an object, because
+    providers refuse both. The result of the call will tell the model what was wrong with its input.
     """
     content = []
     for number, block in enumerate(blocks):
@@ -108,10 +107,10 @@ _COUNTS: Final = (
 
 
 class MessagesStreamFilter:
-    """Hides calls of the proxy's search tool in streams on the Messages wire; see `StreamFilter`.
+    """Removes calls of the proxy's search tool from streams on the Messages wire; see `StreamFilter`.
 
-    In the first response, events before the first call of the search tool are forwarded unchanged. A content
-    block that calls the search tool is left out, and later blocks get lower indices, so that no index is
+    Does not change the events of the first response before its first call of the search tool. Leaves out each
+    content block that calls the search tool, and gives later blocks lower indices, so that no index is
     missing. The last `message_delta` event reports the usage of all responses together.
     """
 
@@ -245,9 +244,10 @@ def _join_events(payloads: Iterable[JsonObject]) -> list[JsonObject]:
 def _apply_delta(
     block: JsonObject, index: Any, delta: JsonObject, pieces: dict[tuple[Any, str], list[str]]
 ) -> None:
-    """Adds a delta to the block with the given index.
+    """Adds a delta, the change that one event describes, to the content block with the given index.
 
-    Texts are only appended to `pieces`, by index and field name. The caller joins them after the last event.
+    Appends texts only to the lists in `pieces`, by index and field name. The caller joins these texts and
+    adds them to the block after the last event.
     """
     for name, value in delta.items():
         if name == "citation":

@@ -2,7 +2,7 @@
 
 It also contains the functions with which this wire reads the token usage and makes summary calls. A stream
 reports its input tokens at the beginning and its output tokens at the end; some providers report both at the
-end. `input_tokens` does not include tokens that were written to the provider's cache or read from it.
+end. `input_tokens` does not include tokens that the provider wrote to its cache or read from it.
 """
 
 import json
@@ -61,17 +61,17 @@ _ERROR_KINDS: Final = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# Matches errors about thinking blocks that are missing or changed, or that follow other messages than when
-# the model wrote them.
+# Matches errors that say that thinking blocks are missing, or were changed, or follow other messages than
+# when the model wrote them.
 _THINKING_REFUSAL: Final = re.compile(
     rb"bound to a different conversation|Invalid `signature` in `thinking`"
     rb"|must start with a thinking block|`redacted_thinking` blocks in the latest assistant message"
 )
 _FIRST_SERVER_ERROR_STATUS: Final = 500
-# The tokens for thinking that are added to the output limit of a summary call, if the client has set no
+# The number of tokens for thinking that a summary call adds to its output limit, if the client has set no
 # thinking budget. `CLIENT_ALLOWANCE_TOKENS` applies if the call continues a client's conversation and the
 # client's request has the member `thinking`. The call keeps this member, because the prompt cache depends on
-# it. In other cases, `DEFAULT_ALLOWANCE_TOKENS` applies to new Claude models. No tokens are added for older
+# it. Otherwise, `DEFAULT_ALLOWANCE_TOKENS` applies to new Claude models, and no tokens are added for other
 # models.
 DEFAULT_ALLOWANCE_TOKENS: Final = 2_000
 CLIENT_ALLOWANCE_TOKENS: Final = 8_000
@@ -88,7 +88,8 @@ _NO_THINKING_TYPES: Final = frozenset({"None", "disabled"})
 # Maps stop reasons of this wire to the finish reasons of the Chat Completions wire.
 _FINISH_REASONS: Final = {"model_context_window_exceeded": "length"}
 
-# The number of bytes at the beginning of a stream that are kept to read its first event, which is short.
+# The proxy keeps this many bytes from the beginning of a stream, to read the usage in its first event. This
+# event is short.
 _HEAD_BYTES: Final = 2_048
 _USAGE_PATTERN: Final = re.compile(rb'"usage"\s*:\s*\{')
 
@@ -153,7 +154,7 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
 
     Args:
         call: The summary call.
-        refused: The names of members that this provider has already refused. They are left out.
+        refused: The names of members that this provider has already refused. The result lacks them.
     """
     fields: dict[str, Any] = {}
     thinking_type = str(read_client_object(call.conversation, "thinking").get("type"))
@@ -184,8 +185,7 @@ def _continue_conversation(
 ) -> bytes:
     """Returns the client's body with the messages of `conversation` and the prompt as its messages.
 
-    The members in `_ANSWER_MEMBERS` are left out, except for `effort` in `output_config`. The `own_members`
-    are added.
+    Leaves out the members in `_ANSWER_MEMBERS`, except for `effort` in `output_config`. Adds `own_members`.
     """
     own_list = group_into_pieces(split_elements(memoryview(read_client_members(conversation)["messages"])))
     messages: Sequence[Message] = conversation.messages
@@ -223,7 +223,8 @@ def parse_answer(body: bytes) -> SummaryAnswer:
 def _find_skip_reason(indicators: Mapping[str, bytes]) -> str:
     """Returns why a request must stay unchanged; empty if it may change.
 
-    It must stay unchanged if the provider stores the conversation, or compacts it itself.
+    The request must stay unchanged if the provider stores the conversation (`stateful`), or compacts it
+    itself (`PROVIDER_COMPACTS`).
     """
     values = {name: decode_small_json(raw) for name, raw in indicators.items()}
     if values.get("thread"):
@@ -252,8 +253,8 @@ def _drop_refused_content(raw: bytes, refusal: bytes) -> bytes | None:
     Returns None if the error has another cause, or if the thinking cannot be removed.
 
     The provider refuses thinking that follows other messages than when the model wrote it. This happens if a
-    compaction was in force at that time, and was later undone or has expired. The thinking then follows the
-    client's own messages again.
+    compaction was in force when the model wrote it, and was later undone or has expired. The thinking then
+    follows the client's own messages and no longer the compacted ones.
 
     Args:
         raw: The refused body.

@@ -1,8 +1,8 @@
 """Detects requests for a compaction item on the Responses wire, and expands items that the proxy has made.
 
-A client such as Codex asks for a compaction with an item of type `compaction_trigger`, the trigger, at the
-end of its `input`. The response contains a `compaction` item, which the client then sends in place of the
-compacted input. If the proxy has made that item, its content is a token: the items to which the proxy has
+A client such as Codex asks for a compaction with an item of type `compaction_trigger` at the end of its
+`input`. The response contains a `compaction` item, which the client then sends in place of the compacted
+input. If the proxy has made that item, its `encrypted_content` is a *token*: the items to which the proxy has
 shortened the input, in encrypted form. This module finds tokens in later requests and replaces them by these
 items. `gateway.compaction_items` encrypts and decrypts tokens.
 """
@@ -25,8 +25,8 @@ from compaction_proxy.wires.responses.messages import (
     read_type_and_role,
 )
 
-# The beginning of every token of the proxy. The encrypted content of an item that a provider has made never
-# begins like this.
+# Every token begins with this text. A token is the encrypted content of a compaction item that the proxy has
+# made. The encrypted content of an item that a provider has made never begins like this.
 TOKEN_PREFIX: Final = "compaction-proxy:1:"  # noqa: S105 - a prefix, not a secret
 _PREFIX_BYTES: Final = TOKEN_PREFIX.encode()
 _TRIGGER_BYTES: Final = TRIGGER_TYPE.encode()
@@ -37,7 +37,7 @@ class TriggeredRequest(NamedTuple):
 
     Attributes:
         raw: The body without the `compaction_trigger` item.
-        is_streamed: Whether the client wants the response as a stream.
+        is_streamed: Whether the client requests the response as a stream.
     """
 
     raw: bytes
@@ -45,7 +45,7 @@ class TriggeredRequest(NamedTuple):
 
 
 def has_trigger(raw: bytes) -> bool:
-    """Returns whether a body may end with a `compaction_trigger` item. This is a fast check of the bytes.
+    """Returns whether a body may end with a `compaction_trigger` item. Does not parse the body.
 
     If the result is False, the body certainly has no such item.
     """
@@ -53,9 +53,9 @@ def has_trigger(raw: bytes) -> bool:
 
 
 def may_have_token(raw: bytes) -> bool:
-    """Returns whether a body may contain a token of the proxy. This is a fast check of the bytes.
+    """Returns whether a body may contain a compaction item that the proxy has made. Does not parse the body.
 
-    If the result is False, the body certainly contains no token.
+    If the result is False, the body certainly contains no such item.
     """
     return _PREFIX_BYTES in raw
 
@@ -63,7 +63,7 @@ def may_have_token(raw: bytes) -> bool:
 def parse_triggered_request(raw: bytes) -> TriggeredRequest | None:
     """Parses a body that asks for a compaction item. Returns None if the body does not ask for one.
 
-    It asks for one only if its last item, and no other item, has the type `compaction_trigger`.
+    A body asks for one only if its last item, and no other item, has the type `compaction_trigger`.
     """
     try:
         members, place, items = _cut_items(raw)
@@ -88,20 +88,21 @@ def read_items(raw: bytes) -> tuple[bytes, ...]:
 
 
 def expand_tokens(raw: bytes, open_token: Callable[[str], bytes], *, with_latest: bool = False) -> bytes:
-    """Returns a body in which each item with a token is replaced by the items in the token.
+    """Replaces each compaction item that the proxy has made by the items in its token.
 
-    All other items keep their bytes. Clients keep some user messages of the compacted input. So a user
-    message in a token is left out if the body also contains it before the token. Instructions (privileged
-    messages and project instructions) in a token are left out if the body contains instructions outside of
-    tokens. A token that occurs twice is expanded only once. A body without a list of items is returned
-    unchanged.
+    A token is the encrypted content of such an item. All other items of the body keep their bytes. Clients
+    keep some user messages of the compacted input. So the function leaves out a user message of a token if
+    the body also contains this message before the token. It leaves out instructions of a token (privileged
+    messages and project instructions) if the body contains any instructions outside of tokens. If a token
+    occurs twice, it expands only the first one and leaves out the second. It returns a body without a list of
+    items unchanged.
 
     Args:
         raw: The body.
-        open_token: Decrypts a token. Returns the JSON array of its items. It may raise an error, which this
-            function does not catch unless it is an `UnreadableBodyError`.
-        with_latest: Whether to include a token's latest user message even if the body also contains it before
-            the token. It then becomes the latest user message of the body.
+        open_token: Decrypts a token. Returns the JSON array of its items. If it raises `UnreadableBodyError`,
+            this function returns `raw`. This function does not catch other errors.
+        with_latest: Whether to include a token's latest user message even if the body also contains this
+            message before the token. It then becomes the latest user message of the body.
     """
     try:
         return _expand_tokens(raw, open_token, with_latest=with_latest)
@@ -158,7 +159,7 @@ def _has_instructions(record: Message) -> bool:
 
 
 def _read_token(item: bytes) -> str | None:
-    """Returns the proxy's token in a compaction item; None if the item contains no token of the proxy."""
+    """Returns the encrypted content of a compaction item that the proxy has made; None for other items."""
     if _PREFIX_BYTES not in item or read_type_and_role(item)[0] not in COMPACTION_TYPES:
         return None
     token = as_string(as_object(decode_small_json(item)).get("encrypted_content"))
@@ -185,9 +186,9 @@ def _replace_items(raw: bytes, place: Slice, items: tuple[bytes, ...] | list[byt
 
 
 def demote_privileged_item(item: bytes) -> bytes:
-    """Changes the role of a privileged message to `user`. Returns all other items unchanged.
+    """Returns a privileged message with the role `user`, and any other item unchanged.
 
-    The proxy calls this function for the items that it has written itself, before it seals them in a
+    The proxy calls this function for the items that it has written itself, before it encrypts them for a
     compaction item, because only the client may write privileged messages.
     """
     record = _read_message(item)
@@ -197,7 +198,7 @@ def demote_privileged_item(item: bytes) -> bytes:
 
 
 def build_item(item_id: str, token: str) -> dict[str, Any]:
-    """Builds the compaction item that contains a token of the proxy."""
+    """Builds a compaction item of the proxy. `token` is its encrypted content."""
     return {"id": item_id, "type": "compaction", "encrypted_content": token}
 
 

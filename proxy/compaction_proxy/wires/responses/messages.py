@@ -1,8 +1,8 @@
-"""Converts pieces of the `input` of a request to `Message` objects and back, and shortens them.
+"""Converts pieces of the `input` of a request to `Message` objects and back, and shortens messages.
 
-It also estimates the tokens of the content that is not text, such as images, reasoning, and items that the
-provider has made. A piece is the JSON of one `Message` (see `Wire`). It consists of one item of the input, or
-of several items that belong together.
+A piece is the JSON of one `Message` (see `Wire`). It consists of one item of the input, or of several items
+that belong together. The module also estimates the tokens of the content that is not text, such as images,
+reasoning, and items that the provider has made.
 
 All items of one response form one piece, so that reasoning is never separated from the calls that follow it.
 To group items into pieces, this module decodes only the type and the role of each item.
@@ -70,14 +70,14 @@ OUTPUT_TYPES_BY_CALL: Final[Mapping[str, str]] = {
 COMPACTION_TYPES: Final = frozenset({"compaction", "compaction_summary", "context_compaction"})
 # The type of the item that ends a request if the client asks for a compaction item instead of a reply.
 TRIGGER_TYPE: Final = "compaction_trigger"
-# Types of items that change settings, such as the tools, for all items after them.
+# Types of items that change settings of the model, such as its tools, for all items after them.
 SETTING_TYPES: Final = frozenset({"additional_tools", "configuration_update"})
 
 _EMPTY_VALUES: Final = frozenset({b"", b"null", b'""', b"[]"})
 
 
 class ItemGrouping(Enum):
-    """How an item of the input is grouped into pieces. A piece is the JSON of one `Message`.
+    """Says how an item of the input is grouped into pieces. A piece is the JSON of one `Message`.
 
     An item with the value `ALONE` is a separate piece. Adjacent items with the value `RUN` form one piece. An
     item with the value `COMPACTED` and all items before it form one piece.
@@ -97,7 +97,7 @@ _ITEM_HEAD = msgspec.json.Decoder(_ItemHead)
 
 
 def classify_item(kind: str, role: str) -> ItemGrouping:
-    """Returns how an item of this type and role is grouped into pieces.
+    """Returns how an item of this type and role is grouped into pieces (see `Wire`).
 
     Raises:
         UnreadableBodyError: With the reason `stateful` if the item refers to an item that only the provider
@@ -183,7 +183,8 @@ def regroups_previous(items: tuple[bytes, ...]) -> bool:
 def find_skip_reason(indicators: Mapping[str, bytes]) -> str:
     """Returns why a body must stay unchanged; empty if it may change.
 
-    It must stay unchanged if the provider stores a part of the conversation, or compacts the input itself.
+    The body must stay unchanged if the provider stores a part of the conversation (`stateful`), or compacts
+    the input itself (`provider-compacts`).
     """
     names = {name for name, value in indicators.items() if value not in _EMPTY_VALUES}
     if names & {"previous_response_id", "conversation"}:
@@ -218,8 +219,7 @@ def decode_items(piece: bytes) -> list[dict[str, Any]]:
 
 # The separator between the texts of several messages in one response.
 _MESSAGE_SEPARATOR = "\n\n"
-# Members of an item that are not part of its content. They are left out when the digest of an item is
-# computed.
+# Members of an item that are not part of its content. The digest of an item does not depend on them.
 _IDENTITY_MEMBERS = frozenset({"id", "status"})
 # Maps the type of an item that contains a call to the member that contains the arguments of the call.
 _ARGUMENT_MEMBERS: Final = {
@@ -229,8 +229,8 @@ _ARGUMENT_MEMBERS: Final = {
     "shell_call": "action",
     "apply_patch_call": "operation",
 }
-# Types of items whose member `name` is the name of the called tool. Items with other calls have no such
-# member, so the proxy derives the name from their type.
+# Types of items whose member `name` is the name of the called tool. Items of other call types have no member
+# `name`, so the proxy derives the name of the tool from the type.
 _NAMED_CALLS: Final = frozenset({"function_call", "custom_tool_call"})
 _SHORTENED_TYPES: Final = {"message", *CALL_TYPES_BY_OUTPUT, *OUTPUT_TYPES_BY_CALL}
 
@@ -261,8 +261,8 @@ def get_item_kind(item: Mapping[str, Any]) -> str:
 def _convert_run(raw: bytes, items: Sequence[JsonObject]) -> Message:
     """Converts the items of one response to one `Message`.
 
-    The fields of the result do not contain the text of reasoning items. They show only whether there are any
-    (`has_signed_reasoning`).
+    The result does not contain the text of reasoning items, except in `raw`. Its `has_signed_reasoning` says
+    whether there are any reasoning items.
     """
     text, refusal, signed = "", "", False
     parts: list[ContentPart] = []
@@ -293,7 +293,6 @@ def _drop_identity(item: Mapping[str, Any]) -> JsonObject:
 
 
 def _build_call(item: Mapping[str, Any]) -> MessageToolCall:
-    """Converts an item that is a tool call to a `MessageToolCall`."""
     kind = get_item_kind(item)
     arguments = item.get(_ARGUMENT_MEMBERS[kind], "")
     if not isinstance(arguments, str):
@@ -303,7 +302,10 @@ def _build_call(item: Mapping[str, Any]) -> MessageToolCall:
 
 
 def _get_call_id(item: Mapping[str, Any]) -> str:
-    """Returns the id that a call shares with its result. Items of a local shell may have it as `id`."""
+    """Returns the id that a call and its result have in common; empty if the item has none.
+
+    It is the item's `call_id`, or else the `id` of an item of a local shell.
+    """
     return as_string(item.get("call_id")) or (
         as_string(item.get("id")) if get_item_kind(item).startswith("local_shell") else ""
     )
@@ -328,7 +330,7 @@ def _iter_shell_texts(output: object) -> Iterator[str]:
 
 
 def _read_outcome(output: object) -> str:
-    """Returns the exit code of the last shell command, or `timeout`; 0 if neither is known."""
+    """Returns the exit code of the last shell command, or `timeout` if it ran too long; 0 if unknown."""
     last = next(reversed(as_list(output)), None)
     fields = as_object(as_object(last).get("outcome"))
     return "timeout" if fields.get("type") == "timeout" else str(fields.get("exit_code", 0))
@@ -385,8 +387,8 @@ def _build_part(part: Any, text_offset: int) -> ContentPart | None:
 def encode_message(record: Message) -> bytes:
     """Returns the JSON of a message that the proxy has written itself.
 
-    An assistant message is written in the form that messages have in responses, because servers that
-    translate requests to Chat Completions accept no other form.
+    Writes an assistant message in the form that messages have in responses, because servers that translate
+    requests to Chat Completions accept no other form.
     """
     if record.answered_call_ids:
         kind, _, ending = record.name.partition(":")
@@ -458,7 +460,8 @@ def _find_output_kind(call_id: str, before: Sequence[Message]) -> str:
     return "function_call_output"
 
 
-# The number of bytes that are assumed to be one token, in English text, in JSON, and in encrypted reasoning.
+# To estimate tokens without a tokenizer, this module assumes this many bytes per token in English text, in
+# JSON, and in encrypted reasoning.
 _BYTES_PER_TOKEN: Final = 4
 
 
@@ -474,12 +477,12 @@ def _sum_item_tokens(items: Sequence[JsonObject], model: str) -> int:
 
 
 def _select_read_items(items: Sequence[JsonObject]) -> Sequence[JsonObject]:
-    """Returns those items of a piece with a provider's compaction that the model reads.
+    """Returns those items of a piece that the model reads. The piece contains a compaction of the provider.
 
-    Such a piece consists of a compaction item and all items before it. Providers return a compaction item
-    together with some messages, and the model reads both. But if the piece also contains calls or their
-    results, the client has sent the compacted input together with the compaction item. In this case, the
-    model reads only the compaction items.
+    Such a piece consists of a compaction item and all items before it. Usually, the items before it are
+    messages that the provider has returned together with it, and the model reads all items. But if the piece
+    also contains calls or their results, the client has also sent the items that were compacted. The model
+    then reads only the compaction items.
     """
     is_uncut = any(get_item_kind(each) in {*OUTPUT_TYPES_BY_CALL, *CALL_TYPES_BY_OUTPUT} for each in items)
     return [each for each in items if not is_uncut or get_item_kind(each) in COMPACTION_TYPES]
@@ -515,11 +518,11 @@ def _estimate_sealed(item: JsonObject) -> int:
 def _estimate_reasoning(item: JsonObject) -> int:
     """Estimates the tokens of a reasoning item.
 
-    Providers include only the reasoning of the current turn in the prompt. But the proxy estimates a piece
-    only once, while it belongs to the current turn, so it always counts the reasoning. For earlier turns, the
-    estimate is therefore too high. This is safe, because the proxy then compacts too early rather than too
-    late, and calibration corrects it. If an item has encrypted reasoning, its readable reasoning is not
-    counted, because the model gets only one of them.
+    Providers include only the reasoning of the current turn in the prompt. But the proxy estimates an item
+    only once, while the item belongs to the current turn, and so always counts the reasoning. For earlier
+    turns, the estimate is therefore too high. This is safe, because the proxy then compacts too early rather
+    than too late, and because calibration corrects the estimates. If an item has encrypted reasoning, the
+    function does not count readable reasoning, because the model gets only one of them.
     """
     content = as_list(item.get("content"))
     return _estimate_sealed(item) or _estimate_text(content or as_list(item.get("summary")))
@@ -557,9 +560,9 @@ PARSER: Final = PieceParser[Sequence[JsonObject]](
 def shorten_message(record: Message, share: float, handle: str) -> Message:
     """Returns the message with about `share` (0..1) of its text, from the beginning and the end of the text.
 
-    Unknown fields are kept. Long texts in the arguments of calls are shortened as well. In a user's message
-    or a tool's result, each part that is not text is replaced by a note that contains the `handle`. A
-    privileged message is not shortened. If the result would not be shorter, the same object is returned.
+    Also shortens long texts in the arguments of calls. In a user's message or a tool's result, replaces each
+    part that is not text by a note that contains the `handle`. Keeps unknown fields. Returns `record` itself
+    if it is privileged, or if the result would not be shorter.
     """
     raw = record.raw or encode_message(record)
     if record.is_privileged:
@@ -607,7 +610,7 @@ def _shorten_part(part: Any, cut: TextCutter, handle: str) -> Any:
         text = cut(part["text"])
         if text == part["text"]:
             return part
-        # `logprobs` and `annotations` refer to positions in the old text, so they are removed or emptied.
+        # `logprobs` and `annotations` refer to positions in the old text and would be wrong for the new one.
         remaining = {key: each for key, each in part.items() if key != "logprobs"}
         return {**remaining, "text": text, **({"annotations": []} if "annotations" in remaining else {})}
     if isinstance(part, Mapping) and isinstance(part.get("refusal"), str):

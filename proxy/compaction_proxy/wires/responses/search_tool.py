@@ -37,17 +37,18 @@ from compaction_proxy.wires.sse import DONE_DATA, read_data, replace_data
 CALL: Final = "function_call"
 RESULT: Final = "function_call_output"
 _REASONING: Final = "reasoning"
-# Types of items of a response for which the client need not send a result. These are the model's text and
+# Types of those items of a response for which the client need not send a result: the model's text and
 # reasoning, and calls of tools that the provider runs itself.
 _SELF_CONTAINED_TYPES: Final = frozenset(
     {"message", _REASONING, "web_search_call", "file_search_call", "code_interpreter_call"}
     | {"image_generation_call", "mcp_call", "mcp_list_tools", "compaction"}
 )
-# The proxy does not add its search tool to a request with one of these members. With the first two, the
-# provider has stored a part of the conversation. With `prompt`, it may have stored tools, which the tools in
-# the request would replace.
+# The proxy does not add its search tool to a request with one of these members. With `previous_response_id`
+# and `conversation`, the provider has stored a part of the conversation. With `prompt`, it may have stored
+# tools, which the tools in the request would replace.
 _STATEFUL_MEMBERS: Final = ("previous_response_id", "conversation", "prompt")
-# Members that identify a response. A joined response has those of the first response.
+# Names of the members that identify a response. A joined response gets the values of these members from the
+# first response.
 _ENVELOPE: Final = ("id", "created_at", "model")
 
 
@@ -60,7 +61,7 @@ def must_client_answer(item: Mapping[str, Any]) -> bool:
 
 
 def read_arguments(item: Mapping[str, Any]) -> str:
-    """Returns the arguments of a call as JSON text. Encodes them if the provider has already parsed them."""
+    """Returns the arguments of a call as JSON text, even if the provider sent them as an object."""
     arguments = item.get("arguments")
     return arguments if isinstance(arguments, str) else json.dumps(arguments or {})
 
@@ -68,10 +69,10 @@ def read_arguments(item: Mapping[str, Any]) -> str:
 def build_message(items: Iterable[JsonObject]) -> JsonObject:
     """Prepares the items of a response for the next request. The result contains them as `output`.
 
-    Reasoning with content stays unchanged. Reasoning without content is left out, because a provider that
-    stores nothing cannot find it by its id. If any reasoning is left out, the ids of all other items are
-    removed, because the provider refuses items with ids if the reasoning before them is missing. Call
-    arguments that are not a JSON object are replaced by an empty object.
+    Reasoning with content stays unchanged. Leaves out reasoning without content, because a provider that
+    stores nothing cannot find it by its id. If any reasoning is left out, also removes the ids of all other
+    items, because the provider refuses items with ids if the reasoning before them is missing. Replaces call
+    arguments that are not a JSON object by an empty object.
     """
     all_items = list(items)
     remaining = [item for item in all_items if item.get("type") != _REASONING or _has_content(item)]
@@ -116,12 +117,12 @@ _SEQUENCE_MARKER: Final = b'"sequence_number"'
 
 
 class ResponsesStreamFilter:
-    """Hides calls of the proxy's search tool in streams on the Responses wire; see `StreamFilter`.
+    """Removes calls of the proxy's search tool from streams on the Responses wire; see `StreamFilter`.
 
-    In the first response, events before the first call of the search tool are forwarded unchanged. An item
-    that calls the search tool is left out. Later items get lower output indices, and later events lower
-    sequence numbers, so that no number is missing. The last event of the joined response lists the items of
-    all responses.
+    Does not change the events of the first response before its first call of the search tool. Leaves out each
+    item that calls the search tool. Gives later items lower output indices, and later events lower sequence
+    numbers, so that no number is missing. The last event of the joined response lists the items of all
+    responses.
     """
 
     def __init__(self, stream: StreamJoiner) -> None:
@@ -134,8 +135,8 @@ class ResponsesStreamFilter:
 
     def _reset_answer(self) -> None:
         self._own_call_keys: set[int | str] = set()
-        # Maps the key of an item in the upstream's events (`_get_item_key`) to the output index that the
-        # client sees.
+        # Maps the key of an item in the upstream's events (`_get_item_key`) to the output index that the item
+        # has in the client's stream.
         self._client_indices: dict[int | str, int] = {}
         self._answer_items: list[JsonObject] = []  # items of a response that the next one continues
 
@@ -183,10 +184,10 @@ class ResponsesStreamFilter:
         return b"" if self._is_hidden(event, payload) else self._renumber_event(event, payload)
 
     def _is_hidden(self, event: bytes, payload: JsonObject) -> bool:
-        """Returns whether an event belongs to a call of the proxy's search tool. The client must not get it.
+        """Returns whether the client must not get an event, because it belongs to a call of the search tool.
 
-        Also stores what is needed to change later events: the item in the event, or the sequence number and
-        the members in `_ENVELOPE` of a `response.created` event.
+        Also stores what the filter needs to change later events: the item in the event, or the sequence
+        number and the members in `_ENVELOPE` of a `response.created` event.
         """
         if payload.get("type") == "response.created":
             self._envelope = {
@@ -209,9 +210,9 @@ class ResponsesStreamFilter:
         return key in self._own_call_keys
 
     def _renumber_event(self, event: bytes, payload: JsonObject) -> bytes:
-        """Returns the event with the output index and the sequence number that the client must see.
+        """Returns the event with its output index and its sequence number in the client's stream.
 
-        If neither number changes, returns the same bytes.
+        If neither number changes, returns the event itself.
         """
         numbers: JsonObject = {}
         index = payload.get("output_index")

@@ -80,7 +80,7 @@ def build_own_members(call: SummaryCall, refused: frozenset[str] = frozenset()) 
 
     Args:
         call: The summary call.
-        refused: The names of members that this provider has already refused. They are left out.
+        refused: The names of members that this provider has already refused. The result lacks them.
     """
     reasoning = is_reasoning_model(call.model)
     limit = call.max_tokens + get_thinking_allowance(call.model, call.conversation)
