@@ -233,7 +233,7 @@ async def test_a_refused_request_is_made_shorter_than_the_limit_that_the_error_n
     )
     assert refit is not None
     assert (refit.report.tokens_after or 0) <= 3_000
-    assert refit.report.window == 3_000
+    assert (refit.report.window, refit.report.tokens_before) == (3_000, 9_000)  # the size that it names
     again = await chained.compactor.fit_request(asked)
     assert (again.report.window, again.report.status) == (3_000, CompactionStatus.REUSED)
 

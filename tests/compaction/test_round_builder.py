@@ -216,6 +216,14 @@ async def test_a_mark_ends_where_there_is_nothing_to_take() -> None:
     assert (wishes.compact, json.loads(marked.raw)["messages"]) == (False, short)
 
 
+async def test_a_mark_stays_where_the_summary_fails() -> None:
+    async with bench(Summaries([SummaryError("refused")]), strategy="chained") as made:
+        await made.wishing.update("t", "c_1", mark)
+        marked = await made.fit(talk(60))
+        wishes = await made.wishing.get("t", "c_1")
+    assert (marked.report.status, wishes.compact) == (CompactionStatus.FAILED_OPEN, True)
+
+
 async def test_calls_and_results_of_rounds_are_whole_or_gone() -> None:
     messages: list[JsonObject] = [user("Find it.")]
     for step in range(150):

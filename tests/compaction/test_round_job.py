@@ -9,9 +9,11 @@ import pytest
 from compaction_proxy.compaction.round_job import RoundJob
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
 from compaction_proxy.core.errors import SummaryError
+from compaction_proxy.core.summary.call import SummaryAnswer
 from compaction_proxy.storage.memory import MemoryStore
 from tests.helpers.compaction_bench import (
     HARD,
+    RECORD,
     SOFT,
     TARGET,
     TRIGGER,
@@ -233,3 +235,11 @@ async def test_every_request_of_a_growing_conversation_fits_and_few_calls_are_ma
         assert max(fit.report.tokens_after or 0 for fit in fits) < HARD
         assert CompactionStatus.FAILED_OPEN not in {fit.report.status for fit in fits}
         assert len(made.summaries.calls) <= 6
+
+
+async def test_a_strategy_that_leaves_earlier_rounds_shows_the_model_none_of_them() -> None:
+    async with bench(Summaries([SummaryAnswer(RECORD)]), strategy="split", window=4_000) as made:
+        for turns in (40, 80, 120):
+            fit = await made.fit(talk(turns))
+    assert fit.report.round > 1
+    assert [RECORD in call.prompt for call in made.summaries.calls] == [False] * len(made.summaries.calls)

@@ -53,7 +53,7 @@ def chunk_by_bytes(
     Each chunk comes with the index of its first item. A chunk has at most `CHUNK_BYTES` bytes, unless it
     consists of a single larger item.
     """
-    if len(items) <= 1 or (len(items) <= FEW_ITEMS and sum(map(get_size_bytes, items)) <= CHUNK_BYTES):
+    if len(items) <= FEW_ITEMS and sum(map(get_size_bytes, items)) <= CHUNK_BYTES:
         return ((0, items),)
     return _iterate_chunks(items, get_size_bytes)
 
