@@ -74,7 +74,7 @@ async def running(**sections: Any) -> AsyncIterator[Stack]:
     provider, store = DemoProvider(settings), Watched()
     async with serve_embedded(provider) as upstream:
         given = {
-            "upstream": {"base_url": f"{upstream}/v1"},
+            "upstream": {"base_url": f"{upstream}/v1", **sections.pop("upstream", {})},
             "store": {"url": "memory://"},
             "summary": {"model": SUMMARY_MODEL},
             "models": {"broken": {"summary": {"model": BROKEN_MODEL}}},
@@ -244,6 +244,14 @@ async def test_a_page_spends_no_key_of_the_proxy() -> None:
         page = await client.post("/v1/compact", json=asked(), headers={"origin": "https://evil.example"})
         public = await client.post("/v1/compact", json=asked(), headers={"host": "evil.example"})
     assert (page.status_code, public.status_code, stack.provider.log) == (403, 403, ())
+
+
+async def test_a_proxy_that_is_told_to_make_compaction_items_does_not_ask_the_upstream_for_them() -> None:
+    body = {"model": AGENT_MODEL, "input": [*said(1)[:2], {"type": "compaction_trigger"}]}
+    async with running(upstream={"responses_compact": "answer"}) as stack, stack.client() as client:
+        answer = await client.post("/v1/responses", json=body)
+    assert answer.status_code == 200  # the provider knows no such path
+    assert [item["type"] for item in answer.json()["output"]] == ["compaction"]
 
 
 def test_members_that_are_not_ours_are_let_pass() -> None:

@@ -13,7 +13,8 @@ from compaction_proxy.cli.demo.provider import (
     DemoProvider,
     DemoProviderSettings,
 )
-from compaction_proxy.cli.demo.run import build_demo_config
+from compaction_proxy.cli.demo.run import WINDOW_TOKENS, build_demo_config
+from compaction_proxy.cli.demo.validation import OVERFLOW
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
 
@@ -22,8 +23,10 @@ BODY = json.dumps({"model": AGENT_MODEL, "messages": [{"role": "user", "content"
 
 
 @pytest.fixture
-def provider() -> DemoProvider:
-    return DemoProvider(DemoProviderSettings(CharacterCounter()))
+def provider(request: pytest.FixtureRequest) -> DemoProvider:
+    """A provider whose window has as many tokens as the parameter says."""
+    window = getattr(request, "param", WINDOW_TOKENS)
+    return DemoProvider(DemoProviderSettings(CharacterCounter(), window=window))
 
 
 @pytest.fixture
@@ -57,3 +60,15 @@ async def test_a_body_that_cannot_be_decoded_is_relayed_as_it_came_and_says_why(
 async def test_a_header_of_ours_that_makes_no_sense_is_refused(client: httpx.AsyncClient) -> None:
     answer = await client.post(PATH, content=BODY, headers={"x-compaction-trigger-tokens": "9" * 5_000})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_compaction_header")
+
+
+@pytest.mark.parametrize("provider", [3_000], indirect=True)
+async def test_a_request_that_the_upstream_refuses_as_too_long_is_sent_again_shorter(
+    client: httpx.AsyncClient, provider: DemoProvider
+) -> None:
+    messages = [{"role": role, "content": "one word " * 200} for role in ("user", "assistant") * 4]
+    body = {"model": AGENT_MODEL, "messages": [*messages, {"role": "user", "content": "Hello"}]}
+    answer = await client.post(PATH, json=body)
+    assert (answer.status_code, ours(answer)["x-compaction-status"]) == (200, "applied")
+    told = [(seen.status, seen.code) for seen in provider.log if seen.model == AGENT_MODEL]
+    assert told == [(400, OVERFLOW), (200, "")]

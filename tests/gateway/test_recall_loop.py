@@ -1,6 +1,7 @@
 """How an answer goes on: searches that fail or take long, upstreams that are away, and its figures."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -31,6 +32,7 @@ MESSAGE: Any = {
 CALL = "{}"
 ENVELOPE = chat.Envelope("chatcmpl-1", 1, "m")
 SEARCHING = chat.Reply("", (chat.ToolCall("a", "memory_search", "{}"),), "tool_calls")
+AWAY = UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachable")
 
 
 class Response:
@@ -39,10 +41,14 @@ class Response:
     reason = b"OK"
 
     def __init__(
-        self, chunks: Iterable[bytes], kind: bytes = b"text/event-stream", status: int = 200
+        self,
+        chunks: Iterable[bytes],
+        kind: bytes = b"text/event-stream",
+        status: int = 200,
+        encoding: bytes = b"identity",
     ) -> None:
         self.status = status
-        self.headers = [(b"content-type", kind)]
+        self.headers = [(b"content-type", kind), (b"content-encoding", encoding)]
         self.closed = False
         self._chunks = [*chunks]
 
@@ -99,13 +105,18 @@ class Client:
 
     def __init__(self) -> None:
         self.status = 0
-        self.body = b""
+        self.pieces: list[bytes] = []
         self.whole = False
 
     async def __call__(self, message: Any) -> None:
         self.status = message.get("status", self.status)
-        self.body += message.get("body", b"")
+        if message.get("body"):
+            self.pieces.append(message["body"])
         self.whole = message.get("more_body") is False
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.pieces)
 
 
 def streamed(reply: chat.Reply, *, usage: int = 0) -> Response:
@@ -194,7 +205,52 @@ async def test_an_upstream_that_goes_on_after_its_end_holds_nobody_up(
     assert endless.closed
 
 
-AWAY = UpstreamError(502, "The upstream cannot be reached.", "upstream_unreachable")
+async def test_events_that_arrive_together_go_to_the_client_together() -> None:
+    client, together = Client(), b"".join(chat.encode_stream(ENVELOPE, chat.Reply("one word " * 500), None))
+    first = UpstreamResponse(Response([together]))
+    assert await course(AWAY)[0].relay_answer(first, client, ())
+    assert client.pieces == [together]
+
+
+async def test_a_small_compressed_chunk_of_a_huge_stream_is_relayed_in_parts() -> None:
+    client, events = Client(), (b": " + b"x" * 65_536 + b"\n\n") * 200
+    first = UpstreamResponse(Response([gzip.compress(events)], encoding=b"gzip"))
+    assert await course(AWAY)[0].relay_answer(first, client, ())
+    assert client.body == events
+    assert max(map(len, client.pieces)) < len(events) / 2
+
+
+CLIENTS_TOOL, SEARCH = {"name": "read"}, {"name": "memory_search"}
+
+
+@pytest.mark.parametrize(
+    ("has_tools", "expected"),
+    [
+        (True, [([CLIENTS_TOOL, SEARCH], None), ([CLIENTS_TOOL], None)]),
+        (False, [([SEARCH], None), ([SEARCH], "none")]),
+    ],
+)
+async def test_the_last_request_offers_the_clients_tools_only_or_forbids_the_search(
+    has_tools: Any, expected: list[Any]
+) -> None:
+    asked: list[Any] = []
+
+    async def ask(raw: bytes) -> UpstreamResponse:
+        asked.append(json.loads(raw))
+        return UpstreamResponse(streamed(chat.Reply("Five.")))
+
+    plain_body: dict[str, Any] = {"messages": [{"role": "user", "content": "?"}]}
+    own_tools = [CLIENTS_TOOL] if has_tools else []
+    offered = offer()._replace(
+        raw_with_tool=json.dumps({**plain_body, "tools": [*own_tools, SEARCH]}).encode(),
+        raw_without_tool=json.dumps(plain_body | ({"tools": own_tools} if has_tools else {})).encode(),
+        has_tools=has_tools,
+        max_hops=2,
+    )
+    going = RecallLoop(offered, ask, "text/event-stream")
+    for _ in range(2):
+        await going.run_calls_and_continue(MESSAGE, [CALL])
+    assert [(each["tools"], each.get("tool_choice")) for each in asked] == expected
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import structlog
 
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.gateway.server.cycle import encode_header_lines
-from tests.gateway.server.test_connection import GET, application, echo, refusal, said
+from tests.gateway.server.test_connection import GET, LAST, application, echo, refusal, said
 
 
 async def test_a_head_goes_out_as_soon_as_the_application_waits() -> None:
@@ -33,6 +33,23 @@ async def test_a_head_goes_out_as_soon_as_the_application_waits() -> None:
 async def test_who_speaks_http_1_0_gets_no_chunks() -> None:
     lines = await said(echo, b"GET /x HTTP/1.0\r\n\r\n")
     assert lines == [b"HTTP/1.1 200 OK", b"connection: close", b"", b"/x"]
+
+
+@pytest.mark.parametrize("given", [[], [(b"transfer-encoding", b"chunked")]])
+async def test_an_answer_of_unknown_length_says_once_that_it_is_chunked(
+    given: list[tuple[bytes, bytes]],
+) -> None:
+    async def two(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": given})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    assert await said(two, LAST) == [
+        b"HTTP/1.1 200 OK",
+        b"transfer-encoding: chunked",
+        b"connection: close",
+        b"",
+        *(b"2", b"ok", b"0", b"", b""),
+    ]
 
 
 async def test_an_answer_to_head_says_how_long_it_would_be_and_has_no_body() -> None:
