@@ -113,7 +113,7 @@ class TriggerRule:
 def _compute_tier_threshold(tier_tokens: int | None, budget: Budget) -> int:
     """Returns the threshold of `price_tier`, in tokens: a size at which a request pays no surcharge yet.
 
-    Returns all of usable if there is no surcharge.
+    Returns the whole usable size if the model has no surcharge.
     """
     if tier_tokens is None:
         return budget.usable

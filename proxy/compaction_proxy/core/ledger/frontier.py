@@ -462,8 +462,8 @@ class _FrontierReader:
     def _find_reported_requests(self, turn: int, words: frozenset[str]) -> list[_OpenRequest]:
         """Returns the answered requests of recent turns that a failure report may be about.
 
-        `turn` is the turn of the report, and `words` are its words. Of a report with more than `PASTED_WORDS`
-        words, fewer turns are recent.
+        `turn` is the turn of the report, and `words` are its words. If a report has more than
+        `PASTED_WORDS` words, fewer turns count as recent.
         """
         turns = LOOSE_END_TURNS if len(words) > PASTED_WORDS else WAITING_TURNS
         recent = (each for each in self.answered_requests if turn - each.turn < turns)

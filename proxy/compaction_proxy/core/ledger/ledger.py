@@ -245,7 +245,7 @@ def _put_progress(page: _LedgerPage, progress: Sequence[ProgressNote], kinds: fr
 
 
 def _name_fact(fact: ObservedFact) -> str:
-    """Returns the name of a fact, or its kind if the name is unknown or reads as an order."""
+    """Returns the name of a fact, or its kind if the name is unknown or could be taken for an order."""
     return fact.name if fact.name and not (" " in fact.name and reads_as_order(fact.name)) else fact.kind
 
 

@@ -74,7 +74,7 @@ class _Sentence:
 
 
 def _list_read_indices(length: int) -> list[int]:
-    """Returns the indices of the messages that are read.
+    """Returns the indices of the messages from which sentences may be quoted, out of `length` messages.
 
     In a long conversation, these are only the oldest and the newest messages.
     """

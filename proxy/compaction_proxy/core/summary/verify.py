@@ -179,7 +179,7 @@ def _keep_digits(number: str) -> str:
 
 
 def _unescape_json(arguments: str) -> str:
-    """Returns JSON text in which the escapes of strings are replaced by the characters that they stand for.
+    """Returns JSON text in which the escapes of strings are replaced by the characters that they represent.
 
     The text need not be valid JSON.
     """
