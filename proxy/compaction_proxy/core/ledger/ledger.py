@@ -22,7 +22,7 @@ from compaction_proxy.core.sanitize import escape_frames, sanitize_text
 
 # Rules get their room first. Open requests may at first take this share of the characters that are left. The
 # rest is for decisions, preferences and facts that the user stated. Without this limit, many open requests
-# would leave no room for them.
+# would leave no room for these.
 REQUEST_SHARE = 0.4
 # One request may take a larger share of the characters that the rules leave: the newest request with a label,
 # or else the newest request. This is its maximum share.

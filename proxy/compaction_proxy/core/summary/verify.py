@@ -36,8 +36,8 @@ from compaction_proxy.core.ledger.values import ExactValue, find_values
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.answer import EMPTY_SECTION_TEXT
 
-# If sentences were dropped, the summary is unfaithful if fewer than `MIN_CHARACTERS` characters are left, or
-# less than `MIN_SHARE` of its characters. A repeated list entry is dropped only if it has at least
+# If sentences were dropped, the summary counts as unfaithful if fewer than `MIN_CHARACTERS` characters are
+# left, or less than `MIN_SHARE` of its characters. A repeated list entry is dropped only if it has at least
 # `MIN_CHARACTERS` characters.
 MIN_CHARACTERS = 40
 MIN_SHARE = 1 / 3
