@@ -114,7 +114,7 @@ class SummaryFrame:
     Attributes:
         opening: Text before the summary. `{round}` becomes the number of the compaction.
         closing: Text after the summary. If the summary itself contains this text, a character is inserted
-            into it, so that the summary cannot seem to end early.
+            into it, so that a model does not take it for the end of the summary.
         task_heading: Heading above the task, which is quoted verbatim; None leaves the task out.
         request_introduction: Text that introduces the latest user message at the end; None leaves that
             message in its place.

@@ -314,7 +314,7 @@ def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str
 
 
 def _shorten_value(value: str) -> str:
-    """Returns a value as one short line for quotation, or "" if a model could take it for an order."""
+    """Returns a value as one short line for quotation, or "" if it is worded as an order."""
     value = remove_invisible(value[:MAX_CHARACTERS])
     text = to_one_line(value, ARGUMENT_CHARACTERS + 1)
     if len(value) > ARGUMENT_CHARACTERS and " " not in value.strip() and "\n" not in value.strip():

@@ -170,7 +170,7 @@ def _strip_markup(text: str) -> str:
 
 
 def quote_sentence(text: str) -> str:
-    """Returns a sentence on one line, in a form that is safe to quote, or "" if it reads as an order."""
+    """Returns a sentence on one line, in a form that is safe to quote, or "" if it is worded as an order."""
     line = _strip_markup(remove_invisible(text[: 4 * QUOTED_CHARACTERS]))
     return "" if not line or reads_as_order(line) else sanitize_text(to_one_line(line, QUOTED_CHARACTERS))
 

@@ -151,7 +151,7 @@ def flatten_text(text: str) -> str:
     """Returns a user's text on one line, as the ledger shows it.
 
     A space is inserted into phrases with which the proxy begins and ends its own texts (`escape_frames`). So
-    the user's text cannot seem to end the text that contains the ledger.
+    a model does not take a part of the user's text for the end of the text that contains the ledger.
     """
     return escape_frames(" ".join(text.split()))
 
@@ -245,7 +245,7 @@ def _put_progress(page: _LedgerPage, progress: Sequence[ProgressNote], kinds: fr
 
 
 def _name_fact(fact: ObservedFact) -> str:
-    """Returns the name of a fact, or its kind if the name is unknown or could be taken for an order."""
+    """Returns the name of a fact, or its kind if the name is unknown or is worded as an order."""
     return fact.name if fact.name and not (" " in fact.name and reads_as_order(fact.name)) else fact.kind
 
 
