@@ -103,7 +103,10 @@ def _is_rewritten(messages: Sequence[Message], previous: RequestEnd, common_coun
 
 
 def _find_movable_start(messages: Sequence[Message]) -> int:
-    """Returns the index of the first message that the client may move, given the limits on moved messages."""
+    """Returns the index of the first message that the client may move.
+
+    A client may move at most `MAX_MOVED_UNITS` units and at most `MAX_MOVED_MESSAGES` messages.
+    """
     start = len(messages)
     for _ in range(MAX_MOVED_UNITS):
         start = find_unit_start(messages, start - 1) if start else 0

@@ -39,5 +39,5 @@ def is_title_or_side_prompt(text: str) -> bool:
 
 
 def is_side_request_prompt(text: str) -> bool:
-    """Returns whether a system prompt is one that a known client uses for side requests."""
+    """Returns whether a system prompt begins like one that a known client uses for side requests."""
     return text.startswith(_BESIDE)

@@ -2,7 +2,7 @@
 
 An extract states which work was done, what the assistant said, and where the work stopped. It consists of
 quotations, so it keeps the language of the messages. From tool results it quotes only short values of known
-shapes. It quotes no sentence that reads as an order, so that it gives the model no instructions.
+shapes. It quotes no sentence that is worded as an order, so that it gives the model no instructions.
 """
 
 import math

@@ -352,9 +352,9 @@ def verify_summary(
         earlier_summaries: Earlier summaries that the summary model has read.
         language: English name of the language that the prompt asked for; empty if it is unknown.
         states: The state of each statement of the conversation (`core.ledger.frontier`).
-        max_characters: Size that the summary should have at most, in characters. The tool calls may fill what
-            the summary leaves of it, but always half of it, so the result may become longer. 0 appends no
-            calls.
+        max_characters: Size that the summary should have at most, in characters. The appended tool calls may
+            take the rest of this size. If the rest is less than half of this size, they may take half of it,
+            so the result may be longer. With 0, no calls are appended.
 
     Raises:
         SummaryError: If the summary is certainly in another language (reason `language`), or if too little of
