@@ -223,7 +223,7 @@ def _is_promise(sentence: str) -> bool:
 
 
 def is_pleasantry(sentence: str) -> bool:
-    """Returns whether a sentence only thanks or offers help."""
+    """Returns whether a sentence contains a cue for thanks or for an offer of help."""
     plain = fold_text(sentence)
     return has_cue(plain, "offer") or has_cue(plain, "thanks")
 

@@ -80,10 +80,9 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """The remaining statements of one user message.
+    """The statements of one user message that appear nowhere else in the ledger.
 
-    They are no ledger entries, no later statement replaces or withdraws them, and they are no requests whose
-    outcome is known.
+    They are neither entries nor requests with a known outcome. No later statement replaces or withdraws them.
 
     Attributes:
         text: These statements as written, joined and cut to `REMARK_CHARACTERS` characters.
@@ -101,7 +100,7 @@ class Ledger:
     Attributes:
         entries: The entries in force: first the pins, then the user's statements in their order. A text that
             the user repeats with the same kind gives one entry, at the place of its last repetition.
-        remarks: The remaining statements of the user, each text once, newest last.
+        remarks: The statements of the user that appear nowhere else, each text once, newest last.
         facts: Facts from tools and the assistant, newest last. They are data, never instructions.
         progress: Notes on work done and left open. The most important kinds come first, and the notes of each
             kind start with the newest.
@@ -326,7 +325,7 @@ def parse_ledger(text: str) -> tuple[list[str], str]:
     return items, "\n".join(observations)
 
 
-# Maximum characters of a remark, which quotes the user's remaining statements in one message.
+# Maximum characters of a remark, which quotes statements of one message that are no ledger entries.
 REMARK_CHARACTERS = 600
 PIN_INDEX = -1
 # Maximum number of rules in one ledger. Every quoted rule is sent with every later request, so the number
