@@ -45,8 +45,8 @@ class KeepRules:
         iterations: Number of newest iterations that stay.
         tail: Newest messages up to this many tokens stay. If all messages would fit, this rule does not
             apply.
-        includes_reaching_message: Whether the message that makes the tail as large as `tail`, or larger, still
-            belongs to the tail.
+        includes_reaching_message: Whether the message that makes the tail as large as `tail`, or larger,
+            still belongs to the tail.
         keeps_task: Whether the task stays in its place.
         tool_results: Number of newest tool results that are never masked; 0 protects only those in the tail.
     """

@@ -269,8 +269,8 @@ def _classify_command(command: str) -> ActionEffect:
 def _classify_call(call: MessageToolCall, arguments: Mapping[str, object]) -> ActionEffect:
     """Returns the effect of a call.
 
-    The first argument that shows an effect decides. If no argument shows one, the verb in the tool's name
-    decides.
+    The effect is that of the first argument that shows one. If no argument shows an effect, it is that of
+    the first verb in the tool's name.
     """
     for key, value in arguments.items():
         if isinstance(value, str) and (effect := _classify_argument(key.lower(), value)) != "unknown":

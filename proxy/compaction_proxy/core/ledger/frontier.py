@@ -58,7 +58,7 @@ SHARED_WORDS, SHARED_SHARE = 2, 0.25
 # A failure report with more words than this counts as pasted text, which has words in common with many
 # requests. So it is compared only with requests of the last `LOOSE_END_TURNS` turns.
 PASTED_WORDS = 80
-# Tools with which a model only writes down its thoughts. Their calls are ignored.
+# Tools with which a model only writes down its thoughts. Calls of these tools are ignored.
 THINKING_TOOLS = frozenset({"think", "sequentialthinking", "sequential_thinking"})
 # A reply that ends without a full stop still counts as complete if its last line has fewer words than this.
 MIN_BROKEN_WORDS = 8

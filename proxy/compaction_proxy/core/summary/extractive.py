@@ -43,7 +43,7 @@ LINE_CHARACTERS = 160
 # Maximum number of arguments that are shown of a call that only reads, and maximum characters of these
 # arguments together.
 READ_ARGUMENTS, READ_CHARACTERS = 3, 60
-# Maximum number of lines in one section.
+# Maximum number of lines in one section of an extract.
 MAX_LINES = 40
 
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*|\n+")
