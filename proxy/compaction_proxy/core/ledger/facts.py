@@ -28,7 +28,7 @@ LINE_CHARACTERS = 2_000
 ERROR_CHARACTERS, COMMAND_CHARACTERS, VALUE_CHARACTERS = 120, 100, 160
 # Maximum characters quoted of a value's name.
 NAME_CHARACTERS = 48
-# Maximum number of values, and of errors, from one message.
+# Maximum number of values, and of errors, that are taken from one message.
 MAX_VALUES_PER_MESSAGE, MAX_ERRORS_PER_MESSAGE = 40, 3
 
 _HIDDEN_CHARACTERS = re.compile(

@@ -34,7 +34,7 @@ OBSERVED_SHARE = 0.4
 # reserved before open requests, decisions, preferences and facts that the user stated get theirs.
 WORK_SHARE = 0.4
 # Maximum share of the ledger's characters for outcomes of answered requests. Room for these outcomes is
-# reserved before the user's remaining statements get theirs.
+# reserved before the user's other statements get theirs.
 ANSWERED_SHARE = 0.25
 # Number of characters in the line of an observed fact besides the fact's name and text.
 OBSERVED_CHARACTERS = len("- : \n")

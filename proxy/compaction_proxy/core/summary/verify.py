@@ -71,8 +71,8 @@ PIECE_CHARACTERS = 4_000
 # A number with at least this many digits counts as copied from the sources. The summary model may have
 # counted or rounded to get a shorter one.
 MIN_COPIED_DIGITS = 5
-# A code of fewer characters than this, such as "n-1", does not count as copied from the sources, because it is
-# more likely an expression.
+# A code of fewer characters than this, such as "n-1", does not count as copied from the sources, because it
+# is more likely an expression.
 MIN_CODE_CHARACTERS = 5
 
 _ENTRY = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*(?:\[[ xX]\]\s*)?")
