@@ -25,7 +25,7 @@ DUE_REASONS = frozenset({
     "soft",  # the trigger is near, and no request waits for the compaction
 })  # fmt: skip
 
-# Reasons why the proxy does not read a body, and forwards it unchanged.
+# Reasons why the proxy does not read the body of a request, and forwards it unchanged.
 UNREAD_BODY_REASONS = frozenset({
     "duplicate-keys", "encoded", "no-array", "no-messages", "not-json", "provider-compacts",
     "stateful", "too-deep", "too-many",

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from compaction_proxy.core.event import parse_integer, parse_number
 
-# The lowest HTTP status code that means an error.
 FIRST_ERROR_STATUS = 400
 
 

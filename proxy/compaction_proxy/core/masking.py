@@ -34,7 +34,7 @@ _STRING = re.compile(
 )
 _BLANK = re.compile(r"\s+")
 # A mask is enclosed in square brackets. Inside it, round brackets replace square ones and all characters that
-# look like them, so that no quoted text can seem to end the mask.
+# look like them, so that a model does not take quoted text for the end of the mask.
 _BRACKETS = str.maketrans("[\uff3b\u3010\u3014\u27e6]\uff3d\u3011\u3015\u27e7", "(((((" + ")))))")
 
 # Ranks of tool results: empty or repeated ones, other ones without an error, and those that report an error.

@@ -161,8 +161,8 @@ def _count_patches(
 
     The image is first scaled down until its longest side has at most `max_edge_pixels` pixels, if that number
     is not 0. An image of unknown size, or with more than `max_patches` patches, counts as `max_patches`
-    patches. The provider shrinks an image that has more. After this, it may have up to one row of patches
-    fewer than `max_patches`.
+    patches. The provider shrinks an image that has more patches. The shrunk image may have fewer than
+    `max_patches` patches, by up to one row.
     """
     if size is None:
         return math.ceil(max_patches * tokens_per_patch)

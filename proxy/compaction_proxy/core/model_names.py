@@ -28,7 +28,7 @@ def find_by_prefix(name: str, table: Mapping[str, Value]) -> Value | None:
 
 
 def is_new_claude(name: str) -> bool:
-    """Returns whether a normalized name is a Claude model with the newer token vocabulary (4.7 and later).
+    """Returns whether a name belongs to a Claude model with the newer token vocabulary (4.7 and later).
 
     A Claude model without a version in its name counts as new.
     """

@@ -15,8 +15,8 @@ from compaction_proxy.core.message import Message, find_unit_start
 # many units. If more of them differ, the client is assumed to have edited its list or begun another branch.
 MAX_MOVED_MESSAGES = 8
 MAX_MOVED_UNITS = 2
-# The proxy remembers the last messages of a request, which the client may move: at most this many. The limit
-# is needed because two units may contain many tool results.
+# The proxy remembers at most this many of the last messages of a request, which the client may move. The
+# limit is needed because two units may contain many tool results.
 MAX_END_MESSAGES = 64
 # Different conversations may begin with the same messages. If two requests begin with fewer equal messages
 # than this, and the earlier request has further messages, the later request continues the earlier one only if
@@ -103,7 +103,10 @@ def _is_rewritten(messages: Sequence[Message], previous: RequestEnd, common_coun
 
 
 def _find_movable_start(messages: Sequence[Message]) -> int:
-    """Returns the index of the first message that the client may move, given the limits on moved messages."""
+    """Returns the index of the first message that the client may move.
+
+    A client may move at most `MAX_MOVED_UNITS` units and at most `MAX_MOVED_MESSAGES` messages.
+    """
     start = len(messages)
     for _ in range(MAX_MOVED_UNITS):
         start = find_unit_start(messages, start - 1) if start else 0

@@ -86,10 +86,10 @@ def build_excerpt(text: str, share: float, source_name: str) -> str:
 
 
 def _escape_summary(text: str, closing: str) -> str:
-    """Returns the summary in a form that cannot seem to end early or to contain headings of the proxy.
+    """Changes phrases of a summary that look like its end or like a heading of the proxy.
 
-    A character is inserted into each phrase that could have this effect. `closing` is the text that follows
-    the summary in its replacement; empty if there is none.
+    A character is inserted into each such phrase, so that it no longer looks like one. `closing` is the text
+    that follows the summary in its replacement; empty if there is none.
     """
     safe = escape_frames_and_headings(text)
     if not closing:

@@ -45,8 +45,8 @@ class KeepRules:
         iterations: Number of newest iterations that stay.
         tail: Newest messages up to this many tokens stay. If all messages would fit, this rule does not
             apply.
-        includes_reaching_message: Whether the message with which the tail reaches its size belongs to the
-            tail.
+        includes_reaching_message: Whether the message that makes the tail as large as `tail`, or larger,
+            still belongs to the tail.
         keeps_task: Whether the task stays in its place.
         tool_results: Number of newest tool results that are never masked; 0 protects only those in the tail.
     """
@@ -114,7 +114,7 @@ class SummaryFrame:
     Attributes:
         opening: Text before the summary. `{round}` becomes the number of the compaction.
         closing: Text after the summary. If the summary itself contains this text, a character is inserted
-            into it, so that the summary cannot seem to end early.
+            into it, so that a model does not take it for the end of the summary.
         task_heading: Heading above the task, which is quoted verbatim; None leaves the task out.
         request_introduction: Text that introduces the latest user message at the end; None leaves that
             message in its place.

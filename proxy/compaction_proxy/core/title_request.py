@@ -2,8 +2,8 @@
 
 import re
 
-# Number of characters that are searched at each end of a text. A side request states there what it asks for.
-# The rest of the text may be a quoted conversation.
+# Number of characters that are searched at each end of a text. A side request, such as a request for a title,
+# states there what it asks for. The rest of the text may be a quoted conversation.
 EDGE_CHARACTERS = 600
 _VERB = (
     r"\b(?:generate|create|write|provide|suggest|give|make|produce|extract|come up with"
@@ -39,5 +39,5 @@ def is_title_or_side_prompt(text: str) -> bool:
 
 
 def is_side_request_prompt(text: str) -> bool:
-    """Returns whether a system prompt is one that a known client uses for side requests."""
+    """Returns whether a system prompt begins like one that a known client uses for side requests."""
     return text.startswith(_BESIDE)

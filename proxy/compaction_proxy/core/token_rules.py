@@ -70,7 +70,7 @@ def sum_message_tokens(
         message: The message.
         text_token_counts: Token counts of the texts that `list_countable_texts` returns, in any order.
         rule: The rule that belongs to the way in which the texts were counted.
-        part_tokens: Tokens of the content that is not text. They are added under both rules. If images
+        part_tokens: Tokens of the content that is not text. They are added whatever the rule is. If images
             counted as 0 tokens, they could overflow the context window.
     """
     role = rule.role_tokens if message.role in _ROLES else 0

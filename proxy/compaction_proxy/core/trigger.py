@@ -113,7 +113,7 @@ class TriggerRule:
 def _compute_tier_threshold(tier_tokens: int | None, budget: Budget) -> int:
     """Returns the threshold of `price_tier`, in tokens: a size at which a request pays no surcharge yet.
 
-    Returns all of usable if there is no surcharge.
+    Returns the whole usable size if the model has no surcharge.
     """
     if tier_tokens is None:
         return budget.usable
@@ -164,7 +164,7 @@ class TriggerMarks:
     Attributes:
         soft_tokens: From this size, compactions are prepared ahead of need. None if the soft mark is
             disabled, or if no row has a threshold of size.
-        trigger_tokens: T; all of usable if no row has a threshold of size.
+        trigger_tokens: T; the whole usable size if no row has a threshold of size.
         hard_tokens: From this size, automatic compactions are made again after an undo.
     """
 
@@ -204,10 +204,10 @@ def compute_trigger_marks(
 
 
 def compute_min_trigger(rules: Sequence[TriggerRule], budget: Budget) -> int | None:
-    """Returns the smallest size, in tokens, from which one of the active rules can start a compaction.
+    """Returns the smallest size, in tokens, from which a row can start a compaction.
 
-    Returns 0 if an active rule has only thresholds for numbers of messages, turns or iterations. Returns None
-    if no rule is active.
+    Returns 0 if an active row has only thresholds for numbers of messages, turns or iterations. Returns None
+    if no row is active.
     """
     return min((row.compute_token_threshold(budget) for row in rules if row.active), default=None)
 

@@ -269,8 +269,8 @@ def _classify_command(command: str) -> ActionEffect:
 def _classify_call(call: MessageToolCall, arguments: Mapping[str, object]) -> ActionEffect:
     """Returns the effect of a call.
 
-    The first argument that shows an effect decides. If no argument shows one, the verb in the tool's name
-    decides.
+    The effect is that of the first argument that shows one. If no argument shows an effect, it is that of
+    the first verb in the tool's name.
     """
     for key, value in arguments.items():
         if isinstance(value, str) and (effect := _classify_argument(key.lower(), value)) != "unknown":
@@ -314,7 +314,7 @@ def _list_values(name: str, value: object, depth: int = 0) -> Iterator[tuple[str
 
 
 def _shorten_value(value: str) -> str:
-    """Returns a value as one short line for quotation, or "" if it reads as an order."""
+    """Returns a value as one short line for quotation, or "" if it is worded as an order."""
     value = remove_invisible(value[:MAX_CHARACTERS])
     text = to_one_line(value, ARGUMENT_CHARACTERS + 1)
     if len(value) > ARGUMENT_CHARACTERS and " " not in value.strip() and "\n" not in value.strip():

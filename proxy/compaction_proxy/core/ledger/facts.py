@@ -28,7 +28,7 @@ LINE_CHARACTERS = 2_000
 ERROR_CHARACTERS, COMMAND_CHARACTERS, VALUE_CHARACTERS = 120, 100, 160
 # Maximum characters quoted of a value's name.
 NAME_CHARACTERS = 48
-# Maximum number of values, and of errors, from one message.
+# Maximum number of values, and of errors, that are taken from one message.
 MAX_VALUES_PER_MESSAGE, MAX_ERRORS_PER_MESSAGE = 40, 3
 
 _HIDDEN_CHARACTERS = re.compile(
@@ -218,7 +218,7 @@ def _iter_call_paths(call: MessageToolCall, arguments: str) -> Iterator[tuple[st
 
 
 def _iter_call_facts(call: MessageToolCall) -> Iterator[MessageFact]:
-    """Yields the paths and commands that a call shows."""
+    """Yields the paths and commands in the arguments of a call."""
     yield from (MessageFact("path", path, deed) for deed, path in _iter_call_paths(call, call.arguments))
     for found in _COMMAND_KEY.finditer(call.arguments):
         command = found.group(1).replace("\\n", "\n").replace('\\"', '"')
@@ -322,7 +322,7 @@ def _find_own_id(value: Mapping[object, object]) -> str:
 def _name_leaf(name: str, parent: str, own_id: str) -> str:
     """Returns the name of a value in a JSON object.
 
-    The name is the key of the value. A generic key, such as "status", says too little alone. The name then
+    The name is the key of the value. A generic key, such as "status", is not enough by itself. The name then
     also contains the parent's name, as in "order.id", or the id of the object, as in "A17 status".
     """
     if name.lower() not in _GENERIC_KEYS:

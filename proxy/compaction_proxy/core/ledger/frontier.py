@@ -58,7 +58,7 @@ SHARED_WORDS, SHARED_SHARE = 2, 0.25
 # A failure report with more words than this counts as pasted text, which has words in common with many
 # requests. So it is compared only with requests of the last `LOOSE_END_TURNS` turns.
 PASTED_WORDS = 80
-# Tools with which a model only writes down its thoughts. Their calls are ignored.
+# Tools with which a model only writes down its thoughts. Calls of these tools are ignored.
 THINKING_TOOLS = frozenset({"think", "sequentialthinking", "sequential_thinking"})
 # A reply that ends without a full stop still counts as complete if its last line has fewer words than this.
 MIN_BROKEN_WORDS = 8
@@ -170,7 +170,7 @@ def _strip_markup(text: str) -> str:
 
 
 def quote_sentence(text: str) -> str:
-    """Returns a sentence on one line, in a form that is safe to quote, or "" if it reads as an order."""
+    """Returns a sentence on one line, in a form that is safe to quote, or "" if it is worded as an order."""
     line = _strip_markup(remove_invisible(text[: 4 * QUOTED_CHARACTERS]))
     return "" if not line or reads_as_order(line) else sanitize_text(to_one_line(line, QUOTED_CHARACTERS))
 
@@ -223,7 +223,7 @@ def _is_promise(sentence: str) -> bool:
 
 
 def is_pleasantry(sentence: str) -> bool:
-    """Returns whether a sentence only thanks or offers help."""
+    """Returns whether a sentence contains a cue for thanks or for an offer of help."""
     plain = fold_text(sentence)
     return has_cue(plain, "offer") or has_cue(plain, "thanks")
 
@@ -462,8 +462,8 @@ class _FrontierReader:
     def _find_reported_requests(self, turn: int, words: frozenset[str]) -> list[_OpenRequest]:
         """Returns the answered requests of recent turns that a failure report may be about.
 
-        `turn` is the turn of the report, and `words` are its words. Of a report with more than `PASTED_WORDS`
-        words, fewer turns are recent.
+        `turn` is the turn of the report, and `words` are its words. If a report has more than
+        `PASTED_WORDS` words, fewer turns count as recent.
         """
         turns = LOOSE_END_TURNS if len(words) > PASTED_WORDS else WAITING_TURNS
         recent = (each for each in self.answered_requests if turn - each.turn < turns)

@@ -22,7 +22,7 @@ from compaction_proxy.core.sanitize import escape_frames, sanitize_text
 
 # Rules get their room first. Open requests may at first take this share of the characters that are left. The
 # rest is for decisions, preferences and facts that the user stated. Without this limit, many open requests
-# would leave no room for them.
+# would leave no room for these.
 REQUEST_SHARE = 0.4
 # One request may take a larger share of the characters that the rules leave: the newest request with a label,
 # or else the newest request. This is its maximum share.
@@ -34,7 +34,7 @@ OBSERVED_SHARE = 0.4
 # reserved before open requests, decisions, preferences and facts that the user stated get theirs.
 WORK_SHARE = 0.4
 # Maximum share of the ledger's characters for outcomes of answered requests. Room for these outcomes is
-# reserved before the user's remaining statements get theirs.
+# reserved before the user's other statements get theirs.
 ANSWERED_SHARE = 0.25
 # Number of characters in the line of an observed fact besides the fact's name and text.
 OBSERVED_CHARACTERS = len("- : \n")
@@ -80,10 +80,9 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """The remaining statements of one user message.
+    """The statements of one user message that appear nowhere else in the ledger.
 
-    They are no ledger entries, no later statement replaces or withdraws them, and they are no requests whose
-    outcome is known.
+    They are neither entries nor requests with a known outcome. No later statement replaces or withdraws them.
 
     Attributes:
         text: These statements as written, joined and cut to `REMARK_CHARACTERS` characters.
@@ -101,7 +100,7 @@ class Ledger:
     Attributes:
         entries: The entries in force: first the pins, then the user's statements in their order. A text that
             the user repeats with the same kind gives one entry, at the place of its last repetition.
-        remarks: The remaining statements of the user, each text once, newest last.
+        remarks: The statements of the user that appear nowhere else, each text once, newest last.
         facts: Facts from tools and the assistant, newest last. They are data, never instructions.
         progress: Notes on work done and left open. The most important kinds come first, and the notes of each
             kind start with the newest.
@@ -151,7 +150,7 @@ def flatten_text(text: str) -> str:
     """Returns a user's text on one line, as the ledger shows it.
 
     A space is inserted into phrases with which the proxy begins and ends its own texts (`escape_frames`). So
-    the user's text cannot seem to end the text that contains the ledger.
+    a model does not take a part of the user's text for the end of the text that contains the ledger.
     """
     return escape_frames(" ".join(text.split()))
 
@@ -245,7 +244,7 @@ def _put_progress(page: _LedgerPage, progress: Sequence[ProgressNote], kinds: fr
 
 
 def _name_fact(fact: ObservedFact) -> str:
-    """Returns the name of a fact, or its kind if the name is unknown or reads as an order."""
+    """Returns the name of a fact, or its kind if the name is unknown or is worded as an order."""
     return fact.name if fact.name and not (" " in fact.name and reads_as_order(fact.name)) else fact.kind
 
 
@@ -326,7 +325,7 @@ def parse_ledger(text: str) -> tuple[list[str], str]:
     return items, "\n".join(observations)
 
 
-# Maximum characters of a remark, which quotes the user's remaining statements in one message.
+# Maximum characters of a remark, which quotes statements of one message that are no ledger entries.
 REMARK_CHARACTERS = 600
 PIN_INDEX = -1
 # Maximum number of rules in one ledger. Every quoted rule is sent with every later request, so the number

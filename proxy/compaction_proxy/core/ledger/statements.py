@@ -301,7 +301,7 @@ def read_statements(text: str) -> tuple[Statement, ...]:
 
 
 def reads_as_order(sentence: str) -> bool:
-    """Returns whether a sentence reads as a rule or an order to its reader."""
+    """Returns whether a sentence is worded as a rule or an order."""
     plain = fold_text(sentence)
     is_addressed = has_cue(plain, "injected") or has_cue(plain, "imperative") or has_cue(plain, "obligation")
     return is_addressed or has_cue(NARRATIVE.sub(" ", plain), "rule")

@@ -81,7 +81,7 @@ _SHAPES = {
         rf"{_STARTS})\b)[A-Z][a-z'’-]{{1,24}}(?: [A-Z][a-z'’-]{{1,24}}){{1,3}}\b(?!/)",
     "number": r"(?<![\w.])\d{1,20}(?:[.,]\d{1,20}){0,3}(?!\w)",
 }  # fmt: skip
-# The shapes that are tried at a place in the text, by a pattern for the characters from this place on. A
+# The shapes that are tried at a place in the text, by a pattern that the text from this place on matches. A
 # number that is not followed by a sign of another shape can only have the shape `number`.
 _SHAPES_BY_START = {
     r"\d{1,20}+(?![\w.,/:@+#%€₽-]|\s[^\W\d_btlqxz]|\s[%€₽])": "number",

@@ -2,7 +2,7 @@
 
 An extract states which work was done, what the assistant said, and where the work stopped. It consists of
 quotations, so it keeps the language of the messages. From tool results it quotes only short values of known
-shapes. It quotes no sentence that reads as an order, so that it gives the model no instructions.
+shapes. It quotes no sentence that is worded as an order, so that it gives the model no instructions.
 """
 
 import math
@@ -43,7 +43,7 @@ LINE_CHARACTERS = 160
 # Maximum number of arguments that are shown of a call that only reads, and maximum characters of these
 # arguments together.
 READ_ARGUMENTS, READ_CHARACTERS = 3, 60
-# Maximum number of lines in one section.
+# Maximum number of lines in one section of an extract.
 MAX_LINES = 40
 
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')]*\s+|(?<=[\u3002\uff01\uff1f])\s*|\n+")
@@ -74,7 +74,7 @@ class _Sentence:
 
 
 def _list_read_indices(length: int) -> list[int]:
-    """Returns the indices of the messages that are read.
+    """Returns the indices of the messages from which sentences may be quoted, out of `length` messages.
 
     In a long conversation, these are only the oldest and the newest messages.
     """

@@ -36,8 +36,8 @@ from compaction_proxy.core.ledger.values import ExactValue, find_values
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.answer import EMPTY_SECTION_TEXT
 
-# If sentences were dropped, the summary is unfaithful if fewer than `MIN_CHARACTERS` characters are left, or
-# less than `MIN_SHARE` of its characters. A repeated list entry is dropped only if it has at least
+# If sentences were dropped, the summary counts as unfaithful if fewer than `MIN_CHARACTERS` characters are
+# left, or less than `MIN_SHARE` of its characters. A repeated list entry is dropped only if it has at least
 # `MIN_CHARACTERS` characters.
 MIN_CHARACTERS = 40
 MIN_SHARE = 1 / 3
@@ -71,7 +71,8 @@ PIECE_CHARACTERS = 4_000
 # A number with at least this many digits counts as copied from the sources. The summary model may have
 # counted or rounded to get a shorter one.
 MIN_COPIED_DIGITS = 5
-# Minimum characters of a code. A shorter text, such as "n-1", is more likely an expression.
+# A code of fewer characters than this, such as "n-1", does not count as copied from the sources, because it
+# is more likely an expression.
 MIN_CODE_CHARACTERS = 5
 
 _ENTRY = re.compile(r"\s*(?:[-*+•]|\d{1,3}[.)])?\s*(?:\[[ xX]\]\s*)?")
@@ -179,7 +180,7 @@ def _keep_digits(number: str) -> str:
 
 
 def _unescape_json(arguments: str) -> str:
-    """Returns JSON text in which the escapes of strings are replaced by the characters that they stand for.
+    """Returns JSON text in which the escapes of strings are replaced by the characters that they represent.
 
     The text need not be valid JSON.
     """
@@ -352,9 +353,9 @@ def verify_summary(
         earlier_summaries: Earlier summaries that the summary model has read.
         language: English name of the language that the prompt asked for; empty if it is unknown.
         states: The state of each statement of the conversation (`core.ledger.frontier`).
-        max_characters: Size that the summary should have at most, in characters. The tool calls may fill what
-            the summary leaves of it, but always half of it, so the result may become longer. 0 appends no
-            calls.
+        max_characters: Size that the summary should have at most, in characters. The appended tool calls may
+            take the rest of this size. If the rest is less than half of this size, they may take half of it,
+            so the result may be longer. With 0, no calls are appended.
 
     Raises:
         SummaryError: If the summary is certainly in another language (reason `language`), or if too little of
