@@ -40,7 +40,7 @@ class TextMatch(NamedTuple):
 
 
 class TextIndex(Protocol):
-    """A search index of documents. Any thread may search. If several do, their searches run in turn."""
+    """A search index of documents. Any thread may search. Searches of several threads run one by one."""
 
     @property
     def size_bytes(self) -> int:
@@ -141,7 +141,7 @@ class SqliteTextIndexBuilder:
 
 
 class SqliteTextIndex:
-    """A search index of texts. Any thread may search. If several do, their searches run in turn.
+    """A search index of texts. Any thread may search. Searches of several threads run one by one.
 
     Args:
         texts: The texts to index. Texts that are neighbours here are neighbours in the conversation.

@@ -52,7 +52,7 @@ _RUN = re.compile(rf"{_CONTRACTED}|{_GROUPED}|(?:[^\W_]+|[{_MARKS}]+)+")
 _UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 _IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*|[0-9]+")
-# Maps letters to plain letters, if Unicode normalisation does not already do so.
+# Replacements for letters that Unicode normalisation does not reduce to the letters a to z.
 _STROKES = str.maketrans(
     {"ø": "o", "ł": "l", "đ": "d", "\u0131": "i", "æ": "ae", "œ": "oe", "þ": "th", "ð": "d"}
 )
@@ -239,6 +239,8 @@ def _is_code(chunk: str, terms: tuple[str, ...]) -> bool:
 
     `chunk` contains no white space. `terms` are its terms. A code contains a digit, a separator inside, or a
     change of case as in a camel-case name, or it has several terms and begins with an `_UNSPACED` character.
+    A chunk of stop words, one with more than `MAX_CODE_TERMS` terms, and one with a digit but fewer than
+    `MIN_CODE_CHARACTERS` characters are no codes.
     """
     core = _TRIMMED_CHUNK.search(chunk)
     if not core or not terms or len(terms) > MAX_CODE_TERMS or STOP_WORDS.issuperset(terms):

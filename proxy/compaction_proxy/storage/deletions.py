@@ -1,8 +1,8 @@
 """Prevents work that began before a deletion from writing deleted records again.
 
-The start mark of a request is the number of deletions that this process had made when the request began. A
-context variable passes the start mark on to all tasks that the request starts. Before a task writes a key, it
-checks whether the key was deleted after its start mark. If so, the task does not write the key.
+This process counts its deletions. When a request begins, a context variable stores the present count, which
+is called the start mark. All tasks that the request starts have the same start mark. Before a task writes a
+key, it checks whether this process has deleted the key since then. If so, the task does not write the key.
 """
 
 from collections import deque
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
 
-# Number of newest deletions whose prefixes stay in memory. If more deletions than this were made after a task
-# began, the task writes nothing, because its key may have one of the prefixes that were dropped.
+# Number of newest deletions whose key prefixes stay in memory; older prefixes are dropped. If more deletions
+# than this were made after a task began, the task writes no key, because a dropped prefix may match the key.
 MAX_DELETIONS = 10_000
 
 _start_mark: ContextVar[int | None] = ContextVar("begun", default=None)
@@ -22,7 +22,7 @@ class DeletionFence:
     """Tells a task whether a key was deleted after the task's work began. Use it on one event loop.
 
     Keeps the key prefixes that this process has deleted. A start mark is the number of deletions that had
-    been made when a piece of work began. It is kept in a context variable.
+    been made when a task's work began. A context variable stores it.
 
     Attributes:
         get_start_mark: Returns the start mark of the current context, for a later `is_deleted_since`; None if
@@ -45,7 +45,7 @@ class DeletionFence:
 
     @contextmanager
     def scoped_start_mark(self) -> Iterator[None]:
-        """Sets the start mark as `set_start_mark` does. Restores the earlier one after the `with` block."""
+        """Sets the start mark as `set_start_mark` does. Restores the old one after the `with` block."""
         token = _start_mark.set(self._count)
         try:
             yield

@@ -1,4 +1,4 @@
-"""A store that encrypts every value with AES-256-GCM. Without the key, no value can be read or forged.
+"""A store that encrypts every value with AES-256-GCM. Nobody can read or forge a value without the key.
 
 An encrypted value consists of the envelope's version byte, the form byte 2, four bytes that identify the
 encryption key, a nonce of twelve bytes, and the ciphertext. The store key is authenticated as associated
@@ -30,7 +30,8 @@ KEY_BYTES = 32
 _KEY_ID_BYTES = 4
 _NONCE_BYTES = 12
 _START = bytes((VERSION, SEALED))
-# Returned for a value that does not decrypt. It is not a valid envelope, so the record counts as unreadable.
+# What `EncryptedStore` returns for a value that does not decrypt. Empty bytes are no valid envelope, so the
+# caller treats the record as unreadable.
 _UNREADABLE = b""
 
 
@@ -70,14 +71,17 @@ class EncryptedStore:
     async def commit(
         self, claim: Record, other_items: Sequence[Record | ListEntry] = (), *, lease: Lease | None = None
     ) -> bytes | None:
-        """Encrypts and commits the items as `Store.commit` does."""
+        """Encrypts the items, then commits them as `Store.commit` does.
+
+        Returns empty bytes if a value is stored under `claim.key` already and does not decrypt.
+        """
         stored = await self._store.commit(
             self._encrypt_item(claim), [self._encrypt_item(each) for each in other_items], lease=lease
         )
         return stored and self._decrypt_value(claim.key, stored)
 
     async def write(self, items: Sequence[Record | ListEntry]) -> None:
-        """Encrypts and writes the items as `Store.write` does."""
+        """Encrypts the items, then writes them as `Store.write` does."""
         await self._store.write([self._encrypt_item(each) for each in items])
 
     async def read_tail(self, key: str, limit: int) -> list[bytes]:
@@ -101,7 +105,7 @@ class EncryptedStore:
         return await self._store.delete_prefix(prefix)
 
     async def publish(self, channel: str, message: bytes) -> None:
-        """Encrypts and publishes a message as `Store.publish` does."""
+        """Encrypts a message, then publishes it as `Store.publish` does."""
         await self._store.publish(channel, self._encrypt_item(Record(channel, message, math.inf)).value)
 
     async def listen(self, channel: str) -> AsyncGenerator[bytes | None, None]:

@@ -51,7 +51,11 @@ def _inflate_body(body: bytes) -> bytes | None:
 
 
 def extract_json(data: bytes) -> bytes | None:
-    """Returns the JSON text of an envelope; None if the envelope is invalid or the text exceeds 16 MiB."""
+    """Returns the JSON text of an envelope.
+
+    Returns None if the version or the form is unknown, if the envelope is encrypted, if the compressed text
+    is damaged, or if the text is larger than 16 MiB.
+    """
     if len(data) <= _HEADER_BYTES or data[0] != VERSION:
         return None
     body = data[_HEADER_BYTES:]
@@ -64,7 +68,7 @@ def extract_json(data: bytes) -> bytes | None:
 def unpack(data: bytes) -> dict[str, Any] | None:
     """Decodes the fields of an envelope. Never raises.
 
-    Returns None for another version, an unknown form, damaged data, or JSON that is not an object.
+    Returns None if `extract_json` returns None, or if the text is not a JSON object.
     """
     text = extract_json(data)
     if text is None:

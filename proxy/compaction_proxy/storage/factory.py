@@ -1,8 +1,8 @@
 """Opens the store that `store.url` names, and loads the installation's secret.
 
 The secret is the key of the digests that identify tenants, so replicas that share a store must share the
-secret. It is kept in the shared store, or in a file next to the file of an embedded store. With a store in
-memory, each process uses a random secret.
+secret. If the store is a server (Redis), the secret is a record in it. If the store is an SQLite file, the
+secret is in another file next to it. With a store in memory, each process uses a random secret.
 
 In a shared store, the secret does not expire, for three reasons. It contains no user data. With a new secret,
 no stored data could be found again. And the `volatile-…` eviction policies of Redis evict only keys that
@@ -37,12 +37,13 @@ def is_shared_store(url: str) -> bool:
 
 
 def get_store_path(url: str) -> Path | None:
-    """Returns the file of an embedded store, or None for a shared store or a store in memory.
+    """Returns the file of an SQLite store, or None for a shared store or a store in memory.
 
     A path that begins with `~` (`sqlite:///~/…`) is relative to the home directory.
 
     Raises:
-        ConfigError: If the URL names no file or no supported kind of store.
+        ConfigError: If the URL names no supported kind of store, or an SQLite store without a usable file
+            name.
     """
     scheme, separator, rest = url.partition("://")
     if is_shared_store(url) or (separator and scheme == "memory" and rest in {"", "/"}):

@@ -17,10 +17,10 @@ change of their form must replace `v1` by `v2`. The scope is built from digests 
 | no tenant | `feed`, `compacted` |
 | tenant, upstream origin and model | `model` |
 
-The root of a conversation is the prefix digest of its first four messages that are not fixed. A branch, edit
-or regeneration after these messages has the same root. It therefore shares the scope, even if clients send
-different ids or none, and the proxy finds a checkpoint by its prefix digest alone. The root covers four
-messages because many conversations begin with the same first message.
+The root of a conversation is the prefix digest of its first four messages that are not fixed. A copy of a
+conversation that differs only after these messages has the same root and therefore the same scope, even if
+clients send different ids or none. The proxy can thus find a checkpoint by its prefix digest alone. The root
+covers four messages because many conversations begin with the same first message.
 """
 
 import hashlib
@@ -48,7 +48,8 @@ _cached_key = lru_cache(maxsize=1_024)
 def _build_key_start(first: str, second: str | bytes) -> str:
     """Builds the start of a key, up to the closing brace. `first` is a tenant, or empty for no tenant.
 
-    `first` and `second` are digested separately, so that all keys of a tenant share a prefix.
+    `second` is the rest of the scope, such as the id of a conversation. `first` and `second` are digested
+    separately, so that all keys of a tenant share a prefix.
     """
     return f"v1:{{{_short_digest(first)}.{_short_digest(second)}}}"
 
@@ -179,7 +180,7 @@ def exchanges_key(tenant: str, conversation: str) -> str:
 
 @_cached_key
 def directives_key(tenant: str, conversation: str) -> str:
-    """Returns the key of the record with the directives that people have set for a conversation."""
+    """Returns the key of the record of what people have set for a conversation, such as pins."""
     return f"{_build_key_start(tenant, conversation)}:wishes"
 
 
@@ -226,10 +227,10 @@ def recent_conversations_key(day: str) -> str:
 
 
 def live_feed_key(kind: str) -> str:
-    """Returns the key of a part of the live feed.
+    """Returns a key of the live feed, in which people follow the events and exchanges of all processes.
 
-    `kind` is `events` or `exchanges` for the list of these items, or `listening` for the record with
-    the time until which a process has followers, so that the other processes write their exchanges.
+    `kind` is `events` or `exchanges` for the list of these items. `listening` is the record of the time until
+    which somebody follows the feed. Processes write their exchanges to the feed only until then.
     """
     return f"{_build_key_start('', 'feed')}:feed:{kind}"
 

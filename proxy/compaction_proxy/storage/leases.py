@@ -1,9 +1,9 @@
-"""Ensures that only one process of all replicas creates a record at a time, while the store is available.
+"""Ensures that only one process at a time creates a given record, while the store is available.
 
-The process that creates the record holds a lease on it. Other processes wait for the record. If the
-lease expires because its holder died or was stopped, one of the waiting processes gets it. Each lease has a
-number, its fence, which the store checks before it writes. A former holder that continues too late therefore
-cannot write the record.
+This process holds a lease on the record. Other processes, also those of other replicas, wait for the record.
+If the lease expires because its holder died or was stopped, one of the waiting processes gets the next lease.
+Each lease has a number, its fence, which the store checks before it writes. Therefore a process whose lease
+has expired cannot write the record any more.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.storage.store import Lease
 
 # Lifetime of a lease, in seconds. If its holder dies, another process can get the lease after this time. A
-# live holder renews its lease `RENEWALS` times within this time.
+# live holder renews its lease `RENEWALS` times within this time. A waiting process looks for the record, and
+# asks for the lease, every `POLL_S` seconds.
 LEASE_S = 10.0
 RENEWALS = 3
 POLL_S = 0.05
@@ -67,7 +68,7 @@ async def wait_for_lease_or_record(
 async def _acquire_or_give_back(records: RecordStore, key: str, lease_s: float) -> Lease | None:
     """Returns a lease on `key`, or None if there is a lease on it already.
 
-    If the caller is cancelled before the store answers, releases a lease that the store then grants.
+    If the caller is cancelled before the store answers, waits for the answer and releases the new lease.
     """
     request = asyncio.ensure_future(records.acquire_lease(key, lease_s))
     try:
@@ -81,7 +82,10 @@ async def _acquire_or_give_back(records: RecordStore, key: str, lease_s: float) 
 
 
 async def _renew_until_lost(records: RecordStore, lease: Lease, lease_s: float) -> None:
-    """Renews the lease until it has expired or was released. Goes on if the store does not answer."""
+    """Renews the lease until the store reports that it has expired or was released.
+
+    Tries again later if the store does not answer.
+    """
     while True:
         await asyncio.sleep(lease_s / RENEWALS)
         try:

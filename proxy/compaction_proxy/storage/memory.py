@@ -40,7 +40,7 @@ def _count_bytes(items: Sequence[Record | ListEntry]) -> int:
 
 
 class MemoryStore:
-    """Implements `store.Store` in a dict. If it is full, it deletes the items written longest ago.
+    """Implements `store.Store` in a dict. A full store deletes the items that were written longest ago.
 
     Args:
         max_bytes: Maximum bytes of all keys and values together.
@@ -136,7 +136,7 @@ class MemoryStore:
         yield
 
     async def close(self) -> None:
-        """Deletes everything."""
+        """Deletes all records, lists and leases."""
         self._items.clear()
         self._leases.clear()
         self._bytes = 0

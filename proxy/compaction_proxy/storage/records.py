@@ -6,8 +6,8 @@ read or written, and looks in its cache first. A record that could not be saved 
 process uses it from there.
 
 When a store opens its file or connections for the first time, this may take longer than the deadline of a
-call, for example to recover a log or to migrate. `RecordStore.open` allows more time at start-up. If the
-opening takes even longer, it continues in the background, and the store is used as soon as a test call
+call, for example because the store migrates its tables. `RecordStore.open` allows more time at start-up. If
+the opening takes even longer, it continues in the background, and the store is used as soon as a test call
 succeeds.
 """
 
@@ -105,7 +105,7 @@ CACHE_TTL_S = 3600.0
 ValueT = TypeVar("ValueT")
 
 _UNREADABLE = "store-unreadable"
-# Maximum number of background tasks that run at the same time. `start_once` starts no more than these.
+# Maximum number of background tasks that run at the same time. While so many run, `start_once` starts none.
 MAX_BACKGROUND_TASKS = 8
 
 
@@ -123,7 +123,7 @@ class BackgroundTasks:
     def start_once(self, key: Hashable, create_work: Callable[[], Coroutine[object, object, object]]) -> bool:
         """Starts the coroutine that `create_work` returns as a task. Returns whether it was started.
 
-        Does not start it while a task with the same key is running, or `MAX_BACKGROUND_TASKS` others are.
+        Does not start it while a task with the same key or `MAX_BACKGROUND_TASKS` other tasks are running.
         """
         if key in self._tasks or len(self._tasks) >= MAX_BACKGROUND_TASKS:
             return False
@@ -390,7 +390,7 @@ class RecordStore:
                 self._cache.remove(key)
 
     async def close(self) -> None:
-        """Ends the background tasks and closes the store."""
+        """Cancels the background tasks and closes the store."""
         await self.background_tasks.close()
         await self._resilient_store.close()
         await self._store.close()

@@ -24,7 +24,9 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class ReportThrottle(Generic[_Key]):
-    """Limits the reports of each key to one in `REPEAT_AFTER_S` seconds.
+    """Limits how often something is reported: at most once in `REPEAT_AFTER_S` seconds for each key.
+
+    A key is what the caller chooses to tell reports apart, such as the reason of a failure.
 
     Args:
         max_keys: Maximum number of keys whose reports are counted. Beyond that, the key that was passed to
@@ -72,9 +74,9 @@ class RateLimitedReporter:
         self._throttle = ReportThrottle[str](clock=clock)
 
     def __call__(self, error: StoreUnavailableError) -> None:
-        """Reports a failure, with the number of failures of this reason suppressed since the last report.
+        """Reports a failure, unless one of the same reason was reported less than `REPEAT_AFTER_S` seconds ago.
 
-        Reports nothing if that report was made less than `REPEAT_AFTER_S` seconds ago.
+        Passes to `report` the number of failures of this reason that were suppressed since the last report.
         """
         suppressed = self._throttle.admit_report(error.reason)
         if suppressed is not None:
@@ -207,7 +209,7 @@ class ResilientStore:
         """Waits for a slot and starts the call. The slot becomes free when the call ends.
 
         Raises:
-            StoreUnavailableError: If the store failed while this call waited for its slot.
+            StoreUnavailableError: If the store was suspended while this call waited for its slot.
             TimeoutError: If no slot became free within `TURN_LIMIT_S` seconds.
         """
         async with asyncio.timeout(TURN_LIMIT_S):
@@ -220,7 +222,7 @@ class ResilientStore:
         return task
 
     def _record_response(self) -> None:
-        """Records that the store has answered, unless the store was suspended before the response came."""
+        """Records that the store has answered. Does nothing if the store has been suspended meanwhile."""
         if self.is_in_use:
             self._record_success()
 

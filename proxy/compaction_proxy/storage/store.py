@@ -53,10 +53,11 @@ class Lease:
 
 
 class Store(Protocol):
-    """Stores records, lists and leases. A loss of data may cost new summaries, but no request fails.
+    """Stores records, lists and leases.
 
-    Every method raises `StoreUnavailableError` if the store cannot do its work. A method has no deadline of
-    its own: the caller sets one. Keys that are written together must share a hash tag. Keys that are read
+    If a store loses data, some summaries may have to be made again, but no request fails. Every method raises
+    `StoreUnavailableError` if the store cannot do its work. A method has no deadline of its own: the caller
+    sets one. Keys that are written together must share a hash tag. Keys that are read
     together may have several hash tags, at the cost of a round trip to each node of a cluster.
     """
 
@@ -105,8 +106,8 @@ class Store(Protocol):
     async def delete_prefix(self, prefix: str) -> int:
         """Deletes all records and lists whose keys begin with `prefix`, and returns their number.
 
-        Also deletes, without counting them, the records that contain the tenants of deleted conversations
-        (`storage.keys.derive_conversation_tenant_key`). Ends leases on keys with this prefix, so that
+        For each conversation whose keys it deletes, also deletes the record that contains the conversation's
+        tenant (`storage.keys.derive_conversation_tenant_key`). These records are not counted. Ends leases on keys with this prefix, so that
         work in progress cannot commit these keys again. The more keys there are, the longer a call may take.
         """
         ...
@@ -122,7 +123,7 @@ class Store(Protocol):
         """Yields the messages that any process publishes on a channel.
 
         Yields None first, when the subscription has begun, and again whenever messages may have been missed.
-        Ends at once, without an item, if the store cannot send messages between processes.
+        Ends immediately, without an item, if the store cannot send messages between processes.
         """
         ...
 

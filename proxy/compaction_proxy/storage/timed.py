@@ -1,4 +1,4 @@
-"""Measures the duration of the calls of a store."""
+"""Measures how long each call of a store takes."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from compaction_proxy.storage.store import Store
 
-# The methods that are measured, and the names of their operations.
+# The methods whose calls are measured, and the operation name that is reported for each.
 _OPERATIONS = {
     "read": "read",
     "commit": "commit",

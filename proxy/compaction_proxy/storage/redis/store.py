@@ -324,7 +324,7 @@ class RedisStore:
                 yield keys
 
     async def _list_masters(self) -> list[dict[str, Any]]:
-        """Returns, for each server that has keys, the options with which `_send_command` uses it."""
+        """Returns, for each server that keeps keys, the options that send a command to this server."""
         client = self._redis.client
         if not isinstance(client, RedisCluster):
             return [{}]
@@ -332,7 +332,10 @@ class RedisStore:
         return [{"target_nodes": node} for node in client.get_primaries()]
 
     async def _unlink_keys(self, keys: Sequence[bytes]) -> int:
-        """Deletes keys, also on several nodes. Returns the number of deleted keys that are not internal."""
+        """Deletes keys. Returns the number of deleted keys that are not internal.
+
+        The keys may be on several nodes of a cluster.
+        """
         starts = range(0, len(keys), _KEYS_PER_COMMAND)
         counts = [
             each
@@ -342,14 +345,17 @@ class RedisStore:
         return sum(count for key, count in zip(keys, counts, strict=True) if not _INTERNAL_KEY.search(key))
 
     async def _read_batch(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Reads values with one command; with one for each key if they may be on several cluster nodes."""
+        """Returns the values under `keys`, in order; None for a key that is absent.
+
+        Sends one command for all keys, or one for each key if the keys may be on several cluster nodes.
+        """
         names = [self._add_prefix(key) for key in keys]
         if isinstance(self._redis.client, RedisCluster) and len(set(map(parse_hash_tag, keys))) > 1:
             return [value for (value,) in await self._run_pipeline("MGET", names)]
         return list(await self._send_command("MGET", *names))
 
     async def _run_pipeline(self, command: str, keys: Sequence[str | bytes]) -> list[Any]:
-        """Runs a command once for each key, all sent together. Returns the responses in order."""
+        """Sends `command` once for each key, in one batch. Returns the results in the order of `keys`."""
         if self._closed:
             raise StoreUnavailableError("store-closed")
         pipeline = self._redis.client.pipeline(transaction=False)

@@ -1,4 +1,4 @@
-"""Parses a Redis URL: the servers, how to reach them, and the credentials.
+"""Parses the URL of a Redis store, which names servers, credentials and options.
 
 | URL | servers |
 | --- | --- |
@@ -59,7 +59,7 @@ class RedisUrl:
         kind: How the servers are run: alone, on a Unix socket, behind sentinels, or as a cluster.
         nodes: Host and port of the server, of the sentinels, or of nodes of the cluster.
         socket: Path of a Unix socket; empty for the other kinds.
-        service: Name of the service (group of servers) that the sentinels watch; empty without sentinels.
+        service: Name of the group of servers that the sentinels watch; empty without sentinels.
         database: Number of the database. A cluster has only database 0.
         username: ACL user for the servers. None uses the default user.
         password: Password of `username`. None sends no password.
@@ -171,9 +171,10 @@ def _check_prefix(text: str) -> str:
 
 
 def _parse_path(kind: RedisKind, path: str, database: str) -> tuple[str, int]:
-    """Returns the path of a socket or the name of a service (else empty), and the number of the database.
+    """Returns the path of the socket or the name of the service, and the number of the database.
 
-    `database` is the option `db`. Only a URL of the kind `unix` has it.
+    The first value is empty if `kind` is neither `unix` nor `sentinel`. `database` is the option `db` of the
+    URL, which only a URL of the kind `unix` can have. The other kinds name the database in `path`.
     """
     if kind == "unix":
         if path in {"", "/"}:

@@ -1,4 +1,4 @@
-"""Opens the SQLite file of a store: creates it with private access rights, migrates and configures it."""
+"""Opens the SQLite file of a store. Creates it if absent, for its owner only, and migrates its tables."""
 
 import os
 import sqlite3
@@ -53,7 +53,10 @@ _REASONS = {
 
 
 def to_store_unavailable(error: sqlite3.Error | OSError) -> StoreUnavailableError:
-    """Converts an error. Keeps SQLite's message, because it never contains a stored value."""
+    """Converts an error of SQLite or of the file system.
+
+    Keeps SQLite's message, because it never contains a stored value.
+    """
     if isinstance(error, OSError):
         return StoreUnavailableError("store-unwritable", error.strerror or "the file cannot be used")
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte of an extended code is the plain code
@@ -89,8 +92,8 @@ def open_database(path: Path) -> sqlite3.Connection:
 def _prepare_database(db: sqlite3.Connection) -> None:
     """Migrates and configures the database.
 
-    If another process prepares the same new file at the same time, SQLite fails at once instead of waiting.
-    Therefore this function tries again, for `PREPARE_LIMIT_S` seconds.
+    If another process prepares the same new file at the same time, SQLite does not wait for it but raises an
+    error immediately. Therefore this function tries again, for about `PREPARE_LIMIT_S` seconds.
     """
     limit = time.monotonic() + PREPARE_LIMIT_S
     while True:
@@ -107,7 +110,7 @@ def _prepare_database(db: sqlite3.Connection) -> None:
 
 def _apply_pragmas(db: sqlite3.Connection) -> None:
     # With `synchronous = NORMAL`, a power failure may lose the last commits, but does not damage the file.
-    # That is acceptable: a loss of data may cost new summaries, but no request fails.
+    # That is acceptable: some summaries may have to be made again, but no request fails.
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA foreign_keys = ON")

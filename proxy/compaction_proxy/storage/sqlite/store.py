@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file, shared by the processes of one machine.
+"""The store in an SQLite file, which the processes of one machine can share.
 
 A single thread runs all SQLite calls, so the event loop never waits for a disk. The first call opens the
 file, and the first call after a failure opens it again. If the file cannot be used for a while, only the
@@ -41,7 +41,7 @@ def _run_calls(calls: _Calls) -> None:
     while (call := calls.get()) is not None:
         future, work = call
         if future.set_running_or_notify_cancel():
-            # No error of `work` is lost: the future passes it on to the caller that awaits the result.
+            # If `work` raises an error, the future raises it again in the caller that awaits the result.
             with suppress_and_report(future.set_exception):
                 future.set_result(work())
 
@@ -72,10 +72,10 @@ class WorkerThread:
         return await asyncio.wrap_future(self._submit_call(work))
 
     async def close(self, final_call: Callable[[], None], limit_s: float) -> None:
-        """Finishes the calls that were made before, then runs `final_call` on the thread.
+        """Waits for the calls that were made before, then runs `final_call` on the thread.
 
-        If this takes longer than `limit_s` seconds, returns before it is finished. If no call was ever made,
-        does not run `final_call`.
+        Returns after `limit_s` seconds at the latest, even if the calls are not finished. If no call was ever
+        made, does not run `final_call`.
         """
         if self._closed:
             return
@@ -215,7 +215,7 @@ class SqliteStore:
         yield
 
     async def close(self) -> None:
-        """Finishes the earlier calls and closes the file. Waits at most one second for this."""
+        """Waits for the earlier calls and closes the file. Returns after at most one second in any case."""
         await self._worker.close(self._close_connection, _CLOSE_LIMIT_S)
 
     async def _run_on_thread(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
