@@ -183,7 +183,7 @@ def _parse_message(row: object, texts: Mapping[str, str]) -> RemovedMessage | No
 MAX_RECORD_CHARACTERS = 2 * 1024 * 1024
 MAX_MESSAGE_CHARACTERS = 256 * 1024
 # Maximum number of messages in one archive. If a compaction replaces more, its archive has only the newest.
-# The name of a longer role is cut to `MAX_ROLE_CHARACTERS` characters.
+# A role with more than `MAX_ROLE_CHARACTERS` characters is cut.
 MAX_MESSAGES = 10_000
 MAX_ROLE_CHARACTERS = 64
 # Maximum number of neighbouring messages in one stretch, which is stored as one piece of the archive. Longer

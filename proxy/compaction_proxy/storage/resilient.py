@@ -74,7 +74,7 @@ class RateLimitedReporter:
         self._throttle = ReportThrottle[str](clock=clock)
 
     def __call__(self, error: StoreUnavailableError) -> None:
-        """Reports a failure, unless one of the same reason was reported less than `REPEAT_AFTER_S` seconds ago.
+        """Reports a failure, unless the same reason was reported less than `REPEAT_AFTER_S` seconds ago.
 
         Passes to `report` the number of failures of this reason that were suppressed since the last report.
         """

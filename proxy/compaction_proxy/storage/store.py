@@ -107,8 +107,9 @@ class Store(Protocol):
         """Deletes all records and lists whose keys begin with `prefix`, and returns their number.
 
         For each conversation whose keys it deletes, also deletes the record that contains the conversation's
-        tenant (`storage.keys.derive_conversation_tenant_key`). These records are not counted. Ends leases on keys with this prefix, so that
-        work in progress cannot commit these keys again. The more keys there are, the longer a call may take.
+        tenant (`storage.keys.derive_conversation_tenant_key`). These records are not counted. Ends leases on
+        keys with this prefix, so that work in progress cannot commit these keys again. The more keys there
+        are, the longer a call may take.
         """
         ...
 
