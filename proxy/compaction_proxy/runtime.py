@@ -432,7 +432,7 @@ class Components:
         )
 
     def create_compactor(self, config: Config) -> Compactor:
-        """Creates a compactor. All compactors of this process share its store, caches and summary models."""
+        """Creates a compactor. All compactors of a process use the same store, caches and models."""
         request_loader = RequestLoader(
             self.message_reader,
             self.records,

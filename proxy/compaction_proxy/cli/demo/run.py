@@ -42,8 +42,8 @@ from compaction_proxy.telemetry import logs
 
 WINDOW_TOKENS = 8192
 # Longest time, in seconds, for which the demo waits for the proxy's background work after a reply. A real
-# user would take at least as long to read the reply. After this time, the demo continues. Until then, it looks
-# every `POLL_S` seconds whether the work has ended.
+# user would take at least as long to read the reply. After this time, the demo continues. Until then, it
+# checks every `POLL_S` seconds whether the work has ended.
 LONGEST_PAUSE_S = 5.0
 POLL_S = 0.001
 
