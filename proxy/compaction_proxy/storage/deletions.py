@@ -22,7 +22,7 @@ class DeletionFence:
     """Tells a task whether a key was deleted after the task's work began. Use it on one event loop.
 
     Keeps the key prefixes that this process has deleted. A start mark is the number of deletions that had
-    been made when a task's work began. A context variable stores it.
+    been made when a task's work began. A context variable stores the start mark.
 
     Attributes:
         get_start_mark: Returns the start mark of the current context, for a later `is_deleted_since`; None if

@@ -1,4 +1,4 @@
-"""A store that encrypts every value with AES-256-GCM. Nobody can read or forge a value without the key.
+"""A store that encrypts every value with AES-256-GCM. A value can be neither read nor forged without a key.
 
 An encrypted value consists of the envelope's version byte, the form byte 2, four bytes that identify the
 encryption key, a nonce of twelve bytes, and the ciphertext. The store key is authenticated as associated

@@ -1,4 +1,4 @@
-"""Opens the store that `store.url` names, and loads the installation's secret.
+"""Creates the store that `store.url` names, and loads the installation's secret.
 
 The secret is the key of the digests that identify tenants, so replicas that share a store must share the
 secret. If the store is a server (Redis), the secret is a record in it. If the store is an SQLite file, the

@@ -123,12 +123,19 @@ def archive_piece_key(tenant: str, root: bytes, piece_name: str) -> str:
 
 @_cached_key
 def tenant_archives_key(tenant: str) -> str:
-    """Returns the key of a tenant's list of archives, which has a line for each archive and each deletion."""
+    """Returns the key of a tenant's list of archives.
+
+    The list has a line for each archive, and a line for each deletion of archives.
+    """
     return f"{_build_key_start(tenant, 'archived')}:archived"
 
 
 def round_detail_key(tenant: str, root: bytes, strategy: str, checkpoint_id: bytes) -> str:
-    """Returns the key of a compaction's detail record: its prompts and the summary model's input."""
+    """Returns the key of a compaction's detail record (`recall.round_detail`).
+
+    The record contains the prompts of the summary calls, and the messages that the conversation's model got
+    after the compaction.
+    """
     return f"{_build_key_start(tenant, root)}:detail:{strategy}:{checkpoint_id.hex()}"
 
 

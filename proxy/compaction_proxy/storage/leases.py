@@ -1,6 +1,6 @@
 """Ensures that only one process at a time creates a given record, while the store is available.
 
-This process holds a lease on the record. Other processes, also those of other replicas, wait for the record.
+The process that creates the record holds a lease on it. The other processes of all replicas wait for it.
 If the lease expires because its holder died or was stopped, one of the waiting processes gets the next lease.
 Each lease has a number, its fence, which the store checks before it writes. Therefore a process whose lease
 has expired cannot write the record any more.
@@ -68,7 +68,8 @@ async def wait_for_lease_or_record(
 async def _acquire_or_give_back(records: RecordStore, key: str, lease_s: float) -> Lease | None:
     """Returns a lease on `key`, or None if there is a lease on it already.
 
-    If the caller is cancelled before the store answers, waits for the answer and releases the new lease.
+    If the caller is cancelled before the store answers, waits for the answer. If the answer is a lease,
+    releases it.
     """
     request = asyncio.ensure_future(records.acquire_lease(key, lease_s))
     try:

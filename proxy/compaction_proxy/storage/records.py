@@ -240,10 +240,10 @@ class RecordStore:
         """Commits a record and `other_items` together, unless a record is already stored under `key`.
 
         Returns the record that is valid from now on. If a record is stored already, that record stays valid
-        and nothing is written. Otherwise the new record is valid. If the store fails, the result is the
-        record under `key` in the cache. If there is none, the new record and those in `other_items` are
-        cached, and `get_many` returns them from there. If the key was deleted after the caller's work began,
-        the new record is returned, but neither stored nor cached.
+        and nothing is written. Otherwise the new record is valid. If the store fails, returns the record
+        under `key` in the cache. If there is none, caches the new record and those in `other_items`, and
+        returns the new record. If the key was deleted after the caller's work began, returns the new record,
+        but neither stores nor caches it.
         Returns None, and writes nothing, if `lease` has expired or was released.
 
         Raises:
@@ -261,7 +261,7 @@ class RecordStore:
             return self._cache_unsaved(claim, other_items)
 
     async def overwrite(self, key: str, fields: Fields, *, ttl_s: float) -> bool:
-        """Overwrites a record. Returns whether it was saved.
+        """Overwrites a record. Returns whether the new record was saved.
 
         If the store fails, this process uses the new record from its cache. A stored record that cannot be
         decoded, such as one of a newer version, is not overwritten. A key that was deleted after the caller's

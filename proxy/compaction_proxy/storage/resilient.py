@@ -1,4 +1,4 @@
-"""Calls a store behind a deadline and a circuit breaker.
+"""Calls a store with a deadline, and suspends a store that fails (a circuit breaker).
 
 A store is suspended after three failures within a second, one timeout or one failed test call (a read without
 keys). A suspended store gets only test calls, until one of them succeeds. If the store does not answer, only
@@ -231,7 +231,10 @@ class ResilientStore:
         self.is_in_use = self.is_reachable = True
 
     def _record_failure(self, *, timed_out: bool = False) -> None:
-        """Records a failed call. Suspends the store after a timeout or several failures (`MAX_FAILURES`)."""
+        """Records a failed call, and starts the test calls.
+
+        Suspends the store after a timeout, or after `MAX_FAILURES` failures within `FAILURE_WINDOW_S` seconds.
+        """
         now = self._clock()
         self._failed_at.append(now)
         is_frequent = len(self._failed_at) == MAX_FAILURES and now - self._failed_at[0] <= FAILURE_WINDOW_S

@@ -57,8 +57,8 @@ class Store(Protocol):
 
     If a store loses data, some summaries may have to be made again, but no request fails. Every method raises
     `StoreUnavailableError` if the store cannot do its work. A method has no deadline of its own: the caller
-    sets one. Keys that are written together must share a hash tag. Keys that are read
-    together may have several hash tags, at the cost of a round trip to each node of a cluster.
+    sets one. Keys that are written together must share a hash tag. Keys that are read together may have
+    several hash tags, at the cost of a round trip to each node of a cluster.
     """
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:

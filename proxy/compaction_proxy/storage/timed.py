@@ -59,5 +59,8 @@ def measure_store_calls(
     record_duration: Callable[[str, float], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Store:
-    """Returns a store that does the same as `store` and reports how long calls of `_OPERATIONS` take."""
+    """Returns a store that does the same as `store`, and reports how long each call takes.
+
+    Measures only the methods in `_OPERATIONS`.
+    """
     return cast("Store", InstrumentedStore(store, record_duration, clock))

@@ -196,5 +196,6 @@ def _build_cluster(url: RedisUrl) -> RedisConnections:
     # With `reinitialize_steps=0`, redis-py does not close all connections after some hash slots have moved to
     # other nodes. Commands may be using these connections.
     client = RedisCluster(startup_nodes=nodes, reinitialize_steps=0, **_build_client_options(url))
-    # `find_servers` is `client.initialize`: without it, redis-py sends the first commands to any node.
+    # `client.initialize` discovers the nodes. Without this call, redis-py would send the first commands to any
+    # node.
     return RedisConnections(client, client.initialize, client.aclose, client.aclose)

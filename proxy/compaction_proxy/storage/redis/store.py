@@ -1,6 +1,6 @@
 """The shared store: Redis or Valkey, as one server, behind sentinels, or as a cluster.
 
-Only the server's clock is used. Every key expires, unless its `ttl_s` is infinite. If the server has an
+The server's clock alone decides when a key expires. Every key expires, unless its `ttl_s` is infinite. If the server has an
 eviction policy, it may delete any key at any time. The key then counts as absent.
 
 The store also has internal keys, which contain a `#`: leases and their counters, the set of the keys of each
@@ -42,8 +42,8 @@ _MAX_EVICTED_SCOPES = 8
 _KEYS_PER_COMMAND = 500
 _SCANNED_PER_COMMAND = 1000
 _TOKEN_BYTES = 12
-# If redis-py reports a timeout only after this many seconds, this process was stopped meanwhile (for example
-# suspended) and could not read the response.
+# If redis-py reports a timeout only after this many seconds, the system had paused this process meanwhile, so
+# that the process could not read the response.
 _PROCESS_STOPPED_S = ANSWER_TIMEOUT_S + 0.25
 
 _LEASE, _FENCE, _KEY_LIST = "#lease", "#fence", "#keys"
@@ -215,7 +215,7 @@ class RedisStore:
         """Sends one command and returns its response.
 
         Raises:
-            NoScriptError: If the server does not know the script any more.
+            NoScriptError: If the command runs a script by its digest, and the server has not cached it.
             StoreUnavailableError: If the command failed for any other reason.
         """
         if self._closed:
@@ -248,8 +248,8 @@ class RedisStore:
         except AttributeError:  # redis-py closed the cluster's connection before it sent the command
             return await execute(*command, **options)
         except RedisTimeoutError:
-            # If this process was stopped, redis-py's timeout kept running, and redis-py dropped a response
-            # that had already arrived. Therefore the command is sent again.
+            # While the system pauses this process, redis-py's timeout keeps running. redis-py may then drop a
+            # response that has arrived meanwhile. Therefore the command is sent again.
             if time.monotonic() - started_at < _PROCESS_STOPPED_S:
                 raise
             return await execute(*command, **options)
@@ -324,7 +324,7 @@ class RedisStore:
                 yield keys
 
     async def _list_masters(self) -> list[dict[str, Any]]:
-        """Returns, for each server that keeps keys, the options that send a command to this server."""
+        """Returns, for each master, the options with which `_send_command` sends a command to it."""
         client = self._redis.client
         if not isinstance(client, RedisCluster):
             return [{}]

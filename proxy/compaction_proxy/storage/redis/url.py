@@ -4,7 +4,7 @@
 | --- | --- |
 | `redis://[user:password@]host[:6379][/database]` | one server; `rediss://` with TLS |
 | `redis+unix://[user:password@]/path/of.sock[?db=1]` | one server on this machine |
-| `redis+sentinel://[user:password@]host[:26379],…/service[/database]` | the master of a service |
+| `redis+sentinel://[user:password@]host[:26379],…/service[/database]` | the master of a service (a group of servers) |
 | `redis+cluster://[user:password@]host[:6379],…` | a cluster, found from any of its nodes |
 
 `valkey` may replace `redis`, and `valkeys` may replace `rediss`; `rediss+sentinel` and `rediss+cluster` use
