@@ -233,7 +233,7 @@ class ResilientStore:
     def _record_failure(self, *, timed_out: bool = False) -> None:
         """Records a failed call, and starts the test calls.
 
-        Suspends the store after a timeout, or after `MAX_FAILURES` failures within `FAILURE_WINDOW_S` seconds.
+        Suspends the store after a timeout, and after `MAX_FAILURES` failures in `FAILURE_WINDOW_S` seconds.
         """
         now = self._clock()
         self._failed_at.append(now)

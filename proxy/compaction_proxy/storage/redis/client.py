@@ -196,6 +196,5 @@ def _build_cluster(url: RedisUrl) -> RedisConnections:
     # With `reinitialize_steps=0`, redis-py does not close all connections after some hash slots have moved to
     # other nodes. Commands may be using these connections.
     client = RedisCluster(startup_nodes=nodes, reinitialize_steps=0, **_build_client_options(url))
-    # `client.initialize` discovers the nodes. Without this call, redis-py would send the first commands to any
-    # node.
+    # `client.initialize` discovers the nodes. Without it, redis-py would send the first commands to any node.
     return RedisConnections(client, client.initialize, client.aclose, client.aclose)

@@ -1,7 +1,7 @@
 """The shared store: Redis or Valkey, as one server, behind sentinels, or as a cluster.
 
-The server's clock alone decides when a key expires. Every key expires, unless its `ttl_s` is infinite. If the server has an
-eviction policy, it may delete any key at any time. The key then counts as absent.
+The server's clock alone decides when a key expires. Every key expires, unless its `ttl_s` is infinite. If the
+server has an eviction policy, it may delete any key at any time. The key then counts as absent.
 
 The store also has internal keys, which contain a `#`: leases and their counters, the set of the keys of each
 scope (`storage.keys`), and the set of each tenant's scopes, sorted by their last write. If a tenant has too

@@ -239,7 +239,7 @@ class SqliteStore:
             raise to_store_unavailable(error) from error
 
     def _get_connection(self) -> sqlite3.Connection:
-        """Returns the connection. First opens the file if it is not open, or if it was replaced or removed."""
+        """Returns the connection. Opens the file first if it is not open, was removed or was replaced."""
         if self._db is not None and self._file != self._read_file_identity():
             self._close_connection()
         if self._db is None:
