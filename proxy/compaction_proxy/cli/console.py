@@ -229,12 +229,12 @@ def print_json(value: object) -> None:
 
 
 def format_count(value: object) -> str:
-    """Formats a count with thousands separators, such as `12,345`."""
+    """Formats a count with thousands separators, such as `12,345`; `n/a` if it is not a number."""
     return f"{value:,}" if _is_number(value) else UNKNOWN
 
 
 def format_dollars(value: object) -> str:
-    """Formats an amount in dollars, such as `$1.23`.
+    """Formats an amount in dollars, such as `$1.23`; `n/a` if it is not a number.
 
     The result has two decimals. If the amount is between -1 and 1 and not 0, the result has four decimals.
     """
@@ -247,7 +247,7 @@ def format_dollars(value: object) -> str:
 def format_percent(part: object, total: object) -> str:
     """Formats a part as a percentage of a total, such as `64 %`.
 
-    Returns `n/a` if the total is not above 0.
+    Returns `n/a` if the total is not above 0, or if one of the values is not a number.
     """
     if not (isinstance(part, int | float) and isinstance(total, int | float)) or total <= 0:
         return UNKNOWN
@@ -256,6 +256,8 @@ def format_percent(part: object, total: object) -> str:
 
 def format_age(timestamp_s: object, now: float | None = None) -> str:
     """Formats the time since a moment in whole days, hours, minutes or seconds, such as `5 min`.
+
+    Returns `n/a` if the moment is not a number.
 
     Args:
         timestamp_s: The moment, in seconds since the epoch.
@@ -272,7 +274,10 @@ def format_age(timestamp_s: object, now: float | None = None) -> str:
 
 
 def format_time(timestamp_s: object, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Formats a moment, given in seconds since the epoch, as local time. `pattern` is a `strftime` format."""
+    """Formats a moment, given in seconds since the epoch, as local time. `pattern` is a `strftime` format.
+
+    Returns `n/a` if the moment is not a number or is out of range.
+    """
     if not isinstance(timestamp_s, int | float):
         return UNKNOWN
     try:

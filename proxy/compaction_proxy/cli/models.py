@@ -84,7 +84,7 @@ def _iter_model_names(config: "Config", name: str | None, *, all_: bool) -> Iter
 
 
 def _describe_models(config: "Config", names: Iterable[str]) -> list[dict[str, Any]]:
-    """Describes models without a request to a proxy. Returns a row for each, as the admin API would."""
+    """Returns a row for each model, in the form of the admin API. Sends no request to a proxy."""
     from dataclasses import asdict
 
     from compaction_proxy.admin.queries import build_model_row

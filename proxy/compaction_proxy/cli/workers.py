@@ -268,7 +268,7 @@ class _WorkerSupervisor:
         signal.signal(signal.SIGINT, previous)
 
     def _reload_config(self) -> None:
-        """Reads the configuration again and sends it to the workers, or None if it is not valid."""
+        """Reads the configuration again and sends it to the workers. Sends None if it is not valid."""
         loaded = reread_config(self.read_config, self.loaded)
         self.loaded = loaded or self.loaded
         for worker in self.workers:

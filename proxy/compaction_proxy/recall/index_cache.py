@@ -253,6 +253,6 @@ class SearchIndexCache:
 
 
 def _has_archive_under_prefix(name: IndexKey, prefix: str) -> bool:
-    """Returns whether the store key of one of the archives in `name` begins with `prefix`."""
+    """Returns whether the store key of an archive in the index key `name` begins with `prefix`."""
     tenant, places = name
     return any(build_archive_key(tenant, place).startswith(prefix) for place in places)

@@ -95,7 +95,7 @@ def _get_line_key(line: Fields) -> tuple[object, object, object]:
 
 
 def _list_present_archives(lines: Iterable[Fields]) -> list[ListedArchive]:
-    """Returns the archives in a tenant's list, oldest first, except those that it reports as deleted."""
+    """Returns the archives in a tenant's list, oldest first, without those whose deletion it records."""
     found: dict[tuple[object, object, object], ListedArchive] = {}
     for line in lines:
         deleted_kind = line.get("gone")

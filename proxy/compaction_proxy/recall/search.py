@@ -241,7 +241,7 @@ class ArchiveSearch:
 
 
 def _build_foreign_filter(conversation: str) -> Callable[[ArchiveRef], bool]:
-    """Returns a function that tells whether an archive belongs to another conversation than this one."""
+    """Returns a function that tells whether an archive belongs to another conversation."""
     return lambda place: place.round.conversation != conversation
 
 

@@ -145,7 +145,7 @@ def _list_parts(message: JsonObject) -> list[Any]:
 
 
 def _iter_texts(message: JsonObject) -> Iterator[str]:
-    """Yields the texts of a message whose tokens the provider counts."""
+    """Yields the parts of a message that count as text: role, content, name and tool calls."""
     yield from (str(message.get("role", "")), extract_text(message), str(message.get("name") or ""))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():

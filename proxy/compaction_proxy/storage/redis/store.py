@@ -75,7 +75,6 @@ def _get_scope(key: str) -> str:
 
 
 def _to_scan_pattern(prefix: str) -> str:
-    """Returns the SCAN pattern that matches all keys with this prefix."""
     return re.sub(r"([\\*?\[\]^-])", r"\\\1", prefix) + "*"
 
 
@@ -324,7 +323,10 @@ class RedisStore:
                 yield keys
 
     async def _list_masters(self) -> list[dict[str, Any]]:
-        """Returns, for each master, the options with which `_send_command` sends a command to it."""
+        """Returns, for each master, the options with which `_send_command` sends a command to it.
+
+        Without a cluster, there is only one server, and it needs no options.
+        """
         client = self._redis.client
         if not isinstance(client, RedisCluster):
             return [{}]

@@ -222,8 +222,6 @@ class SqliteStore:
         return await self._worker.run(lambda: self._run_with_connection(work))
 
     async def _run_transaction(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Runs `work` on the worker thread, in a write transaction."""
-
         def run_and_commit(db: sqlite3.Connection) -> _T:
             with db:
                 db.execute("BEGIN IMMEDIATE")
@@ -340,6 +338,5 @@ def _sweep_expired(db: sqlite3.Connection, now: float) -> bool:
 
 
 def _is_lease_held(db: sqlite3.Connection, lease: Lease, now: float) -> bool:
-    """Returns whether a lease has neither expired nor been released."""
     sql = "SELECT 1 FROM leases WHERE key = ? AND fence = ? AND expires > ?"
     return db.execute(sql, (lease.key, lease.fence, now)).fetchone() is not None
