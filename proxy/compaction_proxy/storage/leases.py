@@ -1,6 +1,6 @@
 """Ensures that only one process at a time creates a given record, while the store is available.
 
-The process that creates the record holds a lease on it. The other processes of all replicas wait for it.
+The process that creates the record holds a lease on it. All other processes wait for the record.
 If the lease expires because its holder died or was stopped, one of the waiting processes gets the next lease.
 Each lease has a number, its fence, which the store checks before it writes. Therefore a process whose lease
 has expired cannot write the record any more.

@@ -430,7 +430,8 @@ class RecordStore:
     async def _commit_record(
         self, claim: RecordItem, other_items: Sequence[RecordItem | ListItem], lease: Lease | None
     ) -> Fields | None:
-        # Encodes in a thread, because the original messages of a compaction take a while to compress.
+        # A thread encodes the items. They may contain the original messages of a compaction. To compress these
+        # on the event loop would delay other requests.
         value, entries = await asyncio.to_thread(
             lambda: (pack_fields(claim.fields), list(map(to_entry, other_items)))
         )

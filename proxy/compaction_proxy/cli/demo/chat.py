@@ -62,7 +62,7 @@ class DemoUsage:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The fields that are the same in all chunks of a response. `created` is in seconds since the epoch."""
+    """The fields that every JSON object of a response has. `created` is in seconds since the epoch."""
 
     id: str
     created: int

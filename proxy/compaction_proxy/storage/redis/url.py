@@ -4,11 +4,12 @@
 | --- | --- |
 | `redis://[user:password@]host[:6379][/database]` | one server; `rediss://` with TLS |
 | `redis+unix://[user:password@]/path/of.sock[?db=1]` | one server on this machine |
-| `redis+sentinel://[user:password@]host[:26379],…/group[/database]` | the master of a group of servers |
+| `redis+sentinel://[user:password@]host[:26379],…/service[/database]` | the master of a service |
 | `redis+cluster://[user:password@]host[:6379],…` | a cluster, found from any of its nodes |
 
-`valkey` may replace `redis`, and `valkeys` may replace `rediss`; `rediss+sentinel` and `rediss+cluster` use
-TLS. Special characters of a name or password are percent-encoded. Options follow a `?`: see `_OPTIONS`.
+A service is a group of servers that sentinels watch. `valkey` may replace `redis`, and `valkeys` may replace
+`rediss`; `rediss+sentinel` and `rediss+cluster` use TLS. Special characters of a name or password are
+percent-encoded. Options follow a `?`: see `_OPTIONS`.
 """
 
 from collections.abc import Mapping
@@ -59,8 +60,7 @@ class RedisUrl:
         kind: How the servers are run: alone, on a Unix socket, behind sentinels, or as a cluster.
         nodes: Host and port of the server, of the sentinels, or of nodes of the cluster.
         socket: Path of a Unix socket; empty for the other kinds.
-        service: Name of the group of servers that the sentinels watch (`group` in the URL); empty without
-            sentinels.
+        service: Name of the group of servers that the sentinels watch; empty without sentinels.
         database: Number of the database. A cluster has only database 0.
         username: ACL user for the servers. None uses the default user.
         password: Password of `username`. None sends no password.
