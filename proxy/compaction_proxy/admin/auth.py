@@ -88,7 +88,7 @@ class BodyBudgetMiddleware:
     budget: BodyBudget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request to the application. Its body counts in the budget until the response has ended."""
+        """Passes a request to the application. The body counts in the budget until the response has ended."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
