@@ -458,8 +458,8 @@ class Components:
     def create_usage_feedback(self) -> UsageFeedback:
         """Creates the component that reads the token `usage` in responses.
 
-        The component learns from it the true sizes of requests, the limits of models and the effects of
-        compactions.
+        From this usage, the component learns the true sizes of requests, the limits of models and the effects
+        of compactions.
         """
         return UsageFeedback(
             self.model_limits,

@@ -290,7 +290,7 @@ def to_plain_value(value: object) -> object:
     return value
 
 
-# Keys and sections of which a change takes effect only with the next start of the proxy. They configure
+# A change of these keys and sections takes effect only with the next start of the proxy, because they configure
 # objects that the proxy creates once, such as sockets and the store.
 RESTART_KEYS = (
     "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",

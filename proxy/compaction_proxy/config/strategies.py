@@ -84,8 +84,8 @@ def _build_trigger_field(value_type: Any, name: str, description: str) -> Policy
     """Builds the `PolicyField` for one threshold of the trigger, such as `tokens`.
 
     The value becomes a `TriggerRule` without other thresholds, so that reaching this threshold is enough to
-    start a compaction. It replaces the first rule that has this threshold. The value None only removes that
-    rule.
+    start a compaction. The new rule replaces the first rule that has this threshold. The value None only
+    removes that first rule.
     """
 
     def read_threshold(rows: Rows) -> object:

@@ -430,7 +430,7 @@ class RecordStore:
     async def _commit_record(
         self, claim: RecordItem, other_items: Sequence[RecordItem | ListItem], lease: Lease | None
     ) -> Fields | None:
-        # A thread encodes the items. They may contain the original messages of a compaction. Compressing these
+        # A thread encodes the items, which may contain the original messages of a compaction. To compress them
         # on the event loop would delay other requests.
         value, entries = await asyncio.to_thread(
             lambda: (pack_fields(claim.fields), list(map(to_entry, other_items)))

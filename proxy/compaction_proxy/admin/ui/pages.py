@@ -494,8 +494,8 @@ def build_period_chart(rows: Sequence[StatisticsRow], by: str, since: float, unt
 def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[CompactionRecord]) -> str:
     """Builds the data of the chart of a conversation's requests, as JSON.
 
-    The chart shows the sizes of the newest requests in tokens. It marks each request to which a compaction
-    was applied for the first time.
+    The chart shows the sizes of the newest requests in tokens. For each compaction, it marks the first
+    request to which the compaction was applied.
     """
     drawn = exchanges[-MAX_COLUMNS:]
     first = len(exchanges) - len(drawn)

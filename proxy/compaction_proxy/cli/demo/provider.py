@@ -433,7 +433,7 @@ def _get_output_tokens(body: JsonObject) -> int:
 async def send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault) -> None:
     """Streams events to the client.
 
-    If the fault cuts the stream, sends no end of the body. The server then closes the connection.
+    If the fault cuts the stream, returns before the body is complete. The server then closes the connection.
     """
     await client.start(200, b"text/event-stream; charset=utf-8")
     for index, event in enumerate(events):
