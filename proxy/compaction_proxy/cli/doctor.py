@@ -191,7 +191,7 @@ def check_admin_key(server: ServerSection) -> Iterator[Finding]:
 def check_open_files() -> Finding:
     """Checks how many files and connections the proxy may have open at the same time.
 
-    Warns if there are fewer than `MIN_DESCRIPTORS`.
+    Warns if the number is below `MIN_DESCRIPTORS`.
     """
     if sys.platform == "win32":
         return Finding(NOTE, "open files", "no limit that could be read here")

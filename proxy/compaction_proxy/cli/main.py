@@ -237,7 +237,7 @@ def _handle_options(
         ),
     ] = False,
 ) -> None:
-    """Defines the options that are not those of a command."""
+    """Defines the options of the program itself, such as `--version`."""
 
 
 def doctor(

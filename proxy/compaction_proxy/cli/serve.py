@@ -92,7 +92,7 @@ def format_banner(config: Config, url: str) -> Iterator[str]:
 
 
 def get_drain_timeouts(server: ServerSection) -> serving.DrainTimeouts:
-    """Returns how long a stopping server accepts requests, and how long it then waits for them to end."""
+    """Returns how long, in seconds, a stopping server accepts requests and then waits for them to end."""
     grace_s = server.accept_grace_s
     if grace_s is None:
         grace_s = 0 if is_loopback(server.host) else ACCEPT_GRACE_S

@@ -290,8 +290,8 @@ def to_plain_value(value: object) -> object:
     return value
 
 
-# A change of these keys and sections takes effect only with the next start of the proxy, because they configure
-# objects that the proxy creates once, such as sockets and the store.
+# A change of these keys and sections takes effect only with the next start of the proxy, because they
+# configure objects that the proxy creates once, such as sockets and the store.
 RESTART_KEYS = (
     "server.host", "server.port", "server.unix_socket", "server.tls_certificate", "server.tls_key",
     "server.secret", "server.previous_secrets", "server.workers", "server.accept_grace_s", "server.drain_s",

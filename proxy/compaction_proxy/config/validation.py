@@ -39,7 +39,7 @@ def is_key_set_explicitly(section: BaseModel | None, path: KeyPath) -> bool:
 
 
 def find_effective_key_path(config: Config, glob: str, path: KeyPath) -> KeyPath:
-    """Returns the path of a key inside the entry of `models` for a glob if it is set there, else `path`."""
+    """Returns the path of a key in the entry of `models` for `glob` if the entry sets it, else `path`."""
     return ("models", glob, *path) if is_key_set_explicitly(config.models.get(glob), path) else path
 
 

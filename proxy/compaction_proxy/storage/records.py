@@ -430,8 +430,8 @@ class RecordStore:
     async def _commit_record(
         self, claim: RecordItem, other_items: Sequence[RecordItem | ListItem], lease: Lease | None
     ) -> Fields | None:
-        # A thread encodes the items, which may contain the original messages of a compaction. To compress them
-        # on the event loop would delay other requests.
+        # A thread encodes the items, because they may contain the original messages of a compaction.
+        # Compressing these on the event loop would delay other requests.
         value, entries = await asyncio.to_thread(
             lambda: (pack_fields(claim.fields), list(map(to_entry, other_items)))
         )
