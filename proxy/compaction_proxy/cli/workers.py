@@ -132,7 +132,7 @@ def _execute_orders(
     running: serving.GracefulServer,
     reloader: ConfigReloader,
 ) -> None:
-    """Executes the orders of the parent. Stops the server when the parent closes the pipe or dies."""
+    """Executes the parent process's orders. Stops the server when the parent closes the pipe or dies."""
     with suppress(EOFError, OSError, RuntimeError):  # RuntimeError: the event loop is closed
         while True:
             order: Order = orders.recv()
