@@ -217,8 +217,8 @@ class RecordStore:
 
         Args:
             keys: The store keys of the records.
-            bypass_cache: Whether to read all records from the store, because other replicas may have overwritten
-                them. A cached record is then used only if the store does not return it.
+            bypass_cache: Whether to read all records from the store, because other replicas may have
+                overwritten them. A cached record is then used only if the store does not return it.
             keep_in_cache: Whether to cache the records that are read. If False, they are decoded in a thread.
                 Use False for large amounts of data that are seldom read.
         """
