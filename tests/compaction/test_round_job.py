@@ -241,5 +241,5 @@ async def test_a_strategy_that_leaves_earlier_rounds_shows_the_model_none_of_the
     async with bench(Summaries([SummaryAnswer(RECORD)]), strategy="split", window=4_000) as made:
         for turns in (40, 80, 120):
             fit = await made.fit(talk(turns))
-    assert fit.report.round > 1
+    assert (fit.report.round or 0) > 1
     assert [RECORD in call.prompt for call in made.summaries.calls] == [False] * len(made.summaries.calls)

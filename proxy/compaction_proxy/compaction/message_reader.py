@@ -177,7 +177,8 @@ class MessageReader:
     ) -> MessageList:
         """Decodes the messages of a request, counts their tokens and computes their digests.
 
-        If the list extends a cached list, only the new messages are processed.
+        If the list extends a cached list, usually only the new messages are processed. All messages are
+        processed if later messages can change how the last ones of the cached list are read.
 
         Args:
             body: The body of the request.

@@ -26,8 +26,8 @@ EXTRACT_WRITER = "extract"
 # A client that clears a tool result may leave a notice in its place. So a shortened tool result of at most
 # this many characters is accepted, whatever it says.
 MAX_NOTICE_CHARACTERS = 256
-# A shortened tool result of more than `MAX_NOTICE_CHARACTERS` characters is accepted only if its first
-# characters, this many of them, are the same as in the original.
+# A shortened tool result of more than `MAX_NOTICE_CHARACTERS` characters is accepted only if it begins
+# with the first `HEAD_CHARACTERS` characters of the original.
 HEAD_CHARACTERS = 64
 
 

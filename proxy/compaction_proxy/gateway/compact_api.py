@@ -87,8 +87,8 @@ _MISSING_ENDPOINT_STATUSES: Final = frozenset({404, 405, 501})
 # that the request names, such as the model. So the upstream does serve the path.
 _NOT_FOUND_SUFFIX: Final = "_not_found"
 # The proxy holds back at most this many bytes of a response, in order to see whether the response holds a
-# compaction item. If an event stream has no such item in these bytes, the proxy treats it as a stream
-# without one. It relays any other response that has more bytes.
+# compaction item. If an event stream has no such item in these bytes, the proxy assumes that it has none at
+# all. A response of another type that has more bytes than this is relayed to the client without a search.
 HOLD_BYTES: Final = 16 * 1024 * 1024
 # The statuses with which most upstreams refuse an item of an unknown type. The body of such a response names
 # the type.

@@ -41,8 +41,8 @@ _FAMILIES: tuple[tuple[str, float, float], ...] = (
 )
 # Ratio and deviation, as in `_FAMILIES`, for a model that is in none of these families and is no Claude
 # model. Most names of such models are aliases of models in `_FAMILIES`, and 1.07 is in the middle of the
-# ratios there. Before the first observation, `Calibration.predict_tokens` adds one standard deviation, so it
-# uses the ratio 1.2. Of all families, only the new Claude models have a higher ratio.
+# ratios there. Before the first observation, `Calibration.predict_tokens` uses a ratio that is one standard
+# deviation of its logarithm higher. For these two numbers, this ratio is 1.2.
 _UNKNOWN = (1.07, 0.092)
 _CLAUDE_OLD = (1.15, 0.05)
 _CLAUDE_NEW = (1.45, 0.05)  # Claude 4.7 and later versions have a new vocabulary

@@ -262,7 +262,7 @@ class UsageBaselineStore:
     def record_baseline(self, tenant: str, root: bytes, baseline: UsageBaseline) -> None:
         """Adds an anchor to those in memory. A background task later writes it to the store.
 
-        Does nothing if the conversation was deleted after the request of the anchor began.
+        Does nothing if the conversation was deleted after the current request began.
         """
         key = usage_anchors_key(tenant, root)
         if self._records.deletion_fence.is_deleted(key):
