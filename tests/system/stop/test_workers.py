@@ -151,7 +151,7 @@ async def test_a_worker_that_is_killed_while_another_starts_is_replaced(stop: An
         await stop.until(lambda: told.exists() and told.read_text())
         pid = int(told.read_text())
         os.kill(pid, signal.SIGKILL)
-        await asyncio.sleep(0.3)  # the parent may end, which is what must not happen
+        await stop.until(lambda: "worker.ended" in (stop.folder / "stderr").read_text())
         (stop.folder / "go").touch()
         return pid
 

@@ -119,10 +119,10 @@ _SEQUENCE_MARKER: Final = b'"sequence_number"'
 class ResponsesStreamFilter:
     """Removes calls of the proxy's search tool from streams on the Responses wire; see `StreamFilter`.
 
-    Does not change the events of the first response before its first call of the search tool. Leaves out each
-    item that calls the search tool. Gives later items lower output indices, and later events lower sequence
-    numbers, so that no number is missing. The last event of the joined response lists the items of all
-    responses.
+    The client gets one stream, even if the proxy joins several responses of the upstream. Events of the first
+    response before its first call of the search tool stay unchanged. Each item that calls the search tool is
+    left out. Later items get new output indices, and later events new sequence numbers. Both continue without
+    a gap over all responses. The last event lists the items of all responses.
     """
 
     def __init__(self, stream: StreamJoiner) -> None:
