@@ -64,7 +64,7 @@ class ProxyProcess:
     def workers(self) -> list[int]:
         """Process ids of the workers: children that are not multiprocessing's own."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [int(pid) for pid in children if b"spawn_main" in _read_command_line(pid)]
 
     async def end(self, number: int = signal.SIGTERM) -> None:
         """Send a signal; the process must end with code 0, long before its drain does."""
@@ -75,6 +75,14 @@ class ProxyProcess:
         """Wait for the end."""
         code = await asyncio.wait_for(self.process.wait(), END_LIMIT_S)
         assert code == 0, self.errors.read_text()
+
+
+def _read_command_line(pid: str) -> bytes:
+    """The command line of a process; empty if it has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def _environment(folder: Path, more: Mapping[str, str]) -> dict[str, str]:
