@@ -19,7 +19,7 @@ from compaction_proxy.gateway.server.parser import RequestHead, RequestParser
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-# Once more bytes of a body than this wait for the application, the connection stops reading from the socket.
+# If more bytes of a body than this wait for the application, the connection stops reading from the socket.
 MAX_UNREAD_BYTES = 65_536
 # If a request is answered before its body is complete, the connection reads the rest of the body and drops
 # it, but at most this many bytes. If more come, the connection closes.
@@ -294,7 +294,10 @@ class ServerConnection(asyncio.Protocol):
         return now - self._last_taken_at
 
     def shutdown(self) -> None:
-        """Closes the connection after the newest request is answered, or now if no request is unanswered."""
+        """Closes the connection after the newest request is answered.
+
+        Closes it now if every request is already answered, or if `has_hung_up` is set.
+        """
         if self.has_hung_up:
             self.transport.close()
         for cycle in (self._active_cycle, self.newest_cycle):
@@ -304,7 +307,7 @@ class ServerConnection(asyncio.Protocol):
             self.transport.close()
 
     def refuse_request(self, error: RequestRefusedError) -> None:
-        """Sends an error and ends the connection. If a response has already begun, sends no error."""
+        """Ends the connection. First sends an error, unless a response has begun and is incomplete."""
         if (
             self._active_cycle is None
             or self._active_cycle.response_complete
@@ -326,7 +329,8 @@ class ServerConnection(asyncio.Protocol):
 
         If the socket were closed while it holds unread data from the client, the client could lose the
         response. `timeouts.close_overdue_connections` closes the connection after `ClientDeadlines.linger_s`
-        seconds. If the transport cannot end only its own direction (TLS), the connection closes now.
+        seconds. If the transport cannot close only its sending side (as with TLS), the whole connection
+        closes now.
         """
         self.has_hung_up = True
         self.phase_started_at = self.loop.time()

@@ -36,7 +36,7 @@ _log = structlog.get_logger()
 
 
 def encode_header_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Encodes header fields as the lines that are sent.
+    """Encodes header fields as lines of the form `name: value` that end in CR LF.
 
     Raises:
         ValueError: If a field contains a line break or a NUL.
@@ -169,7 +169,7 @@ class RequestResponseCycle:
                 self._abort_response()
 
     def feed_body(self, piece: bytes) -> int:
-        """Adds a part of the body. Returns how many bytes the application has not received yet."""
+        """Adds a part of the body. Returns how many of its bytes still wait for the application."""
         self._unread_body.append(piece)
         self._unread_bytes += len(piece)
         self.body_bytes += len(piece)

@@ -19,10 +19,10 @@ from compaction_proxy.core.errors import RequestRefusedError
 MAX_HEAD_BYTES = 65_536
 # The most header fields that a request may have.
 MAX_FIELDS = 256
-# The most bytes that may arrive in a row without body data, such as chunk extensions and trailers.
+# The most bytes in a row that may contain no body data. Chunk extensions and trailers are such bytes.
 MAX_FRAMING_BYTES = 262_144
-# The parser caches what it finds in request targets of up to this many bytes, because clients use the same
-# few targets again and again.
+# The parser caches the parts (path and query) of a request target of at most this many bytes, because clients
+# use the same few targets again and again.
 _MAX_CACHED_TARGET_BYTES = 256
 # The header fields whose values the parser itself checks or needs.
 _FRAMING_FIELDS = frozenset({b"host", b"expect", b"content-length", b"transfer-encoding"})

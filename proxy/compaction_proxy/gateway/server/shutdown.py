@@ -28,7 +28,8 @@ CLOSE_TIMEOUT_S = 2.0
 # While the server stops, work that goes on after the response of a request may take this many seconds. Then
 # the server cancels it.
 TASKS_TIMEOUT_S = 1.0
-# The most seconds that the application's shutdown may take. After that, the server stops without it.
+# The most seconds that the application's shutdown may take. After that, the server stops even if the shutdown
+# is not complete.
 APPLICATION_CLOSE_TIMEOUT_S = 5.0
 # The most seconds that the application's shutdown may take if the server must not wait for responses.
 FORCED_CLOSE_TIMEOUT_S = 0.5
@@ -244,9 +245,9 @@ class GracefulServer(uvicorn.Server):
             connection.transport.close()
 
     async def _wait_for_tasks(self) -> None:
-        """Waits for work that goes on after a client has left or has its response. Then cancels the work.
+        """Waits for work that goes on after a client has left or has its response.
 
-        The wait takes at most `TASKS_TIMEOUT_S` seconds.
+        After `TASKS_TIMEOUT_S` seconds, the server cancels the work that has not ended.
         """
         for limit_s in (TASKS_TIMEOUT_S, TICK_S):
             tasks = set(self.server_state.tasks)
