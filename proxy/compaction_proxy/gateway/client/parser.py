@@ -2,8 +2,9 @@
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-# The parser refuses a response that exceeds one of the three limits below. This one is for bytes that arrive
-# in a row and contain no body data: the status line and header fields, chunk extensions, trailers.
+# The parser refuses a response that exceeds one of the three limits below. This one is the most bytes in a
+# row that may contain no body data. Such bytes are the status line, header fields, chunk extensions and
+# trailers.
 MAX_FRAMING_BYTES = 262_144
 # The most bytes that the name and the value of one header field may have together.
 MAX_LINE_BYTES = 65_536

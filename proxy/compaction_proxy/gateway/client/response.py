@@ -1,4 +1,4 @@
-"""A response whose body is still arriving: buffers the body between the connection and the reader."""
+"""Defines the response object, which buffers the body of a response until the reader takes it."""
 
 import asyncio
 from typing import Protocol
