@@ -204,8 +204,8 @@ class AfterResponseHandler:
 
         Returns None if no probe can be made from the request, or if the probe fails.
 
-        The client already has its response, so it does not wait for the probe. The strategy `full` counts the
-        tokens again in this way after each compaction (`seeds/000` in docs/strategies.md).
+        The client already has its response, so it does not wait for the probe. The caller uses this method
+        only after a new compaction, and only if `compaction.recount` is `probe`.
         """
         body = build_probe_body(fit_result.raw, wire)
         if body is None:

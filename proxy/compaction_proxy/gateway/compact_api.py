@@ -272,7 +272,7 @@ def _parse_tokens(fields: Mapping[str, Any], name: str) -> int | None:
 
 @lru_cache(maxsize=256)
 def _build_waiting_settings(settings: ModelSettings, target_tokens: int | None) -> ModelSettings:
-    """Returns a copy of the settings with which a compaction waits for its summary for `summary.timeout_s`.
+    """Returns a copy of the settings that lets a compaction wait `summary.timeout_s` seconds for its summary.
 
     `target_tokens` is the number of tokens that the compacted list should have; None keeps the configured
     number.

@@ -24,8 +24,8 @@ class ConcurrencyLimiter:
     """Limits the number of concurrent requests. It must be used on one event loop only.
 
     Args:
-        max_requests: The most requests that may be served at the same time. As many further requests may wait
-            for a slot.
+        max_requests: The most requests that may be served at the same time. The same number of further
+            requests may wait for a slot.
         queue_s: The longest wait for a slot, in seconds.
         body_budget: The budget that the bodies of these requests share. None creates a budget without a
             limit.

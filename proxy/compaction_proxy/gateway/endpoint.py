@@ -287,7 +287,7 @@ class RelayEndpoint:
     async def _replace_upstream_answer(
         self, item_request: CompactionItemRequest, answer: UpstreamResponse, send: Send
     ) -> bool:
-        """Answers a request for a compaction item if the upstream turns out to make no such items.
+        """Answers a request for a compaction item if the upstream's response shows that it has made none.
 
         Returns whether the client got the proxy's response. If not, the caller relays the upstream's
         response.

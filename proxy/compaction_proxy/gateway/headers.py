@@ -38,13 +38,13 @@ _NOT_RETURNED = HOP_BY_HOP | {b"server", b"date"}
 # A header field of responses. It asks a reverse proxy between this proxy and the client to forward each chunk
 # of a stream without delay.
 _UNBUFFERED = (b"x-accel-buffering", b"no")
-# The values that the field `connection` has in nearly all requests. In any case, the proxy drops
-# the header fields that these values name.
+# The values that the field `connection` has in nearly all requests. The proxy drops the header fields that
+# these values name from every message, so it need not parse these values.
 _USUAL_CONNECTION_VALUES = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
 
 
 def extract_key(credential: bytes) -> bytes:
-    """Returns the key in a credential's value, which may begin with `Bearer`."""
+    """Returns the key in the value of a credential field, without the word `Bearer` if it comes first."""
     scheme, _, key = credential.strip().partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else credential.strip()
 
@@ -149,7 +149,7 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
 
     - `server` and `date` are left out, because the proxy's own server writes them.
     - `content-length` stays, because the body is relayed unchanged. With status 204 and 304 it is left out,
-      because no body follows, and the proxy's own server would wait for one.
+      because no body follows.
     - Fields whose names begin with `x-compaction` are left out. Only the proxy writes them.
     - Fields with control characters, and fields that concern only the connection to the upstream, are left
       out.

@@ -1,8 +1,8 @@
 """Endpoints that relay a request and its response unchanged.
 
-One of them relays requests to count tokens. A provider's count is exact and costs nothing, so the proxy also
-uses it to calibrate its own estimates, after the client has its response. The other endpoint relays all other
-requests that contain no messages of a conversation.
+One of them relays requests that ask for a token count. A provider's count is exact and costs nothing. So the
+proxy also uses it to calibrate its own estimates, after the client has its response. The other endpoint
+relays all other requests that contain no messages of a conversation.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,8 +46,8 @@ from compaction_proxy.wires.messages.wire import MESSAGES
 # larger body is streamed.
 REPLAYABLE_BYTES = 262_144
 COUNT_TOKENS_ENDING: Final = b"/v1/messages/count_tokens"
-# If the body of a request to count tokens has more bytes than this, or if the request does not declare the
-# size of its body, the proxy relays the request but does not learn from it.
+# If a request for a token count has a body of more bytes than this, or does not declare the size of its body,
+# the proxy relays the request but does not learn from the response.
 MAX_COUNTED_BYTES: Final = 4 * 1024 * 1024
 # The most bytes of a response in which the proxy looks for a token count. A count is a short JSON object, so
 # a longer response holds no count.
@@ -89,7 +89,7 @@ class PassthroughEndpoint:
 
 
 class CountTokensEndpoint:
-    """An ASGI endpoint that relays requests to count tokens, and calibrates estimates with the counts.
+    """An ASGI endpoint that relays requests for token counts, and calibrates estimates with the counts.
 
     Args:
         config: The configuration.

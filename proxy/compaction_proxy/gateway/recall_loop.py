@@ -52,8 +52,8 @@ TOO_MANY: Final = f"Not run: {MAX_CALLS} searches at once are the most."
 NO_ROOM: Final = "What was found has no room in the context window. Go on without it."
 
 # A response that is no stream is searched for calls of the tool only if it has at most this many bytes, both
-# before and after decompression. If the first response is longer, the proxy relays it as it is. If a later
-# one is longer, the client gets an error.
+# before and after decompression. If the upstream's first response is longer, the proxy relays it as it is. If
+# a response that continues the first one is longer, the client gets an error.
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 # An upstream may compress a stream although the proxy asked for an uncompressed one. If such a stream has
 # more bytes than this after decompression, the proxy cuts it.
@@ -374,9 +374,10 @@ class RecallLoop:
 
     async def _send_continuation(self, turn: list[dict[str, Any]]) -> UpstreamResponse:
         offer, turns = self._offer, [*self._turns, *turn]
-        # The response to the last request must not call the search tool again. If the client's request has
-        # tools, the search tool is left out. Otherwise it stays, but the request forbids calls of it. A
-        # server may refuse a request that defines no tools although its messages contain tool calls.
+        # `last` is the body that is sent if the upstream may be asked only this once more. The response to it
+        # must not call the search tool again. If the client's request has tools, the search tool is left out.
+        # Otherwise it stays, but the request forbids calls of it. A server may refuse a request that defines
+        # no tools although its messages contain tool calls.
         last = offer.raw_without_tool if offer.has_tools else self._tool.forbid_calls(offer.raw_with_tool)
         if offer.has_tools and self._tool.requires_same_tools(turns):
             last = offer.raw_with_tool  # if the model calls the tool again, the client does not see that call

@@ -27,8 +27,8 @@ from compaction_proxy.wires.project_instructions import (
 )
 from compaction_proxy.wires.wire import Wire
 
-# The most bytes of a body for which the proxy searches a conversation. A conversation with larger requests
-# soon becomes too large for the gate, and then the proxy parses all its requests anyway.
+# The finder starts no search for a body with more bytes than this. Such a body is too large to pass the gate,
+# so the proxy parses it anyway.
 MAX_BYTES = 786_432
 # The most bytes of request bodies that the process parses per second, on average over a long time. For
 # further requests, it starts no search.

@@ -46,7 +46,7 @@ _CONNECT_ERRNOS = {
 
 
 def find_cause(error: httpx.TransportError, *, has_head: bool = False) -> str:
-    """Returns the cause of an error that the HTTP engine raised: one of those in `core.upstream_failure`.
+    """Returns the cause of an error that the HTTP engine raised. `core.upstream_failure` lists the causes.
 
     Args:
         error: The error.

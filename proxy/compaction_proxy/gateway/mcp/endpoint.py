@@ -25,7 +25,7 @@ from compaction_proxy.recall.tool import RecallContext
 from compaction_proxy.support.log_events import AGENT_NOT_ANSWERED
 from compaction_proxy.telemetry.logs import suppress_and_log
 
-# The module that answers requests with the MCP library.
+# The module that uses the MCP library to answer requests.
 SERVER = "compaction_proxy.gateway.mcp.server"
 # The most bytes that a request body may have. The proxy refuses a larger one with status 413. A call of a
 # tool is much shorter.

@@ -18,8 +18,8 @@ from compaction_proxy.gateway.mcp.tools import TOOLS, McpToolResult
 
 ToolCaller = Callable[[str, Mapping[str, Any]], Awaitable[McpToolResult]]
 
-# Error lines of the SDK may quote data that clients sent. Besides, the SDK logs INFO lines for every request.
-# So neither is logged.
+# Error lines of the SDK may quote data that clients sent, and the SDK logs INFO lines for every request. So
+# only lines of the level CRITICAL are logged.
 logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 _LISTED = types.ListToolsResult(

@@ -33,7 +33,7 @@ def _format_age(seconds: float) -> str:
 
 
 def _list_figures(conversation: str, overview: ConversationOverview, now: float) -> Iterator[str]:
-    """Yields lines with the known figures of a conversation. They contain no text of its messages."""
+    """Yields lines with the known figures of a conversation. No line contains text of a message."""
     totals = overview.totals
     model = f" Model: {sanitize_to_line(totals.model, MODEL_CHARACTERS)}." if totals.model else ""
     last = f", the last one {_format_age(now - totals.last_at)}" if totals.last_at else ""
