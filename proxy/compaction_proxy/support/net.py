@@ -1,4 +1,4 @@
-"""Parses a host with an optional port, which the request headers `Host` and `Origin` contain."""
+"""Parses the host and the optional port in the request headers `Host` and `Origin`."""
 
 from urllib.parse import urlsplit
 
