@@ -36,9 +36,9 @@ MIN_PROGRESS_BYTES: Final = 512 * 1024
 # If a request does not declare the length of its body, room is reserved for as many further bytes as have
 # already arrived, but for at least this many bytes.
 UNKNOWN_BYTES: Final = 1024 * 1024
-# The most bodies that may wait at the same time. If there are more, their requests are refused. The budget
-# counts a chunk only after it has arrived, so each waiting body may add one chunk above the limit. This
-# number limits the sum of these chunks.
+# The most bodies that may wait at the same time. Requests with further bodies are refused. The budget counts
+# a chunk only after it has arrived, so each waiting body may exceed the budget by one chunk. This number
+# limits the sum of these chunks.
 MAX_WAITING: Final = 64
 # The most bodies that one process decodes in threads at the same time. Further bodies wait. Each decoder may
 # use 8 MiB of memory that the budget does not count.

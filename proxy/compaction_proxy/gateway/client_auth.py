@@ -5,8 +5,8 @@ own provider key, every client is admitted except web pages from other machines.
 page that is open in a browser on this machine could send requests to the proxy, and the owner of the provider
 key would pay for them. The proxy recognises such requests by two header fields:
 
-- `Origin`: a browser names the origin of the page here. It omits the field if a page reads from the server
-  that the page itself came from.
+- `Origin`: a browser names the origin of the page in this field. It omits the field if a page reads from the
+  server that the page itself came from.
 - `Host`: the owner of a page can point the page's host name at this machine (DNS rebinding). The browser then
   takes this machine for the server of the page, and sends that host name in this field. The proxy checks the
   field only if it listens on a loopback address.

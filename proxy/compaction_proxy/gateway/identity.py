@@ -200,11 +200,11 @@ _RANDOM_ID: Final = re.compile(
 
 
 def find_conversation_hint(raw: bytes) -> tuple[str, bytes] | None:
-    """Returns the client's own conversation id in a request body, or None if the body holds none.
+    """Returns the source of the client's own conversation id in a request body, and the id in UTF-8.
 
-    The result is the source of the id, and the id in UTF-8. If clients also send the id as a header, the
-    source is the name of that header, so that header and body give the same conversation. Takes half a
-    millisecond for each megabyte of the body.
+    The source says where the id was found. If clients also send this id as a header, the source is the name
+    of that header, so that header and body give the same conversation. The result is None if the body holds
+    no id. The function takes half a millisecond for each megabyte of the body.
     """
     members = scan_outline(raw)
     if members is None:

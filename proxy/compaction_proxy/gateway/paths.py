@@ -13,8 +13,8 @@ _DOTS = re.compile(rb"(?:\.|%2e){2}", re.IGNORECASE)
 _DEPTHS = {"": 0, ".": 0, "..": -1}
 _DEPLOYMENT = re.compile(rb"/deployments/([^/]+)/chat/completions\Z")
 
-# The proxy serves `COMPACT_PATH` and `MCP_PATH` itself. It makes the same checks for their requests as for
-# relayed requests, for example of client keys.
+# The proxy serves `COMPACT_PATH` and `MCP_PATH` itself. It checks requests for these paths in the same way as
+# relayed requests. For example, it checks their client keys.
 COMPACT_PATH = "/v1/compact"
 MCP_PATH = "/mcp"
 OWN_PATHS = frozenset(

@@ -161,7 +161,7 @@ async def build_tool_offer(
 
 
 async def is_tool_refusal(answer: UpstreamResponse) -> bool:
-    """Returns whether a response is an error about tools, which the search tool may have caused.
+    """Returns whether a response is an error that concerns tools, so that the search tool may be its cause.
 
     For example, the model may support no tools, or the request may have reached the maximum number of tools.
     """
@@ -283,8 +283,8 @@ class RecallLoop:
     async def _build_stream_error(self, answer: UpstreamResponse) -> bytes:
         """Returns the error that tells the client why its stream ends early, as JSON.
 
-        If the body of `answer` is an error in JSON, this is the result. Otherwise the result is an error of
-        the proxy.
+        If the body of `answer` is an error in JSON, the method returns this error. Otherwise it returns an
+        error of the proxy.
         """
         payload = decode_small_json(await _peek_whole_body(answer, PEEK_BYTES))
         if isinstance(payload, dict) and payload.get("error"):

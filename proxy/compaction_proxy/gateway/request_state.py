@@ -67,8 +67,8 @@ class RequestState:
         fit_result: The body to forward, with a report about its compaction. None if the body is forwarded
             without being parsed.
         fit_request: The parsed request, or None if the body was not parsed.
-        model: The requested model of a request that is not parsed; empty if it is unknown. Otherwise
-            `fit_request` has the model.
+        model: The model that an unparsed request names; empty if it is unknown. The model of a parsed request
+            is in `fit_request`.
         status: The upstream's status code; 0 while there is no response.
         received_at: The time when the request came, in seconds since the epoch.
         started: The time when the request came, in monotonic seconds.

@@ -189,8 +189,8 @@ class SizeGate:
         if self._pricing is not None and any(row.price_tier for row in policy.trigger):
             price = self._pricing.get_price(model, self._origin)
         # A trigger may depend on the size from which the model costs a surcharge, or on the size at which a
-        # compaction of this conversation costs least. The latter is not known here. It is taken as 0, so that
-        # the result is not too large for any conversation.
+        # compaction makes the conversation cheapest. The second size is not known here. It is taken as 0, so
+        # that the result is not too large for any conversation.
         thresholds = PriceThresholds(tier_tokens=price.surcharge_tokens if price else None, optimum_tokens=0)
         rows = set_price_thresholds(policy.trigger, thresholds)
         least = compute_min_trigger(rows, budget)

@@ -37,9 +37,9 @@ NOTICE = "notice"
 class ServerConnection(asyncio.Protocol):
     """Serves one client connection, from its opening to its end.
 
-    If the client sends further requests before it has its response, the connection answers them one after the
-    other. A cycle is an object that handles one request and its response. The HTTP head of a request is its
-    request line and its header fields.
+    If the client sends several requests without waiting for the responses, the connection answers them one
+    after the other. A cycle is an object that handles one request and its response. The HTTP head of a
+    request is its request line and its header fields.
 
     Args:
         config: uvicorn's configuration.
@@ -224,7 +224,7 @@ class ServerConnection(asyncio.Protocol):
     # Methods that the requests call (`cycle.ConnectionProtocol`).
 
     def encode_default_headers(self) -> tuple[bytes, bool]:
-        """Returns the header lines of every response, and whether one of them is `connection: close`."""
+        """Returns the header lines that every response has, and whether one is `connection: close`."""
         fields = self._state.default_headers  # a new list each second, made by uvicorn
         known, block, closes = self._default_headers
         if known is not fields:

@@ -67,7 +67,7 @@ class ConnectionProtocol(Protocol):
     is_writing_paused: bool
 
     def encode_default_headers(self) -> tuple[bytes, bool]:
-        """Returns the header lines of every response, and whether one of them is `connection: close`."""
+        """Returns the header lines that every response has, and whether one is `connection: close`."""
         ...
 
     async def drain(self) -> None:
