@@ -96,7 +96,7 @@ class ConcurrencyLimiter:
                 self._waiting.remove(turn)
 
     def release_slot(self) -> None:
-        """Frees the slot of a request that has ended. If requests wait, the oldest of them gets the slot."""
+        """Frees the slot of a request that has ended, or gives it to the request that has waited longest."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

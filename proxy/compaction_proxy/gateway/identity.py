@@ -240,7 +240,7 @@ def _decode_object(member: bytes) -> Mapping[str, object]:
 def _parse_user_session(user: object) -> object:
     """Returns the session id in Claude Code's `metadata.user_id`.
 
-    The value is a JSON object. Older versions send one word instead, which joins three ids.
+    The value is a JSON object. In older versions of Claude Code, it is one word that joins three ids.
     """
     if not isinstance(user, str):
         return None

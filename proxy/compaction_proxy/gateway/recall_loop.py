@@ -202,10 +202,12 @@ class RecallLoop:
         self.first_tap = tool_offer.wire.open_tap(content_type, "")
 
     async def relay_answer(self, answer: UpstreamResponse, send: Send, extra_headers: ExtraHeaders) -> bool:
-        """Relays a response with status 200. If it calls the search tool, runs the calls and continues it.
+        """Relays a response with status 200 to the client.
 
-        Returns whether the client got the complete response. Closes every response of the upstream. If the
-        proxy does not support the compression of the response, it relays the response unchanged.
+        If the response calls the search tool, the method runs the calls and has the upstream continue the
+        response. If the proxy does not support the compression of the response, the method relays it
+        unchanged. Returns whether the client got the complete response. Closes every response of the
+        upstream.
 
         Args:
             answer: The upstream's first response.

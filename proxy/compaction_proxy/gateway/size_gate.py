@@ -114,9 +114,12 @@ class SizeGate:
     def can_pass(self, raw: bytes, models: AbstractSet[str], tenant: str, conversation: str | None) -> bool:
         """Returns whether a request may be forwarded without being parsed.
 
-        A request may pass if all of these conditions hold. The state of its conversation does not require
-        that the proxy parses it (`_has_pending_action`). It contains no media. It names 1 to `MAX_MODELS`
-        models. With each of these models, it is certainly too small for a compaction and for preparing one.
+        A request may pass if all of these conditions hold:
+
+        - It has at most `MAX_BYTES` bytes and contains no media.
+        - The state of its conversation does not require that the proxy parses it (`_has_pending_action`).
+        - It names 1 to `MAX_MODELS` models.
+        - With each of these models, it is certainly too small for a compaction and for preparing one.
 
         Args:
             raw: The request body.

@@ -110,7 +110,7 @@ async def _connect_first(
     Starts the next attempt when one fails, or after `NEXT_ADDRESS_DELAY_S` seconds (RFC 8305).
 
     Raises:
-        OSError: If every attempt failed. This is the error of the last attempt.
+        OSError: If every attempt failed. The function raises the error of the last attempt.
     """
     if len(attempts) == 1:
         return await attempts[0]()

@@ -30,7 +30,7 @@ class EngineTransport(httpx.AsyncBaseTransport):
     a dictionary in which `connect` and `read` are seconds or None.
 
     Args:
-        engine: The engine to send with. This transport closes it when the transport is closed.
+        engine: Sends the requests. `aclose` of this transport also closes the engine.
     """
 
     def __init__(self, engine: HttpEngine) -> None:

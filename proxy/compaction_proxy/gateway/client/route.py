@@ -34,7 +34,7 @@ class OriginRoute:
 
     Attributes:
         origin: The server that answers the requests.
-        authority: Value of the `host` field. It names the port only if it is not the default of the scheme.
+        authority: Value of the `host` field. It contains the port only if this is not the scheme's default.
         proxy: The proxy to connect to. If it is None, the client connects to the origin itself.
         proxy_credential: Value of `proxy-authorization`; empty if the proxy needs none.
         target_prefix: The text before the target in the request line: `http://host` if a proxy forwards the

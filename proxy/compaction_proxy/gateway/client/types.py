@@ -14,8 +14,8 @@ class HttpRequest(NamedTuple):  # each request creates one, and a dataclass woul
         headers: Header fields in order, without `host`, `content-length` and `transfer-encoding`. The engine
             adds these fields itself.
         body: The body to send. A stream cannot be sent twice.
-        body_length: Length of a streamed body in bytes, which the engine declares. If it is None, the engine
-            sends the stream in chunks. It has no effect if the body is bytes.
+        body_length: The length in bytes that the engine declares for a streamed body. If it is None, the
+            engine sends the stream in chunks. It has no effect if the body is bytes.
         connect_timeout_s: Seconds within which the connection must be established. None sets no limit.
         silence_timeout_s: Seconds for which the server may send nothing, before the first byte of the
             response or later. None sets no limit.
