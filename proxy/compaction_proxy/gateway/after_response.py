@@ -1,6 +1,7 @@
 """Does the work that follows a response.
 
-Reports failed requests, learns the upstream's token counts, and prepares compactions ahead of need.
+Reports incidents such as failed compactions, learns the upstream's token counts, and prepares compactions
+ahead of need.
 """
 
 import time
@@ -44,7 +45,7 @@ _INCIDENT_KINDS = {CompactionStatus.FAILED_OPEN: FAILED_OPEN, CompactionStatus.O
 class IncidentReporter:
     """Publishes incidents as events, and adds the events to the history of the conversation.
 
-    An incident is a request on which the proxy failed, that it could not make short enough, or that the
+    An incident is a request whose compaction failed, that the proxy could not make short enough, or that the
     upstream accepted only in a shorter form. Incidents with the same tenant, conversation, kind and reason
     are reported at most once a minute.
 
@@ -82,8 +83,8 @@ class IncidentReporter:
     ) -> None:
         """Reports an incident of a request, if there was one. Call this after the client has its response.
 
-        An incident occurred if the proxy failed on the request, if it could not make the request short
-        enough, or if the upstream accepted the request only in a shorter form (`was_recovered`).
+        An incident occurred if the compaction of the request failed, if the proxy could not make the request
+        short enough, or if the upstream accepted the request only in a shorter form (`was_recovered`).
         """
         kind = RECOVERED if was_recovered else _INCIDENT_KINDS.get(report.status, "")
         incident = tenant, report.conversation, kind, report.reason
@@ -120,7 +121,7 @@ class AfterResponseHandler:
         compactor: Prepares compactions ahead of need.
         feedback: Learns from the token counts (`usage`) that responses report.
         exchange_log: Records the figures of each request when it ends.
-        incidents: Reports incidents, such as a request on which the proxy failed.
+        incidents: Reports incidents, such as a request whose compaction failed.
         registry: Records when each conversation was last used.
         model_limits: Starts the discovery of unknown context windows.
         discovery: Asks the upstream for the context window of a model.

@@ -247,7 +247,7 @@ class BodyHold:
         loop.call_later(PROGRESS_CHECK_S, self._check_progress, self.size_bytes)
 
     def _check_progress(self, previous_size_bytes: int) -> None:
-        """Gives the unused room back to the budget if the body arrives too slowly.
+        """Frees the unused room if the body arrives too slowly.
 
         Otherwise schedules the next check, unless no unused room is left.
         """
@@ -257,7 +257,7 @@ class BodyHold:
             self._schedule_progress_check()
 
     def release_unused(self) -> None:
-        """Gives the room that was reserved for bytes that have not arrived back to the budget."""
+        """Frees the room that is reserved for bytes of the body that have not arrived."""
         if self.counted_bytes > self.size_bytes:
             self.budget.set_counted_bytes(self, self.size_bytes)
 

@@ -354,7 +354,8 @@ class RelayEndpoint:
     async def _build_fit_request(self, state: RequestState) -> FitRequest:
         """Parses the request and returns it in the form that the compactor takes.
 
-        Also finds the conversation of the request. If the request belongs to none, sets `state.side_kind`.
+        Also finds the conversation of the request. If the request belongs to no conversation, sets
+        `state.side_kind`, so that the proxy treats it as a side call.
 
         Raises:
             UnreadableBodyError: If the body is not a request that the proxy can change. The reason `encoded`
@@ -452,7 +453,7 @@ class RelayEndpoint:
         """Sends a refused request again without the search tool, or without a part that the upstream refused.
 
         Returns the new response. Returns None if neither the tool nor such a part seems to be the cause of
-        the refusal, or if the upstream does not respond again.
+        the refusal, or if the new request gets no response.
         """
         raw: bytes | None = state.to_fit_result().raw
         if state.tool_offer is not None and await is_tool_refusal(refused):
@@ -481,9 +482,10 @@ class RelayEndpoint:
     ) -> UpstreamResponse | None:
         """Shortens a request that the upstream refused as too long, and sends it again.
 
-        If the upstream refuses the shorter request as too long as well, tries even shorter ones. Returns the
-        response that accepts a request. Returns None if the request cannot be made shorter, if a call fails
-        for another reason, or if the upstream has refused `MAX_REFITS` shorter requests.
+        If the upstream also refuses the shorter request as too long, tries even shorter ones. Returns the
+        response to the first request that the upstream accepts. Returns None if the request cannot be made
+        shorter, if a call fails for another reason, or if the upstream has refused `MAX_REFITS` shorter
+        requests.
 
         Args:
             state: The state of the request. The method stores the accepted request in it.

@@ -44,7 +44,7 @@ _USUAL_CONNECTION_VALUES = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"
 
 
 def extract_key(credential: bytes) -> bytes:
-    """Returns the key in the value of a credential field, without the word `Bearer` if it comes first."""
+    """Returns the key in the value of a credential field, without a leading `Bearer`."""
     scheme, _, key = credential.strip().partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else credential.strip()
 

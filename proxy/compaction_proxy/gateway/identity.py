@@ -80,8 +80,8 @@ def derive_tenant(
         secret: The secret key of the digests (`server.secret`). Replicas that share a store also share the
             secret.
         origin: The origin of the upstream. Because of it, the same key at two providers gives two tenants.
-        tenant_mode: `credential`, `header:NAME` or `none` (`session.tenant`): the header fields that identify
-            the tenant. All requests without such a field belong to one anonymous tenant.
+        tenant_mode: Says which header fields identify the tenant (`session.tenant`): `credential`,
+            `header:NAME` or `none`. All requests without such a field belong to one anonymous tenant.
         is_client_key: Whether the credential is one of `server.client_keys`. Such a key gives the same
             tenant, no matter in which header field the client sends it.
     """

@@ -101,8 +101,8 @@ class SizeGate:
     def find_candidate_models(raw: bytes, deployment: str | None) -> AbstractSet[str]:
         """Returns every model name in a request body, and `deployment`, the model that the path names.
 
-        The body may contain several, and only parsing it would show which one counts. If the body is too
-        large to pass the gate, it is not searched, and the result is empty.
+        The body may contain several model names, and only a parser can tell which one counts. If the body is
+        too large to pass the gate, it is not searched, and the result is empty.
         """
         if len(raw) > MAX_BYTES:
             return frozenset()

@@ -48,7 +48,7 @@ class BodyUploader:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, body: bytes | AsyncIterator[bytes], length: int | None) -> None:
-        """Starts the upload. `types.HttpRequest` explains the arguments, as `body` and `body_length`."""
+        """Starts the upload. The arguments are `body` and `body_length` of a `types.HttpRequest`."""
         upload = self._write_slices(body) if isinstance(body, bytes) else self._upload_stream(body, length)
         self._task = asyncio.get_running_loop().create_task(upload)
         self._task.add_done_callback(self._report_result)

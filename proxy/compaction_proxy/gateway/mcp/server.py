@@ -1,6 +1,7 @@
-"""Serves the proxy's tools over MCP with the official SDK. Imported only when a client needs it.
+"""Serves the proxy's tools over MCP with the official SDK.
 
-The server answers each HTTP request in JSON and keeps no session. So any process of any replica can answer.
+The proxy imports this module only when a client needs it. The server answers each HTTP request in JSON and
+keeps no session. So any process of any replica can answer.
 """
 
 import logging

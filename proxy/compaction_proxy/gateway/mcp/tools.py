@@ -166,7 +166,7 @@ class McpToolResult(NamedTuple):
 
 
 class InvalidCallError(ProxyError):
-    """A tool call is invalid. The message tells the model that made the call why."""
+    """A tool call is invalid. The message explains the fault to the model that made the call."""
 
 
 def check_arguments(tool: McpTool, arguments: Mapping[str, Any]) -> None:

@@ -155,9 +155,9 @@ class ServerConnection(asyncio.Protocol):
             self.phase_started_at = self.last_activity_at
 
     def on_head_received(self, head: RequestHead) -> None:
-        """Starts the request with this request line and these header fields.
+        """Starts to serve a request whose request line and header fields have arrived.
 
-        If earlier requests are not answered yet, the request waits until they are.
+        If earlier requests are not answered yet, the request first waits until they are.
         """
         self.is_reading_head = False
         if self._stopped_reading:
