@@ -147,7 +147,7 @@ def build_credential_field(
 def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     """Returns the header fields for the client, made from those of the upstream. Duplicate fields are kept.
 
-    - `server` and `date` are left out, because the proxy's own server writes them.
+    - `server` and `date` are left out. The proxy's own server writes a new `date`.
     - `content-length` stays, because the body is relayed unchanged. With status 204 and 304 it is left out,
       because no body follows.
     - Fields whose names begin with `x-compaction` are left out. Only the proxy writes them.
