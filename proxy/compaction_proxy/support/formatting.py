@@ -205,7 +205,7 @@ def format_age(timestamp: float | None, now: float) -> str:
     """Formats the time from `timestamp` to `now` in days, hours, minutes or seconds, such as `3 h ago`.
 
     Both arguments are in seconds since the epoch. The unit is the largest one of which at least one has
-    passed. If `timestamp` is later than `now`, returns `0 s ago`. If it is None or 0, returns `n/a`.
+    passed. If `timestamp` is later than `now`, returns `0 s ago`. If `timestamp` is None or 0, returns `n/a`.
     """
     if not timestamp:
         return UNKNOWN

@@ -1,6 +1,6 @@
 """Defines a dict with a limited number of entries, and a cache with a limited number of bytes.
 
-If there is no room for a new entry, both remove old entries.
+If there is no room for a new entry, the dict and the cache remove old entries.
 """
 
 from collections import OrderedDict
