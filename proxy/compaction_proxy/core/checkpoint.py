@@ -62,7 +62,7 @@ class Checkpoint:
         round: Number of the compaction within its conversation, from 1.
         length: The checkpoint is made for the messages `[0, length)`. It replaces some of them and leaves the
             others.
-        exact: Chained digest of these messages, 32 bytes.
+        exact: Chained digest of the messages `[0, length)`, 32 bytes.
         results: One entry for each tool result inside the spans.
         spans: The spans that are replaced, sorted and disjoint.
         stand_ins: The replacements of each span, in the order of `spans`.
@@ -73,7 +73,8 @@ class Checkpoint:
             made. Messages after these count as new since the compaction.
         carried: Index of the user message whose text moved into a replacement; None if no text moved.
         rounds: One number for each record of the chain, oldest first: the `length` of the checkpoint whose
-            compaction wrote the record. All records are among the replacements of one span, before any other.
+            compaction wrote the record. All records are replacements of the same span, and come before its
+            other replacements.
         writer: Name of the model that wrote the summary; `EXTRACT_WRITER` if code made it; empty if there is
             no summary.
         edited: Indices of messages that are shortened and stay in place.
@@ -189,7 +190,7 @@ def _is_shortened_result(result: CoveredToolResult, message: Message) -> bool:
 def _matches_digest(checkpoint: Checkpoint, covered: Sequence[Message], *, shortened: bool) -> bool:
     """Returns whether the messages are those for which the checkpoint was made.
 
-    If `shortened` is true, a tool result that the client has since cleared or shortened counts as the same.
+    If `shortened` is true, a tool result that the client has since cleared or shortened counts as unchanged.
     """
     digests = [message.digest for message in covered]
     for result in checkpoint.results:

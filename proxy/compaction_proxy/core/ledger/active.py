@@ -285,7 +285,7 @@ class ActiveStatements:
         statement_reader: Returns the statements of a text: `core.ledger.statements.read_statements` or a
             cache of it.
         earlier: The result for an earlier list of messages. The user texts of that list must be the first
-            user texts of this one (see `is_prefix_of`), and only the user texts after them are read.
+            user texts in `messages` (see `is_prefix_of`), and only the user texts after them are read.
             `earlier` is not changed.
     """
 
