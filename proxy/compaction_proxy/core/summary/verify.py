@@ -37,8 +37,8 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.answer import EMPTY_SECTION_TEXT
 
 # If sentences were dropped, the summary counts as unfaithful if fewer than `MIN_CHARACTERS` characters are
-# left, or less than `MIN_SHARE` of its original characters. A repeated list entry is dropped only if it has at least
-# `MIN_CHARACTERS` characters.
+# left, or less than `MIN_SHARE` of its original characters. A repeated list entry is dropped only if it has
+# at least `MIN_CHARACTERS` characters.
 MIN_CHARACTERS = 40
 MIN_SHARE = 1 / 3
 # The language of a summary is detected only if it has at least this many words. In writing systems without
