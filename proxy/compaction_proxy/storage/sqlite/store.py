@@ -24,7 +24,7 @@ from compaction_proxy.support.fail_open import suppress_and_report
 
 DEFAULT_MAX_BYTES = 1024 * 1024 * 1024
 LEASE_LIMIT_S = 60.0
-"""The longest time of a lease. If a lease has more time left, the clock was set back: the lease is deleted."""
+"""The longest time of a lease. If a lease has more time left, the clock was set back, and it is deleted."""
 
 _KEYS_PER_QUERY = 500
 _SWEEP_EVERY_S = 30.0
