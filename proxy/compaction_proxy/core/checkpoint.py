@@ -61,7 +61,7 @@ class Checkpoint:
         conversation: Id of the conversation in which the checkpoint was made, `c_…`.
         round: Number of the compaction within its conversation, from 1.
         length: The checkpoint is made for the messages `[0, length)`. It replaces some of them and leaves the
-            others.
+            others unchanged.
         exact: Chained digest of the messages `[0, length)`, 32 bytes.
         results: One entry for each tool result inside the spans.
         spans: The spans that are replaced, sorted and disjoint.
@@ -256,7 +256,7 @@ def can_apply_checkpoint(
 
     - The messages begin with those for which the checkpoint was made.
     - The latest user message stays in its place, or a replacement contains its text.
-    - No tool result stays whose call is removed.
+    - If a tool call is removed, none of its results stays.
 
     A tool result may be shorter than the stored one, because the client may have shortened it. This is
     allowed only if `conversation` is None or is the conversation of the checkpoint.
