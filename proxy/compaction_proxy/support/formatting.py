@@ -7,8 +7,8 @@ UNKNOWN = "n/a"
 MINUS = "\N{MINUS SIGN}"
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 
-# Maps the code of each reason why the proxy forwarded a request unchanged or without a summary
-# (`Event.reason`) to a text.
+# Texts for the reasons why the proxy forwarded a request unchanged or without a summary. The keys are the
+# codes of these reasons (`Event.reason`).
 REASON_TEXTS = {
     "breaker-open": "the summary model has failed repeatedly and is left alone for a while",
     "budget": "this client has had all the summaries of this hour",
@@ -52,13 +52,13 @@ _STATUSES = {
     "http-403": "the summary model refused the credential",
     "http-429": "the summary model's provider asked to slow down",
 }
-# Maps the beginning of a reason's code to a text. `describe_reason` uses these texts for codes that are
-# neither in `REASON_TEXTS` nor in `_STATUSES`.
+# Texts for further reasons. The keys are the beginnings of the codes of these reasons. `describe_reason` uses
+# these texts for codes that are neither in `REASON_TEXTS` nor in `_STATUSES`.
 _FAMILIES = {
     "http-": "the summary model answered with an error",
     "store-": "the store could not be read or written",
 }
-# Maps the code of each reason why a compaction was due to a text.
+# Texts for the reasons why a compaction was due. The keys are the codes of these reasons.
 DUE_REASON_TEXTS = {
     "cost_optimal": "cheapest here",
     "force": "asked for",
@@ -75,7 +75,7 @@ DUE_REASON_TEXTS = {
     "tokens": "trigger reached",
     "turns": "number of turns",
 }
-# Maps the code of each cause of an upstream failure (`core.upstream_failure`) to a text.
+# Texts for the causes of upstream failures. The keys are the codes of these causes (`core.upstream_failure`).
 UPSTREAM_CAUSE_TEXTS = {
     "connection-refused": "connection refused",
     "name-not-resolved": "its name could not be resolved",
