@@ -223,8 +223,8 @@ def _iter_possible_prefixes(
 def _restore_name(message: Message, name: str) -> Message:
     """Returns the message with the stored name `name` if the client has since added or removed its name.
 
-    An added name means that the stored name is empty, and a removed name that the current name is empty. In
-    all other cases, the message is returned unchanged.
+    The client has added the name if `name` is empty, and has removed it if the name of the message is empty.
+    If both names are equal, or neither is empty, the message is returned unchanged.
     """
     if name == message.name or (name and message.name):
         return message

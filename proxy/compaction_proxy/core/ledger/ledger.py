@@ -20,9 +20,10 @@ from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import escape_frames, sanitize_text
 
-# Rules get their room first. Open requests may at first take this share of the characters that are left. The
-# rest is for decisions, preferences and facts that the user stated. Without this limit, many open requests
-# would leave no room for these.
+# Rules are added to the ledger first. Open requests are added next, and may take this share of the characters
+# that the rules leave. Requests with a label may exceed the share. Without the share, many open requests would
+# leave no room for the decisions, preferences and facts that the user stated. Open requests that do not fit
+# into the share are added after these statements, if there is still room.
 REQUEST_SHARE = 0.4
 # One request may take a larger share of the characters that the rules leave: the newest request with a label,
 # or else the newest request. This is its maximum share.
@@ -31,10 +32,10 @@ NEWEST_SHARE = 0.9
 # request contains these facts.
 OBSERVED_SHARE = 0.4
 # Maximum share of the ledger's characters for notes on work done and on open work. Room for these notes is
-# reserved before open requests, decisions, preferences and facts that the user stated get theirs.
+# reserved after the rules, but before the open requests and the user's other statements are added.
 WORK_SHARE = 0.4
-# Maximum share of the ledger's characters for outcomes of answered requests. Room for these outcomes is
-# reserved before the user's other statements get theirs.
+# Maximum share of the ledger's characters for outcomes of answered requests. These outcomes are
+# added after the entries (`LedgerEntry`) and before the remarks (`Remark`).
 ANSWERED_SHARE = 0.25
 # Number of characters in the line of an observed fact besides the fact's name and text.
 OBSERVED_CHARACTERS = len("- : \n")
