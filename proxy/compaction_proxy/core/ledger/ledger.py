@@ -20,10 +20,10 @@ from compaction_proxy.core.ledger.statements import reads_as_order
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.sanitize import escape_frames, sanitize_text
 
-# Rules are added to the ledger first. Open requests are added next, and may take this share of the characters
-# that the rules leave. Requests with a label may exceed the share. Without the share, many open requests would
-# leave no room for the decisions, preferences and facts that the user stated. Open requests that do not fit
-# into the share are added after these statements, if there is still room.
+# Rules are added to the ledger first. Open requests are added next, and may take this share of the
+# characters that the rules leave. Requests with a label may exceed the share. Without the share, many open
+# requests would leave no room for the decisions, preferences and facts that the user stated. Open requests
+# that do not fit into the share are added after these statements, if there is still room.
 REQUEST_SHARE = 0.4
 # One request may take a larger share of the characters that the rules leave: the newest request with a label,
 # or else the newest request. This is its maximum share.
