@@ -26,8 +26,8 @@ _SEEN_CHARACTERS = 20_000
 _ERROR = re.compile(
     r"\b(?:(?:[A-Z]\w{0,60})?(?:Error|Exception)|ERROR|error|fatal|FAILED|Traceback|panic|denied)\b"
 )
-# Every text that `_ERROR` matches contains one of these strings. They are searched for first, because that is
-# much faster.
+# Every text that `_ERROR` matches contains one of these strings. `_ERROR` is used only for a text that
+# contains one, because a search for strings is much faster.
 _ERROR_SIGNS = ("Error", "Exception", "ERROR", "error", "fatal", "FAILED", "Traceback", "panic", "denied")
 _STRING = re.compile(
     r'"((?:path|file_?path|file|command|cmd|query|url|pattern|name|id)\w*)"\s*:\s*"((?:[^"\\]|\\.){1,300})'

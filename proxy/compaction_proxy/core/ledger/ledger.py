@@ -34,8 +34,8 @@ OBSERVED_SHARE = 0.4
 # Maximum share of the ledger's characters for notes on work done and on open work. Room for these notes is
 # reserved after the rules, but before the open requests and the user's other statements are added.
 WORK_SHARE = 0.4
-# Maximum share of the ledger's characters for outcomes of answered requests. These outcomes are
-# added after the entries (`LedgerEntry`) and before the remarks (`Remark`).
+# Maximum share of the ledger's characters for outcomes of answered requests. These outcomes are added
+# after the entries (`LedgerEntry`) and before the remarks (`Remark`).
 ANSWERED_SHARE = 0.25
 # Number of characters in the line of an observed fact besides the fact's name and text.
 OBSERVED_CHARACTERS = len("- : \n")
