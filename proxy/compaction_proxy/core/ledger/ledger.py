@@ -190,9 +190,9 @@ _GROUPS = (
 def _format_entry(entry: LedgerEntry, *, is_tight: bool) -> tuple[str, str]:
     """Returns the heading and the line of an entry.
 
-    If `is_tight`, the line is as short as possible: it has no message id, and a label of the user, such as
-    "TODO:", becomes the heading. A rule keeps its label in the line, so that a search for the rule finds its
-    exact words.
+    If `is_tight` is true, the line is as short as possible: it has no message id, and a label of the user,
+    such as "TODO:", becomes the heading. A rule keeps its label in the line, so that a search for the rule
+    finds its exact words.
     """
     heading, text, origin = _HEADINGS[entry.kind], entry.text, entry.message_id
     if is_tight:
