@@ -85,8 +85,8 @@ class ConversationCommands:
         history: Reads and stores the events of conversations.
         directives: Stores what users ask for, such as pins.
         recall: Searches removed messages.
-        compacted: The set of conversations whose small requests the proxy must parse as well. A conversation
-            enters the set when a user requests a compaction.
+        compacted: The set of conversations whose small requests the proxy must parse as well. If a user
+            requests a compaction of a conversation, the conversation is added to this set.
         announce: Called with each event that reports an executed command.
         on_search: Called after each search with the source `api` and the outcome `found` or `nothing`.
         now: Returns seconds since the epoch.

@@ -528,8 +528,8 @@ def _match_repeated_head(
         is_unrelated = not request.has_tools and any(head.has_tools for head in same_heads)
         return _HeadMatch(_UNRELATED if is_unrelated else _RESTARTS, None, len(heads))
     within = next((head for head in reversed(heads) if request.is_beginning_of(head)), None)
-    # If there is such a head, the client sent its request after this one, but the proxy looked for the
-    # conversation of that later request first. So both requests belong to one conversation.
+    # If there is such a head, the client sent the head's request after this request, but the proxy looked for
+    # the conversation of the head's request first. So both requests belong to one conversation.
     return None if within is None else _HeadMatch(_REPEATS, within, len(heads))
 
 

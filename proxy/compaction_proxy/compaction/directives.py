@@ -86,7 +86,7 @@ class Directives:
         pins: Texts that no compaction may lose, oldest first.
         undone: Ids of the checkpoints (`core.planner`) that must not be applied, oldest first.
         suppressed: Whether automatic compactions are suppressed because one was undone. A request that has
-            reached the hard mark, or would not fit, is compacted all the same.
+            reached the hard mark, or would not fit, is compacted nevertheless.
         bypass: Whether requests are forwarded unchanged, even if checkpoints are stored or a request does not
             fit.
         instructions: The project instructions of the conversation that users can remove, oldest first.

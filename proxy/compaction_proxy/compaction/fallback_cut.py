@@ -77,8 +77,8 @@ async def cut_to_fit(
         cut_tokens = sum(each.tokens for each in cut)
         if (cut_tokens <= most and not view.is_too_large(cut)) or not plan.fits:
             break
-        # The rest of a cut text may have more tokens per character than the whole text had. So the list may
-        # still be too large, and the next attempt must aim at fewer tokens.
+        # The kept part of a cut text may have more tokens per character than the whole text had. So the list
+        # may still be too large, and the next attempt must aim at fewer tokens.
         share = CUT_MARGIN * min(1, most / cut_tokens)
         room, max_room = int(room * share), int(max_room * share)
     return cut

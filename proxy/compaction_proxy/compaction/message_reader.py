@@ -183,8 +183,8 @@ class MessageReader:
         Args:
             body: The body of the request.
             options: How tokens are counted.
-            client: The name of the client program, if the headers or other fields of the body show it; else
-                empty.
+            client: The name of the client program, if the headers or the members of the body besides the
+                messages show it; else empty.
 
         Raises:
             UnreadableBodyError: If a message cannot be read.

@@ -1,6 +1,7 @@
 """Computes the token thresholds of triggers that depend on prices.
 
-For this, the module also tracks how conversations grow from request to request.
+The module also tracks how conversations grow from request to request, because some of the thresholds depend
+on this growth.
 """
 
 from collections.abc import Mapping

@@ -60,7 +60,8 @@ class RoundDraft:
         plan: The spans to replace, and what replaces them.
         summary_tokens: Size of the summary to request, in tokens; 0 if the compaction needs none.
         is_worth_it: Whether the compaction saves enough tokens to be worth the cost of a summary.
-        ledger: Text of the ledger; empty unless the strategy keeps a chain of records.
+        ledger: Text of the ledger. Empty if the strategy keeps no chain of records, unless an extract
+            replaces the summary.
         rules: The user's rules, which the ledger must contain.
         outdated_statements: User statements that later statements have replaced, by message index. The text
             that the summary model reads does not contain them.

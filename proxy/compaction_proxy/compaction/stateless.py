@@ -61,7 +61,8 @@ class StatelessCompaction:
     async def open_compactor(self) -> AsyncIterator[tuple[Compactor, EventHistory]]:
         """Creates a compactor with an empty store, and the history of its events.
 
-        Use both only inside the `async with` block. All work is stopped when the block ends.
+        Use the compactor and the history only inside the `async with` block. All work is stopped when the
+        block ends.
         """
         async with AsyncExitStack() as stack:
             records = RecordStore(self.create_store(), _ignore_error)

@@ -153,7 +153,8 @@ class SummaryUsage:
     Attributes:
         calls: Number of calls that were made.
         answered_calls: The token usage of each call that the model has answered.
-        prompts: The last different prompts, at most `MAX_PROMPTS`, each shortened to a limited size.
+        prompts: The newest prompts, at most `MAX_PROMPTS`, each shortened to a limited size. A prompt that
+            was sent several times is listed once.
     """
 
     calls: int = 0

@@ -12,7 +12,8 @@ RESERVE_DIVISOR = 4
 MIN_OUTPUT_TOKENS = 1_024
 # Some upstreams refuse a request if its prompt and its requested output together exceed the context window.
 # For such an upstream, a prompt must leave this many tokens of the window free: `MIN_OUTPUT_TOKENS`, and a
-# margin for the error of estimates. If the request asks for less output, that number of tokens is enough.
+# margin for the error of estimates. If the request asks for less output than that, only the requested number
+# of tokens must stay free.
 RESERVED_OUTPUT_TOKENS = MIN_OUTPUT_TOKENS + 256
 
 
@@ -22,7 +23,8 @@ class Reserves:
 
     Attributes:
         system: Tokens for the system prompt and tools.
-        output: Tokens for the output of the model. If a request asks for more output, that number counts.
+        output: Tokens for the output of the model. If a request asks for more output, the requested number
+            counts instead.
         safety: Tokens that cover the error of size estimates.
     """
 

@@ -61,8 +61,8 @@ class Checkpoint:
         conversation: Id of the conversation in which the checkpoint was made, `c_…`.
         round: Number of the compaction within its conversation, from 1.
         length: The checkpoint is made for the messages `[0, length)`. It replaces some of them and leaves the
-            others.
-        exact: Chained digest of these messages, 32 bytes.
+            others unchanged.
+        exact: Chained digest of the messages `[0, length)`, 32 bytes.
         results: One entry for each tool result inside the spans.
         spans: The spans that are replaced, sorted and disjoint.
         stand_ins: The replacements of each span, in the order of `spans`.
@@ -73,7 +73,8 @@ class Checkpoint:
             made. Messages after these count as new since the compaction.
         carried: Index of the user message whose text moved into a replacement; None if no text moved.
         rounds: One number for each record of the chain, oldest first: the `length` of the checkpoint whose
-            compaction wrote the record. All records are among the replacements of one span, before any other.
+            compaction wrote the record. All records are replacements of the same span, and come before its
+            other replacements.
         writer: Name of the model that wrote the summary; `EXTRACT_WRITER` if code made it; empty if there is
             no summary.
         edited: Indices of messages that are shortened and stay in place.
@@ -189,7 +190,7 @@ def _is_shortened_result(result: CoveredToolResult, message: Message) -> bool:
 def _matches_digest(checkpoint: Checkpoint, covered: Sequence[Message], *, shortened: bool) -> bool:
     """Returns whether the messages are those for which the checkpoint was made.
 
-    If `shortened` is true, a tool result that the client has since cleared or shortened counts as the same.
+    If `shortened` is true, a tool result that the client has since cleared or shortened counts as unchanged.
     """
     digests = [message.digest for message in covered]
     for result in checkpoint.results:
@@ -222,8 +223,8 @@ def _iter_possible_prefixes(
 def _restore_name(message: Message, name: str) -> Message:
     """Returns the message with the stored name `name` if the client has since added or removed its name.
 
-    An added name means that the stored name is empty, and a removed name that the current name is empty. In
-    all other cases, the message is returned unchanged.
+    The client has added the name if `name` is empty, and has removed it if the name of the message is empty.
+    If both names are equal, or neither is empty, the message is returned unchanged.
     """
     if name == message.name or (name and message.name):
         return message
@@ -255,7 +256,7 @@ def can_apply_checkpoint(
 
     - The messages begin with those for which the checkpoint was made.
     - The latest user message stays in its place, or a replacement contains its text.
-    - No tool result stays whose call is removed.
+    - If a tool call is removed, none of its results stays.
 
     A tool result may be shorter than the stored one, because the client may have shortened it. This is
     allowed only if `conversation` is None or is the conversation of the checkpoint.

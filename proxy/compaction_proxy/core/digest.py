@@ -209,7 +209,9 @@ def chain_digests(digests: Iterable[bytes], previous_digest: bytes = DIGEST_VERS
 def compute_prefix_digests(
     messages: Iterable[Message], previous_digest: bytes = DIGEST_VERSION
 ) -> list[bytes]:
-    """Computes the prefix digests of messages that are not fixed, from their outline digests.
+    """Computes the prefix digests of messages that are not fixed, by chaining their outline digests.
+
+    `compute_outline_digest` describes outline digests.
 
     If the list continues an earlier list, `previous_digest` is the prefix digest of the earlier list.
     """

@@ -26,8 +26,8 @@ _SEEN_CHARACTERS = 20_000
 _ERROR = re.compile(
     r"\b(?:(?:[A-Z]\w{0,60})?(?:Error|Exception)|ERROR|error|fatal|FAILED|Traceback|panic|denied)\b"
 )
-# Every text that `_ERROR` matches contains one of these strings. They are searched for first, because that is
-# much faster.
+# Every text that `_ERROR` matches contains one of these strings. `_ERROR` is used only for a text that
+# contains one, because a search for strings is much faster.
 _ERROR_SIGNS = ("Error", "Exception", "ERROR", "error", "fatal", "FAILED", "Traceback", "panic", "denied")
 _STRING = re.compile(
     r'"((?:path|file_?path|file|command|cmd|query|url|pattern|name|id)\w*)"\s*:\s*"((?:[^"\\]|\\.){1,300})'
@@ -37,8 +37,8 @@ _BLANK = re.compile(r"\s+")
 # look like them, so that a model does not take quoted text for the end of the mask.
 _BRACKETS = str.maketrans("[\uff3b\u3010\u3014\u27e6]\uff3d\u3011\u3015\u27e7", "(((((" + ")))))")
 
-# Ranks of tool results: empty or repeated ones, other ones without an error, and those that report an error.
-# Results with the lowest rank are masked first.
+# Ranks of tool results: results that are empty or repeated, other results that report no error, and results
+# that report an error. Results with the lowest rank are masked first.
 _WORTHLESS, _OLD, _TELLING = range(3)
 
 

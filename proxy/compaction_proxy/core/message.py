@@ -172,8 +172,8 @@ def iter_units(messages: Sequence[Message]) -> Iterator[Span]:
 
     A unit is the smallest run of messages without which providers still accept the list. It is one tool
     exchange (`iter_tool_exchanges`). If the calling message has signed reasoning, the unit also includes the
-    following exchanges whose calling messages have none, because they may come from the same reply of the
-    model. A unit has at most `MAX_EXCHANGES_PER_ANSWER` exchanges.
+    following exchanges whose calling messages have no signed reasoning, because they may come from the same
+    reply of the model. A unit has at most `MAX_EXCHANGES_PER_ANSWER` exchanges.
     """
     return _iter_spans(messages, _find_unit_stop)
 

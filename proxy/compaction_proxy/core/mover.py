@@ -18,9 +18,9 @@ MAX_MOVED_UNITS = 2
 # The proxy remembers at most this many of the last messages of a request, which the client may move. The
 # limit is needed because two units may contain many tool results.
 MAX_END_MESSAGES = 64
-# Different conversations may begin with the same messages. If two requests begin with fewer equal messages
-# than this, and the earlier request has further messages, the later request continues the earlier one only if
-# it is longer and also contains the last message of the earlier one.
+# Different conversations may begin with the same messages. Suppose that two requests begin with fewer equal
+# messages than this number, and that the earlier request also has other messages. Then the later request
+# continues the earlier one only if it is longer and contains the last message of the earlier one.
 LEAST_COMMON_MESSAGES = 4
 
 
@@ -73,8 +73,8 @@ def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common_
     Args:
         messages: Messages of the request.
         previous: End of the previous request.
-        common_count: Number of messages at the beginning whose outline digests are equal in both requests; at
-            least `previous.start_index`.
+        common_count: Number of messages at the beginning that are equal in both requests, apart from names
+            and the content of tool results; at least `previous.start_index`.
     """
     shared = range(previous.start_index, min(common_count, previous.message_count))
     common_count = next(

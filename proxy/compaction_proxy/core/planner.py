@@ -22,8 +22,8 @@ from compaction_proxy.core.strategies import KeepRules, Policy
 from compaction_proxy.core.trigger import GrowthCounts
 
 # The target is the size to which a compaction shrinks the request. No compaction removes the fixed part of
-# the request (`PlanConstraints.fixed_tokens`). The target is scarce if the target less the fixed part is
-# smaller than this share of T less the fixed part. Hardly any compaction reaches a scarce target.
+# the request (`PlanConstraints.fixed_tokens`). With the fixed part deducted from both, the
+# target is scarce if it is smaller than this share of T. Hardly any compaction reaches a scarce target.
 SCARCE_SHARE = 0.25
 
 
@@ -180,7 +180,7 @@ def _find_edge_at_or_before(messages: Sequence[Message], message_index: int) -> 
 def _find_first_kept(
     messages: Sequence[Message], effective: Sequence[Message], keep_messages: int, earlier: Checkpoint | None
 ) -> int:
-    """Returns the index, in `messages`, of the first one that is among the last messages of `effective`.
+    """Returns the index in `messages` of the first message that is among the last ones of `effective`.
 
     The last `keep_messages` messages of the effective list count. Fixed messages and replacements among them
     are ignored. If no other message is left, returns the number of all `messages`.

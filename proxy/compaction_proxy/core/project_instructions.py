@@ -8,12 +8,12 @@ from compaction_proxy.core.truncate import find_largest_cap
 
 MAX_INSTRUCTION_TOKENS = 12_000
 # The largest share of `Budget.input_limit` that all project instructions together may take. The input limit
-# keeps only a small part of the context window free for output, also if a request asks for much output. So
+# keeps only a small part of the context window free for output, even if a request asks for much output. So
 # the same instructions stay in all requests of a conversation, and the proxy lowers the output limit instead.
 MAX_INSTRUCTION_SHARE = 0.20
 MAX_INSTRUCTIONS = 32
 # If instructions have to be cut, those of the kind `environment` are cut first. Other instructions are cut
-# only if one of this kind would otherwise have to be cut to fewer tokens than this.
+# only if an instruction of the kind `environment` would otherwise have to be cut to fewer tokens than this.
 MIN_ENVIRONMENT_TOKENS = 200
 _ID_DIGITS = 12
 

@@ -184,10 +184,10 @@ def _plan_last_steps(
     """Plans the last steps, after all units but the last one are left out.
 
     The steps are tried in order until the list fits. The first steps cut the last unit except the latest
-    message, then the latest message and the replacements, the larger first. The next steps leave out the
-    replacements. Then the task is cut, and then project instructions. Messages of the client always keep
-    their beginning and end, because a notice alone would not show what they contained. If the list is too
-    large even then, the plan has `fits=False`.
+    message, then the latest message and the replacements, beginning with the largest of them. The next steps
+    leave out the replacements. Then the task is cut, and then project instructions. Messages of the client
+    always keep their beginning and end, because a notice alone would not show what they contained. If the
+    list is too large even then, the plan has `fits=False`.
 
     The last step lowers the smallest cap to half of the largest message that may be cut. Otherwise a list of
     small messages that is only a little too large would not fit.

@@ -482,8 +482,8 @@ class ModelLimits:
         """Learns that the upstream refused a request as too long with an error that names no limit.
 
         If the largest accepted request that `record_accepted_bytes` recorded is smaller than `size_bytes`,
-        also learns the size of that request in tokens. For the conversion, the method assumes that it had as
-        many tokens per byte as the refused request.
+        also learns the size of that accepted request in tokens. To convert this size from bytes, the method
+        assumes that the accepted request had as many tokens per byte as the refused request.
 
         Args:
             tenant: Tenant of the request.

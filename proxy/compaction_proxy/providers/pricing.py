@@ -146,8 +146,8 @@ def _find_prices(model: str, origin: str) -> list[_DatedPrice]:
     """Finds the provider at an origin, and returns all prices of a model at that provider.
 
     If the table has no provider for the origin, the model name determines the provider. Returns an empty list
-    if no provider is found, or if `_search_models` finds no price of this provider for the model. It does not
-    try other providers then, because their prices would be wrong.
+    if no provider is found, or if `_search_models` finds no price of this provider for the model. The
+    function does not try other providers then, because their prices would be wrong.
     """
     providers = load_price_table().providers
     name, bare = model.lower(), normalize_model_name(model)

@@ -2,7 +2,8 @@
 
 This process counts its deletions. When a request begins, a context variable stores the present count, which
 is called the start mark. All tasks that the request starts have the same start mark. Before a task writes a
-key, it checks whether this process has deleted the key since then. If so, the task does not write the key.
+key, it checks whether this process has deleted the key since the start mark was set. If so, the task does not
+write the key.
 """
 
 from collections import deque

@@ -1,10 +1,10 @@
 """The envelope of every stored record: a version byte, a form byte, and the record's fields as JSON.
 
-Byte 0 is the version of the layout. Byte 1 is the form of the rest: 0 is plain JSON, 1 is JSON compressed
-with zlib, and 2 is a whole encrypted envelope, which `EncryptedStore` decrypts before this module sees it.
-The JSON is UTF-8 with sorted keys, so the same fields give the same bytes. Lone surrogates, which some
-clients send, are encoded in UTF-8 like any other code point. JSON has no type for bytes, so a record stores
-bytes as text, in base64 or hex digits.
+Byte 0 is the version of the layout. Byte 1 is the form of all later bytes: 0 is plain JSON, 1 is JSON
+compressed with zlib, and 2 is a whole encrypted envelope, which `EncryptedStore` decrypts before this module
+sees it. The JSON is UTF-8 with sorted keys, so the same fields give the same bytes. Lone surrogates, which
+some clients send, are encoded in UTF-8 like any other code point. JSON has no type for bytes, so a record
+stores bytes as text, in base64 or hex digits.
 
 Replicas of different versions can share a store. An envelope that cannot be decoded may therefore come from
 another version, so `unpack` returns None for it and raises no error.

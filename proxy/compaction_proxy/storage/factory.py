@@ -107,8 +107,8 @@ def load_installation_secret(url: str, report: Callable[[StoreUnavailableError],
 async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
     """Returns the secret of all processes that share `store`.
 
-    If the store has a secret, returns that. Otherwise stores and returns `offered_secret`. The store may
-    lose the secret later. Call this function regularly with the returned secret, to store it again.
+    If the store has a secret, returns this secret. Otherwise stores and returns `offered_secret`. The store
+    may lose the secret later. Call this function regularly with the returned secret, to store it again.
 
     Raises:
         StoreUnavailableError: If the store does not answer, or the value under `SECRET_KEY` is not a secret.

@@ -236,8 +236,8 @@ def recent_conversations_key(day: str) -> str:
 def live_feed_key(kind: str) -> str:
     """Returns a key of the live feed, in which people follow the events and exchanges of all processes.
 
-    `kind` is `events` or `exchanges` for the list of these items. `listening` is the record of the time until
-    which somebody follows the feed. Processes write their exchanges to the feed only until then.
+    `kind` is `events` or `exchanges` for the list of these items, or `listening` for the record of the time
+    until which somebody follows the feed. Processes write their exchanges to the feed only until that time.
     """
     return f"{_build_key_start('', 'feed')}:feed:{kind}"
 

@@ -31,7 +31,8 @@ class LeaseOrRecord:
     Attributes:
         record: The record's fields, if another process has created the record.
         lease: The lease, if this process may create the record. If `record` and `lease` are both None, the
-            store is unavailable and cannot grant a lease. This process may then create the record without it.
+            store is unavailable and cannot grant a lease. This process may then create the record without a
+            lease.
     """
 
     record: Fields | None = None

@@ -243,8 +243,8 @@ class RecordStore:
         and nothing is written. Otherwise the new record is valid. If the store fails, returns the record
         under `key` in the cache. If there is none, caches the new record and those in `other_items`, and
         returns the new record. If the key was deleted after the caller's work began, returns the new record,
-        but neither stores nor caches it.
-        Returns None, and writes nothing, if `lease` has expired or was released.
+        but neither stores nor caches it. Returns None, and writes nothing, if `lease` has expired or was
+        released.
 
         Raises:
             ValueError: If the keys do not share a hash tag, so a cluster could not commit them together.

@@ -73,9 +73,10 @@ class Store(Protocol):
     ) -> bytes | None:
         """Writes `claim` and `other_items` together, unless a value is stored under `claim.key` already.
 
-        Returns the value that is now stored under `claim.key`: the stored value if there was one, in which
-        case nothing is written, and otherwise that of `claim`. The first commit therefore decides which bytes
-        all processes use. Returns None, and writes nothing, if there was no value and `lease` is not held.
+        Returns the value that is stored under `claim.key` after the call. If there was a value before, this
+        is the earlier value, and nothing is written. Otherwise, it is the value of `claim`. The first commit
+        therefore decides which bytes all processes use. Returns None, and writes nothing, if there was no
+        value and `lease` is not held.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Runs computations of a millisecond or more in a single worker thread, one after the other.
+"""Runs computations that take a millisecond or more in a single worker thread, one after the other.
 
 Several worker threads would not be faster, because all threads share the interpreter lock. Each further
 thread would also delay the event loop.
@@ -13,7 +13,7 @@ from typing import TypeVar
 _EXECUTOR = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
 
 # Data of at most this many bytes is processed on the event loop, because that takes less than a millisecond.
-# More data is usually processed in a thread.
+# More data is usually processed in the worker thread.
 MAX_INLINE_BYTES = 256 * 1024
 
 _Result = TypeVar("_Result")

@@ -125,8 +125,8 @@ RULES: Final = (
         r"|tokens to keep from the initial prompt is greater than the context length"
     ),
 )
-# Ollama drops the beginning of a long prompt without an error. If the rest has no user message, the chat
-# templates of some models fail, and Ollama returns an error that contains this text.
+# Ollama drops the beginning of a long prompt without an error. If the remaining prompt has no user message,
+# the chat templates of some models fail, and Ollama returns an error that contains this text.
 MISSING_USER_MESSAGE_RULE: Final = _compile_rule("no user query found in messages")
 
 OverflowKind = Literal["context", "context_output", "tpm", "bytes"]

@@ -18,7 +18,7 @@ each request is therefore g F/D + c D/2, which is least at D = sqrt(2 g F / c). 
 summary model's input is left out, because this model reads every removed token once, however often
 compactions happen.
 
-Some strategies leave a share s of T, so a later compaction leaves more tokens. With t = s T and
+Some strategies leave a share s of T, so a compaction at a larger T leaves more tokens. With t = s T and
 D = (1 - s) T, the cost for each request is least at T* = sqrt(2 g K / (c (1 - s^2))). K is the part of F that
 does not depend on T: the summary and the rework, less (w - c) P.
 

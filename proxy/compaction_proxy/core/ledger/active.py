@@ -246,12 +246,12 @@ class _StatementIndex:
     def close_newest_request(self, turn: int, *, withdraws: bool) -> None:
         """Closes the newest request that does not begin with a label such as "TODO:".
 
-        If `withdraws` is true, and the user message before this one states rules but makes no request, the
-        newest of these rules is closed instead. Rules and requests with a label do not count.
+        If `withdraws` is true, and the user message before the closing message states rules but makes no
+        request, the newest of these rules is closed instead. Rules and requests with a label do not count.
 
         Args:
             turn: Index of the message that closes the request, among the user messages.
-            withdraws: Whether this message only takes back an earlier request or rule.
+            withdraws: Whether the closing message only takes back an earlier request or rule.
         """
         self._request_keys = [key for key in self._request_keys[-MAX_COMPARED:] if key in self.statements]
         newest = islice(reversed(self.statements), MAX_COMPARED)
@@ -285,7 +285,7 @@ class ActiveStatements:
         statement_reader: Returns the statements of a text: `core.ledger.statements.read_statements` or a
             cache of it.
         earlier: The result for an earlier list of messages. The user texts of that list must be the first
-            user texts of this one (see `is_prefix_of`), and only the user texts after them are read.
+            user texts in `messages` (see `is_prefix_of`), and only the user texts after them are read.
             `earlier` is not changed.
     """
 

@@ -466,8 +466,8 @@ def collect_facts(
         fact_reader: Returns the facts of a message: `list_message_facts` or a cache of it.
     """
     found: dict[tuple[str, str], ObservedFact] = {}
-    # For each fact, the values of `MessageFact.owner_key` in all messages that show it. A newer value removes
-    # an older one only if this key is the only one of the older value.
+    # For each fact, the values of `MessageFact.owner_key` in all messages that show it. A newer value with
+    # the same key removes an older value only if the older value has no other key.
     owner_keys: dict[tuple[str, str], frozenset[str]] = {}
     newest: dict[str, tuple[int, tuple[str, str]]] = {}
     for at in sorted(covered):

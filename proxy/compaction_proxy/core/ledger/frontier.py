@@ -268,8 +268,8 @@ class _OpenRequest:
     Attributes:
         turn: Number of its user message.
         statement: The request.
-        words: The stems of the words and the exact values of the request. If the request has too few of them,
-            those of its whole message.
+        words: The stems of the words and the exact values of the request. If the request has too few of
+            them, the stems and exact values of its whole message.
     """
 
     turn: int
@@ -506,7 +506,7 @@ def _read_turn_work(
     action_reader: ActionReader,
     reply_reader: Callable[[str], ReplyReading],
 ) -> _TurnWork:
-    """Returns the assistant's work in the messages at `indices`, which lie between two user messages."""
+    """Returns the assistant's work in the messages at `indices`, none of which is a user message."""
     work = _TurnWork(turn)
     calls: dict[str, tuple[int, MessageToolCall]] = {}
     ended = False

@@ -329,8 +329,8 @@ def _list_user_statements(texts: tuple[str, ...]) -> tuple[tuple[frozenset[str],
 def is_backed_by_user(order: str, user_texts: Sequence[str]) -> bool:
     """Returns whether a statement of the user contains enough of the words and values of `order`.
 
-    The statement must contain at least the share `MIN_SHARED_SHARE` of them. Either both texts must be
-    negated or neither.
+    The statement must contain at least the share `MIN_SHARED_SHARE` of them. It must be negated if `order` is
+    negated, and must not be negated otherwise.
     """
     about, negated = collect_subject_words(read_statements(order)), has_cue(fold_text(order), "negation")
     return bool(about) and any(

@@ -37,7 +37,8 @@ MAX_SENTENCES_PER_MESSAGE = 6
 # A sentence is not quoted if another quoted sentence contains more than this share of its words.
 SAME_WORDS_SHARE = 0.6
 # Maximum share of the extract's characters for the section on work done, and for the section on where the
-# work stopped. The third number is the maximum share of the remaining characters for quoted sentences.
+# work stopped. Quoted sentences take at most the share `SAID_SHARE` of the characters that these two sections
+# leave.
 WORK_SHARE, STATE_SHARE, SAID_SHARE = 0.75, 0.25, 0.85
 LINE_CHARACTERS = 160
 # Maximum number of arguments that are shown of a call that only reads, and maximum characters of these

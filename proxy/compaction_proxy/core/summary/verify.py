@@ -37,8 +37,8 @@ from compaction_proxy.core.message import Message
 from compaction_proxy.core.summary.answer import EMPTY_SECTION_TEXT
 
 # If sentences were dropped, the summary counts as unfaithful if fewer than `MIN_CHARACTERS` characters are
-# left, or less than `MIN_SHARE` of its characters. A repeated list entry is dropped only if it has at least
-# `MIN_CHARACTERS` characters.
+# left, or less than `MIN_SHARE` of its original characters. A repeated list entry is dropped only if it has
+# at least `MIN_CHARACTERS` characters.
 MIN_CHARACTERS = 40
 MIN_SHARE = 1 / 3
 # The language of a summary is detected only if it has at least this many words. In writing systems without
@@ -354,8 +354,8 @@ def verify_summary(
         language: English name of the language that the prompt asked for; empty if it is unknown.
         states: The state of each statement of the conversation (`core.ledger.frontier`).
         max_characters: Size that the summary should have at most, in characters. The appended tool calls may
-            take the rest of this size. If the rest is less than half of this size, they may take half of it,
-            so the result may be longer. With 0, no calls are appended.
+            take the rest of this size. If the rest is less than half of this size, they may take half of this
+            size, so the result may be longer. With 0, no calls are appended.
 
     Raises:
         SummaryError: If the summary is certainly in another language (reason `language`), or if too little of
@@ -476,7 +476,7 @@ def _find_state(line: str, known: list[_KnownStatement]) -> StatementStatus | No
     for each in requests:
         shared = len(each.words & about)
         states_by_share[shared / len(each.words), shared].add(each.state)
-    best = max(states_by_share, default=(0.0, 0))  # of equal shares, the one of more words
+    best = max(states_by_share, default=(0.0, 0))  # of equal shares, the one with more words
     if best[0] >= LEAST_SHARE:
         states = states_by_share[best]
         return states.pop() if len(states) == 1 else None

@@ -163,7 +163,7 @@ def _join_messages(messages: Sequence[Message]) -> bytes:
 def _may_hold_back_stream(seen: bytes) -> bool:
     """Returns True only while no bytes of a stream have arrived.
 
-    On this wire, already the first event of a stream is an error or a part of the reply.
+    On this wire, even the first event of a stream is an error or a part of the reply.
     """
     return not seen
 

@@ -281,8 +281,9 @@ _ITEM_FORMAT: Final = ItemFormat(
 def _allows_tool(read: MemberReader) -> bool:
     """Returns whether the proxy may add its search tool to a request. Returns False in these cases.
 
-    - The provider stores the responses, for example because `store` is not false. The client could then
-      continue a stored response by its id, although that response ends in a call of the search tool.
+    - The provider stores the responses, because `store` is not false or `background` is true. The client
+      could then continue a stored response by its id, although that response ends in a call of the search
+      tool.
     - The body has a `tool_choice` other than `auto`, or has a `tool_choice` but no tools.
     - The response must be JSON. The text before a call and the text after it cannot be joined into JSON.
     - The body has one of the `_STATEFUL_MEMBERS`.
