@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from compaction_proxy.storage.redis.client import CONNECT_TIMEOUT_S
 from compaction_proxy.storage.redis.store import RedisStore
 from compaction_proxy.storage.redis.url import parse_redis_url
 from compaction_proxy.storage.resilient import DEADLINE_S
-from tests.helpers.redis_servers import RedisServer
+from tests.helpers.redis_servers import Cluster, RedisServer
 
 
 async def test_a_connection_that_was_made_while_the_event_loop_was_busy_is_used(
@@ -32,3 +34,58 @@ async def test_a_connection_that_was_made_while_the_event_loop_was_busy_is_used(
         assert await records.get_many(["k"]) == [None]
         assert told == []
         await records.close()
+
+
+async def cancel_after_steps(steps: int, running: Coroutine[Any, Any, object]) -> bool:
+    """Cancels a call after so many steps of the event loop. Returns whether it was cancelled."""
+    task = asyncio.create_task(running)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    async with asyncio.timeout(100):
+        await asyncio.wait([task])
+    return task.cancelled()
+
+
+async def test_a_call_that_is_cancelled_ends_wherever_it_is(tmp_path: Path) -> None:
+    async def listen(store: RedisStore) -> None:
+        async with aclosing(store.listen("channel")) as messages:
+            async for _ in messages:
+                pass
+
+    with RedisServer(tmp_path) as server:
+        for steps in range(60):
+            store = RedisStore(parse_redis_url(server.url))
+            assert await cancel_after_steps(steps, listen(store)), steps
+            await store.close()
+
+
+async def connections_end(server: RedisServer) -> None:
+    """Waits until the server has no other connection than the test's own."""
+    async with asyncio.timeout(100):
+        while len(server.admin.client_list()) > 1:  # noqa: ASYNC110 - a server sets no event
+            await asyncio.sleep(0.001)
+
+
+async def test_a_store_that_is_closed_waits_for_its_calls_and_leaves_no_connection(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        for steps in range(0, 60, 3):
+            store = RedisStore(parse_redis_url(server.url))
+            calls = [asyncio.create_task(store.read(["k"])) for _ in range(4)]
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await store.close()
+            await asyncio.gather(*calls, return_exceptions=True)
+            await connections_end(server)
+
+
+async def test_a_cluster_whose_servers_are_to_be_found_again_is_closed_whole(
+    redis_cluster: Cluster,
+) -> None:
+    store = RedisStore(parse_redis_url(redis_cluster.url))
+    await store.read(["k"])
+    await store._redis.client.aclose()  # as redis-py does when a server has gone
+    [node] = [each for each in store._redis.client.get_nodes() if each.port == redis_cluster.masters[0].port]
+    await node.execute_command("PING")
+    await store.close()
+    await connections_end(redis_cluster.masters[0])

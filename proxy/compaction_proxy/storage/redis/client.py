@@ -34,11 +34,6 @@ from compaction_proxy.storage.redis.url import RedisUrl
 
 CONNECT_TIMEOUT_S = 0.25
 """Used for sentinels and the nodes of a cluster: if one does not answer, another can be tried."""
-ANSWER_TIMEOUT_S = 1.0
-"""Longer than the deadline of a store call, so that normally this deadline ends the call.
-
-The deadline (`resilient.run_with_deadline`) allows for a busy event loop. The timeout of redis-py does not.
-"""
 HEALTH_CHECK_EVERY_S = 15
 MAX_RETRIES = 1
 # Size of a redis-py pool, as a multiple of the number of commands that may run at once. The factor 1 would be
@@ -136,9 +131,12 @@ def _build_retry() -> Retry:
     return Retry(NoBackoff(), MAX_RETRIES, supported_errors=(RedisConnectionError,))
 
 
-def _build_timeout_options() -> dict[str, Any]:
+def _build_connection_options() -> dict[str, Any]:
     return {
-        "socket_timeout": ANSWER_TIMEOUT_S,
+        # The caller's deadline (`resilient.run_with_deadline`) ends a command that takes too long. Unlike a
+        # timeout of redis-py, it allows for a busy event loop. With such a timeout, redis-py also ignores
+        # cancellations on Python 3.11, because it sends each command in `asyncio.wait_for`.
+        "socket_timeout": None,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_keepalive": True,
         "protocol": 2,  # RESP3 would add push messages, which the proxy does not need
@@ -148,7 +146,7 @@ def _build_timeout_options() -> dict[str, Any]:
 
 def _build_client_options(url: RedisUrl) -> dict[str, Any]:
     return {
-        **_build_timeout_options(),
+        **_build_connection_options(),
         **({"ssl": True, **url.tls_options} if url.tls else {}),
         "username": url.username,
         "password": url.password,
@@ -166,10 +164,8 @@ def _build_standalone(url: RedisUrl) -> RedisConnections:
     else:
         ((host, port),) = url.nodes
         address, arguments = {"host": host, "port": port}, _build_client_options(url)
-    # There is no other server to try, so a short connect timeout is useless. With this longer timeout, the
-    # caller's deadline ends the attempt. Unlike redis-py's timeout, the deadline allows for a busy event
-    # loop.
-    arguments["socket_connect_timeout"] = ANSWER_TIMEOUT_S
+    # There is no other server to try, so the caller's deadline ends an attempt to connect, too.
+    arguments["socket_connect_timeout"] = None
     client = Redis(**address, db=url.database, **arguments)
     return RedisConnections(client, _skip_discovery, _build_drop_idle(client), client.aclose)
 
@@ -180,7 +176,7 @@ def _build_sentinel(url: RedisUrl) -> RedisConnections:
     # redis-py tries one sentinel after the other. The short timeout leaves time for the next sentinel.
     timeouts = {"socket_timeout": CONNECT_TIMEOUT_S}
     sentinel = Sentinel(
-        url.nodes, sentinel_kwargs={**_build_timeout_options(), **timeouts, **tls, **credentials}
+        url.nodes, sentinel_kwargs={**_build_connection_options(), **timeouts, **tls, **credentials}
     )  # type: ignore[no-untyped-call]
     client = sentinel.master_for(url.service, db=url.database, **_build_client_options(url))
 
@@ -196,5 +192,11 @@ def _build_cluster(url: RedisUrl) -> RedisConnections:
     # With `reinitialize_steps=0`, redis-py does not close all connections after some hash slots have moved to
     # other nodes. Commands may be using these connections.
     client = RedisCluster(startup_nodes=nodes, reinitialize_steps=0, **_build_client_options(url))
+
+    async def close_all() -> None:
+        await client.aclose()
+        # `aclose` does nothing if redis-py has closed the client itself and not discovered the nodes again.
+        await client.nodes_manager.aclose()
+
     # `client.initialize` discovers the nodes. Without it, redis-py would send the first commands to any node.
-    return RedisConnections(client, client.initialize, client.aclose, client.aclose)
+    return RedisConnections(client, client.initialize, client.aclose, close_all)

@@ -13,18 +13,16 @@ import asyncio
 import math
 import re
 import secrets
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import RedisCluster
 from redis.exceptions import NoScriptError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.storage.keys import derive_conversation_tenant_key, parse_hash_tag
 from compaction_proxy.storage.redis.client import (
-    ANSWER_TIMEOUT_S,
     REDIS_ERRORS,
     build_connections,
     to_store_unavailable,
@@ -35,16 +33,16 @@ from compaction_proxy.storage.store import Lease, ListEntry, Record
 
 MAX_VALUE_BYTES = 1024 * 1024
 DEFAULT_MAX_SCOPES = 10_000
-# Maximum duration of one wait for messages, in seconds. Between two waits, redis-py can check the connection.
+# Maximum duration of a subscription, and of one wait for messages, in seconds. Between two waits, redis-py
+# can check the connection.
 LISTEN_TIMEOUT_S = 5.0
 FENCE_EXTRA_TTL_MS = 24 * 3_600_000
 _MAX_EVICTED_SCOPES = 8
 _KEYS_PER_COMMAND = 500
 _SCANNED_PER_COMMAND = 1000
 _TOKEN_BYTES = 12
-# If redis-py reports a timeout only after this many seconds, the system had paused this process meanwhile, so
-# that the process could not read the response.
-_PROCESS_STOPPED_S = ANSWER_TIMEOUT_S + 0.25
+# Maximum time that `close` waits for commands in progress, in seconds.
+_CLOSE_LIMIT_S = 1.0
 
 _LEASE, _FENCE, _KEY_LIST = "#lease", "#fence", "#keys"
 _COMMITTED, _WRITTEN = "#committed", "#written"
@@ -92,7 +90,8 @@ class RedisStore:
         self._redis = build_connections(url)
         self._prefix = url.prefix
         self._max_scopes = max_scopes
-        self._slots = asyncio.Semaphore(url.max_connections)
+        self._max_commands = url.max_connections
+        self._slots = asyncio.Semaphore(self._max_commands)
         self._closed = False
 
     async def read(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -176,9 +175,10 @@ class RedisStore:
             raise StoreUnavailableError("store-closed")
         pubsub = None
         try:
-            await self._redis.find_servers()
-            pubsub = self._redis.client.pubsub()
-            await pubsub.subscribe(self._add_prefix(channel))
+            async with asyncio.timeout(LISTEN_TIMEOUT_S):
+                await self._redis.find_servers()
+                pubsub = self._redis.client.pubsub()
+                await pubsub.subscribe(self._add_prefix(channel))
             while True:
                 message = await pubsub.get_message(timeout=LISTEN_TIMEOUT_S)
                 if message is not None:
@@ -190,10 +190,17 @@ class RedisStore:
                 await pubsub.aclose()
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Waits until the commands in progress have ended, at most a second, and closes the connections.
+
+        If it did not wait, redis-py would open the connections of these commands again.
+        """
         if self._closed:
             return
         self._closed = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_LIMIT_S):
+                for _ in range(self._max_commands):
+                    await self._slots.acquire()
         try:
             await self._redis.close()
         except REDIS_ERRORS as error:
@@ -241,16 +248,9 @@ class RedisStore:
 
     async def _execute_command(self, *command: _Argument, **options: Any) -> Any:  # noqa: ANN401 - any value of the server
         execute = self._redis.client.execute_command
-        started_at = time.monotonic()
         try:
             return await execute(*command, **options)
         except AttributeError:  # redis-py closed the cluster's connection before it sent the command
-            return await execute(*command, **options)
-        except RedisTimeoutError:
-            # While the system pauses this process, redis-py's timeout keeps running. redis-py may then drop a
-            # response that has arrived meanwhile. Therefore the command is sent again.
-            if time.monotonic() - started_at < _PROCESS_STOPPED_S:
-                raise
             return await execute(*command, **options)
 
     async def _run_script(
