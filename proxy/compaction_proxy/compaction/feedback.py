@@ -128,10 +128,11 @@ class RoundEffectiveness:
         self._known[thread] = effect
 
     def is_paused(self, thread: str, tokens: int) -> bool:
-        """Returns whether this conversation is paused.
+        """Returns whether no more compactions are made in this conversation for now.
 
-        The pause ends `PAUSE_S` seconds after the last ineffective compaction, or as soon as the request size
-        `tokens` exceeds the size after that compaction by the share `RETRY_GROWTH`.
+        Such a pause begins after `INEFFECTIVE_ROUNDS` ineffective compactions in a row. It ends `PAUSE_S`
+        seconds after the last of them, or as soon as the request size `tokens` exceeds the size after that
+        compaction by the share `RETRY_GROWTH`.
         """
         effect = self._known.get(thread)
         return (

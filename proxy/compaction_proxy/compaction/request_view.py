@@ -227,7 +227,7 @@ class RequestView:
 
     @cached_attribute
     def checkpoint_id(self) -> bytes:
-        """Id of the checkpoint (`core.planner`); empty if there is none."""
+        """Id of `checkpoint` (`core.planner.compute_checkpoint_id`); empty if `checkpoint` is None."""
         return compute_checkpoint_id(self.checkpoint, self.prefixes)
 
     @property

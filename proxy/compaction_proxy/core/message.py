@@ -191,8 +191,7 @@ def _iter_spans(
 def _find_unit_stop(messages: Sequence[Message], start: int) -> int:
     """Returns the end of the unit that begins at `start`: the index after its last message.
 
-    A unit is a plain message, a tool exchange, or several exchanges that signed reasoning joins. See
-    `iter_units`.
+    `iter_units` says what a unit is.
     """
     stop = _find_tool_exchange_stop(messages, start)
     if messages[start].calls and messages[start].has_signed_reasoning:

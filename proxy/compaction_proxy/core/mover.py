@@ -15,8 +15,8 @@ from compaction_proxy.core.message import Message, find_unit_start
 # many units. If more of them differ, the client is assumed to have edited its list or begun another branch.
 MAX_MOVED_MESSAGES = 8
 MAX_MOVED_UNITS = 2
-# The proxy remembers at most this many of the last messages of a request, which the client may move. The
-# limit is needed because two units may contain many tool results.
+# The proxy remembers the last messages of a request, because the client may move them. It remembers at most
+# this many, because even `MAX_MOVED_UNITS` units may contain many tool results.
 MAX_END_MESSAGES = 64
 # Different conversations may begin with the same messages. Suppose that two requests begin with fewer equal
 # messages than this number, and that the earlier request also has other messages. Then the later request
@@ -73,8 +73,8 @@ def find_moving_start(messages: Sequence[Message], previous: RequestEnd, common_
     Args:
         messages: Messages of the request.
         previous: End of the previous request.
-        common_count: Number of messages at the beginning that are equal in both requests, apart from names
-            and the content of tool results; at least `previous.start_index`.
+        common_count: Number of messages at the beginning that are equal in both requests if their `name`
+            members and the content of tool results are disregarded; at least `previous.start_index`.
     """
     shared = range(previous.start_index, min(common_count, previous.message_count))
     common_count = next(

@@ -2,7 +2,7 @@
 
 One of them relays requests that ask for a token count. A provider's count is exact and costs nothing. So the
 proxy also uses it to calibrate its own estimates, after the client has its response. The other endpoint
-relays all other requests that contain no messages of a conversation.
+relays all requests that contain no messages of a conversation.
 """
 
 from collections.abc import Callable, Mapping

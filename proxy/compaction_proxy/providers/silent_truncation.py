@@ -87,9 +87,9 @@ def infer_window(low_answers: Sequence[AnsweredRequest], largest_count_tokens: i
     """Returns the context window to which the upstream truncates requests, in tokens; None if uncertain.
 
     Uses the requests in `low_answers` whose counts are about equal to that of the newest (`COUNT_SPREAD`).
-    Returns None if they have fewer than `MIN_LOW_COUNTS` different sizes, or if their sizes differ too little
-    (`SIZE_SPREAD`). Also returns None if the window would not be smaller than the estimate of every one of
-    these requests.
+    Returns None if these requests have fewer than `MIN_LOW_COUNTS` different estimates, or if the estimates
+    differ too little (`SIZE_SPREAD`). Also returns None if the window would be at least the smallest
+    estimate.
 
     Args:
         low_answers: Answered requests for which `judge_answer` returned `low`, the newest last.

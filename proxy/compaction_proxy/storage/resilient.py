@@ -115,7 +115,7 @@ async def run_with_deadline(limit_s: float, call: Coroutine[Any, Any, _T] | asyn
 DEADLINE_S = 0.25
 PROBE_INTERVAL_S = 0.5
 PROBE_LIMIT_S = 1.0
-"""Longer than a call's deadline, because a probe may first have to try sentinels that do not answer."""
+"""Longer than a call's deadline, because a test call may first try sentinels that do not answer."""
 CALLS_AT_ONCE = 8
 TURN_LIMIT_S = 2.0
 """The longest time that a call waits for its slot."""

@@ -50,8 +50,8 @@ OTHERS = ("other", "other")
 # seconds for each set beyond `SMALL_PAIRS`.
 SMALL_PAIRS = 50
 PAUSE_S = 0.02
-# Maximum number of hours whose counters stay in memory. There are more only if the store fails for a long
-# time. A process then drops the oldest hours, although it has not written them.
+# Maximum number of hours whose counters stay in memory. If the store fails for so long that there
+# would be more, a process drops the oldest hours, although it has not written them.
 MAX_WAITING_HOURS = 48
 # The store has a list, for each day, of the processes that have written records. This is the maximum number
 # of processes in such a list. If there are more, the oldest entries are dropped, and the sums leave out the

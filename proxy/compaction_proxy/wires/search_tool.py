@@ -80,7 +80,10 @@ def decode_event(data: bytes) -> JsonObject:
 
 
 def add_usage(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> JsonObject:
-    """Returns the sum of two `usage` objects. Takes values that are not numbers from `later`."""
+    """Returns the sum of two `usage` objects.
+
+    A value that only one of them has as a number is taken from there, and other values from `later`.
+    """
     total = dict(later)
     for key, value in earlier.items():
         other = later.get(key)

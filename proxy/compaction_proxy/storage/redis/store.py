@@ -33,7 +33,7 @@ from compaction_proxy.storage.store import Lease, ListEntry, Record
 
 MAX_VALUE_BYTES = 1024 * 1024
 DEFAULT_MAX_SCOPES = 10_000
-# Maximum duration of a subscription, and of one wait for messages, in seconds. Between two waits, redis-py
+# Maximum time to subscribe to a channel, and to wait for one message, in seconds. After each wait, redis-py
 # can check the connection.
 LISTEN_TIMEOUT_S = 5.0
 FENCE_EXTRA_TTL_MS = 24 * 3_600_000

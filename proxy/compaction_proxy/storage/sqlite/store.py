@@ -24,7 +24,7 @@ from compaction_proxy.support.fail_open import suppress_and_report
 
 DEFAULT_MAX_BYTES = 1024 * 1024 * 1024
 LEASE_LIMIT_S = 60.0
-"""The longest time of a lease. If a lease has more time left, the clock was set back, and it is deleted."""
+"""The longest time of a lease. A lease with more time left is deleted: the clock was set back."""
 
 _KEYS_PER_QUERY = 500
 _SWEEP_EVERY_S = 30.0
@@ -192,7 +192,10 @@ class SqliteStore:
         await self._run_transaction(lambda db: db.execute(sql, row))
 
     async def delete_prefix(self, prefix: str) -> int:
-        """Deletes keys as `Store.delete_prefix` does. Returns the number of unexpired records and lists."""
+        """Deletes keys as `Store.delete_prefix` does. Returns how many records and lists it deleted.
+
+        Those that had already expired are deleted, too, but not counted.
+        """
         now, span = self._now(), (prefix, prefix + _LAST_CHARACTER)
 
         def delete_keys(db: sqlite3.Connection) -> int:
