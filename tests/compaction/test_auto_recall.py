@@ -229,6 +229,18 @@ async def test_a_search_that_fails_leaves_the_request_as_it_is() -> None:
     assert fit is bare
 
 
+@pytest.mark.virtual_time
+async def test_a_search_that_ends_at_shutdown_leaves_the_request_as_it_is() -> None:
+    async with turn(Searches(takes_s=100)) as each:
+        asked = each.made.ask(long(), model=AUTO)
+        bare = await each.made.compactor.fit_request(asked)
+        request = asyncio.create_task(each.remind(bare, asked))
+        await asyncio.sleep(DEADLINE_S / 2)
+        await each.remind.close()
+        assert await request is bare
+    assert each.search.ended == 0
+
+
 async def test_what_is_forgotten_is_not_held() -> None:
     async with turn() as each:
         _, before, asked = await each.fitted(long())

@@ -216,7 +216,8 @@ class AutoRecall:
         self._search_tasks.add(task)
         task.add_done_callback(self._finish_search)
         await asyncio.wait([task], timeout=DEADLINE_S)
-        hits = task.result() if task.done() and not task.exception() else []
+        has_result = task.done() and not task.cancelled() and task.exception() is None
+        hits = task.result() if has_result else []
         matching_hits = [hit for hit in hits if hit.message_id in affected_ids]
         self._on_search("auto", "found" if matching_hits else "nothing")
         return matching_hits

@@ -278,7 +278,6 @@ class RoundCoordinator:
         job = await self._job_builder.build_job(view, draft, due_reason)
         if not job.draft.plan.groups:
             return await self._make_round_without_model(view, job), None
-        skip_reason = None
         if due_reason != "force":
             pending = self._list_pending_jobs(view)
             shared = next((each for each in pending if each.is_staged and _can_serve(each, view)), None)
