@@ -7,21 +7,25 @@ UV_RUN := ./.ci/uv run --frozen
 # Three files at a time: most tests wait for something, and the tests of a file may share servers.
 PYTEST := $(UV_RUN) pytest -n 3 --dist loadfile
 
-.PHONY: demo test test-system test-all test-agents lint types bench docs check sbom audit
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test test-system test-all test-agents lint types check bench docs sbom dist audit hooks
 
-demo:
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## play a long conversation, directly and through the proxy, without a key
 	@$(UV_RUN) --no-dev compaction-proxy demo
 
-# Tests of the package, in minutes.
-test:
+serve: ## start the proxy on 127.0.0.1:4141; ARGS="--upstream URL" names the provider
+	@$(UV_RUN) --no-dev compaction-proxy serve $(ARGS)
+
+test: ## test the package, in minutes
 	@$(PYTEST) --ignore=tests/system --ignore=tests/bench $(ARGS)
 
-# The promises of the whole product, as processes, on sockets, under faults; and the bench itself.
-test-system:
+test-system: ## test the whole product: processes, sockets, faults, and the bench itself
 	@$(PYTEST) tests/system tests/bench $(ARGS)
 
-# Everything, with coverage.
-test-all:
+test-all: ## run all tests, with coverage
 	@$(PYTEST) --cov --cov-report=term $(ARGS)
 
 # Real agents, installed from npm and PyPI, each in sessions of 80 requests; hours for all of them. Names of agents
@@ -31,31 +35,35 @@ test-agents: export AGENTS := $(AGENTS)
 test-agents: export WINDOWS := $(WINDOWS)
 test-agents: export SOURCES := $(SOURCES)
 test-agents: export COUNTINGS := $(COUNTINGS)
-test-agents:
+test-agents: ## run real agents through the proxy, for hours
 	@$(UV_RUN) pytest tests/system/agents $(ARGS); code=$$?; $(UV_RUN) python .ci/docs_pages.py && exit $$code
 
-lint:
+lint: ## check style and format
 	@$(UV_RUN) ruff check
 	@$(UV_RUN) ruff format --check
 
-types:
+types: ## check types
 	@$(UV_RUN) mypy
 
-bench:
+bench: ## measure throughput beside nginx
 	@$(UV_RUN) python bench/throughput.py $(ARGS)
 
-# The site of docs/ in site/: zensical, and checks that nothing is broken or loaded from elsewhere.
-docs:
+docs: ## build the site of docs/ in site/, and check its links
 	@$(UV_RUN) --group docs python .ci/docs_site.py
 
-check: lint types test
+check: lint types test ## lint, types and tests
 
-# What the image installs, with hashes, from the lock alone, in CycloneDX.
 SBOM ?= dist/sbom.cdx.json
-sbom:
+sbom: ## list what the image installs, with hashes, from the lock alone, in CycloneDX
 	@mkdir -p $(dir $(SBOM))
 	@./.ci/uv export --quiet --frozen --no-dev --extra=crypto --extra=fast --extra=mcp --extra=otel --format=cyclonedx1.5 \
 		--preview-features=sbom-export --output-file=$(SBOM)
 
-audit:
+dist: ## make wheel, sdist, SBOM, chart and checksums in dist/, as the release workflow does
+	@./.ci/dist
+
+audit: ## ask OSV for vulnerabilities of what the image installs
 	@./.ci/audit $(ARGS)
+
+hooks: ## have git run the checks of .pre-commit-config.yaml before each commit
+	@$(UV_RUN) pre-commit install

@@ -4,7 +4,8 @@
 
 docs/clients.md says what `connect` says and what came of the client suite and of the agents,
 docs/operations.md which keys wait for a restart, docs/architecture.md what each module is for, docs/llms.txt
-which pages there are, and README.md what the demo prints.
+which pages there are, and README.md what the demo prints. The repository on GitHub is named as [project.urls]
+in pyproject.toml names it.
 .ci/check_docs.py compares them.
 """
 
@@ -13,6 +14,7 @@ which pages there are, and README.md what the demo prints.
 import ast
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +28,11 @@ from compaction_proxy.config.config import RESTART_KEYS
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "proxy" / "compaction_proxy"
+# The files that name the repository on GitHub or its owner.
+NAMING = (
+    "pyproject.toml", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "docs/releases.md",
+    ".github/CODEOWNERS", ".github/ISSUE_TEMPLATE/config.yml",
+)  # fmt: skip
 URL = "http://127.0.0.1:4141/v1"
 MODEL = "gpt-5.4-mini"
 # What a block of code is written in, by a word of where it goes; the first that fits.
@@ -270,6 +277,21 @@ def list_modules(package: Path) -> Iterator[str]:
             yield from list_modules(folder)
 
 
+def read_repository() -> str:
+    """Returns the URL of the repository on GitHub."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]["Repository"])
+
+
+def name_repository(text: str) -> str:
+    """Returns a text with the repository, the name of its image and its owner as [project.urls] has them."""
+    repository = read_repository()
+    owner, name = repository.removeprefix("https://github.com/").split("/")
+    text = re.sub(r"https://github\.com/[\w.-]+/compaction-proxy\b", repository, text)
+    text = re.sub(r"ghcr\.io/[\w.-]+/(?=(charts/)?compaction-proxy\b)", f"ghcr.io/{owner.lower()}/", text)
+    text = re.sub(r"--repo [\w.-]+/[\w.-]+", f"--repo {owner}/{name}", text)
+    return re.sub(r"^\* @[\w-]+", f"* @{owner}", text, flags=re.MULTILINE)
+
+
 def generated() -> dict[Path, str]:
     """What each file should hold."""
     operations, architecture, readme = DOCS / "operations.md", DOCS / "architecture.md", ROOT / "README.md"
@@ -280,7 +302,7 @@ def generated() -> dict[Path, str]:
         architecture: between(architecture.read_text("utf-8"), "modules", modules),
         DOCS / "llms.txt": llms(),
         readme: between(readme.read_text("utf-8"), "demo", f"```text\n{render_table()}```"),
-    }
+    } | {ROOT / name: name_repository((ROOT / name).read_text("utf-8")) for name in NAMING}
 
 
 def main() -> None:

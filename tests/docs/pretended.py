@@ -33,14 +33,14 @@ def make(words: list[str]) -> Iterator[str]:
 
 
 def pip(words: list[str]) -> Iterator[str]:
-    """`pip install .`, `pip install 'compaction-proxy[EXTRA]'`."""
-    if words == ["install", "."]:
+    """`pip install .`, `pip install '.[EXTRA]'`, `pip install dist/*.whl`."""
+    if words == ["install", "dist/*.whl"]:
         return
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     name, _, extras = words[-1].rstrip("]").partition("[")
-    if words[:-1] != ["install"] or name != project["name"]:
-        yield "it is not our package that is installed"
-    unknown = set(filter(None, extras.split(","))) - set(project["optional-dependencies"])
+    if words[:-1] != ["install"] or name != ".":
+        yield "it is neither the clone nor its wheel that is installed"
+    unknown = set(filter(None, extras.split(","))) - set(extra)
     yield from (f"no such extra: {extra}" for extra in unknown)
 
 
@@ -74,18 +74,25 @@ def helm(words: list[str]) -> Iterator[str]:
 
 
 def uv(words: list[str]) -> Iterator[str]:
-    """`uv run python FILE`, `uv run --no-dev compaction-proxy …`, `uv sync --extra NAME`."""
+    """`uv run python FILE`, `uv tool install .`."""
     match words:
-        case ["sync", "--extra", extra]:
-            yield from pip(["install", f"compaction-proxy[{extra}]"])
-        case ["run", "--no-dev", "compaction-proxy", *rest]:
-            done = subprocess.run(["compaction-proxy", *rest], check=False)
-            if done.returncode:
-                yield f"ended with {done.returncode}"
+        case ["tool", "install", target]:
+            yield from pip(["install", target])
         case ["run", "python", file, *options]:
             text = (ROOT / file).read_text("utf-8") if (ROOT / file).is_file() else ""
             unknown = (each for each in options if each.startswith("--") and each not in text)
             yield from (f"{file}: no {each}" for each in unknown)
+        case _:
+            yield f"not understood: {words}"
+
+
+def uvx(words: list[str]) -> Iterator[str]:
+    """`uvx --from . compaction-proxy …`."""
+    match words:
+        case ["--from", ".", "compaction-proxy", *rest]:
+            done = subprocess.run(["compaction-proxy", *rest], check=False)
+            if done.returncode:
+                yield f"ended with {done.returncode}"
         case _:
             yield f"not understood: {words}"
 
@@ -96,7 +103,8 @@ def nothing(_words: list[str]) -> Iterator[str]:
 
 
 PROGRAMS: dict[str, Callable[[list[str]], Iterator[str]]] = {
-    "make": make, "pip": pip, "docker": docker, "helm": helm, "uv": uv, "systemctl": nothing,
+    "make": make, "pip": pip, "docker": docker, "helm": helm, "uv": uv, "uvx": uvx,
+    "systemctl": nothing,
 }  # fmt: skip
 
 

@@ -140,10 +140,12 @@ def test_queries_ask_for_metrics_that_are_there(block: Block) -> None:
     ("program", "words"),
     [
         ("make", ["nothing"]),
-        ("pip", ["install", "compaction-proxy[nothing]"]),
+        ("pip", ["install", ".[nothing]"]),
+        ("pip", ["install", "compaction-proxy"]),
         ("docker", ["compose", "--profile", "nothing", "up"]),
         ("helm", ["install", "a", "deploy/helm/nothing", "-f", "deploy/helm/values/sidecar.yaml"]),
         ("uv", ["run", "python", "bench/soak.py", "--nothing"]),
+        ("uvx", ["--from", ".", "nothing"]),
         ("systemctl", ["enable", "deploy/systemd/nothing"]),
         ("compaction-proxy", ["serve", "--nothing"]),
     ],

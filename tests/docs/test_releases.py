@@ -1,0 +1,109 @@
+"""What a release, its workflows and the pages about it name is what the repository has."""
+
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs.blocks import ROOT
+
+GITHUB = ROOT / ".github"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+SCHEMAS = {
+    "github-workflows": WORKFLOWS,
+    "dependabot": [GITHUB / "dependabot.yml"],
+    "github-issue-config": [GITHUB / "ISSUE_TEMPLATE" / "config.yml"],
+    "github-issue-forms": sorted((GITHUB / "ISSUE_TEMPLATE").glob("[!c]*.yml")),
+}
+
+
+def script(name: str) -> dict[str, Any]:
+    """Returns what a script in .ci defines."""
+    return runpy.run_path(str(ROOT / ".ci" / name))
+
+
+def test_every_place_that_names_the_version_names_the_same() -> None:
+    named = list(script("release_notes.py")["find_versions"]())
+
+    assert {"pyproject.toml", "proxy/compaction_proxy/__init__.py", "Dockerfile"} <= {
+        file for file, _ in named
+    }
+    assert [(file, version) for file, version in named if version != PROJECT["version"]] == []
+
+
+def test_a_tag_that_is_not_ready_is_refused_with_every_reason() -> None:
+    problems = list(script("release_notes.py")["find_problems"]("9.9.9", "https://github.com/somebody/fork"))
+
+    assert "pyproject.toml: names version 0.1.0, the tag 9.9.9" in problems
+    assert "CHANGELOG.md: has no dated chapter on 9.9.9" in problems
+    assert problems[-1].endswith("the tag is in https://github.com/somebody/fork")
+
+
+def test_a_tag_that_is_ready_is_released_with_its_chapter_of_the_changelog() -> None:
+    notes = script("release_notes.py")
+
+    assert list(notes["find_problems"](PROJECT["version"], PROJECT["urls"]["Repository"])) == []
+    text = notes["find_chapter"](
+        "## [Unreleased]\n\n- a\n\n## [0.2.0] - 2027-01-02\n\n- b\n\n## [0.1.0] - 2026-11-27\n", "0.2.0"
+    )
+    assert text == "- b"
+
+
+def test_one_table_names_the_repository_wherever_it_stands() -> None:
+    pages = script("docs_pages.py")
+    name = pages["name_repository"]
+    name.__globals__["read_repository"] = lambda: "https://github.com/Somebody/compaction-proxy"
+
+    assert name(
+        "[a](https://github.com/OWNER/compaction-proxy/issues) https://github.com/OWNER/another\n"
+        "* @OWNER\nghcr.io/owner/compaction-proxy ghcr.io/owner/charts/compaction-proxy"
+        " --repo OWNER/compaction-proxy\n"
+    ) == (
+        "[a](https://github.com/Somebody/compaction-proxy/issues) https://github.com/OWNER/another\n"
+        "* @Somebody\nghcr.io/somebody/compaction-proxy ghcr.io/somebody/charts/compaction-proxy"
+        " --repo Somebody/compaction-proxy\n"
+    )
+
+
+def test_the_workflow_tries_every_python_that_the_project_names() -> None:
+    matrix = yaml.safe_load((GITHUB / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]["run"]["strategy"][
+        "matrix"
+    ]
+    named = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", each)]
+
+    assert matrix["python"] == named
+    assert PROJECT["requires-python"] == f">={named[0]}"
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_what_github_reads_has_the_form_that_it_expects(schema: str) -> None:
+    files = map(str, SCHEMAS[schema])
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_every_file_that_a_workflow_runs_is_there(workflow: Path) -> None:
+    jobs = yaml.safe_load(workflow.read_text("utf-8"))["jobs"].values()
+    commands = " ".join(step.get("run", "") for job in jobs for step in job.get("steps", ()))
+
+    files = re.findall(r"(?:\.ci|deploy)/[\w./]+", commands)
+    assert files
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def test_make_alone_lists_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert {line.split()[0] for line in listed.splitlines()} == set(phony.split())
