@@ -57,6 +57,19 @@ def test_every_container_has_no_more_rights_than_it_needs(services: dict[str, di
         assert service.keys() & {"privileged", "cap_add", "network_mode", "pid", "devices"} == set()
 
 
+def test_no_container_takes_all_memory_or_fills_the_disk_with_its_log(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    for service in services.values():
+        assert service["mem_limit"]
+        assert service["pids_limit"] == 256
+        assert service["logging"] == {
+            "driver": "json-file", "options": {"max-size": "10m", "max-file": "5"},
+        }  # fmt: skip
+    used = services["redis"]["command"][services["redis"]["command"].index("--maxmemory") + 1]
+    assert (used, services["redis"]["mem_limit"]) == ("512mb", "1g")
+
+
 def test_nothing_is_published_to_other_machines(services: dict[str, dict[str, Any]], documents: Any) -> None:
     ports = [port for service in services.values() for port in service.get("ports", ())]
     published = {port.rpartition(":")[0] for port in ports}
