@@ -2,10 +2,10 @@
 # Every package is the one whose SHA-256 stands in uv.lock, uv itself the one of deploy/image/uv.txt. Of a
 # shell the build needs none, and the server neither. tests/system/deploy/test_dockerfile.py runs these very steps.
 
-# The Python that the tests run on. A digest fixes it: --build-arg PYTHON_IMAGE=python@sha256:…
-ARG PYTHON_IMAGE=python:3.11-slim-trixie
+# The Python that the tests run on, fixed by its digest. The update bot reads it here, and would not in an argument.
+FROM python:3.11.17-slim-trixie@sha256:45037981b62b34b44602584fccbc4d884d5f7dc92c7ee86bb38a698a79fe1e51 AS base
 
-FROM ${PYTHON_IMAGE} AS build
+FROM base AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 ENV UV_PROJECT_ENVIRONMENT=/app UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_NO_CACHE=1 UV_PYTHON_DOWNLOADS=never
 WORKDIR /src
@@ -17,7 +17,7 @@ COPY LICENSE README.md ./
 COPY proxy ./proxy
 RUN ["uv", "sync", "--frozen", "--no-dev", "--extra=crypto", "--extra=fast", "--extra=mcp", "--extra=otel", "--no-editable"]
 
-FROM ${PYTHON_IMAGE}
+FROM base
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="compaction-proxy" \

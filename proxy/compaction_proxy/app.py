@@ -130,6 +130,7 @@ class Proxy:
         self._server_state: Mapping[str, object] = {}
         bodies = BodyBudget(choose_body_budget(config.server))
         self._admission = ConcurrencyLimiter(config.server.max_in_flight, body_budget=bodies)
+        components.metrics.figures["inflight_requests"] = lambda: self._admission.active_request_count
         components.metrics.figures["inflight_body_bytes"] = lambda: bodies.used_bytes
         components.metrics.figures["inflight_body_limit_bytes"] = lambda: bodies.limit_bytes
         self._hop_mark = token_hex(HOP_BYTES)

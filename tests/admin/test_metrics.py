@@ -1,5 +1,6 @@
 """`/metrics` of a running proxy: open, about what has just happened, without anything that is somebody's."""
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -47,3 +48,38 @@ async def test_it_tells_everybody_what_was_just_done_but_not_whose_it_was(base_p
     assert (requests.labels["status"], requests.value) == ("none", 1)
     assert told["upstream_request_duration_seconds_count"].labels["code"] == "200"
     assert [hidden for hidden in (TEXT, "somebody", KEY, '="c_', '="t_') if hidden in metrics.text] == []
+
+
+async def test_a_request_is_in_flight_until_it_is_answered() -> None:
+    arrived, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def upstream(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            for name in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{name}.complete"})
+            return
+        arrived.set()
+        await may_answer.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def count_requests(client: httpx.AsyncClient) -> float:
+        metrics = (await client.get("/metrics")).text
+        [family] = [it for it in text_string_to_metric_families(metrics) if it.name == "inflight_requests"]
+        return family.samples[0].value
+
+    async with (
+        serve_embedded(upstream) as provider,
+        serve_embedded(create_app(config(provider))) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=100) as client,
+    ):
+        answer = asyncio.create_task(client.post("/v1/embeddings", json={"model": "m", "input": "text"}))
+        async with asyncio.timeout(100):
+            await arrived.wait()
+        assert await count_requests(client) == 1
+        may_answer.set()
+        assert (await answer).status_code == 200
+        async with asyncio.timeout(100):
+            while await count_requests(client):  # noqa: ASYNC110 - the answer may arrive before its request ends
+                await asyncio.sleep(0)

@@ -81,12 +81,13 @@ def installed(packages: Path = PACKAGES) -> Path:
     return into
 
 
-def play(script: Path, folder: Path, timeout_s: float, **told: str) -> str:
+def play(script: Path, folder: Path, timeout_s: float, packages: Path = PACKAGES, **told: str) -> str:
     """What a script prints that is run in an empty folder, with these variables in its environment."""
     shutil.copy(script, folder)
-    (folder / "node_modules").symlink_to(installed())
+    (folder / "node_modules").symlink_to(installed(packages))
     done = subprocess.run(
-        [NODE, script.name], cwd=folder, env=environment(**told), capture_output=True, text=True,
+        # Packages find each other by the name `node_modules`, which the folder has by the link alone.
+        [NODE, "--preserve-symlinks", script.name], cwd=folder, env=environment(**told), capture_output=True, text=True,
         timeout=timeout_s, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

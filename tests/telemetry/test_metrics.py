@@ -30,7 +30,10 @@ from compaction_proxy.telemetry.usage import ExchangeEntry
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {*COUNTERS, *HISTOGRAMS, *GAUGES}
 # A metric ends with what it is counted in; what has no unit is a share, a state or a number of things.
-UNITS = ("_seconds", "_bytes", "_ratio", "_tokens", "_usd", "_state", "_successful", "_active", "_info")
+UNITS = (
+    "_seconds", "_bytes", "_ratio", "_tokens", "_usd", "_requests",
+    "_state", "_successful", "_active", "_info",
+)  # fmt: skip
 # All that may tell series apart: none of these takes as many values as there are clients.
 LABELS = {
     "model", "status", "strategy", "trigger", "outcome", "reason", "direction", "source", "op", "code",

@@ -142,6 +142,7 @@ GAUGES: Mapping[str, MetricSpec] = {
     "compaction_sessions_active": MetricSpec(
         "Conversations that have had a request in the last five minutes."
     ),
+    "inflight_requests": MetricSpec("Requests that are being relayed now."),
     "inflight_body_bytes": MetricSpec("Bytes of request bodies that are held now."),
     "inflight_body_limit_bytes": MetricSpec(
         "Bytes of request bodies that may be held (server.max_inflight_bytes)."

@@ -57,6 +57,19 @@ def test_every_container_has_no_more_rights_than_it_needs(services: dict[str, di
         assert service.keys() & {"privileged", "cap_add", "network_mode", "pid", "devices"} == set()
 
 
+def test_no_container_takes_all_memory_or_fills_the_disk_with_its_log(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    for service in services.values():
+        assert service["mem_limit"]
+        assert service["pids_limit"] == 256
+        assert service["logging"] == {
+            "driver": "json-file", "options": {"max-size": "10m", "max-file": "5"},
+        }  # fmt: skip
+    used = services["redis"]["command"][services["redis"]["command"].index("--maxmemory") + 1]
+    assert (used, services["redis"]["mem_limit"]) == ("512mb", "1g")
+
+
 def test_nothing_is_published_to_other_machines(services: dict[str, dict[str, Any]], documents: Any) -> None:
     ports = [port for service in services.values() for port in service.get("ports", ())]
     published = {port.rpartition(":")[0] for port in ports}
@@ -65,15 +78,22 @@ def test_nothing_is_published_to_other_machines(services: dict[str, dict[str, An
     assert documents(FILES[0])[0]["networks"]["store"] == {"internal": True}
 
 
-def test_every_image_is_ours_or_of_a_given_version(services: dict[str, dict[str, Any]]) -> None:
+def test_every_image_is_ours_or_fixed_by_a_digest(services: dict[str, dict[str, Any]]) -> None:
     images = {service["image"] for service in services.values() if "image" in service}
-    assert images == {
-        "compaction-proxy:0.1.0",
-        "valkey/valkey:8.1-alpine",
-        "prom/prometheus:v3.5.0",
-        "grafana/grafana:12.1.1",
-    }
+    assert {re.sub(r":[v\d][\w.-]*@sha256:[0-9a-f]{64}$", "", image) for image in images} == {
+        "compaction-proxy:0.1.0", "valkey/valkey", "prom/prometheus", "grafana/grafana",
+    }  # fmt: skip
     assert all((ROOT / service["build"]).is_dir() for service in services.values() if "build" in service)
+
+
+def test_one_image_has_one_digest_wherever_it_is_named() -> None:
+    deployed = [path for path in (ROOT / "deploy").rglob("*") if path.is_file()]
+    places = [ROOT / "Dockerfile", ROOT / "docker-compose.yml", *deployed]
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in places]
+    named = {found for text in texts for found in re.findall(r"[\w/]+:[\w.-]+@sha256:[0-9a-f]{64}", text)}
+    repositories = [each.partition(":")[0] for each in named]
+    assert len(set(repositories)) == len(repositories) == 4
+    assert set(repositories) == {"python", "valkey/valkey", "prom/prometheus", "grafana/grafana"}
 
 
 def test_the_proxy_waits_for_its_store_and_apps_wait_for_the_proxy(
