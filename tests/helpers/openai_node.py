@@ -87,8 +87,8 @@ def play(script: Path, folder: Path, timeout_s: float, packages: Path = PACKAGES
     (folder / "node_modules").symlink_to(installed(packages))
     done = subprocess.run(
         # Packages find each other by the name `node_modules`, which the folder has by the link alone.
-        [NODE, "--preserve-symlinks", script.name], cwd=folder, env=environment(**told), capture_output=True, text=True,
-        timeout=timeout_s, check=False,
+        [NODE, "--preserve-symlinks", script.name], cwd=folder, env=environment(**told),
+        capture_output=True, text=True, timeout=timeout_s, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
