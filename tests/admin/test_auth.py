@@ -109,6 +109,28 @@ def test_a_page_is_answered_only_if_it_is_ours(
     assert found == (None if allowed else "origin_not_allowed")
 
 
+@pytest.mark.parametrize(
+    ("site", "mode", "destination", "method", "allowed"),
+    [
+        ("same-origin", "cors", "empty", "GET", True),
+        ("none", "navigate", "document", "GET", True),  # typed into the address bar
+        ("cross-site", "navigate", "document", "GET", True),  # a link
+        ("cross-site", "no-cors", "image", "GET", False),
+        ("same-site", "no-cors", "script", "GET", False),  # another port of this machine is the same site
+        ("cross-site", "navigate", "iframe", "GET", False),
+        ("cross-site", "navigate", "document", "POST", False),
+        ("same-site", "cors", "empty", "GET", False),
+    ],
+)
+@pytest.mark.parametrize("access", [OPEN, KEYED])
+def test_another_site_can_only_link_to_the_admin_pages(
+    access: AccessPolicy, site: str, mode: str, destination: str, method: str, *, allowed: bool
+) -> None:
+    fetch = [("sec-fetch-site", site), ("sec-fetch-mode", mode), ("sec-fetch-dest", destination)]
+    scope = asked(KEY, ("host", "localhost"), *fetch) | {"method": method}
+    assert code(access, scope) == (None if allowed else "origin_not_allowed")
+
+
 async def answered(guard: AccessMiddleware, scope: Scope) -> list[Message]:
     sent: list[Message] = []
 
@@ -124,6 +146,21 @@ async def answered(guard: AccessMiddleware, scope: Scope) -> list[Message]:
 
 async def inner(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "let-in"})
+
+
+async def serve_json(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+@pytest.mark.parametrize("headers", [(KEY, ("host", "x")), (("host", "x"),)])
+async def test_no_other_site_can_read_a_response_as_a_script_or_an_image(
+    headers: tuple[tuple[str, str], ...],
+) -> None:
+    start, *_ = await answered(AccessMiddleware(serve_json, KEYED, "/admin"), asked(*headers))
+    told = dict(start["headers"])
+    assert (told[b"x-content-type-options"], told[b"cross-origin-resource-policy"]) == (
+        b"nosniff", b"same-origin",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ["/admin", "/admin/", "/admin/v1/x"])

@@ -5,16 +5,17 @@ password, with any user name. If no admin key is configured, only clients on thi
 only if the server listens on a loopback address.
 
 A web page of another site that is open in a browser on this machine must not get access. Therefore, the
-`Origin` header of a request, if it has one, must name the same host and port as its `Host` header. If no
-admin key is configured, the `Host` header must also name this machine, because a site could point its own
-host name at this machine (DNS rebinding).
+`Origin` header of a request, if it has one, must name the same host and port as its `Host` header. A browser
+also says in `Sec-Fetch-Site` whether another site caused a request: such a request must be a link that the
+user follows. If no admin key is configured, the `Host` header must also name this machine, because a site
+could point its own host name at this machine (DNS rebinding).
 """
 
 import hmac
 from base64 import b64decode
 from dataclasses import dataclass, field
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -110,6 +111,10 @@ class BodyBudgetMiddleware:
             hold.release()
 
 
+# Header fields of every response of the admin API and the admin pages. With them, a browser does not let
+# another site load the response as an image or a script, and does not guess its type.
+RESPONSE_HEADERS = {"cross-origin-resource-policy": "same-origin", "x-content-type-options": "nosniff"}
+
 BEARER = "Bearer"
 BASIC = "Basic"
 # Maps each authentication scheme to the header `WWW-Authenticate` of a response with status 401.
@@ -148,6 +153,17 @@ def _is_same_origin(origin: str, host: str) -> bool:
         return False
     ours = parse_authority(host.lower(), _PORTS[scheme])
     return ours is not None and ours == parse_authority(rest, _PORTS[scheme])
+
+
+def _is_foreign_fetch(method: str, headers: Headers) -> bool:
+    """Returns whether a page of another site caused the request, other than by a link that the user follows.
+
+    Other ports of this machine are other sites, too: browsers call them `same-site`.
+    """
+    if headers.get("sec-fetch-site", "none") in {"same-origin", "none"}:
+        return False
+    is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return not (is_link and method == "GET")
 
 
 def _has_key(key: str, headers: Headers, scheme: str) -> bool:
@@ -204,7 +220,8 @@ def check_access(policy: AccessPolicy, scope: Scope, scheme: str = BEARER) -> Re
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     if len(hosts) != 1 or parse_authority(hosts[0]) is None:
         return _build_forbidden_error("The request must have one Host header.", "host_not_allowed")
-    if not all(_is_same_origin(origin, hosts[0]) for origin in origins):
+    foreign = _is_foreign_fetch(scope["method"], headers)
+    if foreign or not all(_is_same_origin(origin, hosts[0]) for origin in origins):
         return _build_forbidden_error("Pages of other origins are not answered.", "origin_not_allowed")
     if not policy.key:
         return _check_local_request(policy, scope, headers, hosts[0])
@@ -236,9 +253,20 @@ class AccessMiddleware:
         """Passes a request to the application, or responds with an error if the request is not allowed."""
         guarded = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self.path}/")
         refused = check_access(self.policy, scope, self.scheme) if guarded else None
-        if refused is None:
+        if not guarded:
             await self.app(scope, receive, send)
+            return
+
+        async def send_protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in RESPONSE_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        if refused is None:
+            await self.app(scope, receive, send_protected)
             return
         headers = {"www-authenticate": _CHALLENGES[self.scheme]} if refused.status == 401 else None
         answer = Response(format_openai_error(refused), refused.status, headers, "application/json")
-        await answer(scope, receive, send)
+        await answer(scope, receive, send_protected)

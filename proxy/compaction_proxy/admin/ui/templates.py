@@ -69,12 +69,10 @@ HEADERS = {
         "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
     "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
     # With `same-origin`, browsers do not send the address of a page to other sites. The value `no-referrer`
     # would do the same. But browsers would then send `Origin: null` with the forms of these pages, and
     # `check_access` would refuse the forms.
     "referrer-policy": "same-origin",
-    "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
 _HASH_DIGITS = 12
