@@ -127,7 +127,7 @@ def test_another_site_can_only_link_to_the_admin_pages(
     access: AccessPolicy, site: str, mode: str, destination: str, method: str, *, allowed: bool
 ) -> None:
     fetch = [("sec-fetch-site", site), ("sec-fetch-mode", mode), ("sec-fetch-dest", destination)]
-    scope = asked(KEY, ("host", "localhost"), *fetch) | {"method": method}
+    scope = {**asked(KEY, ("host", "localhost"), *fetch), "method": method}
     assert code(access, scope) == (None if allowed else "origin_not_allowed")
 
 

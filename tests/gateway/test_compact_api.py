@@ -56,7 +56,7 @@ class Stack:
         self.provider = provider
 
     def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False)
+        return httpx.AsyncClient(base_url=self.url, timeout=100, trust_env=False)
 
     def post(self, body: Any, path: str = "/v1/compact", **headers: str) -> httpx.Response:
         shown = {
@@ -64,7 +64,7 @@ class Stack:
             **{name.replace("_", "-"): headers[name] for name in headers},
         }
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return httpx.post(self.url + path, content=raw, headers=shown, timeout=60, trust_env=False)
+        return httpx.post(self.url + path, content=raw, headers=shown, timeout=100, trust_env=False)
 
 
 @asynccontextmanager

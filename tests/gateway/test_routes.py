@@ -62,7 +62,7 @@ async def running() -> AsyncIterator[Running]:
         proxy = create_app(config)
         async with (
             serve_embedded(proxy.api) as url,
-            httpx.AsyncClient(base_url=url, headers=HEADERS, trust_env=False, timeout=60) as client,
+            httpx.AsyncClient(base_url=url, headers=HEADERS, trust_env=False, timeout=100) as client,
         ):
             yield Running(proxy, provider, url, client)
 

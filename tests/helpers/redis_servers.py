@@ -15,9 +15,9 @@ import redis
 
 from tests.helpers.free_ports import find_free_port
 
-START_LIMIT_S = 60.0
-CLUSTER_LIMIT_S = 60.0
-SENTINEL_LIMIT_S = 60.0
+START_LIMIT_S = 100.0
+CLUSTER_LIMIT_S = 100.0
+SENTINEL_LIMIT_S = 100.0
 SLOTS = 16384
 
 # Linux kills the server when the process that started it is gone, even by SIGKILL; the wish survives exec.

@@ -146,7 +146,7 @@ async def test_what_comes_once_a_stream_is_to_end_is_not_told() -> None:
 async def test_who_watches_does_not_hold_the_end_up(tmp_path: Path) -> None:
     async with (
         proxy_process(tmp_path, 9) as proxy,
-        httpx.AsyncClient(base_url=proxy.url, timeout=30, trust_env=False) as client,
+        httpx.AsyncClient(base_url=proxy.url, timeout=100, trust_env=False) as client,
         client.stream("GET", STREAM) as answer,
     ):
         lines = answer.aiter_lines()

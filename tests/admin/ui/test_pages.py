@@ -327,7 +327,7 @@ async def test_the_playground_hands_on_what_was_pasted_and_shows_what_came_of_it
 
 async def test_a_transcript_that_is_too_large_is_refused_and_does_not_come_back() -> None:
     api = FakeAdmin(sample())
-    async with pages(api, timeout=30) as client:
+    async with pages(api, timeout=100) as client:
         answers = [
             await client.post("/ui/playground", data={"transcript": letter * size})
             for letter, size in (("x", 24_000_000), ("[", MAX_PASTED_BYTES + 1))

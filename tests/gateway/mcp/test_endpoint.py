@@ -109,7 +109,7 @@ def test_the_library_is_loaded_by_nobody_and_where_it_is_missing_both_ways_say_w
         "asyncio.run(main())\ncommand(['mcp'])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
     wanted = "MCP needs an extra: pip install 'compaction-proxy[mcp]'"
     assert done.stdout.splitlines()[-2:] == ["set()", f"501 {wanted}"]
