@@ -159,7 +159,7 @@ def test_wrong_usage_is_one_line_and_ends_with_2(arguments: list[str], run: Run)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(100)
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "large"])
 def test_what_is_no_configuration_file_is_left_alone_at_once(kind: str, run: Run, tmp_path: Path) -> None:
     path = Path("/dev/zero") if kind == "device" else tmp_path / "it"

@@ -60,7 +60,7 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path: Path, talk: Path) -> None:
     assert (code, said.startswith("--strategy: best is none of anchored,")) == (2, True)
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(100)
 def test_what_may_never_end_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
