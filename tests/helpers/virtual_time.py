@@ -63,5 +63,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._end_work)
         return future
 
+    async def shutdown_default_executor(self, *_: Any) -> None:
+        """Wait until the threads of the executor have ended, however far the clock would move until then.
+
+        From Python 3.12 on, `asyncio.run` gives them 300 seconds, of which this clock makes none.
+        """
+        await super().shutdown_default_executor()
+
     def _end_work(self, _: Any) -> None:
         self._moved.working -= 1

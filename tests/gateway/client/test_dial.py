@@ -181,6 +181,9 @@ async def test_an_origin_that_acts_before_it_is_asked_breaks_nothing(
     async def origin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if does == "speaks":
             writer.write(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            writer.close()
         elif does == "ends":
             writer.close()
         else:

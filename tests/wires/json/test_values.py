@@ -132,3 +132,22 @@ def test_what_base64_says_is_digested_as_a_whole(text: str) -> None:
     except ValueError:
         found = None
     assert found == expected
+
+
+@pytest.mark.parametrize("text", [b"x", b"\\ud800"], ids=["fast", "with-a-lone-surrogate"])
+@pytest.mark.parametrize(("start", "end"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_values_are_decoded_to_the_same_depth_on_every_python(start: bytes, end: bytes, text: bytes) -> None:
+    def nest(levels: int) -> bytes:
+        return start * levels + b'"%b"' % text + end * levels
+
+    assert values.decode_value(nest(values.MAX_NESTING)) == json.loads(nest(values.MAX_NESTING))
+    # The levels at which a long value is split come on top.
+    for levels in (values.MAX_NESTING + values._MAX_DEPTH + 1, 5_000, 10_000):
+        with pytest.raises(UnreadableBodyError, match="too-deep"):
+            values.decode_value(nest(levels))
+
+
+def test_brackets_in_a_text_are_no_nesting() -> None:
+    text = "[{" * values.MAX_NESTING
+
+    assert values.decode_value(json.dumps([text, {"a": [text]}]).encode()) == [text, {"a": [text]}]

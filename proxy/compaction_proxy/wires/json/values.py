@@ -40,6 +40,9 @@ _MAX_DEPTH = 4
 # `decode_value` decodes an object or array with more values than this in one call, and not value by value.
 # Decoding value by value helps only if a value is long, and among so many values, each is usually short.
 _MAX_ITEMS = 10_000
+# `decode_plain` refuses values with more levels of objects and arrays than this. The parsers have limits of
+# their own, which depend on the version of Python, and so do functions that call themselves for each level.
+MAX_NESTING = 150
 
 
 def decode_value(raw: bytes) -> Any:
@@ -96,17 +99,33 @@ def decode_plain(raw: bytes) -> Any:
 
     Raises:
         UnreadableBodyError: With the reason `not-json` if `raw` is invalid. With the reason `too-deep` if it
-            is nested too deeply.
+            has more than `MAX_NESTING` levels.
     """
     try:
-        return msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
         try:
-            return DECODER.decode(raw.decode())
-        except (ValueError, RecursionError):
-            raise UnreadableBodyError("not-json") from None
+            value = msgspec.json.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            value = DECODER.decode(raw.decode())
     except RecursionError:
         raise UnreadableBodyError("too-deep") from None
+    except ValueError:
+        raise UnreadableBodyError("not-json") from None
+    # Counting brackets is cheap. Brackets in texts count, too, so the levels themselves decide.
+    if raw.count(b"[") + raw.count(b"{") > MAX_NESTING and _is_too_deep(value):
+        raise UnreadableBodyError("too-deep")
+    return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+    return bool(level)
 
 
 def _decode_string(raw: bytes) -> str:
