@@ -54,7 +54,7 @@ check: lint types test
 SBOM ?= dist/sbom.cdx.json
 sbom:
 	@mkdir -p $(dir $(SBOM))
-	@./.ci/uv export --quiet --frozen --no-dev --extra=crypto --extra=fast --extra=mcp --extra=otel --format=cyclonedx1.5 \
+	@./.ci/uv export --quiet --frozen --no-dev --extra=crypto --extra=fast --extra=mcp --extra=otel --extra=redis --format=cyclonedx1.5 \
 		--preview-features=sbom-export --output-file=$(SBOM)
 
 audit:
