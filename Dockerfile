@@ -12,10 +12,10 @@ WORKDIR /src
 COPY deploy/image/uv.txt ./
 RUN ["python", "-m", "pip", "install", "--require-hashes", "--only-binary=:all:", "--requirement=uv.txt"]
 COPY pyproject.toml uv.lock ./
-RUN ["uv", "sync", "--frozen", "--no-dev", "--extra=crypto", "--extra=fast", "--extra=mcp", "--extra=otel", "--no-install-project"]
+RUN ["uv", "sync", "--frozen", "--no-dev", "--extra=crypto", "--extra=fast", "--extra=mcp", "--extra=otel", "--extra=redis", "--no-install-project"]
 COPY LICENSE README.md ./
 COPY proxy ./proxy
-RUN ["uv", "sync", "--frozen", "--no-dev", "--extra=crypto", "--extra=fast", "--extra=mcp", "--extra=otel", "--no-editable"]
+RUN ["uv", "sync", "--frozen", "--no-dev", "--extra=crypto", "--extra=fast", "--extra=mcp", "--extra=otel", "--extra=redis", "--no-editable"]
 
 FROM base
 ARG VERSION=0.1.0

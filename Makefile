@@ -56,7 +56,7 @@ check: lint types test ## lint, types and tests
 SBOM ?= dist/sbom.cdx.json
 sbom: ## list what the image installs, with hashes, from the lock alone, in CycloneDX
 	@mkdir -p $(dir $(SBOM))
-	@./.ci/uv export --quiet --frozen --no-dev --extra=crypto --extra=fast --extra=mcp --extra=otel --format=cyclonedx1.5 \
+	@./.ci/uv export --quiet --frozen --no-dev --extra=crypto --extra=fast --extra=mcp --extra=otel --extra=redis --format=cyclonedx1.5 \
 		--preview-features=sbom-export --output-file=$(SBOM)
 
 dist: ## make wheel, sdist, SBOM, chart and checksums in dist/, as the release workflow does

@@ -2,7 +2,8 @@
 
 The client sends requests to the proxy's admin API, health check and MCP endpoint. Another program may listen
 at the proxy's address. The callers therefore treat responses as untrusted data, and limit the bytes that they
-read. Functions import the module `http.client` only when they need it, so that `--help` is quick.
+read. Functions import `http.client` and the module `console` only when they need them, so that `--help` and
+the health check are quick.
 """
 
 import json
@@ -15,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
-from compaction_proxy.cli.console import escape_unprintable, read_rows
 from compaction_proxy.core.errors import ConfigError, ProxyError
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
+    from compaction_proxy.cli.health import ServerAddress
     from compaction_proxy.config.sections import ServerSection
 
 API_PATH = "/admin/v1"
@@ -133,6 +134,8 @@ class AdminClient:
                 has an error status or is not JSON.
             AdminUnreachableError: If the proxy does not respond.
         """
+        from compaction_proxy.cli.console import escape_unprintable, read_rows
+
         if len(prefix) == _ID_CHARACTERS:
             return prefix
         rows = read_rows(self.get("/conversations", limit=_MAX_LISTED), "conversations")
@@ -219,6 +222,8 @@ class AdminClient:
         If the response has the proxy's error format, the error's message quotes the message in the response.
         Otherwise, it says that the server is not a compaction-proxy.
         """
+        from compaction_proxy.cli.console import escape_unprintable
+
         reason = parse_error_message(data)
         if reason is None:
             return AdminRefusedError(
@@ -286,7 +291,7 @@ def create_admin_client(url: str | None, key_file: Path | None, config: Path | N
     return AdminClient(parse_base_url(url), _build_key_header(key))
 
 
-def create_local_client(server: "ServerSection", key: str = "") -> AdminClient:
+def create_local_client(server: "ServerSection | ServerAddress", key: str = "") -> AdminClient:
     """Creates a client of the proxy that runs on this machine with the server settings `server`.
 
     The client sends the admin key `key` with each request, unless `key` is empty.
@@ -294,7 +299,7 @@ def create_local_client(server: "ServerSection", key: str = "") -> AdminClient:
     return AdminClient(build_local_url(server), _build_key_header(key), server.unix_socket)
 
 
-def build_local_url(server: "ServerSection") -> str:
+def build_local_url(server: "ServerSection | ServerAddress") -> str:
     """Returns the URL, with base path, at which this machine reaches the proxy with the settings `server`.
 
     For a proxy on a Unix socket, the URL contains the host `localhost`, because the proxy accepts any host
@@ -314,6 +319,8 @@ def parse_base_url(url: str) -> str:
         ConfigError: If `url` does not begin with `http://` or `https://` and a host, or if it contains
             unprintable characters.
     """
+    from compaction_proxy.cli.console import escape_unprintable
+
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0

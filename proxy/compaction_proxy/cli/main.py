@@ -1,6 +1,6 @@
 """Defines the program `compaction-proxy` and its commands.
 
-Each command imports most of its modules only when it runs, so that `health` and `--help` start quickly.
+Each command imports most of its modules only when it runs, so that `--help` starts quickly.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from compaction_proxy.cli.admin_client import AdminClient, check_ready, create_local_client
+from compaction_proxy.cli.admin_client import AdminClient, create_local_client
 from compaction_proxy.cli.connect import connect
 from compaction_proxy.cli.console import (
     FAILED,
@@ -22,6 +22,7 @@ from compaction_proxy.cli.console import (
     load_config_and_print_warnings,
     parse_header,
 )
+from compaction_proxy.cli.health import check_health
 from compaction_proxy.cli.mcp import mcp
 from compaction_proxy.cli.models import models
 from compaction_proxy.cli.replay import replay
@@ -160,9 +161,7 @@ def health(
         client = create_local_client(load_config_and_print_warnings(None).config.server)
     else:
         client = AdminClient(url)
-    is_ready, report = check_ready(client)
-    print(report)
-    raise typer.Exit(0 if is_ready else 1)
+    raise typer.Exit(check_health(client))
 
 
 @app.command()

@@ -22,7 +22,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 # What the image installs: `uv sync` in the Dockerfile has the same arguments.
-SHIPPED = ("--frozen", "--no-dev", "--extra=crypto", "--extra=fast", "--extra=mcp", "--extra=otel")
+SHIPPED = (
+    "--frozen",
+    "--no-dev",
+    "--extra=crypto",
+    "--extra=fast",
+    "--extra=mcp",
+    "--extra=otel",
+    "--extra=redis",
+)
 
 
 def uv(
@@ -72,6 +80,31 @@ def test_the_wheel_asks_for_what_the_project_names(wheel: ZipFile) -> None:
     extras = [each for extra in project["optional-dependencies"].values() for each in extra]
     named = [re.split(r"[^\w-]", each)[0] for each in project["dependencies"] + extras]
     assert sorted(wanted) == sorted(named)
+
+
+# Dependencies that nothing of ours imports, and who does.
+IMPORTED_ELSEWHERE = {"uvloop": "uvicorn, for loop='auto'", "hiredis": "redis", "crypto": "an empty extra"}
+
+
+def test_every_dependency_is_used() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = project["dependencies"] + [
+        each for extra in project["optional-dependencies"].values() for each in extra
+    ]
+    modules: dict[str, set[str]] = {}
+    for module, owners in metadata.packages_distributions().items():
+        for owner in owners:
+            modules.setdefault(re.sub(r"[-_.]+", "-", owner).lower(), set()).add(module)
+    package = ROOT / "proxy" / "compaction_proxy"
+    code = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+    used = set(re.findall(r"(?m)^\s*(?:from|import) (\w+)|\"(\w+):\w+\"|import_module\(\"(\w+)", code))
+    names = {name for pair in used for name in pair if name}
+    unused = []
+    for each in wanted:
+        name = re.split(r"[^\w-]", each)[0]
+        if name in modules and name not in IMPORTED_ELSEWHERE and not modules[name] & names:
+            unused.append(name)
+    assert unused == []
 
 
 def test_no_package_that_is_shipped_brings_a_pth() -> None:

@@ -35,6 +35,8 @@ from compaction_proxy.config.sections import (
     SummarySection,
     UpstreamSection,
 )
+from compaction_proxy.gateway.client.connection_pool import NativeEngine
+from compaction_proxy.gateway.client.httpx_transport import EngineTransport
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.replay.provider import ProviderPrompt, extract_text
@@ -320,7 +322,7 @@ async def _play_demo(provider: DemoProvider, direct_url: str, proxy_url: str, sa
     script = load_script()
     say(f"A conversation of {len(script.turns)} turns for a model with a window of {WINDOW_TOKENS:,} tokens.")
     say("")
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(transport=EngineTransport(NativeEngine())) as http:
         direct = await _play_directly(DemoAgent(http, direct_url, script, build_opening(script)), say)
         direct_requests = len(provider.log)
         say("The same through the proxy:")
