@@ -21,6 +21,7 @@ from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import MESSAGES_WIRE, RESPONSES_WIRE
 from compaction_proxy.config.validation import is_loopback
 from compaction_proxy.gateway import compact_api
+from compaction_proxy.gateway.access_log import AccessLog
 from compaction_proxy.gateway.after_response import AfterResponseHandler, IncidentReporter
 from compaction_proxy.gateway.body_budget import BodyBudget
 from compaction_proxy.gateway.client_auth import ClientAuthenticator
@@ -142,7 +143,7 @@ class Proxy:
             # The server owns this dict. When the server begins to stop, the module `gateway.server.shutdown`
             # sets the key `stopping` in it. Open event streams of the admin API then end.
             self._server_state = scope.get("state", {})
-        return self._dispatcher(scope, receive, send)
+        return self._app(scope, receive, send)
 
     @property
     def api(self) -> "FastAPI":
@@ -274,6 +275,10 @@ class Proxy:
             base_path=base_path,
             lifespan=Router(lifespan=parts.run_lifespan),
             deletion_fence=parts.records.deletion_fence,
+        )
+        access_log = config.observability.access_log
+        self._app: ASGIApp = (
+            self._dispatcher if access_log == "off" else AccessLog(self._dispatcher, access_log)
         )
 
     def _build_wire_endpoints(

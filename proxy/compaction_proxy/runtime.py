@@ -314,7 +314,8 @@ class Components:
             self.statistics.on_event, self.usage.on_event, self.feed.on_event, self.metrics.on_event
         )
         self.upstream_monitor = UpstreamMonitor(
-            self.metrics.count_upstream_error, self.statistics.record_upstream_failure
+            [self.metrics.count_upstream_error],
+            [self.statistics.record_upstream_failure, self.feed.record_upstream_failure],
         )
         # Only a rehearsal passes `summary_model`. A rehearsal serves no requests, so it needs no tracer.
         self.tracer = create_tracer(config) if summary_model is None else None

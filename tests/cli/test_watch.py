@@ -77,6 +77,18 @@ def test_a_line_says_how_often_the_model_searched_where_it_did() -> None:
     assert with_searches == f"{without}  searches 2"
 
 
+def test_a_line_says_which_provider_fails_why_and_how_often() -> None:
+    fields = {"at": 0, "target": "https://up.example:443", "cause": "answer-timeout", "count": 1}
+    line = format_event_line("upstream", fields).partition("  ")[2]
+    assert line == "upstream    failed       https://up.example:443  no answer in time (answer-timeout)"
+    assert format_event_line("upstream", {**fields, "count": 1_200}).endswith("(answer-timeout)  1,200 times")
+
+
+def test_an_exchange_without_an_answer_says_so() -> None:
+    fields = {"at": 0, "status": "none", "conversation": "c_1", "model": "gpt-5.4", "code": 0}
+    assert format_event_line("exchange", fields).endswith("c_1  gpt-5.4  no answer")
+
+
 def test_what_came_too_fast_is_counted() -> None:
     assert format_event_line("lost", {"lost": 1_200}) == "1,200 more came too fast to be told"
 

@@ -74,8 +74,8 @@ class Scene:
         self.counted: list[str] = []
         self.kept: list[str] = []
         self.monitor = UpstreamMonitor(
-            lambda _, cause: self.counted.append(cause),
-            lambda _, cause: self.kept.append(cause),
+            [lambda _, cause: self.counted.append(cause)],
+            [lambda _, cause: self.kept.append(cause)],
             clock=lambda: self.seconds,
         )
 

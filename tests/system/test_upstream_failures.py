@@ -1,10 +1,15 @@
 """A provider that fails is visible: in the log, in the metrics, in the admin API and on the Failures page."""
 
+import contextlib
 import json
+import os
 import re
 import signal
 import socket
+import subprocess
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from html import unescape
@@ -15,7 +20,7 @@ import httpx
 import pytest
 
 from tests.helpers.free_ports import find_free_port
-from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply, run_proxy
+from tests.system.black_box import COMMAND, Provider, Proxy, Received, Reply, chat_reply, run_proxy
 
 API_PATH = "/admin/v1/upstream-failures"
 # None of these may stand in the log, in a metric or on the page.
@@ -65,9 +70,34 @@ def read_metrics(client: httpx.Client) -> dict[tuple[str, str], float]:
     return {(target, cause): float(count) for cause, target, count in found}
 
 
-def read_page(client: httpx.Client) -> str:
-    """The text of the Failures page."""
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", client.get("/ui/failures").text)).split())
+def read_page(client: httpx.Client, path: str = "/ui/failures") -> str:
+    """The text of a page of the dashboard, by default of Failures."""
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", client.get(path).text)).split())
+
+
+@contextmanager
+def watch(proxy: Proxy, *options: str) -> Iterator[list[str]]:
+    """The lines that `watch` prints of a proxy, from when it has begun to listen."""
+    lines: list[str] = []
+    command = [COMMAND, "watch", "--url", proxy.url, *options]
+    environ = {"HOME": str(proxy.folder), "PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environ, cwd=proxy.folder
+    ) as process:
+        reading = threading.Thread(target=lambda: lines.extend(process.stdout or ()), daemon=True)
+        reading.start()
+        try:
+            with proxy.client() as client:  # what comes is told once the stream is open
+
+                def is_listening() -> bool:
+                    client.post("/v1/chat/completions", json={**CHAT, "model": "http-500"})
+                    return bool(lines)
+
+                proxy.wait_for(is_listening, "watch prints")
+            yield lines
+        finally:
+            process.kill()
+            reading.join()
 
 
 def find_lines(proxy: Proxy, target: str) -> list[dict[str, Any]]:
@@ -314,3 +344,84 @@ def test_a_request_that_is_too_long_for_the_provider_and_then_shorter_is_no_fail
 
         assert list_failures(client) == []
         assert read_metrics(client).get((provider.url.removesuffix("/v1"), "http-400"), 0) >= 1
+
+
+KINDS = {"http-429": 3, "http-503": 2, "answer-cut": 4, "answer-timeout": 1}
+
+
+def fail_by_model(request: Received) -> Reply:
+    """The failure that the name of the model asks for."""
+    model = request.json()["model"]
+    if model.startswith("http-"):
+        return Reply(int(model.removeprefix("http-")), b'{"error": {"message": "no"}}')
+    if model == "answer-timeout":
+        time.sleep(3)  # longer than the proxy waits
+    return Reply(body=b'{"id": "', cut=True) if model == "answer-cut" else chat_reply(request)
+
+
+def fail_in_every_way(client: httpx.Client) -> None:
+    """As many failures of each kind as `KINDS` says, and as many requests that succeed."""
+    for cause, count in KINDS.items():
+        for model in (cause, "m") * count:
+            with contextlib.suppress(httpx.RemoteProtocolError):  # a cut answer stays cut
+                client.post("/v1/chat/completions", json={**CHAT, "model": model})
+
+
+@pytest.fixture
+def failing(tmp_path: Path, provider: Provider) -> Iterator[Proxy]:
+    """A proxy before a provider that fails as the model's name says."""
+    provider.answer = fail_by_model
+    with run_proxy(tmp_path, provider.url, {"upstream": {"timeout_s": 1}}) as proxy:
+        yield proxy
+
+
+def test_overview_and_failures_list_each_target_and_cause_with_the_same_count(
+    failing: Proxy, provider: Provider
+) -> None:
+    target = provider.url.removesuffix("/v1")
+    with failing.client() as client:
+        fail_in_every_way(client)
+        overview, failures = read_page(client, "/ui"), read_page(client)
+
+    rows = {"http-429": "upstream answered 429", "http-503": "upstream answered 503"}
+    rows |= {"answer-cut": "answer cut off", "answer-timeout": "no answer in time"}
+    for cause, count in KINDS.items():
+        row = f"{target} {rows[cause]} {cause} {count} "
+        assert row in overview
+        assert row in failures
+    assert (
+        f"Upstream trouble {sum(KINDS.values())} requests to the provider failed in the last 24h" in overview
+    )
+
+
+def test_an_overview_without_other_requests_names_the_provider_that_is_down(tmp_path: Path) -> None:
+    target = f"http://127.0.0.1:{find_free_port()}"
+    with run_proxy(tmp_path, f"{target}/v1") as proxy, proxy.client() as client:
+        assert "Upstream trouble" not in read_page(client, "/ui")
+        ask(client, "/v1/embeddings", {})  # is only relayed, and no request of a conversation
+        overview = read_page(client, "/ui")
+    assert f"{target} connection refused connection-refused 1 " in overview
+    assert "1 request to the provider failed" in overview
+    assert "No request in the last 24h" in overview
+
+
+def test_watch_says_which_provider_fails_and_why_and_how_often(failing: Proxy, provider: Provider) -> None:
+    target = provider.url.removesuffix("/v1")
+    with watch(failing, "--json", "--failures") as lines, failing.client() as client:
+        provider_told: Counter[str] = Counter()
+
+        def count_causes() -> Counter[str]:
+            provider_told.clear()
+            for told in map(json.loads, list(lines)):
+                if told["event"] == "upstream" and told["data"]["target"] == target:
+                    provider_told[told["data"]["cause"]] += told["data"]["count"]
+            del provider_told["http-500"]  # what `watch` has asked
+            return provider_told
+
+        fail_in_every_way(client)
+        failing.wait_for(lambda: count_causes() >= Counter(KINDS), "all failures are told")
+        assert provider_told == Counter(KINDS)
+    with watch(failing) as texts, failing.client() as client:
+        fail_in_every_way(client)
+        line = f"upstream    failed       {target}  upstream answered 429 (http-429)"
+        failing.wait_for(lambda: any(line in text for text in list(texts)), "the line is printed")

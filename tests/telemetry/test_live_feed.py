@@ -181,3 +181,19 @@ async def test_events_wait_for_a_store_that_is_away() -> None:
             await asyncio.sleep(0.002)
     assert [each.fields["number"] for each in await process.feed.list_recent_events(5)] == [1, 0]
     await process.records.close()
+
+
+async def test_failures_of_upstreams_are_summed_up_by_target_and_cause() -> None:
+    process = Process(MemoryStore())
+    items, _ = await started(process)
+    for cause in ("http-429", "answer-cut", "http-429"):
+        process.feed.record_upstream_failure("https://up.example:443", cause)
+    await process.feed.flush()
+    told = [(each.kind, each.fields["cause"], each.fields["count"]) for each in await taken(items, 2)]
+    assert told == [("upstream", "http-429", 2), ("upstream", "answer-cut", 1)]
+    await process.feed.flush()
+    process.feed.publish(COMPACTION, {"kind": "last"})
+    await process.feed.flush()
+    [last] = await taken(items, 1)
+    assert last.kind == COMPACTION
+    await process.feed.close()

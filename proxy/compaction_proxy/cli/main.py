@@ -134,7 +134,7 @@ def serve(
         )
         options = [option for option in overrides if option.value is not None]
         loaded = load_config_and_print_warnings(config, options)
-        logs.configure_logging(loaded.config.observability.log_format)
+        logs.configure_service_logging(loaded.config.observability)
         reread = partial(load_config, config, os.environ, options)
         if loaded.config.server.workers > 1:
             gc.enable()

@@ -21,6 +21,7 @@ from compaction_proxy.cli.console import (
     print_lines,
     truncate_text,
 )
+from compaction_proxy.support.formatting import describe_upstream_cause
 
 # Seconds without data after which the connection counts as broken. A running proxy sends at least one line
 # every 15 seconds.
@@ -34,8 +35,8 @@ class StreamMessage(NamedTuple):
 
     Attributes:
         id: Id of the message, with which a new stream can continue after this message; empty if it has none.
-        kind: `compaction`, `exchange`, or `lost` if the proxy left out messages because the client was too
-            slow.
+        kind: `compaction`, `exchange`, `upstream`, or `lost` if the proxy left out messages because the
+            client was too slow.
         data: The content, as JSON text.
     """
 
@@ -136,6 +137,8 @@ def _is_failure(kind: str, fields: Mapping[str, Any]) -> bool:
     from compaction_proxy.core.event import FAILURE_KINDS
     from compaction_proxy.core.exchange import FIRST_ERROR_STATUS
 
+    if kind == "upstream":
+        return True
     code = fields.get("code")
     failed = isinstance(code, int) and (code >= FIRST_ERROR_STATUS or code == 0)
     return fields.get("kind") in FAILURE_KINDS or (kind == "exchange" and failed)
@@ -144,10 +147,13 @@ def _is_failure(kind: str, fields: Mapping[str, Any]) -> bool:
 def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     """Formats an event or an exchange as a line: time, kind, conversation, sizes and further details.
 
-    If `kind` is `lost`, the line gives only the number of messages that the proxy left out.
+    If `kind` is `lost`, the line gives only the number of messages that the proxy left out. If it is
+    `upstream`, the line says which upstream has failed, why, and how often.
     """
     if kind == "lost":
         return f"{format_count(fields.get('lost'))} more came too fast to be told"
+    if kind == "upstream":
+        return _format_upstream_line(fields)
     what = get_text(fields, "kind") if kind == "compaction" else get_text(fields, "status")
     sizes = f"{format_count(fields.get('tokens_before'))} → {format_count(fields.get('tokens_after'))}"
     names = [
@@ -165,11 +171,28 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     overhead_s = fields.get("overhead_s")
     if isinstance(overhead_s, int | float):
         parts.append(f"overhead {overhead_s * 1000:.2f} ms")
+    if kind == "exchange" and fields.get("code") == 0:
+        parts.append("no answer")
     for name, label in _EXTRA_FIELDS:
         value = fields.get(name)
         if value not in (None, "", 0):
             shown = f"{value:.4g}" if isinstance(value, float) else escape_unprintable(value)
             parts.append(f"{label} {shown}")
+    return "  ".join(parts)
+
+
+def _format_upstream_line(fields: Mapping[str, Any]) -> str:
+    cause = get_text(fields, "cause")
+    parts = [
+        format_time(fields.get("at"), "%H:%M:%S"),
+        f"{'upstream':10}",
+        f"{'failed':11}",
+        escape_unprintable(get_text(fields, "target")),
+        escape_unprintable(f"{describe_upstream_cause(cause)} ({cause})"),
+    ]
+    count = fields.get("count")
+    if isinstance(count, int) and count > 1:
+        parts.append(f"{format_count(count)} times")
     return "  ".join(parts)
 
 

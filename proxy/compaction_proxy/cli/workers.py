@@ -96,7 +96,7 @@ def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, numbe
     """
     from compaction_proxy.telemetry.metrics import use_shared_folder
 
-    logs.configure_logging(loaded.config.observability.log_format)
+    logs.configure_service_logging(loaded.config.observability)
     if HANGUP is not None:
         signal.signal(HANGUP, signal.SIG_IGN)  # the parent gets SIGHUP, too, and orders the reload
     if folder := os.environ.get(METRICS_FOLDER_VARIABLE):

@@ -20,6 +20,7 @@ from pydantic import (
 from compaction_proxy.config.strategies import StrategiesSection
 from compaction_proxy.config.types import (
     STRICT,
+    AccessLog,
     AutoOrFalse,
     BasePath,
     Duration,
@@ -492,6 +493,10 @@ class ObservabilitySection(BaseModel):
     model_config = STRICT
     log_format: Literal["json", "console"] = "json"
     """`json` is one object a line, `console` is for reading."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The lowest level whose lines are logged."""
+    access_log: AccessLog = "off"
+    """A line for each request (`all`), or for each that ended in an error (`errors`), without a query."""
     trace_content: Annotated[bool, OnlyValue(value=False)] = False
     """Whether message text may enter traces."""
     otlp_endpoint: HttpUrlIfAny = ""

@@ -154,7 +154,15 @@ def _check_key(secret: SecretStr) -> SecretStr:
 
 
 Key = Annotated[SecretStr, AfterValidator(_check_key)]
+
+
+def _read_off(value: object) -> object:
+    """Returns `off` for False, because YAML reads a bare `off` as false. Returns other values unchanged."""
+    return "off" if value is False else value
+
+
 AutoOrFalse = Annotated[Literal["auto", False], BeforeValidator(_parse_auto_or_false)]
+AccessLog = Annotated[Literal["off", "errors", "all"], BeforeValidator(_read_off)]
 Number = Annotated[int, BeforeValidator(reject_boolean), Field(ge=0)]
 Positive = Annotated[int, BeforeValidator(reject_boolean), Field(ge=1)]
 Seconds = Annotated[float, BeforeValidator(reject_boolean), Field(gt=0, allow_inf_nan=False)]

@@ -4,7 +4,7 @@ import errno
 import socket
 import ssl
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import httpx
 import structlog
@@ -72,10 +72,6 @@ def _find_connect_cause(error: BaseException) -> str:
     return _CONNECT_ERRNOS.get(number or 0, causes.UNREACHABLE)
 
 
-def _ignore_failure(_target: str, _cause: str) -> None:
-    """Does nothing. A monitor calls this function if its creator gives it no other."""
-
-
 class UpstreamMonitor:
     """Reports failures of all upstreams of a process.
 
@@ -85,10 +81,10 @@ class UpstreamMonitor:
     need to call the monitor only if `failure_counts` is not empty.
 
     Args:
-        on_error: Called for every failure, and for every other response with an error status. It updates the
-            metrics.
-        on_failure: Called for failures only: a missing or cut response, or a status that `is_failure_status`
-            names. It updates the statistics.
+        error_listeners: Called for every failure, and for every other response with an error status. They
+            update the metrics.
+        failure_listeners: Called for failures only: a missing or cut response, or a status that
+            `is_failure_status` names. They update the statistics and the live feed.
         clock: Returns monotonic seconds.
 
     Attributes:
@@ -98,13 +94,13 @@ class UpstreamMonitor:
 
     def __init__(
         self,
-        on_error: FailureListener = _ignore_failure,
-        on_failure: FailureListener = _ignore_failure,
+        error_listeners: Sequence[FailureListener] = (),
+        failure_listeners: Sequence[FailureListener] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._on_error = on_error
-        self._on_failure = on_failure
+        self._error_listeners = error_listeners
+        self._failure_listeners = failure_listeners
         self._throttle = ReportThrottle[tuple[str, str]](max_keys=MAX_PAIRS, clock=clock)
         self._logged: set[str] = set()  # failing targets whose failure was logged
         self.failure_counts: dict[str, int] = {}
@@ -141,7 +137,8 @@ class UpstreamMonitor:
         if is_failure_status(status):
             self._record_failure(target, format_status_cause(status), is_failing=is_failing)
         elif status >= FIRST_ERROR_STATUS:
-            self._on_error(target, format_status_cause(status))
+            for listener in self._error_listeners:
+                listener(target, format_status_cause(status))
 
     def forget_other_targets(self, targets: Collection[str]) -> None:
         """Forgets all failing targets except `targets`. Called when a new configuration is applied."""
@@ -150,7 +147,7 @@ class UpstreamMonitor:
             self._logged.discard(target)
 
     def _record_failure(self, target: str, cause: str, *, is_failing: bool = False) -> None:
-        """Passes a failure to `on_error` and `on_failure`, and logs it.
+        """Passes a failure to all listeners, and logs it.
 
         Does not log it if the same target and cause were logged in the last minute.
 
@@ -158,8 +155,8 @@ class UpstreamMonitor:
         """
         if is_failing:
             self.failure_counts[target] = self.failure_counts.get(target, 0) + 1
-        self._on_error(target, cause)
-        self._on_failure(target, cause)
+        for listener in (*self._error_listeners, *self._failure_listeners):
+            listener(target, cause)
         suppressed = self._throttle.admit_report((target, cause))
         if suppressed is not None:
             left_out = {"suppressed": suppressed} if suppressed else {}

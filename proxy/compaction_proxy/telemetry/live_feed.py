@@ -1,15 +1,15 @@
-"""Writes and reads the live feed: the newest events and exchanges of all processes of the proxy.
+"""Writes and reads the live feed: the newest events, exchanges and upstream failures of all processes.
 
 The feed contains figures and ids, but no text of a conversation. A reader of the feed is called a follower.
-A process writes all its events. It writes exchanges only while any process has a follower, and then at most
-`EXCHANGES_PER_S` a second. The store has separate lists for events and exchanges, so that the many exchanges
-of a busy server do not displace events.
+A process writes all its events. It writes exchanges and upstream failures only while any process has a
+follower, and then at most `EXCHANGES_PER_S` a second. The store has separate lists for events and for
+exchanges, so that the many exchanges of a busy server do not displace events.
 """
 
 import asyncio
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from itertools import chain, count
 from secrets import token_hex
@@ -35,6 +35,7 @@ HIDDEN_FIELDS = CONTENT_FIELDS | {"message_ids"}
 
 COMPACTION = "compaction"
 EXCHANGE = "exchange"
+UPSTREAM = "upstream"
 LOST = "lost"
 
 POLL_S = 1.0
@@ -62,10 +63,12 @@ class FeedItem(NamedTuple):
     Attributes:
         id: Unique id. It begins with the time, so later items have higher ids. A `lost` item has the id of
             the item after it.
-        kind: `compaction` (an event), `exchange`, or `lost` (the follower read too slowly, so items were
-            dropped).
+        kind: `compaction` (an event), `exchange`, `upstream` (failures of an upstream), or `lost` (the
+            follower read too slowly, so items were dropped).
         fields: For an event, its fields without texts and message ids. For an exchange, its fields and its
-            `conversation` if that is known. For `lost`, the number of dropped items in the field `lost`.
+            `conversation` if that is known. For `upstream`, the `target` and the `cause` of the failures,
+            their `count` in one process since the item before, and the time of the item (`at`). For `lost`,
+            the number of dropped items in the field `lost`.
     """
 
     id: str
@@ -140,7 +143,9 @@ class LiveFeed:
         self._writer = token_hex(_WRITER_BYTES)
         self._numbers = count()
         self._events: deque[FeedItem] = deque(maxlen=MAX_WAITING)
+        # The list of exchanges also takes failures of upstreams.
         self._exchanges: deque[FeedItem] = deque(maxlen=EXCHANGES_PER_S)
+        self._upstream_failures: Counter[tuple[str, str]] = Counter()
         self._followers: set[_Follower] = set()
         self._poll: asyncio.Task[None] | None = None
         self._has_remote_followers = False
@@ -155,9 +160,10 @@ class LiveFeed:
     def publish(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Queues an item for the next `flush`.
 
-        At most `EXCHANGES_PER_S` exchanges and `MAX_WAITING` events stay queued. The oldest are dropped.
+        At most `EXCHANGES_PER_S` exchanges and upstream failures, and at most `MAX_WAITING` events stay
+        queued. The oldest are dropped.
         """
-        waiting = self._exchanges if kind == EXCHANGE else self._events
+        waiting = self._events if kind == COMPACTION else self._exchanges
         waiting.append(FeedItem(self._create_item_id(), kind, fields))
 
     def on_event(self, _tenant: str, event: Event) -> None:
@@ -165,11 +171,18 @@ class LiveFeed:
         if event.kind != MEASURED:
             self.publish(COMPACTION, _to_public_fields(event))
 
-    async def flush(self) -> None:
-        """Writes the queued items. Drops the queued exchanges if no process has a follower.
+    def record_upstream_failure(self, target: str, cause: str) -> None:
+        """Counts a failure of an upstream (`target`), which the next `flush` publishes."""
+        self._upstream_failures[target, cause] += 1
 
-        Each call writes at most `EXCHANGES_PER_S` exchanges. Call it once a second.
+    async def flush(self) -> None:
+        """Writes the queued items. Drops all of them that are no events if no process has a follower.
+
+        Each call writes at most `EXCHANGES_PER_S` exchanges and upstream failures. Call it once a second.
         """
+        for (target, cause), number in self._upstream_failures.items():
+            self.publish(UPSTREAM, {"at": self._now(), "target": target, "cause": cause, "count": number})
+        self._upstream_failures.clear()
         await self._check_remote_followers()
         if not self.has_followers:
             self._exchanges.clear()

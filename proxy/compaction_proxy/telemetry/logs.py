@@ -14,6 +14,7 @@ from typing import Literal, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+from compaction_proxy.config.sections import ObservabilitySection
 from compaction_proxy.support.fail_open import suppress_and_report
 
 # Id of the current request, which `add_request_id` adds to each log line. The log lines of a compaction have
@@ -150,16 +151,13 @@ def configure_logging(style: Literal["json", "console"] = "json", level: int = l
     root.handlers[:] = [output]
     root.setLevel(level)
     logging.captureWarnings(capture=True)
-    raise_library_log_levels()
+    for library in ("uvicorn", "httpx", "asyncio"):  # below `WARNING`, they log each connection
+        logging.getLogger(library).setLevel(max(level, logging.WARNING))
 
 
-def raise_library_log_levels() -> None:
-    """Hides those log lines of three libraries whose level is below `WARNING`.
-
-    Examples are lines about connections.
-    """
-    for library in ("uvicorn", "httpx", "asyncio"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+def configure_service_logging(section: ObservabilitySection) -> None:
+    """Sends log lines to stderr in the form and from the level that the configuration names."""
+    configure_logging(section.log_format, logging.getLevelNamesMapping()[section.log_level.upper()])
 
 
 def get_logger(name: str) -> FilteringBoundLogger:

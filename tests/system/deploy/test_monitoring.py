@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from compaction_proxy.core.upstream_failure import CAUSES, is_failure_status
 from compaction_proxy.telemetry.metrics import COUNTERS, GAUGES, HISTOGRAMS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -137,6 +138,47 @@ def test_alerts_ask_for_what_there_is_and_say_what_it_means(documents: Any) -> N
             label for inside in re.findall(r"by \(([^)]*)\)", rule["expr"]) for label in inside.split(", ")
         }
         assert told <= (ADDED if rule["alert"] == "CompactionProxyDown" else kept)
+
+
+def find_upstream_alerts(rules: list[dict[str, Any]], cause: str) -> list[str]:
+    """The alerts that a failure of a provider with this cause raises."""
+    matchers = {
+        rule["alert"]: re.findall(r'cause(=~|!~)"([^"]*)"', rule["expr"])
+        for rule in rules
+        if "upstream_errors_total" in rule["expr"]
+    }
+    return [
+        alert
+        for alert, found in matchers.items()
+        if all(bool(re.fullmatch(pattern, cause)) == (sign == "=~") for sign, pattern in found)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("alert", "causes"),
+    [
+        ("CompactionUpstreamFails", ("connection-refused", "tls-failed", "http-500", "http-503", "http-529")),
+        ("CompactionUpstreamTimesOut", ("connect-timeout", "answer-timeout", "answer-stalled", "http-408")),
+        ("CompactionUpstreamCuts", ("answer-cut", "connection-reset", "invalid-answer")),
+        ("CompactionUpstreamRefuses", ("http-429", "http-401", "http-402", "http-403", "http-407")),
+        (None, ("http-400", "http-404", "http-413", "http-422")),
+    ],
+)
+def test_errors_timeouts_cuts_and_refusals_of_a_provider_raise_alerts_of_their_own(
+    documents: Any, alert: str | None, causes: tuple[str, ...]
+) -> None:
+    expected = [] if alert is None else [alert]
+    found = {cause: find_upstream_alerts(rules(documents), cause) for cause in causes}
+    assert found == dict.fromkeys(causes, expected)
+    for rule in rules(documents):
+        if rule["alert"] == alert:
+            assert "by (target, cause)" in rule["expr"]
+
+
+def test_each_cause_of_a_failure_raises_one_alert(documents: Any) -> None:
+    statuses = {f"http-{status}" for status in range(400, 600) if is_failure_status(status)}
+    raised = {cause: find_upstream_alerts(rules(documents), cause) for cause in CAUSES | statuses}
+    assert {cause: alerts for cause, alerts in raised.items() if len(alerts) != 1} == {}
 
 
 def test_the_pieces_find_one_another(documents: Any) -> None:

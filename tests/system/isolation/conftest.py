@@ -21,15 +21,6 @@ START_LIMIT_S = 60.0
 END_LIMIT_S = 60.0
 ANSWER_LIMIT_S = 60.0
 
-# `serve`, where nothing that any part of it would ever log is left out.
-_TALKATIVE = """
-import functools, logging
-from compaction_proxy.telemetry import logs
-logs.configure_logging = functools.partial(logs.configure_logging, level=logging.DEBUG)
-from compaction_proxy.cli.main import app
-app()
-"""
-
 
 @dataclass
 class Asked:
@@ -121,7 +112,7 @@ class Proxy:
         """Start the process, and do not wait for it."""
         with self.output.open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", _TALKATIVE, "serve", "--port", str(self.port),
+                sys.executable, "-m", "compaction_proxy", "serve", "--port", str(self.port),
                 cwd=self.folder,
                 env={"HOME": str(self.folder), "PYTHONPATH": str(ROOT), **self.environ},
                 stdout=output,
@@ -250,6 +241,11 @@ class Isolation:
     async def proxies(self, count: int, **settings: str) -> AsyncIterator[list[Proxy]]:
         """Processes with the same settings, by names of sections and keys; they accept requests."""
         environ = {f"COMPACTION_PROXY__{name.upper()}": value for name, value in settings.items()}
+        # Nothing that any part would ever log is left out.
+        environ |= {
+            f"COMPACTION_PROXY__OBSERVABILITY__{name}": value
+            for name, value in (("LOG_LEVEL", "debug"), ("ACCESS_LOG", "all"))
+        }
         made = [Proxy(self.folder, environ) for _ in range(count)]
         try:
             await asyncio.gather(*(each.start() for each in made))

@@ -180,11 +180,11 @@ async def _recent(queries: QueriesDependency, limit: ListLimit = 100, *, failure
 async def _stream(
     request: Request, queries: QueriesDependency, last_event_id: LastId = ""
 ) -> StreamingResponse:
-    """Stream the events and exchanges of all conversations, as server-sent events (SSE).
+    """Stream events, exchanges and failures of upstreams, as server-sent events (SSE).
 
-    The type of a server-sent event is `compaction` (for any event of a conversation), `exchange`, or `lost`
-    (the client read too slowly, so the proxy has left out items). If the header `Last-Event-ID` names an
-    item, the stream begins with the stored items that are newer.
+    The type of a server-sent event is `compaction` (for any event of a conversation), `exchange`, `upstream`
+    (failures of an upstream), or `lost` (the client read too slowly, so the proxy has left out items). If the
+    header `Last-Event-ID` names an item, the stream begins with the stored items that are newer.
     """
     await queries.check_store()
     body = stream_events(queries.feed.follow(last_event_id or None), get_api(request).is_stopping)

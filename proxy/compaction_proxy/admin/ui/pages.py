@@ -67,6 +67,8 @@ MAX_ROWS = 200
 MAX_EXCHANGES = 500
 MAX_EVENTS = 200
 RECENT_EVENTS = 10
+# Maximum number of rows (an upstream and a cause of its failures) on the overview. The failures page has all.
+OVERVIEW_CAUSES = 5
 MAX_HITS = 50
 MAX_FORM_BYTES = 65_536
 _MAX_FIELDS = 100
@@ -230,14 +232,15 @@ class PageRoutes:
     templates: Templates
 
     async def show_overview(self, request: Request) -> Response:
-        """Shows the overview: savings and traffic in the chosen time range, and the latest events."""
+        """Shows the overview: savings, traffic, upstream failures and the latest events."""
         queries, since = self.api.queries, _choose_value(request, "since", RANGES)
         by, now = RANGES[since], queries.now()
         start = parse_time(since, now)
-        over_time, by_model, recent = await asyncio.gather(
+        over_time, by_model, recent, (upstreams, _) = await asyncio.gather(
             queries.get_statistics(start, now, by),
             queries.get_statistics(start, now, "model"),
             queries.list_recent_items(RECENT_EVENTS),
+            queries.list_upstream_failures(start, now),
         )
         models = [to_stats_row(each) for each in by_model.rows if each.counters.requests]
         return await self.templates.render_page(
@@ -250,6 +253,8 @@ class PageRoutes:
             rows=[to_stats_row(each) for each in over_time.rows],
             models=sorted(models, key=lambda row: -int(row["tokens_before"])),
             events=_parse_events(recent),
+            upstreams=upstreams,
+            most_causes=OVERVIEW_CAUSES,
             chart=build_period_chart(over_time.rows, by, start, now),
             base_url=_build_base_url(request),
         )

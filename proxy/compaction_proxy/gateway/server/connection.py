@@ -29,9 +29,11 @@ MAX_DROPPED_BYTES = 262_144
 MAX_WAITING_REQUESTS = 1_000
 
 # An application finds the method `set_departure_callback` at `scope["extensions"][DEPARTURE][NOTICE]`. With
-# it, the application sets a function that the connection calls when the client disconnects.
+# it, the application sets a function that the connection calls when the client disconnects. The function at
+# `HAS_LEFT` beside it returns whether the client has disconnected already.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
+HAS_LEFT = "has_left"
 
 
 class ServerConnection(asyncio.Protocol):
@@ -104,7 +106,7 @@ class ServerConnection(asyncio.Protocol):
             "client": get_remote_addr(self.transport),
             "scheme": "https" if is_ssl(self.transport) else "http",
             "root_path": "",
-            "extensions": {DEPARTURE: {NOTICE: self.set_departure_callback}},
+            "extensions": {DEPARTURE: {NOTICE: self.set_departure_callback, HAS_LEFT: self.has_client_left}},
         }
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
@@ -278,6 +280,10 @@ class ServerConnection(asyncio.Protocol):
             self.loop.call_soon(callback)
         elif callback is not None and not self.waiting_cycles:
             self.resume_reading()  # while reading is paused, the client's departure goes unnoticed
+
+    def has_client_left(self) -> bool:
+        """Returns whether the client has disconnected."""
+        return self._client_gone
 
     # Methods that the server calls.
 
