@@ -22,8 +22,10 @@ CONTROL_FIELDS = frozenset(
 )
 # The header fields in which SDKs say how many seconds they wait for a response.
 _TIMEOUT_FIELDS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
-# The proxy's own response headers for a request that it has forwarded without parsing it.
+# The proxy's own response headers for a request that it has forwarded without parsing it. If the conversation
+# is known, `build_unread_headers` adds its id.
 UNREAD_HEADERS: Headers = [(b"x-compaction-status", CompactionStatus.NONE.value.encode())]
+_SESSION_HEADER = b"x-compaction-session"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,16 @@ def choose_stricter_mode(configured: CompactionMode, requested: CompactionMode |
     )
 
 
+def build_unread_headers(conversation: str | None) -> Headers:
+    """Returns the response headers for a request that was forwarded unparsed.
+
+    `conversation` is the id of its conversation; None if it is unknown.
+    """
+    if conversation is None:
+        return UNREAD_HEADERS
+    return [*UNREAD_HEADERS, (_SESSION_HEADER, conversation.encode())]
+
+
 def build_report_headers(report: CompactionReport, overhead_s: float | None = None) -> Headers:
     """Returns the values of a report as response headers. Unknown values are left out.
 
@@ -148,7 +160,7 @@ def build_report_headers(report: CompactionReport, overhead_s: float | None = No
         saved = report.tokens_before - report.tokens_after
     fields: tuple[tuple[bytes, object], ...] = (
         (b"x-compaction-status", report.status),
-        (b"x-compaction-session", report.conversation),
+        (_SESSION_HEADER, report.conversation),
         (b"x-compaction-strategy", report.strategy),
         (b"x-compaction-round", report.round),
         (b"x-compaction-messages-before", report.messages_before),

@@ -1,5 +1,6 @@
 """The endpoint for requests with the messages of a conversation: compacts them if needed, and relays them."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,6 +76,10 @@ if TYPE_CHECKING:
     from compaction_proxy.telemetry.otel import OtelTracer
 
 NO_OVERRIDES = ControlHeaders()
+# The most seconds that a response which is ready waits for the search for its conversation
+# (`unread_conversations`). Normally the search ends before the upstream responds. It takes longer only if the
+# store or this process is very slow, and then the response does not name the conversation.
+MAX_SEARCH_WAIT_S = 0.25
 # A request with fewer bytes than this fits every context window. So if the response has status 200, the proxy
 # does not search it for an error that refuses the request as too long.
 LEAST_REFUSED_BYTES = 8_192
@@ -218,7 +223,7 @@ class RelayEndpoint:
             if tap is not None and not state.has_failed:
                 state.usage = tap.result()
             if state.conversation_search is not None:
-                state.identity = replace(state.identity, conversation=await state.conversation_search)
+                await state.conversation_search
         finally:
             state.record_end(self._origin, self._after_response.exchange_log)
         return tap is not None
@@ -233,9 +238,11 @@ class RelayEndpoint:
         if item_request is not None and await self._answer_item_request(item_request, send):
             return None
         await self._fit_request(state)
+        self._start_conversation_search(state)
         try:
             answer = await self._send_with_recovery(state)
         except UpstreamError as error:
+            await _wait_for_search(state)
             state.record_overhead()
             await send_error(send, error, state.build_headers(), self._wire.encode_error)
             return None
@@ -244,7 +251,7 @@ class RelayEndpoint:
             state.record_overhead()
             return None
         state.status = answer.response.status
-        self._start_conversation_search(state)
+        await _wait_for_search(state)
         state.release_bodies()
         state.record_overhead()
         if state.tool_offer is not None and answer.response.status == httpx.codes.OK:
@@ -257,15 +264,15 @@ class RelayEndpoint:
         return tap if whole else None
 
     def _start_conversation_search(self, state: RequestState) -> None:
-        """Starts to search for the conversation of a request that was forwarded unparsed and has no id.
+        """Starts to search for the conversation of a request that is forwarded unparsed and has no id.
 
-        Starts no search if the request is a side call, such as a request for a title, or if the response is
-        an error.
+        The search runs while the upstream works on the request, so that the response can name the
+        conversation. Starts no search if the request is a side call, such as a request for a title.
         """
         needs_no_search = (
             state.fit_result is not None or state.conversation is not None or state.side_kind is not None
         )
-        if not needs_no_search and self._conversation_finder is not None and state.status == httpx.codes.OK:
+        if not needs_no_search and self._conversation_finder is not None:
             state.conversation_search = self._conversation_finder.start_search(
                 state.identity.tenant,
                 state.raw,
@@ -491,6 +498,7 @@ class RelayEndpoint:
             fit_result: The body that was refused, with its report.
             refusal_count: The number of refusals so far.
         """
+        await _wait_for_search(state)  # the search and the next line look for the same conversation
         try:
             ask = state.fit_request or await self._build_fit_request(state)
             shorter = await self._compactor.refit_after_refusal(ask, fit_result, overflow, refusal_count)
@@ -516,6 +524,13 @@ class RelayEndpoint:
         if next_overflow is None or refusal_count >= MAX_REFITS:
             return None
         return await self._retry_shorter(state, next_overflow, shorter, refusal_count + 1)
+
+
+async def _wait_for_search(state: RequestState) -> None:
+    """Waits until the search for the conversation has ended, but at most `MAX_SEARCH_WAIT_S` seconds."""
+    search = state.conversation_search
+    if search is not None and not search.done():
+        await asyncio.wait((search,), timeout=MAX_SEARCH_WAIT_S)
 
 
 def _cannot_be_length_refusal(state: RequestState, answer: UpstreamResponse) -> bool:
