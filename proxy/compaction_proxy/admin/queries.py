@@ -3,9 +3,10 @@
 The queries change no stored data.
 """
 
+import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,6 +17,7 @@ from compaction_proxy.core.cost.savings import compute_break_even_requests
 from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, Event
 from compaction_proxy.core.upstream_failure import UpstreamFailure
+from compaction_proxy.gateway.identity import list_conversation_ids
 from compaction_proxy.providers.types import PriceSource
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_window
 from compaction_proxy.recall.round_detail import RoundDetail, RoundDetailReader
@@ -35,6 +37,9 @@ from compaction_proxy.telemetry.usage import ExchangeEntry, Totals, UsageStore
 # A query that searches, sorts or exports conversations reads only the conversations that were used most
 # recently, at most this many. The result leaves out older conversations.
 MAX_SCANNED = 1_000
+# A search by a client's own id finds a conversation if it is among these, or if its tenant is one of the
+# tenants that were active most recently, at most this many.
+MAX_SEARCHED_TENANTS = 32
 # `list_models` lists the models that clients used within this time, in seconds.
 RECENT_MODELS_S = 30 * 86_400.0
 # `list_models` takes the context windows of models from the conversations that were used most recently. This
@@ -121,6 +126,7 @@ class ConversationQueries:
         pricing: Source of prices.
         config: Configuration.
         origin: Origin (scheme, host and port) of the upstream. The queries use the prices of this upstream.
+        get_secret: Returns the secret key from which the ids of conversations are derived.
         now: Returns the current time in seconds since the epoch.
     """
 
@@ -135,25 +141,34 @@ class ConversationQueries:
     pricing: PriceSource
     config: Config
     origin: str
+    get_secret: Callable[[], bytes]
     now: Callable[[], float] = time.time
 
     async def list_conversations(
-        self, limit: int, *, text: str = "", sort: Sort = "last"
+        self, limit: int, *, text: str = "", session: str = "", sort: Sort = "last"
     ) -> list[ListedConversation]:
         """Returns conversations with their totals, from the `MAX_SCANNED` most recently used conversations.
 
         Args:
             limit: Largest number of conversations in the result.
-            text: Text that the id or the model must contain. Upper and lower case count as equal. An empty
-                text matches all conversations.
+            text: Text that the id or the model must contain, without regard to case, or the client's own id
+                of the conversation. An empty text matches all conversations.
+            session: The client's own id of the conversation. An empty text matches all conversations.
             sort: Sort key: `last` (time of the last request), `tokens` (input tokens that the upstream
                 counted), `net` (net saving in dollars), or `requests` (number of requests). The conversation
                 with the largest value comes first. Conversations with an unknown net saving come last.
         """
-        plain = sort == "last" and not text
-        listed = await self._list_with_totals(limit if plain else MAX_SCANNED)
+        plain = sort == "last" and not text and not session
+        seen = await self._list_recent(limit if plain else MAX_SCANNED)
+        named = await self._find_sessions(session or text, seen) if session or text else {}
+        tenants = named if session else {each.id: each.tenant for each in seen} | named
+        listed = await self._read_totals(tenants)
         word = text.casefold()
-        matches = [each for each in listed if word in each.id or word in each.totals.model.casefold()]
+        matches = [
+            each
+            for each in listed
+            if each.id in named or word in each.id or word in each.totals.model.casefold()
+        ]
         return sorted(matches, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
 
     async def list_exchanges(self, conversation: str, limit: int) -> list[ExchangeEntry]:
@@ -276,10 +291,35 @@ class ConversationQueries:
         caches = 1.0 if totals.cached_tokens else 0.0
         return compute_break_even_requests(before, after, price, summary_usd=paid, cached_share=caches)
 
+    async def _find_sessions(self, session: str, seen: Sequence[RegisteredConversation]) -> dict[str, str]:
+        """Returns the conversations that their clients call `session`: their ids, each with its tenant.
+
+        `seen` are the conversations that were used most recently, the latest first. Their tenants are
+        searched. The client's own ids are not stored, so the method derives the ids that such conversations
+        would have.
+        """
+        secret, section = self.get_secret(), self.config.session
+        tenants = list(dict.fromkeys(each.tenant for each in seen))
+
+        def derive_ids() -> dict[str, str]:
+            return {
+                each: tenant
+                for tenant in tenants
+                for each in list_conversation_ids(section, secret, tenant, session)
+            }
+
+        derived = await asyncio.to_thread(derive_ids)
+        searched, known = set(tenants[:MAX_SEARCHED_TENANTS]), {each.id for each in seen}
+        named = {each: tenant for each, tenant in derived.items() if tenant in searched or each in known}
+        return {each.id: named[each.id] for each in await self._read_totals(named) if each.totals.requests}
+
     async def _list_with_totals(self, limit: int) -> list[ListedConversation]:
-        seen = await self._list_recent(limit)
-        totals = await self.usage.read_totals([(each.tenant, each.id) for each in seen])
-        return [ListedConversation(each.id, used) for each, used in zip(seen, totals, strict=True)]
+        return await self._read_totals({each.id: each.tenant for each in await self._list_recent(limit)})
+
+    async def _read_totals(self, tenants: Mapping[str, str]) -> list[ListedConversation]:
+        """Reads the totals of conversations. `tenants` maps the id of each conversation to its tenant."""
+        totals = await self.usage.read_totals([(tenant, each) for each, tenant in tenants.items()])
+        return [ListedConversation(each, used) for each, used in zip(tenants, totals, strict=True)]
 
     async def _list_recent(self, limit: int) -> list[RegisteredConversation]:
         await self.check_store()

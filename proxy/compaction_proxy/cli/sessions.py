@@ -91,7 +91,7 @@ _MONEY_FIELDS = (
 def _resolve_conversation(
     session: str, url: str | None, key_file: Path | None, config: Path | None
 ) -> tuple[AdminClient, str, str]:
-    """Finds a conversation. `session` is its id or the beginning of its id.
+    """Finds a conversation. `session` is its id, the beginning of its id, or the client's own id of it.
 
     Returns:
         A client of the admin API, the conversation's id, and the conversation's path in the admin API.
@@ -105,7 +105,9 @@ def _resolve_conversation(
 def list_conversations(
     sort: Annotated[str, typer.Option(help=f"By what, largest first: {', '.join(ORDERS)}.")] = "last",
     limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="How many at most.")] = 50,
-    search: Annotated[str | None, typer.Option(help="Part of an id or of a model's name.")] = None,
+    search: Annotated[
+        str | None, typer.Option(help="Part of an id or of a model's name, or the client's own session id.")
+    ] = None,
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,

@@ -50,13 +50,19 @@ ListLimit = Annotated[int, Query(ge=1, le=MAX_SCANNED)]
 
 @router.get("/conversations", response_model=schemas.Conversations)
 async def _listed(
-    queries: QueriesDependency, limit: ListLimit = 100, q: SearchQuery = "", sort: Sort = "last"
+    queries: QueriesDependency,
+    limit: ListLimit = 100,
+    q: SearchQuery = "",
+    session: SearchQuery = "",
+    sort: Sort = "last",
 ) -> Response:
     """List conversations, ordered by the property that `sort` names. The largest or latest value comes first.
 
-    If `q` is not empty, list only conversations whose id or model name contains this text.
+    If `session` is not empty, list only the conversations to which their client gives this id, for example in
+    the header `x-session-id`. If `q` is not empty, list only these, and conversations whose id or model name
+    contains this text.
     """
-    found = await queries.list_conversations(limit, text=q, sort=sort)
+    found = await queries.list_conversations(limit, text=q, session=session, sort=sort)
     return build_json_response({"conversations": [schemas.to_conversation_row(each) for each in found]})
 
 
