@@ -40,7 +40,7 @@ def ask(proxy: Proxy, headers: dict[str, str], credential: str = "sk-one", **mem
     assert found.status_code == 200, found.text
 
 
-def list_ids(proxy: Proxy, **query: object) -> list[str]:
+def list_ids(proxy: Proxy, **query: str) -> list[str]:
     with proxy.client(headers=ADMIN) as client:
         found = client.get("/admin/v1/conversations", params=query)
     assert found.status_code == 200, found.text

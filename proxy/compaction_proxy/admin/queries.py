@@ -21,6 +21,7 @@ from compaction_proxy.gateway.identity import list_conversation_ids
 from compaction_proxy.providers.types import PriceSource
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_window
 from compaction_proxy.recall.round_detail import RoundDetail, RoundDetailReader
+from compaction_proxy.storage.keys import derive_client_key_name
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry, RegisteredConversation
 from compaction_proxy.telemetry.event_history import EventHistory
@@ -54,10 +55,79 @@ Sort = Literal["last", "tokens", "net", "requests"]
 
 
 class ListedConversation(NamedTuple):
-    """A conversation in a list: its id, and the totals of its usage."""
+    """A conversation in a list.
+
+    Attributes:
+        id: Id of the conversation.
+        totals: Totals of its usage.
+        key: Name of the client key to which the conversation belongs, as in the statistics: `k_…`.
+    """
 
     id: str
     totals: Totals
+    key: str
+
+
+class ConversationPage(NamedTuple):
+    """A part of a list of conversations.
+
+    Attributes:
+        rows: The conversations.
+        next: Number of conversations before the next part; None if this part is the last one.
+    """
+
+    rows: list[ListedConversation]
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationFilter:
+    """Selects conversations. A conversation must match every attribute. An empty text matches all.
+
+    Attributes:
+        text: Part of the id, the model or the label, without regard to case, or the client's own id.
+        session: The client's own id.
+        model: Part of the model, without regard to case.
+        key: Name of the client key: `k_…`.
+        label: Label of the latest labelled request.
+        strategy: Strategy of the latest compaction that was applied.
+        status: What the proxy did with the last request, such as `reused`.
+        since: Earliest time of the last request, in seconds since the epoch.
+        until: Latest time of the last request, in seconds since the epoch.
+    """
+
+    text: str = ""
+    session: str = ""
+    model: str = ""
+    key: str = ""
+    label: str = ""
+    strategy: str = ""
+    status: str = ""
+    since: float = -math.inf
+    until: float = math.inf
+
+    def matches(self, row: ListedConversation) -> bool:
+        """Returns whether a conversation matches all attributes except `text` and `session`."""
+        totals = row.totals
+        pairs = (
+            (self.key, row.key),
+            (self.label, totals.label),
+            (self.strategy, totals.strategy),
+            (self.status, totals.status),
+        )
+        return (
+            all(wanted in ("", known) for wanted, known in pairs)
+            and self.model.casefold() in totals.model.casefold()
+            and self.since <= totals.last_at <= self.until
+        )
+
+    def contains_text(self, row: ListedConversation) -> bool:
+        """Returns whether the id, the model or the label contains `text`."""
+        word = self.text.casefold()
+        return any(word in each.casefold() for each in (row.id, row.totals.model, row.totals.label))
+
+
+ALL_CONVERSATIONS = ConversationFilter()
 
 
 class CompactionRecord(NamedTuple):
@@ -145,31 +215,36 @@ class ConversationQueries:
     now: Callable[[], float] = time.time
 
     async def list_conversations(
-        self, limit: int, *, text: str = "", session: str = "", sort: Sort = "last"
-    ) -> list[ListedConversation]:
+        self,
+        limit: int,
+        wanted: ConversationFilter = ALL_CONVERSATIONS,
+        *,
+        offset: int = 0,
+        sort: Sort = "last",
+    ) -> ConversationPage:
         """Returns conversations with their totals, from the `MAX_SCANNED` most recently used conversations.
 
         Args:
             limit: Largest number of conversations in the result.
-            text: Text that the id or the model must contain, without regard to case, or the client's own id
-                of the conversation. An empty text matches all conversations.
-            session: The client's own id of the conversation. An empty text matches all conversations.
+            wanted: Selects conversations.
+            offset: Number of conversations at the beginning of the list that are left out.
             sort: Sort key: `last` (time of the last request), `tokens` (input tokens that the upstream
                 counted), `net` (net saving in dollars), or `requests` (number of requests). The conversation
                 with the largest value comes first. Conversations with an unknown net saving come last.
         """
-        plain = sort == "last" and not text and not session
-        seen = await self._list_recent(limit if plain else MAX_SCANNED)
-        named = await self._find_sessions(session or text, seen) if session or text else {}
-        tenants = named if session else {each.id: each.tenant for each in seen} | named
-        listed = await self._read_totals(tenants)
-        word = text.casefold()
+        stop = offset + limit
+        plain = sort == "last" and wanted == ALL_CONVERSATIONS
+        seen = await self._list_recent(min(stop + 1, MAX_SCANNED) if plain else MAX_SCANNED)
+        own_id = wanted.session or wanted.text
+        named = await self._find_sessions(own_id, seen) if own_id else {}
+        tenants = named if wanted.session else {each.id: each.tenant for each in seen} | named
         matches = [
             each
-            for each in listed
-            if each.id in named or word in each.id or word in each.totals.model.casefold()
+            for each in await self._read_totals(tenants)
+            if wanted.matches(each) and (each.id in named or wanted.contains_text(each))
         ]
-        return sorted(matches, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
+        matches.sort(key=lambda each: _get_sort_key(each.totals, sort), reverse=True)
+        return ConversationPage(matches[offset:stop], stop if stop < len(matches) else None)
 
     async def list_exchanges(self, conversation: str, limit: int) -> list[ExchangeEntry]:
         """Returns the newest exchanges of a conversation, at most `limit`, oldest first."""
@@ -263,7 +338,7 @@ class ConversationQueries:
             [totals] = await self.usage.read_totals([(seen.tenant, seen.id)])
             exchanges = await self.usage.list_exchanges(seen.tenant, seen.id, MAX_SCANNED)
             yield (
-                ListedConversation(seen.id, totals),
+                ListedConversation(seen.id, totals, derive_client_key_name(seen.tenant)),
                 exchanges,
                 await self.history.list_events(seen.tenant, seen.id),
             )
@@ -319,7 +394,10 @@ class ConversationQueries:
     async def _read_totals(self, tenants: Mapping[str, str]) -> list[ListedConversation]:
         """Reads the totals of conversations. `tenants` maps the id of each conversation to its tenant."""
         totals = await self.usage.read_totals([(tenant, each) for each, tenant in tenants.items()])
-        return [ListedConversation(each, used) for each, used in zip(tenants, totals, strict=True)]
+        return [
+            ListedConversation(each, used, derive_client_key_name(tenant))
+            for (each, tenant), used in zip(tenants.items(), totals, strict=True)
+        ]
 
     async def _list_recent(self, limit: int) -> list[RegisteredConversation]:
         await self.check_store()

@@ -6,6 +6,7 @@ not know.
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,12 +103,24 @@ def _resolve_conversation(
 
 
 @sessions_app.command("list")
-def list_conversations(
+def list_conversations(  # noqa: PLR0913, PLR0917 - one for each option
     sort: Annotated[str, typer.Option(help=f"By what, largest first: {', '.join(ORDERS)}.")] = "last",
     limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="How many at most.")] = 50,
+    offset: Annotated[int, typer.Option(min=0, max=MAX_LISTED, help="How many to leave out first.")] = 0,
     search: Annotated[
-        str | None, typer.Option(help="Part of an id or of a model's name, or the client's own session id.")
+        str | None, typer.Option(help="Part of an id, a model or a label, or the client's own session id.")
     ] = None,
+    model: Annotated[str | None, typer.Option(help="Part of a model's name.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Name of a client key, k_…, as in `savings --by key`.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="What its requests say in `x-compaction-label`.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="Whose round is in force.")] = None,
+    status: Annotated[str | None, typer.Option(help="What was done with its last request.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Last used after: 90m, 24h, 7d ago, or seconds since 1970.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Last used before, likewise.")] = None,
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
@@ -117,12 +130,26 @@ def list_conversations(
     if sort not in ORDERS:
         exit_with_error(f"--sort: one of {', '.join(ORDERS)}", BAD_CONFIG)
     answer = create_admin_client(url, key_file, config).get(
-        "/conversations", limit=limit, sort=sort, q=search
+        "/conversations",
+        limit=limit,
+        sort=sort,
+        q=search,
+        offset=offset or None,
+        model=model,
+        key=key,
+        label=label,
+        strategy=strategy,
+        status=status,
+        since=since,
+        until=until,
     )
     if as_json:
         print_json(answer)
-    else:
-        print_lines(format_conversations(read_rows(answer, "conversations"), get_terminal_width()))
+        return
+    print_lines(format_conversations(read_rows(answer, "conversations"), get_terminal_width()))
+    following = answer.get("next")
+    if isinstance(following, int):
+        print(f"more with --offset {following}", file=sys.stderr)
 
 
 @sessions_app.command()
@@ -299,7 +326,7 @@ def search(
 
 
 def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list[str]:
-    """Formats a table with a line for each conversation.
+    """Formats a table with a line for each conversation. If any has a label, there is a column of labels.
 
     The columns `sent` and `forwarded` show the tokens of the last exchange, before and after compaction.
 
@@ -307,9 +334,12 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
         rows: The conversations, as the admin API returns them.
         max_cells: Largest width of a line, in terminal cells. None does not cut lines.
     """
+    rows = list(rows)
+    has_labels = any(row.get("label") for row in rows)
     cells = [
         [
             get_text(row, "id"),
+            *([get_text(row, "label")] if has_labels else []),
             get_text(row, "model"),
             get_text(row, "status"),
             format_age(row.get("last_at")),
@@ -323,7 +353,10 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
         ]
         for row in rows
     ]
-    return format_table(_CONVERSATION_COLUMNS, cells, max_cells)
+    columns: tuple[Column, ...] = _CONVERSATION_COLUMNS
+    if has_labels:
+        columns = (columns[0], Column("label"), *columns[1:])
+    return format_table(columns, cells, max_cells)
 
 
 def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: int | None) -> Iterator[str]:
@@ -338,6 +371,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
     figures = {
         "id": get_text(record, "id"),
         "model": get_text(totals, "model"),
+        **({"label": get_text(totals, "label")} if totals.get("label") else {}),
         "last used": format_time(totals.get("last_at")),
         "requests": format_count(totals.get("requests")),
         "input tokens": format_count(totals.get("prompt_tokens")),

@@ -12,13 +12,15 @@ from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.headers import Headers, build_header_map
 
 PIN_HEADER = b"x-compaction-pin"
+LABEL_HEADER = b"x-compaction-label"
+MAX_LABEL_CHARACTERS = 64
 _REQUESTABLE_MODES = {
     mode.value: mode for mode in (CompactionMode.FORCE, CompactionMode.BYPASS, CompactionMode.SHADOW)
 }
 _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
-# The request headers with which a client overrides the configuration for one request.
+# The request headers with which a client controls the proxy for one request.
 CONTROL_FIELDS = frozenset(
-    {b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens", PIN_HEADER}
+    {b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens", PIN_HEADER, LABEL_HEADER}
 )
 # The header fields in which SDKs say how many seconds they wait for a response.
 _TIMEOUT_FIELDS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
@@ -39,6 +41,7 @@ class ControlHeaders:
         strategy: The strategy to use; None selects the configured one.
         patience_s: Seconds after which the client stops waiting for the response; None if it is unknown.
         pins: Texts to keep word for word.
+        label: A text by which people find the request and its conversation in lists; empty without one.
     """
 
     mode: CompactionMode | None = None
@@ -46,10 +49,11 @@ class ControlHeaders:
     strategy: str | None = None
     patience_s: float | None = None
     pins: tuple[str, ...] = ()
+    label: str = ""
 
     @property
     def has_overrides(self) -> bool:
-        """Whether the request overrides the configuration."""
+        """Whether the request overrides the configuration. A label does not."""
         return any((self.mode, self.trigger_tokens, self.strategy, self.pins))
 
 
@@ -80,6 +84,7 @@ def parse_control_headers(headers: Sequence[tuple[bytes, bytes]]) -> ControlHead
         strategy=strategy,
         patience_s=_parse_patience(first),
         pins=parse_pins(headers) if PIN_HEADER in first else (),
+        label=_parse_label(first[LABEL_HEADER]) if LABEL_HEADER in first else "",
     )
 
 
@@ -124,6 +129,18 @@ def _parse_pin(value: bytes) -> str:
         requirement = f"must hold 1 to {MAX_PIN_CHARACTERS} characters, none of them a control character"
         raise _build_header_error("x-compaction-pin", requirement)
     return pin
+
+
+def _parse_label(value: bytes) -> str:
+    try:
+        label = unquote_to_bytes(value).decode("utf-8").strip()
+    except UnicodeDecodeError:
+        requirement = "must be UTF-8, or percent-encoded UTF-8"
+        raise _build_header_error("x-compaction-label", requirement) from None
+    if not 1 <= len(label) <= MAX_LABEL_CHARACTERS or not label.isprintable():
+        requirement = f"must hold 1 to {MAX_LABEL_CHARACTERS} printable characters"
+        raise _build_header_error("x-compaction-label", requirement)
+    return label
 
 
 def choose_stricter_mode(configured: CompactionMode, requested: CompactionMode | None) -> CompactionMode:

@@ -300,6 +300,7 @@ class RequestState:
             first_s,
             upstream_s,
             *self._count_continuations_and_tokens(),
+            self.control_headers.label,
         )
 
     def _count_continuations_and_tokens(self) -> tuple[int | None, int | None, int | None]:

@@ -49,7 +49,7 @@ SUMMED = (
     "requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens", "recalls", "rounds",
     "priced", *DOLLARS,
 )  # fmt: skip
-_LATEST = ("model", "status", "tokens_before", "tokens_after", "trigger", "window")
+_LATEST = ("model", "status", "strategy", "label", "tokens_before", "tokens_after", "trigger", "window")
 _get_latest = attrgetter(*_LATEST)
 
 
@@ -109,6 +109,8 @@ class Totals:
     Attributes:
         model: Model of the latest request whose model is known; empty if there was none.
         status: What the proxy did with the last request (`Exchange.status`).
+        strategy: Strategy of the latest request to which a compaction was applied; empty if there was none.
+        label: Label of the latest request that has one (`Exchange.label`); empty if there was none.
         requests: Number of requests.
         request_bytes: Total size of the request bodies, as the client sent them, in bytes.
         prompt_tokens: Input tokens, as the upstream counted them.
@@ -132,6 +134,8 @@ class Totals:
 
     model: str = ""
     status: str = ""
+    strategy: str = ""
+    label: str = ""
     requests: int = 0
     request_bytes: int = 0
     prompt_tokens: int = 0
