@@ -85,7 +85,8 @@ class ConversationFilter:
     """Selects conversations. A conversation must match every attribute. An empty text matches all.
 
     Attributes:
-        text: Part of the id, the model or the label, without regard to case, or the client's own id.
+        text: Part of the id, the model, the label, the stored name or the title, without regard to case, or
+            the client's own id.
         session: The client's own id.
         model: Part of the model, without regard to case.
         key: Name of the client key: `k_…`.
@@ -122,9 +123,10 @@ class ConversationFilter:
         )
 
     def contains_text(self, row: ListedConversation) -> bool:
-        """Returns whether the id, the model or the label contains `text`."""
-        word = self.text.casefold()
-        return any(word in each.casefold() for each in (row.id, row.totals.model, row.totals.label))
+        """Returns whether the id, the model, the label, the name or the title contains `text`."""
+        word, totals = self.text.casefold(), row.totals
+        texts = (row.id, totals.model, totals.label, totals.name, totals.title)
+        return any(word in each.casefold() for each in texts)
 
 
 ALL_CONVERSATIONS = ConversationFilter()

@@ -60,6 +60,7 @@ _CONVERSATION_COLUMNS = (
     Column("cost", is_right_aligned=True),
     Column("net saved", is_right_aligned=True),
 )
+_CAPTION_FIELDS = ("label", "name", "title")
 _ROUND_COLUMNS = (
     Column("round", is_right_aligned=True),
     Column("made"),
@@ -326,7 +327,9 @@ def search(
 
 
 def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list[str]:
-    """Formats a table with a line for each conversation. If any has a label, there is a column of labels.
+    """Formats a table with a line for each conversation.
+
+    There is a column for labels, names or titles only if a conversation has one.
 
     The columns `sent` and `forwarded` show the tokens of the last exchange, before and after compaction.
 
@@ -335,11 +338,11 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
         max_cells: Largest width of a line, in terminal cells. None does not cut lines.
     """
     rows = list(rows)
-    has_labels = any(row.get("label") for row in rows)
+    shown = [name for name in _CAPTION_FIELDS if any(row.get(name) for row in rows)]
     cells = [
         [
             get_text(row, "id"),
-            *([get_text(row, "label")] if has_labels else []),
+            *(get_text(row, name) for name in shown),
             get_text(row, "model"),
             get_text(row, "status"),
             format_age(row.get("last_at")),
@@ -353,9 +356,7 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
         ]
         for row in rows
     ]
-    columns: tuple[Column, ...] = _CONVERSATION_COLUMNS
-    if has_labels:
-        columns = (columns[0], Column("label"), *columns[1:])
+    columns = (_CONVERSATION_COLUMNS[0], *map(Column, shown), *_CONVERSATION_COLUMNS[1:])
     return format_table(columns, cells, max_cells)
 
 
@@ -371,7 +372,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
     figures = {
         "id": get_text(record, "id"),
         "model": get_text(totals, "model"),
-        **({"label": get_text(totals, "label")} if totals.get("label") else {}),
+        **{name: get_text(totals, name) for name in _CAPTION_FIELDS if totals.get(name)},
         "last used": format_time(totals.get("last_at")),
         "requests": format_count(totals.get("requests")),
         "input tokens": format_count(totals.get("prompt_tokens")),

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from secrets import token_bytes
@@ -66,9 +67,12 @@ from compaction_proxy.gateway.upstream import (
 )
 from compaction_proxy.recall.tool import RecallTool
 from compaction_proxy.telemetry.logs import REQUEST_ID
+from compaction_proxy.telemetry.usage import NO_CAPTION, Caption
+from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 from compaction_proxy.wires.project_instructions import find_client_by_headers
+from compaction_proxy.wires.titles import find_title
 from compaction_proxy.wires.usage import UsageTap
 from compaction_proxy.wires.wire import Wire
 
@@ -252,6 +256,7 @@ class RelayEndpoint:
             return None
         state.status = answer.response.status
         await _wait_for_search(state)
+        state.caption = self._build_caption(state)
         state.release_bodies()
         state.record_overhead()
         if state.tool_offer is not None and answer.response.status == httpx.codes.OK:
@@ -262,6 +267,19 @@ class RelayEndpoint:
         tap = self._wire.open_tap(answer.get_field(b"content-type"), answer.get_field(b"content-encoding"))
         whole = await relay_response(answer, send, extra_headers=state.build_headers(), tap=tap.feed)
         return tap if whole else None
+
+    def _build_caption(self, state: RequestState) -> Caption:
+        """Returns by what people recognise the conversation, as far as it may be stored."""
+        session = self._config.session
+        if not (session.store_names or session.store_titles) or state.recorded_conversation is None:
+            return NO_CAPTION
+        title = ""
+        if session.store_titles and state.fit_request is not None:
+            title = find_title(state.fit_request.body)
+        elif session.store_titles and state.fit_result is None:
+            with suppress(UnreadableBodyError):
+                title = find_title(parse_body(state.raw, self._wire))
+        return Caption(state.identity.name if session.store_names else "", title)
 
     def _start_conversation_search(self, state: RequestState) -> None:
         """Starts to search for the conversation of a request that is forwarded unparsed and has no id.

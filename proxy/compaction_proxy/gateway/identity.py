@@ -153,13 +153,28 @@ def find_conversation_id(
     not counting white space around it. If a header names the agent (`_LANE`), each agent has its own
     conversation.
     """
+    source, values = _find_named_id(headers, names)
+    return derive_conversation_id(secret, tenant, source, *values) if values else None
+
+
+def _find_named_id(
+    headers: Sequence[tuple[bytes, bytes]], names: Sequence[str]
+) -> tuple[str, Sequence[bytes]]:
+    """Returns the header that names the conversation, and the id in it, before the agent (`_LANE`) if any.
+
+    Returns empty values if the headers name no conversation.
+    """
     ordered = [name.lower() for name in names]
     ids = _find_ids(headers, [*ordered, _LANE])
     name = next((name for name in ordered if name in ids), None)
     if name is None:
-        return None
-    lane = [ids[_LANE]] if _LANE in ids else []
-    return derive_conversation_id(secret, tenant, name, ids[name], *lane)
+        return "", ()
+    return name, [ids[name], *([ids[_LANE]] if _LANE in ids else [])]
+
+
+def _format_name(*values: bytes) -> str:
+    """Formats the client's own id, and the name of the agent if there is one, for people."""
+    return " / ".join(map(bytes.decode, values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +185,14 @@ class Identity:
         tenant: The tenant, as a keyed digest (`derive_tenant`).
         conversation: The id of the conversation; None if neither a header nor the body names one.
         lane: The name of the agent within the session, as its client sends it; empty for the main agent.
+        name: What the client calls the conversation, for people to recognise it; empty if neither a header
+            nor the body names it.
     """
 
     tenant: str
     conversation: str | None
     lane: bytes = b""
+    name: str = ""
 
 
 def mint_conversation_id(secret: bytes, tenant: str, prefix_digest: bytes) -> str:
@@ -310,8 +328,10 @@ class IdentityResolver:
     def _compute_identity(self, secret: bytes, fields: tuple[tuple[bytes, bytes], ...]) -> Identity:
         mode, has_client_keys = self._session.tenant, self._has_client_keys
         tenant = derive_tenant(fields, secret, self._origin, mode, is_client_key=has_client_keys)
-        conversation = find_conversation_id(fields, self._session.headers, secret, tenant)
-        return Identity(tenant, conversation, _find_ids(fields, [_LANE]).get(_LANE, b""))
+        source, values = _find_named_id(fields, self._session.headers)
+        conversation = derive_conversation_id(secret, tenant, source, *values) if values else None
+        lane = _find_ids(fields, [_LANE]).get(_LANE, b"")
+        return Identity(tenant, conversation, lane, _format_name(*values))
 
     async def complete_identity_and_classify(
         self, identity: Identity, raw: bytes, header_map: Mapping[bytes, bytes]
@@ -328,6 +348,7 @@ class IdentityResolver:
             if hint is not None:
                 lane = [identity.lane] if identity.lane else []
                 conversation = derive_conversation_id(self._get_secret(), identity.tenant, *hint, *lane)
-                identity = replace(identity, conversation=conversation)
+                name = _format_name(hint[1], *lane)
+                identity = replace(identity, conversation=conversation, name=name)
         side = self._side_requests.classify_request(raw, header_map, identity.conversation)
         return (replace(identity, conversation=None) if side is SideRequestKind.ALONE else identity), side

@@ -26,6 +26,7 @@ from compaction_proxy.gateway.identity import Identity
 from compaction_proxy.gateway.recall_loop import RecallLoop, ToolOffer
 from compaction_proxy.gateway.side_requests import SideRequestKind
 from compaction_proxy.telemetry.exchange_log import ExchangeLog
+from compaction_proxy.telemetry.usage import NO_CAPTION, Caption
 from compaction_proxy.wires.usage import TokenUsage
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class RequestState:
         item_request: The request for a compaction item, if the client makes one; else None.
         recall_loop: Continues the response after calls of the search tool; None if the response is relayed
             directly.
+        caption: By what people recognise the conversation, as far as it may be stored.
         conversation_search: The task that looks for the conversation while the upstream works; None if no
             search was started.
     """
@@ -118,6 +120,7 @@ class RequestState:
     tool_offer: ToolOffer | None = None
     item_request: CompactionItemRequest | None = None
     recall_loop: RecallLoop | None = None
+    caption: Caption = NO_CAPTION
     conversation_search: asyncio.Task[str | None] | None = None
 
     @property
@@ -260,6 +263,7 @@ class RequestState:
                 exchange,
                 self.prefix_digests,
                 self.token_estimates,
+                self.caption,
             )
         if self.trace is not None:
             self.trace.end_request(exchange, self.conversation)

@@ -71,10 +71,10 @@ async def _listed(  # noqa: PLR0913, PLR0917 - one for each parameter of the que
     """List conversations, ordered by the property that `sort` names. The largest or latest value comes first.
 
     `session` is the id that the client gives a conversation, for example in the header `x-session-id`. `q` is
-    this id, or a part of the conversation's id, model or label. `model` is a part of the model, and `key` the
-    name of a client key in the statistics (`k_…`). `strategy` is that of the latest compaction that was
-    applied. `status`, `since` and `until` are about the last request. All parameters that are not empty must
-    match.
+    this id, or a part of the conversation's id, model, label, stored name or title. `model` is a part of the
+    model, and `key` the name of a client key in the statistics (`k_…`). `strategy` is that of the latest
+    compaction that was applied. `status`, `since` and `until` are about the last request. All parameters that
+    are not empty must match.
     """
     now = queries.now()
     wanted = ConversationFilter(

@@ -49,7 +49,8 @@ def _select_values(record: object, names: Iterable[str]) -> dict[str, Any]:
 # `RemovedMessage`, `VisibleMessage` and `Event`, in this order.
 _CONVERSATION_FIELDS = (
     "model", "requests", "last_at", "prompt_tokens", "completion_tokens", "cached_tokens", "tokens_before",
-    "tokens_after", "trigger", "window", "status", "strategy", "label", "rounds",
+    "tokens_after", "trigger", "window", "status", "strategy", "label", "name",
+    "title", "rounds",
 )  # fmt: skip
 _REMOVED_MESSAGE_FIELDS = ("id", "index", "role", "text")
 _VISIBLE_MESSAGE_FIELDS = ("id", "role", "text", "origin")
