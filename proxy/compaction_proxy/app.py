@@ -393,6 +393,7 @@ class Proxy:
             pricing=parts.pricing,
             config=config,
             origin=format_origin(config.upstream.base_url),
+            get_secret=lambda: parts.secret.current_key,
         )
         replay_jobs = ReplayJobRunner(config, create_conversation_loader(commands, queries))
 

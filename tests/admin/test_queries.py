@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.admin.queries import ConversationQueries, Sort, build_model_row
+from compaction_proxy.admin.queries import ConversationFilter, ConversationQueries, Sort, build_model_row
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, FAILED, Event
@@ -59,7 +59,9 @@ class Bench:
         return event
 
     async def list_ids(self, limit: int = 9, **options: Any) -> list[str]:
-        return [each.id for each in await self.queries.list_conversations(limit, **options)]
+        given = {name: options.pop(name) for name in ("sort", "offset") if name in options}
+        page = await self.queries.list_conversations(limit, ConversationFilter(**options), **given)
+        return [each.id for each in page.rows]
 
 
 @pytest.fixture

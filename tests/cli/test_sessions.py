@@ -55,12 +55,23 @@ def test_texts_of_a_server_cannot_steer_the_terminal(script: Scripted, run: Run)
 
 def test_a_part_of_an_id_is_enough_where_one_conversation_begins_with_it(script: Scripted, run: Run) -> None:
     script.put("GET", "/conversations", {"conversations": [ROW, {**ROW, "id": OTHER}]})
+    script.put("GET", "/conversations?limit=1000&session=ab12", {"conversations": []})
     script.put("POST", f"/conversations/{ID}/compact", {"id": ID, "compact": True}, 202)
     done = run("sessions", "compact", "ab12", "--url", script.url)
     assert (done.exit_code, done.stdout) == (0, f"{ID}: its next request is compacted\n")
     several, none = (run("sessions", "undo", each, "--url", script.url) for each in ("c_ab", "c_zz"))
-    assert (several.exit_code, several.stderr) == (1, "2 conversations begin with 'c_ab'\n")
-    assert (none.exit_code, none.stderr) == (1, "no conversation begins with 'c_zz'\n")
+    assert (several.exit_code, several.stderr) == (1, "2 conversations begin with or are called 'c_ab'\n")
+    assert (none.exit_code, none.stderr) == (1, "no conversation begins with or is called 'c_zz'\n")
+
+
+def test_an_id_that_is_one_conversation_s_own_and_another_s_beginning_is_refused(
+    script: Scripted, run: Run
+) -> None:
+    script.put("GET", "/conversations", {"conversations": [ROW]})
+    script.put("GET", "/conversations?limit=1000&session=ab", {"conversations": [{**ROW, "id": OTHER}]})
+    done = run("sessions", "delete", "ab", "--yes", "--url", script.url)
+    assert (done.exit_code, done.stderr) == (1, "2 conversations begin with or are called 'ab'\n")
+    assert {method for method, *_ in script.asked} == {"GET"}
 
 
 def test_show_prints_figures_rounds_and_pins_and_unknown_money_as_such(script: Scripted, run: Run) -> None:

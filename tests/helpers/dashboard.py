@@ -19,6 +19,7 @@ from compaction_proxy.admin.app import mount_pages
 from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.admin.queries import (
     CompactionRecord,
+    ConversationPage,
     ConversationQueries,
     ListedConversation,
     ModelRow,
@@ -43,6 +44,7 @@ from compaction_proxy.telemetry.usage import ExchangeEntry, Totals
 
 PLACE = "ab" * 64
 NAME = "c_0123456789abcdef"
+KEY = "k_0123456789ab"
 AT = 1_795_000_000.0
 NOT_FOUND = RequestRefusedError(404, "There is no such conversation.", "conversation_not_found")
 Part = TypeVar("Part")
@@ -244,7 +246,7 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
             ],
             True,
         ),
-        "list_conversations": [ListedConversation(NAME, totals)],
+        "list_conversations": ConversationPage([ListedConversation(NAME, totals, KEY)], None),
         "get_overview": ConversationOverview(
             totals,
             (),

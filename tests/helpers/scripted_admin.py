@@ -15,7 +15,7 @@ class Scripted:
     """An admin server that answers from a script, and remembers what it was asked.
 
     Attributes:
-        answers: Status and body by method and path; bytes are sent as they are.
+        answers: Status and body by method and path, with or without a query; bytes are sent as they are.
         asked: What came.
         streams: What each request for a stream of events gets, one after the other.
         last_ids: The `last-event-id` of each such request.
@@ -43,7 +43,8 @@ def _handler(script: Scripted) -> type[BaseHTTPRequestHandler]:
                 self._send(200, script.streams.pop(0), "text/event-stream")
                 return
             missing = (404, {"error": {"message": "There is nothing of that name.", "code": "not_found"}})
-            status, told = script.answers.get((self.command, path), missing)
+            told_anyway = script.answers.get((self.command, path), missing)
+            status, told = script.answers.get((self.command, self.path), told_anyway)
             self._send(
                 status, told if isinstance(told, bytes) else json.dumps(told).encode(), "application/json"
             )

@@ -30,6 +30,9 @@ PRICE = ModelPrice(
 )
 
 
+SECRET = b"secret"
+
+
 class Prices:
     """Knows the price of every model whose name begins with `gpt`."""
 
@@ -71,6 +74,7 @@ class Watched:
             Prices(),
             Config.model_validate(config),
             ORIGIN,
+            lambda: SECRET,
             now,
         )
         self.replaying = ReplayJobRunner(Config(), create_conversation_loader(self.steering, self.watching))

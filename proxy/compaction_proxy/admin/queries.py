@@ -3,9 +3,10 @@
 The queries change no stored data.
 """
 
+import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,9 +17,11 @@ from compaction_proxy.core.cost.savings import compute_break_even_requests
 from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, Event
 from compaction_proxy.core.upstream_failure import UpstreamFailure
+from compaction_proxy.gateway.identity import list_conversation_ids
 from compaction_proxy.providers.types import PriceSource
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_window
 from compaction_proxy.recall.round_detail import RoundDetail, RoundDetailReader
+from compaction_proxy.storage.keys import derive_client_key_name
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry, RegisteredConversation
 from compaction_proxy.telemetry.event_history import EventHistory
@@ -35,6 +38,9 @@ from compaction_proxy.telemetry.usage import ExchangeEntry, Totals, UsageStore
 # A query that searches, sorts or exports conversations reads only the conversations that were used most
 # recently, at most this many. The result leaves out older conversations.
 MAX_SCANNED = 1_000
+# A search by a client's own id finds a conversation if it is among these, or if its tenant is one of the
+# tenants that were active most recently, at most this many.
+MAX_SEARCHED_TENANTS = 32
 # `list_models` lists the models that clients used within this time, in seconds.
 RECENT_MODELS_S = 30 * 86_400.0
 # `list_models` takes the context windows of models from the conversations that were used most recently. This
@@ -49,10 +55,81 @@ Sort = Literal["last", "tokens", "net", "requests"]
 
 
 class ListedConversation(NamedTuple):
-    """A conversation in a list: its id, and the totals of its usage."""
+    """A conversation in a list.
+
+    Attributes:
+        id: Id of the conversation.
+        totals: Totals of its usage.
+        key: Name of the client key to which the conversation belongs, as in the statistics: `k_…`.
+    """
 
     id: str
     totals: Totals
+    key: str
+
+
+class ConversationPage(NamedTuple):
+    """A part of a list of conversations.
+
+    Attributes:
+        rows: The conversations.
+        next: Number of conversations before the next part; None if this part is the last one.
+    """
+
+    rows: list[ListedConversation]
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationFilter:
+    """Selects conversations. A conversation must match every attribute. An empty text matches all.
+
+    Attributes:
+        text: Part of the id, the model, the label, the stored name or the title, without regard to case, or
+            the client's own id.
+        session: The client's own id.
+        model: Part of the model, without regard to case.
+        key: Name of the client key: `k_…`.
+        label: Label of the latest labelled request.
+        strategy: Strategy of the latest compaction that was applied.
+        status: What the proxy did with the last request, such as `reused`.
+        since: Earliest time of the last request, in seconds since the epoch.
+        until: Latest time of the last request, in seconds since the epoch.
+    """
+
+    text: str = ""
+    session: str = ""
+    model: str = ""
+    key: str = ""
+    label: str = ""
+    strategy: str = ""
+    status: str = ""
+    since: float = -math.inf
+    until: float = math.inf
+
+    def matches(self, row: ListedConversation) -> bool:
+        """Returns whether a conversation matches all attributes except `text` and `session`."""
+        totals = row.totals
+        pairs = (
+            (self.key, row.key),
+            (self.label, totals.label),
+            (self.strategy, totals.strategy),
+            (self.status, totals.status),
+        )
+        return (
+            all(wanted in ("", known) for wanted, known in pairs)
+            and self.model.casefold() in totals.model.casefold()
+            and self.since <= totals.last_at <= self.until
+        )
+
+    def contains_text(self, row: ListedConversation) -> bool:
+        """Returns whether the id, the model, the label, the name or the title contains `text`."""
+        word, totals = self.text.casefold(), row.totals
+        texts = (row.id, totals.model, totals.label, totals.name, totals.title)
+        return any(word in each.casefold() for each in texts)
+
+
+ALL_CONVERSATIONS = ConversationFilter()
 
 
 class CompactionRecord(NamedTuple):
@@ -121,6 +198,7 @@ class ConversationQueries:
         pricing: Source of prices.
         config: Configuration.
         origin: Origin (scheme, host and port) of the upstream. The queries use the prices of this upstream.
+        get_secret: Returns the secret key from which the ids of conversations are derived.
         now: Returns the current time in seconds since the epoch.
     """
 
@@ -135,26 +213,40 @@ class ConversationQueries:
     pricing: PriceSource
     config: Config
     origin: str
+    get_secret: Callable[[], bytes]
     now: Callable[[], float] = time.time
 
     async def list_conversations(
-        self, limit: int, *, text: str = "", sort: Sort = "last"
-    ) -> list[ListedConversation]:
+        self,
+        limit: int,
+        wanted: ConversationFilter = ALL_CONVERSATIONS,
+        *,
+        offset: int = 0,
+        sort: Sort = "last",
+    ) -> ConversationPage:
         """Returns conversations with their totals, from the `MAX_SCANNED` most recently used conversations.
 
         Args:
             limit: Largest number of conversations in the result.
-            text: Text that the id or the model must contain. Upper and lower case count as equal. An empty
-                text matches all conversations.
+            wanted: Selects conversations.
+            offset: Number of conversations at the beginning of the list that are left out.
             sort: Sort key: `last` (time of the last request), `tokens` (input tokens that the upstream
                 counted), `net` (net saving in dollars), or `requests` (number of requests). The conversation
                 with the largest value comes first. Conversations with an unknown net saving come last.
         """
-        plain = sort == "last" and not text
-        listed = await self._list_with_totals(limit if plain else MAX_SCANNED)
-        word = text.casefold()
-        matches = [each for each in listed if word in each.id or word in each.totals.model.casefold()]
-        return sorted(matches, key=lambda each: _get_sort_key(each.totals, sort), reverse=True)[:limit]
+        stop = offset + limit
+        plain = sort == "last" and wanted == ALL_CONVERSATIONS
+        seen = await self._list_recent(min(stop + 1, MAX_SCANNED) if plain else MAX_SCANNED)
+        own_id = wanted.session or wanted.text
+        named = await self._find_sessions(own_id, seen) if own_id else {}
+        tenants = named if wanted.session else {each.id: each.tenant for each in seen} | named
+        matches = [
+            each
+            for each in await self._read_totals(tenants)
+            if wanted.matches(each) and (each.id in named or wanted.contains_text(each))
+        ]
+        matches.sort(key=lambda each: _get_sort_key(each.totals, sort), reverse=True)
+        return ConversationPage(matches[offset:stop], stop if stop < len(matches) else None)
 
     async def list_exchanges(self, conversation: str, limit: int) -> list[ExchangeEntry]:
         """Returns the newest exchanges of a conversation, at most `limit`, oldest first."""
@@ -248,7 +340,7 @@ class ConversationQueries:
             [totals] = await self.usage.read_totals([(seen.tenant, seen.id)])
             exchanges = await self.usage.list_exchanges(seen.tenant, seen.id, MAX_SCANNED)
             yield (
-                ListedConversation(seen.id, totals),
+                ListedConversation(seen.id, totals, derive_client_key_name(seen.tenant)),
                 exchanges,
                 await self.history.list_events(seen.tenant, seen.id),
             )
@@ -276,10 +368,38 @@ class ConversationQueries:
         caches = 1.0 if totals.cached_tokens else 0.0
         return compute_break_even_requests(before, after, price, summary_usd=paid, cached_share=caches)
 
+    async def _find_sessions(self, session: str, seen: Sequence[RegisteredConversation]) -> dict[str, str]:
+        """Returns the conversations that their clients call `session`: their ids, each with its tenant.
+
+        `seen` are the conversations that were used most recently, the latest first. Their tenants are
+        searched. The client's own ids are not stored, so the method derives the ids that such conversations
+        would have.
+        """
+        secret, section = self.get_secret(), self.config.session
+        tenants = list(dict.fromkeys(each.tenant for each in seen))
+
+        def derive_ids() -> dict[str, str]:
+            return {
+                each: tenant
+                for tenant in tenants
+                for each in list_conversation_ids(section, secret, tenant, session)
+            }
+
+        derived = await asyncio.to_thread(derive_ids)
+        searched, known = set(tenants[:MAX_SEARCHED_TENANTS]), {each.id for each in seen}
+        named = {each: tenant for each, tenant in derived.items() if tenant in searched or each in known}
+        return {each.id: named[each.id] for each in await self._read_totals(named) if each.totals.requests}
+
     async def _list_with_totals(self, limit: int) -> list[ListedConversation]:
-        seen = await self._list_recent(limit)
-        totals = await self.usage.read_totals([(each.tenant, each.id) for each in seen])
-        return [ListedConversation(each.id, used) for each, used in zip(seen, totals, strict=True)]
+        return await self._read_totals({each.id: each.tenant for each in await self._list_recent(limit)})
+
+    async def _read_totals(self, tenants: Mapping[str, str]) -> list[ListedConversation]:
+        """Reads the totals of conversations. `tenants` maps the id of each conversation to its tenant."""
+        totals = await self.usage.read_totals([(tenant, each) for each, tenant in tenants.items()])
+        return [
+            ListedConversation(each, used, derive_client_key_name(tenant))
+            for (each, tenant), used in zip(tenants.items(), totals, strict=True)
+        ]
 
     async def _list_recent(self, limit: int) -> list[RegisteredConversation]:
         await self.check_store()

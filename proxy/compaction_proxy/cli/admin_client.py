@@ -8,6 +8,7 @@ the health check are quick.
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -36,14 +37,14 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 # the proxy.
 LOOPBACK_BY_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared only, not bound
 _KEY_VARIABLE = "COMPACTION_PROXY__SERVER__ADMIN_KEY"
-_ID_CHARACTERS = 26  # `c_` and 24 hex digits
+_FULL_ID = re.compile("c_[0-9a-f]{24}")
 _MAX_LISTED = 1_000
 
 
 class AdminRefusedError(ProxyError):
     """Reports that a response has an error status, or that it is not JSON.
 
-    Also reports that no conversation id begins with a prefix, or that several conversation ids do.
+    Also reports that no conversation has an id, or that several have it.
     """
 
 
@@ -122,29 +123,39 @@ class AdminClient:
             while line := answer.readline(MAX_LINE_BYTES):
                 yield line.decode("utf-8", "replace").rstrip("\r\n")
 
-    def find_conversation_id(self, prefix: str) -> str:
-        """Returns the id of the conversation whose id begins with a prefix.
+    def find_conversation_id(self, session: str) -> str:
+        """Returns the id of a conversation.
 
-        The prefix may omit the leading `c_`. If the prefix is as long as a full id, the method returns the
-        prefix unchanged, without a request to the proxy. Otherwise, the method searches the 1,000
+        `session` is the client's own id of the conversation, or the beginning of the conversation's id. The
+        beginning may omit the leading `c_`. If `session` is a full id, the method returns it unchanged,
+        without a request to the proxy. Otherwise, the method searches for a beginning in the 1,000
         conversations that were used last.
 
         Raises:
-            AdminRefusedError: If no conversation id begins with the prefix, if several do, or if the response
-                has an error status or is not JSON.
+            AdminRefusedError: If there is no such conversation, if there are several, or if the response has
+                an error status or is not JSON.
             AdminUnreachableError: If the proxy does not respond.
         """
-        from compaction_proxy.cli.console import escape_unprintable, read_rows
+        from compaction_proxy.cli.console import escape_unprintable
 
-        if len(prefix) == _ID_CHARACTERS:
-            return prefix
-        rows = read_rows(self.get("/conversations", limit=_MAX_LISTED), "conversations")
-        names = {str(row.get("id", "")) for row in rows}
-        matches = sorted(name for name in names if name.startswith((prefix, f"c_{prefix}")))
+        if _FULL_ID.fullmatch(session):
+            return session
+        recent = self._list_ids()
+        matches = {each for each in recent if each.startswith((session, f"c_{session}"))}
+        if not session.startswith("c_"):
+            matches |= self._list_ids(session=session)
         if len(matches) == 1:
-            return matches[0]
-        problem = f"{len(matches)} conversations begin" if matches else "no conversation begins"
-        raise AdminRefusedError(f"{problem} with {escape_unprintable(prefix)!r}")
+            return matches.pop()
+        name = repr(escape_unprintable(session))
+        if matches:
+            raise AdminRefusedError(f"{len(matches)} conversations begin with or are called {name}")
+        raise AdminRefusedError(f"no conversation begins with or is called {name}")
+
+    def _list_ids(self, **query: object) -> set[str]:
+        from compaction_proxy.cli.console import read_rows
+
+        rows = read_rows(self.get("/conversations", limit=_MAX_LISTED, **query), "conversations")
+        return {str(row.get("id", "")) for row in rows}
 
     @property
     def display_url(self) -> str:

@@ -46,7 +46,11 @@ KeyOption = Annotated[
     ),
 ]
 SessionArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="Id of a conversation, or as much of it as no other begins with.")
+    str,
+    typer.Argument(
+        metavar="ID",
+        help="Id of a conversation, as much of it as no other begins with, or the client's own session id.",
+    ),
 ]
 ELLIPSIS = "…"
 UNKNOWN = "n/a"

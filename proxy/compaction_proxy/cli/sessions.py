@@ -6,6 +6,7 @@ not know.
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,6 +60,7 @@ _CONVERSATION_COLUMNS = (
     Column("cost", is_right_aligned=True),
     Column("net saved", is_right_aligned=True),
 )
+_CAPTION_FIELDS = ("label", "name", "title")
 _ROUND_COLUMNS = (
     Column("round", is_right_aligned=True),
     Column("made"),
@@ -91,7 +93,7 @@ _MONEY_FIELDS = (
 def _resolve_conversation(
     session: str, url: str | None, key_file: Path | None, config: Path | None
 ) -> tuple[AdminClient, str, str]:
-    """Finds a conversation. `session` is its id or the beginning of its id.
+    """Finds a conversation. `session` is its id, the beginning of its id, or the client's own id of it.
 
     Returns:
         A client of the admin API, the conversation's id, and the conversation's path in the admin API.
@@ -102,10 +104,24 @@ def _resolve_conversation(
 
 
 @sessions_app.command("list")
-def list_conversations(
+def list_conversations(  # noqa: PLR0913, PLR0917 - one for each option
     sort: Annotated[str, typer.Option(help=f"By what, largest first: {', '.join(ORDERS)}.")] = "last",
     limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="How many at most.")] = 50,
-    search: Annotated[str | None, typer.Option(help="Part of an id or of a model's name.")] = None,
+    offset: Annotated[int, typer.Option(min=0, max=MAX_LISTED, help="How many to leave out first.")] = 0,
+    search: Annotated[
+        str | None, typer.Option(help="Part of an id, a model or a label, or the client's own session id.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Part of a model's name.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Name of a client key, k_…, as in `savings --by key`.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="What its requests say in `x-compaction-label`.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="Whose round is in force.")] = None,
+    status: Annotated[str | None, typer.Option(help="What was done with its last request.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Last used after: 90m, 24h, 7d ago, or seconds since 1970.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Last used before, likewise.")] = None,
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
@@ -115,12 +131,26 @@ def list_conversations(
     if sort not in ORDERS:
         exit_with_error(f"--sort: one of {', '.join(ORDERS)}", BAD_CONFIG)
     answer = create_admin_client(url, key_file, config).get(
-        "/conversations", limit=limit, sort=sort, q=search
+        "/conversations",
+        limit=limit,
+        sort=sort,
+        q=search,
+        offset=offset or None,
+        model=model,
+        key=key,
+        label=label,
+        strategy=strategy,
+        status=status,
+        since=since,
+        until=until,
     )
     if as_json:
         print_json(answer)
-    else:
-        print_lines(format_conversations(read_rows(answer, "conversations"), get_terminal_width()))
+        return
+    print_lines(format_conversations(read_rows(answer, "conversations"), get_terminal_width()))
+    following = answer.get("next")
+    if isinstance(following, int):
+        print(f"more with --offset {following}", file=sys.stderr)
 
 
 @sessions_app.command()
@@ -299,15 +329,20 @@ def search(
 def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list[str]:
     """Formats a table with a line for each conversation.
 
+    There is a column for labels, names or titles only if a conversation has one.
+
     The columns `sent` and `forwarded` show the tokens of the last exchange, before and after compaction.
 
     Args:
         rows: The conversations, as the admin API returns them.
         max_cells: Largest width of a line, in terminal cells. None does not cut lines.
     """
+    rows = list(rows)
+    shown = [name for name in _CAPTION_FIELDS if any(row.get(name) for row in rows)]
     cells = [
         [
             get_text(row, "id"),
+            *(get_text(row, name) for name in shown),
             get_text(row, "model"),
             get_text(row, "status"),
             format_age(row.get("last_at")),
@@ -321,7 +356,8 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
         ]
         for row in rows
     ]
-    return format_table(_CONVERSATION_COLUMNS, cells, max_cells)
+    columns = (_CONVERSATION_COLUMNS[0], *map(Column, shown), *_CONVERSATION_COLUMNS[1:])
+    return format_table(columns, cells, max_cells)
 
 
 def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: int | None) -> Iterator[str]:
@@ -336,6 +372,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
     figures = {
         "id": get_text(record, "id"),
         "model": get_text(totals, "model"),
+        **{name: get_text(totals, name) for name in _CAPTION_FIELDS if totals.get(name)},
         "last used": format_time(totals.get("last_at")),
         "requests": format_count(totals.get("requests")),
         "input tokens": format_count(totals.get("prompt_tokens")),

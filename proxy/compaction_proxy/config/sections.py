@@ -325,6 +325,10 @@ class SessionSection(BaseModel):
     """What separates tenants: `credential`, `header:NAME` (set by a gateway that you trust), or `none`."""
     fallback: Literal["content", "none"] = "content"
     """Without any id: `content` finds the conversation by its messages, `none` does not look for it."""
+    store_names: bool = False
+    """Whether the client's own session id is stored and shown in lists; otherwise only its digest is."""
+    store_titles: bool = False
+    """Whether the beginning of the latest user message is stored, and shown in lists as a title."""
 
 
 def _drop_false(value: object) -> object:

@@ -40,6 +40,7 @@ class Exchange(NamedTuple):  # not a dataclass, which would take four times as l
             it did not search.
         recall_prompt_tokens: The part of `prompt_tokens` that belongs to the replies after the first one.
         recall_cached_tokens: The part of `cached_tokens` that belongs to the replies after the first one.
+        label: The label that the client gave the request (`x-compaction-label`); empty without one.
     """
 
     at: float
@@ -66,6 +67,7 @@ class Exchange(NamedTuple):  # not a dataclass, which would take four times as l
     recalls: int | None = None
     recall_prompt_tokens: int | None = None
     recall_cached_tokens: int | None = None
+    label: str = ""
 
     @property
     def first_prompt_tokens(self) -> int | None:
@@ -85,7 +87,7 @@ class Exchange(NamedTuple):  # not a dataclass, which would take four times as l
         return self.code >= FIRST_ERROR_STATUS
 
 
-_TEXTS = frozenset({"model", "status", "request", "strategy", "reason"})
+_TEXTS = frozenset({"model", "status", "request", "strategy", "reason", "label"})
 _NUMBERS = frozenset({"at", "overhead_s", "first_byte_s", "upstream_s"})
 
 

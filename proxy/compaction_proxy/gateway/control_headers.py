@@ -12,18 +12,22 @@ from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.headers import Headers, build_header_map
 
 PIN_HEADER = b"x-compaction-pin"
+LABEL_HEADER = b"x-compaction-label"
+MAX_LABEL_CHARACTERS = 64
 _REQUESTABLE_MODES = {
     mode.value: mode for mode in (CompactionMode.FORCE, CompactionMode.BYPASS, CompactionMode.SHADOW)
 }
 _TRIGGER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")
-# The request headers with which a client overrides the configuration for one request.
+# The request headers with which a client controls the proxy for one request.
 CONTROL_FIELDS = frozenset(
-    {b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens", PIN_HEADER}
+    {b"x-compaction", b"x-compaction-strategy", b"x-compaction-trigger-tokens", PIN_HEADER, LABEL_HEADER}
 )
 # The header fields in which SDKs say how many seconds they wait for a response.
 _TIMEOUT_FIELDS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
-# The proxy's own response headers for a request that it has forwarded without parsing it.
+# The proxy's own response headers for a request that it has forwarded without parsing it. If the conversation
+# is known, `build_unread_headers` adds its id.
 UNREAD_HEADERS: Headers = [(b"x-compaction-status", CompactionStatus.NONE.value.encode())]
+_SESSION_HEADER = b"x-compaction-session"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class ControlHeaders:
         strategy: The strategy to use; None selects the configured one.
         patience_s: Seconds after which the client stops waiting for the response; None if it is unknown.
         pins: Texts to keep word for word.
+        label: A text by which people find the request and its conversation in lists; empty without one.
     """
 
     mode: CompactionMode | None = None
@@ -44,10 +49,11 @@ class ControlHeaders:
     strategy: str | None = None
     patience_s: float | None = None
     pins: tuple[str, ...] = ()
+    label: str = ""
 
     @property
     def has_overrides(self) -> bool:
-        """Whether the request overrides the configuration."""
+        """Whether the request overrides the configuration. A label does not."""
         return any((self.mode, self.trigger_tokens, self.strategy, self.pins))
 
 
@@ -78,6 +84,7 @@ def parse_control_headers(headers: Sequence[tuple[bytes, bytes]]) -> ControlHead
         strategy=strategy,
         patience_s=_parse_patience(first),
         pins=parse_pins(headers) if PIN_HEADER in first else (),
+        label=_parse_label(first[LABEL_HEADER]) if LABEL_HEADER in first else "",
     )
 
 
@@ -124,6 +131,18 @@ def _parse_pin(value: bytes) -> str:
     return pin
 
 
+def _parse_label(value: bytes) -> str:
+    try:
+        label = unquote_to_bytes(value).decode("utf-8").strip()
+    except UnicodeDecodeError:
+        requirement = "must be UTF-8, or percent-encoded UTF-8"
+        raise _build_header_error("x-compaction-label", requirement) from None
+    if not 1 <= len(label) <= MAX_LABEL_CHARACTERS or not label.isprintable():
+        requirement = f"must hold 1 to {MAX_LABEL_CHARACTERS} printable characters"
+        raise _build_header_error("x-compaction-label", requirement)
+    return label
+
+
 def choose_stricter_mode(configured: CompactionMode, requested: CompactionMode | None) -> CompactionMode:
     """Returns the mode for a request: the requested one, unless the configured mode forbids it.
 
@@ -138,6 +157,16 @@ def choose_stricter_mode(configured: CompactionMode, requested: CompactionMode |
     )
 
 
+def build_unread_headers(conversation: str | None) -> Headers:
+    """Returns the response headers for a request that was forwarded unparsed.
+
+    `conversation` is the id of its conversation; None if it is unknown.
+    """
+    if conversation is None:
+        return UNREAD_HEADERS
+    return [*UNREAD_HEADERS, (_SESSION_HEADER, conversation.encode())]
+
+
 def build_report_headers(report: CompactionReport, overhead_s: float | None = None) -> Headers:
     """Returns the values of a report as response headers. Unknown values are left out.
 
@@ -148,7 +177,7 @@ def build_report_headers(report: CompactionReport, overhead_s: float | None = No
         saved = report.tokens_before - report.tokens_after
     fields: tuple[tuple[bytes, object], ...] = (
         (b"x-compaction-status", report.status),
-        (b"x-compaction-session", report.conversation),
+        (_SESSION_HEADER, report.conversation),
         (b"x-compaction-strategy", report.strategy),
         (b"x-compaction-round", report.round),
         (b"x-compaction-messages-before", report.messages_before),

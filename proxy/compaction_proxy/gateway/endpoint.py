@@ -1,7 +1,9 @@
 """The endpoint for requests with the messages of a conversation: compacts them if needed, and relays them."""
 
+import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from secrets import token_bytes
@@ -65,9 +67,12 @@ from compaction_proxy.gateway.upstream import (
 )
 from compaction_proxy.recall.tool import RecallTool
 from compaction_proxy.telemetry.logs import REQUEST_ID
+from compaction_proxy.telemetry.usage import NO_CAPTION, Caption
+from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.incremental_reader import KEY_BYTES, IncrementalReader
 from compaction_proxy.wires.project_instructions import find_client_by_headers
+from compaction_proxy.wires.titles import find_title
 from compaction_proxy.wires.usage import UsageTap
 from compaction_proxy.wires.wire import Wire
 
@@ -75,6 +80,10 @@ if TYPE_CHECKING:
     from compaction_proxy.telemetry.otel import OtelTracer
 
 NO_OVERRIDES = ControlHeaders()
+# The most seconds that a response which is ready waits for the search for its conversation
+# (`unread_conversations`). Normally the search ends before the upstream responds. It takes longer only if the
+# store or this process is very slow, and then the response does not name the conversation.
+MAX_SEARCH_WAIT_S = 0.25
 # A request with fewer bytes than this fits every context window. So if the response has status 200, the proxy
 # does not search it for an error that refuses the request as too long.
 LEAST_REFUSED_BYTES = 8_192
@@ -218,7 +227,7 @@ class RelayEndpoint:
             if tap is not None and not state.has_failed:
                 state.usage = tap.result()
             if state.conversation_search is not None:
-                state.identity = replace(state.identity, conversation=await state.conversation_search)
+                await state.conversation_search
         finally:
             state.record_end(self._origin, self._after_response.exchange_log)
         return tap is not None
@@ -233,9 +242,11 @@ class RelayEndpoint:
         if item_request is not None and await self._answer_item_request(item_request, send):
             return None
         await self._fit_request(state)
+        self._start_conversation_search(state)
         try:
             answer = await self._send_with_recovery(state)
         except UpstreamError as error:
+            await _wait_for_search(state)
             state.record_overhead()
             await send_error(send, error, state.build_headers(), self._wire.encode_error)
             return None
@@ -244,7 +255,8 @@ class RelayEndpoint:
             state.record_overhead()
             return None
         state.status = answer.response.status
-        self._start_conversation_search(state)
+        await _wait_for_search(state)
+        state.caption = self._build_caption(state)
         state.release_bodies()
         state.record_overhead()
         if state.tool_offer is not None and answer.response.status == httpx.codes.OK:
@@ -256,16 +268,29 @@ class RelayEndpoint:
         whole = await relay_response(answer, send, extra_headers=state.build_headers(), tap=tap.feed)
         return tap if whole else None
 
-    def _start_conversation_search(self, state: RequestState) -> None:
-        """Starts to search for the conversation of a request that was forwarded unparsed and has no id.
+    def _build_caption(self, state: RequestState) -> Caption:
+        """Returns by what people recognise the conversation, as far as it may be stored."""
+        session = self._config.session
+        if not (session.store_names or session.store_titles) or state.recorded_conversation is None:
+            return NO_CAPTION
+        title = ""
+        if session.store_titles and state.fit_request is not None:
+            title = find_title(state.fit_request.body)
+        elif session.store_titles and state.fit_result is None:
+            with suppress(UnreadableBodyError):
+                title = find_title(parse_body(state.raw, self._wire))
+        return Caption(state.identity.name if session.store_names else "", title)
 
-        Starts no search if the request is a side call, such as a request for a title, or if the response is
-        an error.
+    def _start_conversation_search(self, state: RequestState) -> None:
+        """Starts to search for the conversation of a request that is forwarded unparsed and has no id.
+
+        The search runs while the upstream works on the request, so that the response can name the
+        conversation. Starts no search if the request is a side call, such as a request for a title.
         """
         needs_no_search = (
             state.fit_result is not None or state.conversation is not None or state.side_kind is not None
         )
-        if not needs_no_search and self._conversation_finder is not None and state.status == httpx.codes.OK:
+        if not needs_no_search and self._conversation_finder is not None:
             state.conversation_search = self._conversation_finder.start_search(
                 state.identity.tenant,
                 state.raw,
@@ -493,6 +518,7 @@ class RelayEndpoint:
             fit_result: The body that was refused, with its report.
             refusal_count: The number of refusals so far.
         """
+        await _wait_for_search(state)  # the search and the next line look for the same conversation
         try:
             ask = state.fit_request or await self._build_fit_request(state)
             shorter = await self._compactor.refit_after_refusal(ask, fit_result, overflow, refusal_count)
@@ -518,6 +544,13 @@ class RelayEndpoint:
         if next_overflow is None or refusal_count >= MAX_REFITS:
             return None
         return await self._retry_shorter(state, next_overflow, shorter, refusal_count + 1)
+
+
+async def _wait_for_search(state: RequestState) -> None:
+    """Waits until the search for the conversation has ended, but at most `MAX_SEARCH_WAIT_S` seconds."""
+    search = state.conversation_search
+    if search is not None and not search.done():
+        await asyncio.wait((search,), timeout=MAX_SEARCH_WAIT_S)
 
 
 def _cannot_be_length_refusal(state: RequestState, answer: UpstreamResponse) -> bool:

@@ -15,6 +15,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from compaction_proxy.config.config import Config
+from compaction_proxy.config.sections import SessionSection
 from compaction_proxy.config.types import DEFAULT_PORTS, parse_origin
 from compaction_proxy.gateway.headers import CREDENTIALS, Headers, extract_key
 from compaction_proxy.gateway.side_requests import SideRequestDetector, SideRequestKind
@@ -152,13 +153,28 @@ def find_conversation_id(
     not counting white space around it. If a header names the agent (`_LANE`), each agent has its own
     conversation.
     """
+    source, values = _find_named_id(headers, names)
+    return derive_conversation_id(secret, tenant, source, *values) if values else None
+
+
+def _find_named_id(
+    headers: Sequence[tuple[bytes, bytes]], names: Sequence[str]
+) -> tuple[str, Sequence[bytes]]:
+    """Returns the header that names the conversation, and the id in it, before the agent (`_LANE`) if any.
+
+    Returns empty values if the headers name no conversation.
+    """
     ordered = [name.lower() for name in names]
     ids = _find_ids(headers, [*ordered, _LANE])
     name = next((name for name in ordered if name in ids), None)
     if name is None:
-        return None
-    lane = [ids[_LANE]] if _LANE in ids else []
-    return derive_conversation_id(secret, tenant, name, ids[name], *lane)
+        return "", ()
+    return name, [ids[name], *([ids[_LANE]] if _LANE in ids else [])]
+
+
+def _format_name(*values: bytes) -> str:
+    """Formats the client's own id, and the name of the agent if there is one, for people."""
+    return " / ".join(map(bytes.decode, values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +185,14 @@ class Identity:
         tenant: The tenant, as a keyed digest (`derive_tenant`).
         conversation: The id of the conversation; None if neither a header nor the body names one.
         lane: The name of the agent within the session, as its client sends it; empty for the main agent.
+        name: What the client calls the conversation, for people to recognise it; empty if neither a header
+            nor the body names it.
     """
 
     tenant: str
     conversation: str | None
     lane: bytes = b""
+    name: str = ""
 
 
 def mint_conversation_id(secret: bytes, tenant: str, prefix_digest: bytes) -> str:
@@ -191,6 +210,16 @@ _METADATA_MEMBERS: Final = ("session_id", "conversation_id", "thread_id", "chat_
 # session, but each has its own thread. So the thread comes first.
 _CODEX_MEMBERS: Final = ("thread_id", "session_id")
 _CLAUDE_CODE: Final = "x-claude-code-session-id"
+_LITELLM: Final = "x-litellm-session-id"
+_CACHE_KEY: Final = "prompt_cache_key"
+# All sources that `find_conversation_hint` may return.
+_HINT_SOURCES: Final = (
+    _LITELLM,
+    *(f"metadata.{name}" for name in _METADATA_MEMBERS),
+    _CLAUDE_CODE,
+    *(f"client_metadata.{name}" for name in _CODEX_MEMBERS),
+    _CACHE_KEY,
+)
 _LEGACY_USER_ID: Final = re.compile(r"user_.+_session_([0-9a-fA-F-]{36})")
 # The form of a randomly generated id: a UUID, or 20 to 64 letters and digits with at least one digit. A short
 # word may come before it, as in `conv_…`. Only such a `prompt_cache_key` names a conversation.
@@ -219,7 +248,7 @@ def find_conversation_hint(raw: bytes) -> tuple[str, bytes] | None:
 def _iterate_hint_candidates(members: BodyOutline) -> Iterator[tuple[str, object]]:
     """Yields values that may be the conversation id, each with its source. The first valid one decides."""
     if members.litellm_session_id:
-        yield "x-litellm-session-id", decode_member(members.litellm_session_id)
+        yield _LITELLM, decode_member(members.litellm_session_id)
     if members.metadata:
         metadata = _decode_object(members.metadata)
         yield from (("metadata." + name, metadata.get(name)) for name in _METADATA_MEMBERS)
@@ -229,7 +258,7 @@ def _iterate_hint_candidates(members: BodyOutline) -> Iterator[tuple[str, object
         yield from (("client_metadata." + name, client.get(name)) for name in _CODEX_MEMBERS)
     if members.prompt_cache_key:
         key = decode_member(members.prompt_cache_key)
-        yield "prompt_cache_key", key if isinstance(key, str) and _RANDOM_ID.fullmatch(key) else None
+        yield _CACHE_KEY, key if isinstance(key, str) and _RANDOM_ID.fullmatch(key) else None
 
 
 def _decode_object(member: bytes) -> Mapping[str, object]:
@@ -248,6 +277,20 @@ def _parse_user_session(user: object) -> object:
         return _decode_object(user.encode("utf-8", "replace")).get("session_id")
     match = _LEGACY_USER_ID.fullmatch(user)
     return match[1] if match else None
+
+
+def list_conversation_ids(session: SessionSection, secret: bytes, tenant: str, client_id: str) -> list[str]:
+    """Lists the ids that conversations of a tenant have if their client calls them `client_id`.
+
+    There is one id for each place at which a client may send its own id: each header of `session`, and each
+    member of a body. So most of these ids belong to no conversation. Conversations of sub-agents are not
+    included, because their ids depend on the names of the agents, too.
+    """
+    parsed_id = parse_id(client_id.encode("utf-8", "replace"))
+    if parsed_id is None:
+        return []
+    sources = dict.fromkeys([*(name.lower() for name in session.headers), *_HINT_SOURCES])
+    return [derive_conversation_id(secret, tenant, source, parsed_id) for source in sources]
 
 
 class IdentityResolver:
@@ -285,8 +328,10 @@ class IdentityResolver:
     def _compute_identity(self, secret: bytes, fields: tuple[tuple[bytes, bytes], ...]) -> Identity:
         mode, has_client_keys = self._session.tenant, self._has_client_keys
         tenant = derive_tenant(fields, secret, self._origin, mode, is_client_key=has_client_keys)
-        conversation = find_conversation_id(fields, self._session.headers, secret, tenant)
-        return Identity(tenant, conversation, _find_ids(fields, [_LANE]).get(_LANE, b""))
+        source, values = _find_named_id(fields, self._session.headers)
+        conversation = derive_conversation_id(secret, tenant, source, *values) if values else None
+        lane = _find_ids(fields, [_LANE]).get(_LANE, b"")
+        return Identity(tenant, conversation, lane, _format_name(*values))
 
     async def complete_identity_and_classify(
         self, identity: Identity, raw: bytes, header_map: Mapping[bytes, bytes]
@@ -303,6 +348,7 @@ class IdentityResolver:
             if hint is not None:
                 lane = [identity.lane] if identity.lane else []
                 conversation = derive_conversation_id(self._get_secret(), identity.tenant, *hint, *lane)
-                identity = replace(identity, conversation=conversation)
+                name = _format_name(hint[1], *lane)
+                identity = replace(identity, conversation=conversation, name=name)
         side = self._side_requests.classify_request(raw, header_map, identity.conversation)
         return (replace(identity, conversation=None) if side is SideRequestKind.ALONE else identity), side

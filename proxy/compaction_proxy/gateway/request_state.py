@@ -16,12 +16,17 @@ from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client.types import HttpRequest
 from compaction_proxy.gateway.client_stream import OriginalRequest
 from compaction_proxy.gateway.compact_api import CompactionItemRequest
-from compaction_proxy.gateway.control_headers import UNREAD_HEADERS, ControlHeaders, build_report_headers
+from compaction_proxy.gateway.control_headers import (
+    ControlHeaders,
+    build_report_headers,
+    build_unread_headers,
+)
 from compaction_proxy.gateway.headers import Headers
 from compaction_proxy.gateway.identity import Identity
 from compaction_proxy.gateway.recall_loop import RecallLoop, ToolOffer
 from compaction_proxy.gateway.side_requests import SideRequestKind
 from compaction_proxy.telemetry.exchange_log import ExchangeLog
+from compaction_proxy.telemetry.usage import NO_CAPTION, Caption
 from compaction_proxy.wires.usage import TokenUsage
 
 if TYPE_CHECKING:
@@ -85,8 +90,9 @@ class RequestState:
         item_request: The request for a compaction item, if the client makes one; else None.
         recall_loop: Continues the response after calls of the search tool; None if the response is relayed
             directly.
-        conversation_search: The task that looks for the conversation while the response is relayed; None if
-            no search was started.
+        caption: By what people recognise the conversation, as far as it may be stored.
+        conversation_search: The task that looks for the conversation while the upstream works; None if no
+            search was started.
     """
 
     identity: Identity
@@ -114,14 +120,20 @@ class RequestState:
     tool_offer: ToolOffer | None = None
     item_request: CompactionItemRequest | None = None
     recall_loop: RecallLoop | None = None
+    caption: Caption = NO_CAPTION
     conversation_search: asyncio.Task[str | None] | None = None
 
     @property
     def conversation(self) -> str | None:
-        """The id of the conversation; None if it is not known."""
-        return (
-            self.fit_result.report.conversation if self.fit_result else None
-        ) or self.identity.conversation
+        """The id of the conversation; None if it is not known (yet)."""
+        reported = self.fit_result.report.conversation if self.fit_result else None
+        return reported or self.identity.conversation or self._found_conversation
+
+    @property
+    def _found_conversation(self) -> str | None:
+        """The result of the search for the conversation; None if there is none (yet)."""
+        search = self.conversation_search
+        return None if search is None or not search.done() or search.cancelled() else search.result()
 
     @property
     def recorded_conversation(self) -> str | None:
@@ -192,10 +204,11 @@ class RequestState:
     def build_headers(self) -> Headers:
         """Builds the proxy's own response headers.
 
-        If the request passed the gate, the only header is the status of the compaction.
+        If the request passed the gate, the headers are the status of the compaction and, if it is known, the
+        id of the conversation.
         """
         if self.fit_result is None:
-            return UNREAD_HEADERS
+            return build_unread_headers(self.conversation)
         if self.fit_request is None:
             return build_report_headers(self.fit_result.report)
         headers = build_report_headers(self.fit_result.report, self.overhead_s)
@@ -250,6 +263,7 @@ class RequestState:
                 exchange,
                 self.prefix_digests,
                 self.token_estimates,
+                self.caption,
             )
         if self.trace is not None:
             self.trace.end_request(exchange, self.conversation)
@@ -290,6 +304,7 @@ class RequestState:
             first_s,
             upstream_s,
             *self._count_continuations_and_tokens(),
+            self.control_headers.label,
         )
 
     def _count_continuations_and_tokens(self) -> tuple[int | None, int | None, int | None]:

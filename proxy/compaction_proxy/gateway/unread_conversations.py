@@ -1,9 +1,9 @@
 """Finds the conversations of small requests that the proxy forwards unparsed and that name no conversation.
 
-The proxy parses such a request only when the upstream begins to respond, so that the client does not wait.
-Parsing takes more processor time than relaying. So a busy process parses only some of these requests. It
-records the figures of the others without a conversation. The proxy can still recognise later requests of the
-same conversation.
+The proxy parses such a request while the upstream works on it, so that the client does not wait and the
+response can name the conversation. Parsing takes more processor time than relaying. So a busy process parses
+only some of these requests. The responses to the others name no conversation, and the proxy records their
+figures without one. It can still recognise later requests of the same conversation.
 """
 
 import asyncio

@@ -29,7 +29,14 @@ from compaction_proxy.support.log_events import JOURNAL_NOT_WRITTEN
 from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.telemetry.live_feed import EXCHANGE, EXCHANGES_PER_S, LiveFeed
 from compaction_proxy.telemetry.statistics import Statistics
-from compaction_proxy.telemetry.usage import ExchangeEntry, UsageStore, get_entry_time, to_line
+from compaction_proxy.telemetry.usage import (
+    NO_CAPTION,
+    Caption,
+    ExchangeEntry,
+    UsageStore,
+    get_entry_time,
+    to_line,
+)
 
 # Maximum number of conversations whose cache state `SavingsTracker` keeps in memory. If there are more, it
 # drops the one whose last exchange is the oldest.
@@ -53,6 +60,7 @@ class RecordedExchange(NamedTuple):
             them without calibration; zeros if the request was not read.
         start_mark: Number of deletions that this process had made when the request began
             (`storage.deletions`); None if unknown.
+        caption: By what people recognise the conversation.
     """
 
     tenant: str
@@ -62,6 +70,7 @@ class RecordedExchange(NamedTuple):
     prefixes: Sequence[bytes]
     counted_tokens: tuple[int, int]
     start_mark: int | None
+    caption: Caption = NO_CAPTION
 
 
 class SavingsTracker:
@@ -166,6 +175,7 @@ class ExchangeLog:
         exchange: Exchange,
         prefixes: tuple[bytes, ...] = (),
         counted_tokens: tuple[int, int] = (0, 0),
+        caption: Caption = NO_CAPTION,
     ) -> None:
         """Queues one exchange. This method must be fast, because the request waits for it.
 
@@ -173,7 +183,9 @@ class ExchangeLog:
         """
         start_mark = self._deletion_fence.get_start_mark()
         self._queue.append(
-            RecordedExchange(tenant, conversation, origin, exchange, prefixes, counted_tokens, start_mark)
+            RecordedExchange(
+                tenant, conversation, origin, exchange, prefixes, counted_tokens, start_mark, caption
+            )
         )
         if len(self._queue) == QUEUE_LENGTH:
             asyncio.get_running_loop().call_soon(self._drain_queue)
@@ -227,7 +239,9 @@ class ExchangeLog:
         tenant, conversation, exchange = recorded.tenant, recorded.conversation, recorded.exchange
         price = self._pricing.get_price(exchange.model, recorded.origin)
         entry = ExchangeEntry(tenant, conversation, exchange, self._savings.track_exchange(recorded, price))
-        if conversation is None or self._usage_store.add_entry(conversation, entry, recorded.start_mark):
+        if conversation is None or self._usage_store.add_entry(
+            conversation, entry, recorded.start_mark, recorded.caption
+        ):
             self._newest.append(entry)
         return entry
 

@@ -49,7 +49,7 @@ SUMMED = (
     "requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens", "recalls", "rounds",
     "priced", *DOLLARS,
 )  # fmt: skip
-_LATEST = ("model", "status", "tokens_before", "tokens_after", "trigger", "window")
+_LATEST = ("model", "status", "strategy", "label", "tokens_before", "tokens_after", "trigger", "window")
 _get_latest = attrgetter(*_LATEST)
 
 
@@ -67,6 +67,21 @@ class ExchangeEntry(NamedTuple):
     conversation: str | None
     exchange: Exchange
     saving: Saving | None
+
+
+class Caption(NamedTuple):
+    """By what people recognise a conversation in a list.
+
+    Attributes:
+        name: The client's own id; empty if it is unknown or must not be stored.
+        title: The beginning of the latest user message; empty if it is unknown or must not be stored.
+    """
+
+    name: str = ""
+    title: str = ""
+
+
+NO_CAPTION = Caption()
 
 
 def to_line(entry: ExchangeEntry) -> dict[str, Any]:
@@ -109,6 +124,10 @@ class Totals:
     Attributes:
         model: Model of the latest request whose model is known; empty if there was none.
         status: What the proxy did with the last request (`Exchange.status`).
+        strategy: Strategy of the latest request to which a compaction was applied; empty if there was none.
+        label: Label of the latest request that has one (`Exchange.label`); empty if there was none.
+        name: The client's own id of the conversation (`Caption.name`).
+        title: The beginning of the latest user message (`Caption.title`).
         requests: Number of requests.
         request_bytes: Total size of the request bodies, as the client sent them, in bytes.
         prompt_tokens: Input tokens, as the upstream counted them.
@@ -132,6 +151,10 @@ class Totals:
 
     model: str = ""
     status: str = ""
+    strategy: str = ""
+    label: str = ""
+    name: str = ""
+    title: str = ""
     requests: int = 0
     request_bytes: int = 0
     prompt_tokens: int = 0
@@ -178,7 +201,12 @@ class Totals:
         """
         for name in SUMMED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.set_caption(other.name, other.title)
         self._update_latest(other, other.last_at)
+
+    def set_caption(self, name: str, title: str) -> None:
+        """Replaces the name and the title by those of these that are not empty."""
+        self.name, self.title = name or self.name, title or self.title
 
     def _update_latest(self, source: "Exchange | Totals", at: float) -> None:
         """Copies the known figures that are not sums, such as `model`, from `source`, whose time is `at`.
@@ -245,7 +273,9 @@ class UsageStore:
         self._pending: dict[str, _PendingUsage] = {}
         records.on_delete_callbacks.append(self._forget_prefix)
 
-    def add_entry(self, conversation: str, entry: ExchangeEntry, start_mark: int | None) -> bool:
+    def add_entry(
+        self, conversation: str, entry: ExchangeEntry, start_mark: int | None, caption: Caption = NO_CAPTION
+    ) -> bool:
         """Adds an exchange to the pending usage of its conversation. Returns False if it drops the exchange.
 
         Drops the exchange if the usage of too many conversations waits to be written (`MAX_WAITING`), or if
@@ -256,11 +286,13 @@ class UsageStore:
             entry: The exchange and its saving.
             start_mark: Number of deletions that this process had made when the request began
                 (`storage.deletions`); None if unknown.
+            caption: By what people recognise the conversation.
         """
         waiting = self._get_or_create_pending(entry.tenant, conversation, start_mark)
         if waiting is None:
             return False
         waiting.totals.add_entry(entry)
+        waiting.totals.set_caption(*caption)
         waiting.entries.append(entry)
         return True
 

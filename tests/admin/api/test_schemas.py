@@ -20,7 +20,7 @@ from compaction_proxy.telemetry.statistics import ExchangeCounters, StatisticsRo
 from compaction_proxy.telemetry.usage import ExchangeEntry, Totals
 
 PLACE = "ab" * 64
-NAME = "c_1"
+NAME, KEY = "c_1", "k_1"
 MADE = Event(COMPACTED, 7.0, NAME, id="e_1", round=1, place=PLACE, strategy="chained", summary="done")
 
 
@@ -37,10 +37,10 @@ def archived(text: str, lines: str) -> dict[str, Any]:
 
 def test_a_conversation_without_a_known_price_has_no_dollars() -> None:
     priced = Totals(requests=2, priced=1, cost_usd=2.0, gross_usd=1.5, summary_usd=0.5)
-    row = schemas.to_conversation_row(ListedConversation(NAME, priced))
+    row = schemas.to_conversation_row(ListedConversation(NAME, priced, KEY))
     assert set(row) == names(schemas.ConversationRow)
     assert (row["id"], row["requests"], row["cost_usd"], row["net_usd"]) == (NAME, 2, 2.0, 1.0)
-    unknown = schemas.to_conversation_row(ListedConversation(NAME, Totals(requests=2)))
+    unknown = schemas.to_conversation_row(ListedConversation(NAME, Totals(requests=2), KEY))
     assert (unknown["cost_usd"], unknown["net_usd"]) == (None, None)
 
 

@@ -8,7 +8,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from compaction_proxy.admin.queries import CompactionRecord, StatisticsReport
+from compaction_proxy.admin.queries import (
+    CompactionRecord,
+    ConversationFilter,
+    ConversationPage,
+    StatisticsReport,
+)
 from compaction_proxy.admin.ui.pages import MAX_PASTED_BYTES
 from compaction_proxy.admin.ui.templates import STATIC_FOLDER
 from compaction_proxy.compaction.commands import ConversationOverview
@@ -35,7 +40,7 @@ NOTHING: dict[str, Any] = {
     "get_statistics": StatisticsReport((), ExchangeCounters()),
     "list_recent_items": [],
     "list_upstream_failures": ([], True),
-    "list_conversations": [],
+    "list_conversations": ConversationPage([], None),
     "get_overview": ConversationOverview(Totals(), (), frozenset(), Directives()),
     "list_exchanges": [],
     "list_compactions": [],
@@ -184,11 +189,11 @@ async def test_the_list_is_searched_and_sorted() -> None:
         assert (await client.get(f"/ui/conversations?q={'x' * 1_001}")).status_code == 422
         assert (await client.get(f"{ONE}/search?q={'x' * 1_001}")).status_code == 422
     assert api.asked == [
-        ("list_conversations", (200,), {"text": "a b", "sort": "net"}),
-        ("list_conversations", (200,), {"text": "", "sort": "last"}),
+        ("list_conversations", (50, ConversationFilter(text="a b")), {"offset": 0, "sort": "net"}),
+        ("list_conversations", (50, ConversationFilter()), {"offset": 0, "sort": "last"}),
     ]
     assert [each["aria-sort"] for each in page.all("th") if "aria-sort" in each] == ["descending"]
-    assert "/ui/conversations?q=a%20b&sort=net" in links(page)
+    assert "/ui/conversations?q=a+b&sort=net" in links(page)
 
 
 async def test_a_conversation_is_drawn_with_its_marks_and_told_as_a_table() -> None:

@@ -1,6 +1,7 @@
 """Defines the endpoints of the admin API that read, change or delete the data of conversations."""
 
 import asyncio
+import math
 from dataclasses import asdict
 from typing import Annotated, Literal
 
@@ -10,8 +11,10 @@ from compaction_proxy.admin.api import schemas
 from compaction_proxy.admin.api.routing import (
     CommandsDependency,
     QueriesDependency,
+    TimeParameter,
     build_json_response,
     create_router,
+    parse_time,
 )
 from compaction_proxy.admin.api.schemas import (
     ArchivedMessage,
@@ -32,7 +35,7 @@ from compaction_proxy.admin.api.schemas import (
     to_pins,
     to_round,
 )
-from compaction_proxy.admin.queries import MAX_SCANNED, Sort
+from compaction_proxy.admin.queries import MAX_SCANNED, ConversationFilter, Sort
 from compaction_proxy.recall.search import MAX_HITS
 
 router = create_router()
@@ -46,18 +49,48 @@ SearchQuery = Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)]
 LineRange = Annotated[str, Query(max_length=MAX_RANGE_CHARACTERS)]
 Scope = Literal["conversation", "tenant"]
 ListLimit = Annotated[int, Query(ge=1, le=MAX_SCANNED)]
+ListOffset = Annotated[int, Query(ge=0, le=MAX_SCANNED)]
 
 
 @router.get("/conversations", response_model=schemas.Conversations)
-async def _listed(
-    queries: QueriesDependency, limit: ListLimit = 100, q: SearchQuery = "", sort: Sort = "last"
+async def _listed(  # noqa: PLR0913, PLR0917 - one for each parameter of the query
+    queries: QueriesDependency,
+    limit: ListLimit = 100,
+    offset: ListOffset = 0,
+    sort: Sort = "last",
+    q: SearchQuery = "",
+    session: SearchQuery = "",
+    model: SearchQuery = "",
+    key: SearchQuery = "",
+    label: SearchQuery = "",
+    strategy: SearchQuery = "",
+    status: SearchQuery = "",
+    since: TimeParameter = "",
+    until: TimeParameter = "",
 ) -> Response:
     """List conversations, ordered by the property that `sort` names. The largest or latest value comes first.
 
-    If `q` is not empty, list only conversations whose id or model name contains this text.
+    `session` is the id that the client gives a conversation, for example in the header `x-session-id`. `q` is
+    this id, or a part of the conversation's id, model, label, stored name or title. `model` is a part of the
+    model, and `key` the name of a client key in the statistics (`k_…`). `strategy` is that of the latest
+    compaction that was applied. `status`, `since` and `until` are about the last request. All parameters that
+    are not empty must match.
     """
-    found = await queries.list_conversations(limit, text=q, sort=sort)
-    return build_json_response({"conversations": [schemas.to_conversation_row(each) for each in found]})
+    now = queries.now()
+    wanted = ConversationFilter(
+        text=q,
+        session=session,
+        model=model,
+        key=key,
+        label=label,
+        strategy=strategy,
+        status=status,
+        since=parse_time(since, now) if since else -math.inf,
+        until=parse_time(until, now) if until else math.inf,
+    )
+    page = await queries.list_conversations(limit, wanted, offset=offset, sort=sort)
+    rows = [schemas.to_conversation_row(each) for each in page.rows]
+    return build_json_response({"conversations": rows, "next": page.next})
 
 
 @router.get("/conversations/{conversation}", response_model=Conversation)

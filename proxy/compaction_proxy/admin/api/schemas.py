@@ -49,7 +49,8 @@ def _select_values(record: object, names: Iterable[str]) -> dict[str, Any]:
 # `RemovedMessage`, `VisibleMessage` and `Event`, in this order.
 _CONVERSATION_FIELDS = (
     "model", "requests", "last_at", "prompt_tokens", "completion_tokens", "cached_tokens", "tokens_before",
-    "tokens_after", "trigger", "window", "status", "rounds",
+    "tokens_after", "trigger", "window", "status", "strategy", "label", "name",
+    "title", "rounds",
 )  # fmt: skip
 _REMOVED_MESSAGE_FIELDS = ("id", "index", "role", "text")
 _VISIBLE_MESSAGE_FIELDS = ("id", "role", "text", "origin")
@@ -87,10 +88,11 @@ ConversationRow = _make_schema(
     "ConversationRow",
     """A conversation in the list: its totals, and the sizes of its last exchange in tokens.
 
-    A value that is unknown is null.
+    `key` is the name of its client key in the statistics. A value that is unknown is null.
     """,
     {
         "id": str,
+        "key": str,
         **_select_types(Totals, _CONVERSATION_FIELDS),
         "cost_usd": float | None,
         "net_usd": float | None,
@@ -98,8 +100,11 @@ ConversationRow = _make_schema(
 )
 Conversations = _make_schema(
     "Conversations",
-    "Conversations, in the requested order.",
-    {"conversations": list[ConversationRow]},  # type: ignore[valid-type]
+    """Conversations, in the requested order.
+
+    `next` is the `offset` of the next page; null if there is none.
+    """,
+    {"conversations": list[ConversationRow], "next": int | None},  # type: ignore[valid-type]
 )
 Removed = _make_schema(
     "Removed",
@@ -328,6 +333,7 @@ def to_conversation_row(conversation: ListedConversation) -> dict[str, Any]:
     totals = conversation.totals
     return {
         "id": conversation.id,
+        "key": conversation.key,
         **_select_values(totals, _CONVERSATION_FIELDS),
         "cost_usd": totals.cost_usd if totals.priced else None,
         "net_usd": totals.net_usd,

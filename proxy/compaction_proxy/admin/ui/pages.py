@@ -11,11 +11,12 @@ chart or whose browser runs no scripts.
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote_to_bytes, urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -24,9 +25,10 @@ from compaction_proxy.admin.api.conversations import MAX_QUERY_CHARACTERS
 from compaction_proxy.admin.api.overview import Value, build_configuration
 from compaction_proxy.admin.api.routing import AdminApi, parse_time
 from compaction_proxy.admin.api.schemas import to_counters, to_instructions, to_pins, to_stats_row
-from compaction_proxy.admin.queries import CompactionRecord, Sort
+from compaction_proxy.admin.queries import CompactionRecord, ConversationFilter, Sort
 from compaction_proxy.admin.ui.diff import MAX_SHOWN_CHARACTERS, build_panes
 from compaction_proxy.admin.ui.templates import HEADERS, Templates, describe_error
+from compaction_proxy.compaction.types import CompactionStatus
 from compaction_proxy.core.errors import (
     ProxyError,
     RequestRefusedError,
@@ -49,6 +51,12 @@ RANGES: Mapping[str, Grouping] = {"24h": "hour", "7d": "hour", "30d": "day"}
 SORTS: Mapping[Sort, str] = {
     "last": "Last request", "tokens": "Tokens", "net": "Net saved", "requests": "Requests",
 }  # fmt: skip
+# Maps each age of the last request that a reader can choose to its name on the page.
+AGES = {"": "Any time", "1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days", "30d": "Last 30 days"}
+STATUSES = {"": "Any status", **{str(each): str(each) for each in CompactionStatus}}
+STRATEGY_NAMES = {"": "Any strategy", **{name: name for name in STRATEGIES}}
+# Fields of the form on the page of conversations that select conversations by what a reader types.
+_TYPED_FILTERS = ("q", "model", "key", "label")
 # Maps each scope of a search to its name on the page.
 SCOPES = {"conversation": "this conversation", "tenant": "all conversations of this tenant"}
 # Maps each action to the confirmation that a page then shows. The query parameter `done` names the action.
@@ -63,7 +71,7 @@ ACTION_MESSAGES = {
     "restore": "These instructions are kept again.",
     "deleted": "Everything that was stored of the conversation is deleted.",
 }
-MAX_ROWS = 200
+ROWS_PER_PAGE = 50
 MAX_EXCHANGES = 500
 MAX_EVENTS = 200
 RECENT_EVENTS = 10
@@ -158,15 +166,15 @@ def _choose_value(request: Request, name: str, allowed: Mapping[_Name, str]) -> 
     return next((each for each in allowed if each == value), next(iter(allowed)))
 
 
-def _read_query(request: Request) -> str:
-    """Returns the query parameter `q`, or an empty text if it is missing.
+def _read_query(request: Request, name: str = "q") -> str:
+    """Returns a query parameter, or an empty text if it is missing.
 
     Raises:
         RequestRefusedError: If the parameter has more than `MAX_QUERY_CHARACTERS` characters (422).
     """
-    query = request.query_params.get("q", "")
+    query = request.query_params.get(name, "")
     if len(query) > MAX_QUERY_CHARACTERS:
-        message = f"query.q: String should have at most {MAX_QUERY_CHARACTERS} characters"
+        message = f"query.{name}: String should have at most {MAX_QUERY_CHARACTERS} characters"
         raise RequestRefusedError(422, message, "invalid_request")
     return query
 
@@ -260,16 +268,40 @@ class PageRoutes:
         )
 
     async def show_conversations(self, request: Request) -> Response:
-        """Shows at most `MAX_ROWS` conversations, filtered by the parameter `q` and sorted by `sort`."""
-        query, sort = _read_query(request), _choose_value(request, "sort", SORTS)
+        """Shows at most `ROWS_PER_PAGE` conversations, selected and sorted as the parameters say."""
+        queries, sort = self.api.queries, _choose_value(request, "sort", SORTS)
+        chosen = {name: _read_query(request, name).strip() for name in _TYPED_FILTERS}
+        chosen |= {
+            "strategy": _choose_value(request, "strategy", STRATEGY_NAMES),
+            "status": _choose_value(request, "status", STATUSES),
+            "since": _choose_value(request, "since", AGES),
+        }
+        wanted = ConversationFilter(
+            text=chosen["q"],
+            model=chosen["model"],
+            key=chosen["key"],
+            label=chosen["label"],
+            strategy=chosen["strategy"],
+            status=chosen["status"],
+            since=parse_time(chosen["since"], queries.now()) if chosen["since"] else -math.inf,
+        )
+        offset = _parse_number(request.query_params.get("offset", ""))
+        page = await queries.list_conversations(ROWS_PER_PAGE, wanted, offset=offset, sort=sort)
         return await self.templates.render_page(
             "conversations.html",
             at="conversations",
-            rows=await self.api.queries.list_conversations(MAX_ROWS, text=query, sort=sort),
-            query=query,
+            rows=page.rows,
+            chosen=chosen,
+            selection=urlencode({name: value for name, value in chosen.items() if value}),
+            is_filtered=any(value for name, value in chosen.items() if name != "q"),
+            strategies=STRATEGY_NAMES,
+            statuses=STATUSES,
+            ages=AGES,
             sort=sort,
             sorts=SORTS,
-            limit=MAX_ROWS,
+            offset=offset,
+            previous=max(0, offset - ROWS_PER_PAGE),
+            next=page.next,
             done=ACTION_MESSAGES.get(request.query_params.get("done", ""), ""),
             base_url=_build_base_url(request),
         )
@@ -450,6 +482,7 @@ class PageRoutes:
         status: int = 200,
         trouble: str = "",
     ) -> Response:
+        listed = await get_or_none(self.api.queries.list_conversations(_OFFERED_CONVERSATIONS))
         return await self.templates.render_page(
             "playground.html",
             status,
@@ -459,8 +492,7 @@ class PageRoutes:
             chart=build_strategies_chart(results),
             strategies=tuple(STRATEGIES),
             dashes=DASHES,
-            conversations=await get_or_none(self.api.queries.list_conversations(_OFFERED_CONVERSATIONS))
-            or (),
+            conversations=listed.rows if listed else (),
             trouble=trouble,
         )
 
