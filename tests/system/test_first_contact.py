@@ -1,13 +1,15 @@
-"""What a new user meets first: the banner names the dashboard, and a browser finds it."""
+"""What a new user meets first: the banner, the dashboard, prices of a gateway, windows of local models."""
 
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.system.black_box import Provider, Reply, run_proxy
+from tests.system.black_box import COMMAND, Provider, Proxy, Reply, chat_reply, run_proxy
 
 FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 THEIRS = b"the page of the provider"
@@ -73,3 +75,37 @@ def test_no_other_request_is_led_to_the_dashboard(provider: Provider, tmp_path: 
         assert led == 302
         assert [(each.status_code, each.content) for each in answers] == [(200, THEIRS)] * len(answers)
         assert len(provider.received) == len(answers)
+
+
+def check_variables(folder: Path, variables: Mapping[str, str]) -> str:
+    """What `check` says against environment variables; empty if it accepts them."""
+    environ = {"HOME": str(folder), "PATH": os.environ["PATH"], **variables}
+    ran = subprocess.run(
+        [COMMAND, "check"], check=False, cwd=folder, env=environ, capture_output=True, text=True
+    )
+    return ran.stderr if ran.returncode else ""
+
+
+def relay_chat(proxy: Proxy, model: str, **headers: str) -> None:
+    """Have one small chat request answered, and wait until the statistics hold it."""
+    with proxy.client() as client:
+        body = {"model": model, "messages": [{"role": "user", "content": "Which port?"}]}
+        client.post("/v1/chat/completions", json=body, headers=headers).raise_for_status()
+        stats = "/admin/v1/stats?since=24h&by=total"
+        proxy.wait_for(lambda: client.get(stats).json()["total"]["requests"], "the request is counted")
+
+
+@pytest.mark.parametrize(("prices", "has_price"), [("auto", False), ("list", True)])
+def test_list_prices_behind_a_gateway_are_used_where_they_are_asked_for(
+    prices: str, *, has_price: bool, tmp_path: Path
+) -> None:
+    gateway = Provider(chat_reply)
+    variables = {"COMPACTION_PROXY__UPSTREAM__PRICES": prices}
+    assert check_variables(tmp_path, variables) == ""
+    with run_proxy(tmp_path, gateway.url, environ=variables) as proxy, proxy.client() as client:
+        relay_chat(proxy, "gpt-5.4-mini", **{"x-compaction": "force"})
+        [row] = client.get("/admin/v1/models").json()["models"]
+        total = client.get("/admin/v1/stats?since=24h&by=total").json()["total"]
+    gateway.close()
+    assert (row["input_usd"] is not None, total["unpriced"]) == (has_price, 0 if has_price else 1)
+    assert bool(total["cost_usd"]) == has_price
