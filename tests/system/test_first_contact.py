@@ -1,8 +1,10 @@
 """What a new user meets first: the banner, the dashboard, prices of a gateway, windows of local models."""
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,19 @@ def relay_chat(proxy: Proxy, model: str, **headers: str) -> None:
         client.post("/v1/chat/completions", json=body, headers=headers).raise_for_status()
         stats = "/admin/v1/stats?since=24h&by=total"
         proxy.wait_for(lambda: client.get(stats).json()["total"]["requests"], "the request is counted")
+
+
+def test_where_no_price_is_known_tokens_come_first_and_one_line_says_why(tmp_path: Path) -> None:
+    local = Provider(chat_reply)
+    with run_proxy(tmp_path, local.url) as proxy, proxy.client() as client:
+        relay_chat(proxy, "gpt-5.4-mini", **{"x-compaction": "force"})
+        page = client.get("/ui").text
+    local.close()
+    first = page.partition('class="figure first">')[2].partition('<div class="figure')[0]
+    words = " ".join(unescape(re.sub(r"<[^>]+>", " ", first)).split())
+    assert words.startswith("Tokens")
+    assert words.count("No dollars: no price is known for these models.") == 1
+    assert "Net saved" not in words
 
 
 @pytest.mark.parametrize(("prices", "has_price"), [("auto", False), ("list", True)])
