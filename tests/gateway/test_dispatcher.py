@@ -110,6 +110,25 @@ async def test_below_a_base_path_only_paths_that_begin_with_it_are_our_own(path:
     assert await Bench("/proxy").find(scope(path, "GET")) == [expected]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "accept", "expected"),
+    [
+        ("GET", "/proxy/", b"*/*;q=0.1, Text/HTML;q=0.9", "/proxy/ui"),
+        ("GET", "/proxy", b"text/html", "/proxy/ui"),
+        ("GET", "/", b"text/html", None),
+        ("HEAD", "/proxy/", b"text/html", None),
+        ("GET", "/proxy/", b"*/*", None),
+    ],
+)
+async def test_only_a_browser_on_the_start_page_is_redirected_to_the_dashboard(
+    method: str, path: str, accept: bytes, expected: str | None
+) -> None:
+    bench = Bench("/proxy")
+    sent = await call(bench.dispatcher, scope(path, method, (b"accept", accept)))
+    found = dict(sent[0]["headers"]).get(b"location", b"").decode() if sent else None
+    assert (found, len(bench.all["passthrough"].scopes)) == (expected, 0 if expected else 1)
+
+
 async def test_events_of_the_server_get_to_the_lifespan_and_a_websocket_is_closed() -> None:
     bench = Bench()
     assert await bench.find({"type": "lifespan"}) == ["lifespan"]

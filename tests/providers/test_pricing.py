@@ -112,6 +112,31 @@ def test_what_is_configured_holds_for_a_server_of_one_s_own_too() -> None:
     assert known(found).compute_cost(1_000_000) == 7.0
 
 
+GATEWAY = "http://gateway:4000"
+
+
+@pytest.mark.parametrize(
+    ("origin", "has_price"), [(GATEWAY, True), ("http://messages:80", True), ("http://summaries:80", False)]
+)
+def test_list_prices_hold_for_the_configured_upstreams_only(origin: str, *, has_price: bool) -> None:
+    upstream = {
+        "base_url": f"{GATEWAY}/v1",
+        "prices": "list",
+        "wires": {"messages": {"base_url": "http://messages"}},
+    }
+    found = PriceBook(Config.model_validate({"upstream": upstream})).get_price("gpt-4o", origin)
+
+    assert found == (find_shipped_price("gpt-4o", OPENAI, AT) if has_price else None)
+
+
+def test_a_configured_price_goes_before_a_list_price_until_a_reload() -> None:
+    gateway = {"upstream": {"base_url": GATEWAY, "prices": "list"}}
+    pricing = PriceBook(Config.model_validate({**MINE, **gateway}))
+    assert known(pricing.get_price("gpt-4o", GATEWAY)).source == "configuration"
+    pricing.reload(Config.model_validate({"upstream": {"base_url": GATEWAY}}))
+    assert pricing.get_price("gpt-4o", GATEWAY) is None
+
+
 def test_names_without_end_are_kept_in_bounds() -> None:
     """Clients choose them."""
     find_shipped_price.cache_clear()

@@ -171,12 +171,14 @@ class Proxy:
         process: The process.
         folder: Its home and working directory.
         log_path: The file that its stderr goes to.
+        banner: The lines that it has printed at its start.
     """
 
     url: str
     process: subprocess.Popen[bytes] | ForkedProcess
     folder: Path
     log_path: Path
+    banner: Sequence[str] = ()
 
     def client(self, **options: Any) -> httpx.Client:
         """An HTTP client whose base URL is the proxy."""
@@ -302,16 +304,17 @@ def run_proxy(
     timer.start()
     try:
         assert process.stdout is not None
-        url = ""
+        url, banner = "", []
         for line in process.stdout:  # ends when the process does
             text = line.decode()
+            banner.append(text.rstrip())
             if "listens on" in text:
                 url = text.split()[-1]
             if "OPENAI_BASE_URL" in text:
                 break
         timer.cancel()
         assert url, log_path.read_text()
-        yield Proxy(url, process, folder, log_path)
+        yield Proxy(url, process, folder, log_path, banner)
     finally:
         timer.cancel()
         process.send_signal(signal.SIGKILL)

@@ -20,6 +20,7 @@ from compaction_proxy.admin.health import Readiness, RenderMetrics, create_healt
 from compaction_proxy.admin.ui.pages import PageRoutes
 from compaction_proxy.admin.ui.templates import Templates
 from compaction_proxy.core.errors import OverloadedError, ProxyError, RequestRefusedError, format_openai_error
+from compaction_proxy.gateway.paths import DASHBOARD_PATH
 
 ROUTERS = (conversations.router, overview.router)
 ERROR_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
@@ -71,7 +72,6 @@ def create_admin_app(
     return app
 
 
-PATH = "/ui"
 _CONVERSATION = "/conversations/{name}"
 
 
@@ -83,7 +83,7 @@ def mount_pages(app: ASGIApp, api: AdminApi, base_path: str = "") -> ASGIApp:
         api: Commands, queries and settings of the admin API, which the pages use too.
         base_path: Prefix of all paths. It is empty, or starts with `/` and does not end with `/`.
     """
-    root, templates = base_path + PATH, Templates(base_path + PATH)
+    root, templates = base_path + DASHBOARD_PATH, Templates(base_path + DASHBOARD_PATH)
     pages = PageRoutes(api, templates)
 
     async def show_error(_: Request, error: Exception) -> Response:

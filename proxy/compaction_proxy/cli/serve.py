@@ -24,6 +24,7 @@ from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.core.trigger import compute_min_trigger
 from compaction_proxy.gateway import server as serving
+from compaction_proxy.gateway.paths import DASHBOARD_PATH
 from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
 
@@ -70,6 +71,18 @@ def _describe_trigger(config: Config) -> str:
     return f"{size}, unless the model's window is known to be another"
 
 
+def _describe_dashboard(server: ServerSection, url: str) -> str:
+    """Returns the URL of the dashboard, or a text that says why it is closed.
+
+    Without an admin key, the dashboard answers only on a loopback address (`admin.auth`).
+    """
+    is_socket = server.unix_socket is not None
+    if not server.admin_key.get_secret_value() and (is_socket or not is_loopback(server.host)):
+        return "closed at this address until server.admin_key is set"
+    path = server.base_path + DASHBOARD_PATH
+    return f"http://localhost{path} over this socket" if is_socket else url + path
+
+
 def format_banner(config: Config, url: str) -> Iterator[str]:
     """Yields the lines that the proxy prints when it starts. They show the main settings."""
     compaction = config.compaction
@@ -85,6 +98,7 @@ def format_banner(config: Config, url: str) -> Iterator[str]:
         yield f"  models    {', '.join(config.models)} have settings of their own"
     if config.server.workers > 1:
         yield f"  workers   {config.server.workers}"
+    yield f"  dashboard {_describe_dashboard(config.server, url)}"
     if config.server.unix_socket is None:
         yield f"  client    export OPENAI_BASE_URL={url}/v1"
     else:

@@ -94,6 +94,8 @@ class UpstreamSection(BaseModel):
     """`auto`: `max_tokens` is lowered where the upstream refuses its sum with the prompt; `false`: never."""
     responses_compact: Literal["auto", "relay", "answer"] = "auto"
     """Who compacts if a client asks: `relay` the upstream, `answer` the proxy, `auto` the one that can."""
+    prices: Literal["auto", "list"] = "auto"
+    """`list`: list prices also where the upstream is private, as a gateway is; `auto`: not of those."""
     wires: WiresSection = WiresSection()
     """Providers of single wires."""
 

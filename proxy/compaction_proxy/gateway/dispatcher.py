@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compaction_proxy.core.errors import OverloadedError, RequestRefusedError, UpstreamError
 from compaction_proxy.gateway.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S
 from compaction_proxy.gateway.client_auth import ALLOW_ALL_CLIENTS, ClientAuthenticator
 from compaction_proxy.gateway.headers import HOP_HEADER, build_header_map, refuse_loop
-from compaction_proxy.gateway.paths import is_own_path
+from compaction_proxy.gateway.paths import DASHBOARD_PATH, is_own_path, is_start_page_visit
 from compaction_proxy.gateway.sse_keepalive import KeepaliveChannel
 from compaction_proxy.gateway.upstream import find_error_encoder, send_error
 from compaction_proxy.storage.deletions import DeletionFence
@@ -24,6 +25,9 @@ _ASK_IN_HTTP: Final = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade"))
 _WEBSOCKET: Final = RequestRefusedError(
     426, "WebSockets are not relayed; use HTTP.", "websocket_not_supported"
 )
+# Header fields of the redirect from the start page to the dashboard. The redirect depends on `Accept`, and a
+# cached one would survive a change of `server.base_path`.
+_REDIRECT_FIELDS: Final = {"vary": "accept", "cache-control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,8 @@ class Dispatcher:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request to its handler, or the server's lifespan events to `lifespan`.
 
-        Refuses a WebSocket, because the proxy relays only HTTP.
+        Redirects a browser that visits the start page to the dashboard. Refuses a WebSocket, because the
+        proxy relays only HTTP.
         """
         if scope["type"] == "lifespan":
             await self.lifespan(scope, receive, send)
@@ -113,6 +118,8 @@ class Dispatcher:
         self.deletion_fence.set_start_mark()
         if is_own_path(scope["path"], self.base_path):
             handler = self.own_endpoints.get(scope["path"], self.admin)
+        elif is_start_page_visit(scope, self.base_path):
+            handler = RedirectResponse(self.base_path + DASHBOARD_PATH, 302, _REDIRECT_FIELDS)
         else:
             handler = self._find_relay_handler(scope["method"], scope["raw_path"])
         await handler(scope, receive, send)

@@ -4,6 +4,8 @@ import re
 from functools import lru_cache
 from urllib.parse import quote, unquote, urlsplit
 
+from starlette.types import Scope
+
 from compaction_proxy.core.errors import RequestRefusedError
 
 _BACKSLASH = re.compile(rb"\\|%5c", re.IGNORECASE)
@@ -31,6 +33,8 @@ OWN_PATHS = frozenset(
     }
 )
 OWN_TREES = frozenset({"admin", "ui", "mcp"})
+# Path of the dashboard. A browser that visits the start page is redirected to it (`is_start_page_visit`).
+DASHBOARD_PATH = "/ui"
 # The most results that each `lru_cache` in this module keeps. The number is small, because a path may have
 # many kilobytes.
 MAX_PATHS = 64
@@ -75,6 +79,19 @@ def is_own_path(path: str, base_path: str = "") -> bool:
             return False
         path = path[len(base_path) :]
     return path in OWN_PATHS or (path[:1] == "/" and path[1:].partition("/")[0] in OWN_TREES)
+
+
+def is_start_page_visit(scope: Scope, base_path: str = "") -> bool:
+    """Returns whether a request is that of a browser for the start page.
+
+    The start page is the path `/`, or `base_path` with or without a slash at its end. A browser asks for it
+    with the method GET, and its header field `Accept` names `text/html`. SDKs and command-line tools do not
+    name this media type, so the proxy relays their requests for the same path.
+    """
+    if scope["method"] != "GET" or scope["path"] not in (base_path, f"{base_path}/"):
+        return False
+    accepted = b",".join([value for name, value in scope["headers"] if name == b"accept"])
+    return any(part.partition(b";")[0].strip().lower() == b"text/html" for part in accepted.split(b","))
 
 
 def _split_base_url(base_url: str) -> tuple[str, bytes]:

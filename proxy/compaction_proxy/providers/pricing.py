@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.config.sections import WIRES
 from compaction_proxy.config.types import parse_origin
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
 from compaction_proxy.core.model_names import normalize_model_name
@@ -213,21 +214,22 @@ class PriceBook:
     """
 
     def __init__(self, config: Config, *, now: Callable[[], float] = time.time) -> None:
-        self._config = config
         self._now = now
+        self.reload(config)
 
     def get_price(self, model: str, origin: str) -> ModelPrice | None:
         """Returns the price of a model, or None if it is unknown.
 
         For an upstream on a private network (`is_self_hosted`), only configured prices count, because the
-        shipped table has no prices for such servers.
+        shipped table has no prices for such servers. With `upstream.prices: list`, the upstreams of the
+        configuration are excepted: they are gateways, behind which the model name determines the provider.
 
         Args:
             model: Model name as clients give it.
             origin: Origin of the upstream, such as `https://api.openai.com:443`.
         """
         configured = get_model_settings(self._config, model).prices
-        if configured is not None or is_self_hosted(origin):
+        if configured is not None or (is_self_hosted(origin) and origin not in self._gateway_origins):
             return configured
         at = self._now() // PRICE_PERIOD_S * PRICE_PERIOD_S
         return find_shipped_price(model[-MAX_NAME_CHARACTERS:], origin, at)
@@ -235,6 +237,10 @@ class PriceBook:
     def reload(self, config: Config) -> None:
         """Replaces the configuration, and with it the configured prices."""
         self._config = config
+        upstream = config.upstream
+        self._gateway_origins = {
+            str(parse_origin(upstream.get_provider(wire)[0])) for wire in WIRES if upstream.prices == "list"
+        }
 
     def compute_cost(self, model: str, url: str, prompt: int, cached: int, completion: int) -> float | None:
         """Returns the cost of a request, in dollars, or None if no price is known.
