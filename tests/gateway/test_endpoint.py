@@ -43,9 +43,12 @@ def ours(answer: httpx.Response) -> dict[str, str]:
     return {name: value for name, value in answer.headers.items() if name.startswith("x-compaction")}
 
 
-async def test_a_request_that_passes_the_gate_carries_its_status_only(client: httpx.AsyncClient) -> None:
+async def test_a_request_that_passes_the_gate_carries_its_status_and_that_it_is_small(
+    client: httpx.AsyncClient,
+) -> None:
     answer = await client.post(PATH, content=BODY)
-    assert (answer.status_code, ours(answer)) == (200, {"x-compaction-status": "none"})
+    assert answer.status_code == 200
+    assert ours(answer) == {"x-compaction-status": "none", "x-compaction-reason": "small"}
 
 
 async def test_a_body_that_cannot_be_decoded_is_relayed_as_it_came_and_says_why(

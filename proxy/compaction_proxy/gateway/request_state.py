@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from compaction_proxy.compaction.types import CompactionReport, CompactionStatus, FitRequest, FitResult
+from compaction_proxy.core.event import SMALL
 from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client.types import HttpRequest
@@ -33,6 +34,8 @@ _PROCESS = token_hex(5)
 _NUMBERS = count(1)
 _SHOWABLE_ID = re.compile(rb"[!-~]{1,128}")
 _EMPTY_REPORT = CompactionReport(CompactionStatus.NONE)
+# The report about a request that was forwarded without being parsed.
+_UNREAD_REPORT = CompactionReport(CompactionStatus.NONE, reason=SMALL)
 IDEMPOTENCY_HEADER = b"idempotency-key"
 
 
@@ -192,7 +195,7 @@ class RequestState:
     def build_headers(self) -> Headers:
         """Builds the proxy's own response headers.
 
-        If the request passed the gate, the only header is the status of the compaction.
+        If the request passed the gate, the headers say only that it was not inspected because it is small.
         """
         if self.fit_result is None:
             return UNREAD_HEADERS
@@ -266,7 +269,8 @@ class RequestState:
         usage = self.usage
         first_s = self.first_byte_s
         upstream_s = None if first_s is None else self._compute_upstream_s(first_s)
-        report = self.fit_result.report if self.fit_result else _EMPTY_REPORT
+        unread_report = _EMPTY_REPORT if first_s is None else _UNREAD_REPORT  # None: nothing was forwarded
+        report = self.fit_result.report if self.fit_result else unread_report
         return Exchange(
             self.received_at,
             self.fit_request.model if self.fit_request else self.model,

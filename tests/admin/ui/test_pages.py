@@ -119,7 +119,8 @@ async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> 
             "12 of 9,311 requests have no known price",
             "4.1M → 1.6M 61 % fewer forwarded than clients sent, in 4 rounds. 75 % of the input was cached.",
             "Overhead 1.8 ms", "95 of 100 take at most 6.0 ms",
-            "Failed open 2 of 9,311 requests went through unchanged",
+            "Failed open 2 of 9,311 requests went on without a compaction that was due: the store 2 (store-",
+            "failed). Earlier compactions still applied to 1 of them; the others went on as they came.",
             "local 9,311 4.1M 1.6M n/a n/a",
             "2026-11-18T11 9,311 4,100,000 1,600,000 1,200,000 4",
         ):  # fmt: skip
@@ -156,7 +157,8 @@ async def test_failures_of_upstreams_are_listed_by_cause_beside_those_of_compact
     for told in (
         "Target Cause Count Last https://api.example:443 connection refused connection-refused 1,204 18 Nov",
         "https://api.example:443 upstream answered 503 http-503 3 18 Nov 11:06:40",
-        "Failed open The request went through unchanged.",
+        "2 of 9,311 requests of the last 7d went on without a compaction that was due: the store 2 (store-",
+        "Failed open The request went on as it came. The store: the store could not be read",
     ):
         assert told in text, told
     assert "Nothing has failed" not in text
