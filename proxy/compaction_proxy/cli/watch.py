@@ -213,7 +213,7 @@ _EXTRA_FIELDS = (
     ("cached_tokens", "cached"),
     ("recalls", "searches"),
     ("seconds", "took s"),
-    ("cost_usd", "cost $"),
+    ("cost_usd", "price $"),
     ("reason", "because"),
     ("request", "request"),
 )

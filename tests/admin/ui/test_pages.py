@@ -288,7 +288,7 @@ async def test_a_round_is_shown_in_three_panes_that_mark_what_was_kept() -> None
     for told in (
         "102k → 31.9k 88 of 190 messages replaced. The upstream counted 32,010.",
         "paths 41 3 44", "written by this proxy", "the client's own",
-        "2 requests until it has paid for itself.", "1,026 more characters",
+        "2 requests until it has paid for itself.", "1,026 more characters", "Price of the summary $0.01",
     ):  # fmt: skip
         assert told in text, told
 
