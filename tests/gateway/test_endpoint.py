@@ -43,12 +43,13 @@ def ours(answer: httpx.Response) -> dict[str, str]:
     return {name: value for name, value in answer.headers.items() if name.startswith("x-compaction")}
 
 
-async def test_a_request_that_passes_the_gate_carries_its_status_and_session_only(
+async def test_a_request_that_passes_the_gate_carries_its_status_its_reason_and_its_session(
     client: httpx.AsyncClient,
 ) -> None:
     answer = await client.post(PATH, content=BODY)
     said = ours(answer)
-    assert (answer.status_code, said.pop("x-compaction-status")) == (200, "none")
+    assert answer.status_code == 200
+    assert (said.pop("x-compaction-status"), said.pop("x-compaction-reason")) == ("none", "small")
     assert list(said) == ["x-compaction-session"]
 
 

@@ -48,7 +48,7 @@ def test_a_request_that_was_not_read_has_its_size_and_times_only() -> None:
     told = ours.build_exchange()
     timed = (told.overhead_s, told.upstream_s)
     plain = Exchange(7.0, "m", "none", 200, "r_1", request_bytes=2, overhead_s=timed[0], first_byte_s=0.5)
-    assert told == plain._replace(upstream_s=timed[1])
+    assert told == plain._replace(upstream_s=timed[1], reason="small")
 
 
 def test_a_request_that_was_read_tells_what_became_of_it_and_what_was_counted() -> None:

@@ -319,6 +319,8 @@ def counters(unpriced: int = 12) -> ExchangeCounters:
         cache_loss_usd=1.51,
         summary_usd=1.1,
         statuses={"none": 9_000, "failed-open": 2},
+        failed_open_reasons={"store-failed": 2},
+        failed_open_compacted=1,
         overhead=[0, 200, 1_500, 175, 125, *[0] * 9],
     )
 

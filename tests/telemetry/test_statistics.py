@@ -16,6 +16,7 @@ from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry import statistics as module
 from compaction_proxy.telemetry.statistics import (
+    COUNTS_BY_WORD,
     ExchangeCounters,
     Statistics,
     StatisticsRow,
@@ -201,9 +202,10 @@ COUNTERS = st.builds(
     **{
         each.name: COUNTS if each.type == "int" or each.type is int else st.floats(0, 1e6)
         for each in fields(ExchangeCounters)
-        if each.name not in {"statuses", "overhead"}
+        if each.name not in {*COUNTS_BY_WORD, "overhead"}
     },
     statuses=st.dictionaries(st.sampled_from(["none", "applied"]), st.integers(1, 9)),
+    failed_open_reasons=st.dictionaries(st.sampled_from(["", "timeout"]), st.integers(1, 9)),
     overhead=st.lists(COUNTS, min_size=14, max_size=14),
 )
 

@@ -21,7 +21,8 @@ from compaction_proxy.cli.console import (
     print_lines,
     truncate_text,
 )
-from compaction_proxy.support.formatting import describe_upstream_cause
+from compaction_proxy.core.event import FAILURE_KINDS, SMALL
+from compaction_proxy.support.formatting import describe_status, describe_upstream_cause
 
 # Seconds without data after which the connection counts as broken. A running proxy sends at least one line
 # every 15 seconds.
@@ -134,7 +135,6 @@ def _parse_fields(data: str) -> Mapping[str, Any]:
 
 
 def _is_failure(kind: str, fields: Mapping[str, Any]) -> bool:
-    from compaction_proxy.core.event import FAILURE_KINDS
     from compaction_proxy.core.exchange import FIRST_ERROR_STATUS
 
     if kind == "upstream":
@@ -154,7 +154,7 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
         return f"{format_count(fields.get('lost'))} more came too fast to be told"
     if kind == "upstream":
         return _format_upstream_line(fields)
-    what = get_text(fields, "kind") if kind == "compaction" else get_text(fields, "status")
+    what = get_text(fields, "kind") if kind == "compaction" else _describe_exchange(fields)
     sizes = f"{format_count(fields.get('tokens_before'))} → {format_count(fields.get('tokens_after'))}"
     names = [
         escape_unprintable(get_text(fields, name))
@@ -175,10 +175,18 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
         parts.append("no answer")
     for name, label in _EXTRA_FIELDS:
         value = fields.get(name)
-        if value not in (None, "", 0):
+        if value not in (None, "", 0, SMALL):
             shown = f"{value:.4g}" if isinstance(value, float) else escape_unprintable(value)
             parts.append(f"{label} {shown}")
     return "  ".join(parts)
+
+
+def _describe_exchange(fields: Mapping[str, Any]) -> str:
+    """Returns what the proxy did with a request; for one that was not inspected, with its size."""
+    status, size_bytes = get_text(fields, "status"), fields.get("request_bytes")
+    if fields.get("reason") != SMALL:
+        return status  # the reason stands at the end of the line
+    return describe_status(status, SMALL, size_bytes if isinstance(size_bytes, int) else None)
 
 
 def _format_upstream_line(fields: Mapping[str, Any]) -> str:
@@ -205,7 +213,7 @@ _EXTRA_FIELDS = (
     ("cached_tokens", "cached"),
     ("recalls", "searches"),
     ("seconds", "took s"),
-    ("cost_usd", "cost $"),
+    ("cost_usd", "price $"),
     ("reason", "because"),
     ("request", "request"),
 )

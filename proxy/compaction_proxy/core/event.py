@@ -25,9 +25,10 @@ DUE_REASONS = frozenset({
     "soft",  # the trigger is near, and no request waits for the compaction
 })  # fmt: skip
 
+SMALL = "small"  # by its size alone, the request cannot need a compaction
 # Reasons why the proxy does not read the body of a request, and forwards it unchanged.
 UNREAD_BODY_REASONS = frozenset({
-    "duplicate-keys", "encoded", "no-array", "no-messages", "not-json", "provider-compacts",
+    "duplicate-keys", "encoded", "no-array", "no-messages", "not-json", "provider-compacts", SMALL,
     "stateful", "too-deep", "too-many",
 })  # fmt: skip
 # Reasons why no compaction is tried: it would not help, or the last compactions did not help and the proxy
@@ -62,6 +63,24 @@ REASON_PREFIXES = ("http-", "store-")
 def is_known_reason(reason: str) -> bool:
     """Returns whether the word is a known reason to forward a request unchanged or without a summary."""
     return reason in REASONS or reason.startswith(REASON_PREFIXES)
+
+
+# Parts of the proxy's work that can fail, and that keep a due compaction from being made.
+SUMMARY_PART, STORE_PART, REQUEST_PART, PROXY_PART = "summary-model", "store", "request", "proxy"
+
+
+def find_failed_part(reason: str) -> str:
+    """Returns which part failed when a request was forwarded without a due compaction.
+
+    The part is the summary model, the store, the request itself, which could not be read, or the proxy.
+    """
+    if reason.startswith("store-"):
+        return STORE_PART
+    if reason in UNREAD_BODY_REASONS:
+        return REQUEST_PART
+    of_summaries = SUMMARY_NOT_ASKED_REASONS | SUMMARY_MISSING_REASONS | SUMMARY_UNUSABLE_REASONS
+    is_of_summary = reason in of_summaries - {"cancelled", "internal"} or reason.startswith("http-")
+    return SUMMARY_PART if is_of_summary else PROXY_PART
 
 
 EVENT_VERSION = 1
@@ -160,6 +179,11 @@ class Event:
     cost_usd: float | None = None
     facts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     summary: str = ""
+
+
+def is_shortened(tokens_before: int | None, tokens_after: int | None) -> bool:
+    """Returns whether a request was forwarded shorter than it came, because compactions applied to it."""
+    return tokens_before is not None and tokens_after is not None and tokens_after < tokens_before
 
 
 def to_fields(event: Event) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from urllib.parse import unquote_to_bytes
 from compaction_proxy.compaction.directives import MAX_PIN_CHARACTERS, MAX_PINS, parse_pin
 from compaction_proxy.compaction.types import CompactionMode, CompactionReport, CompactionStatus
 from compaction_proxy.core.errors import RequestRefusedError
+from compaction_proxy.core.event import SMALL
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.gateway.headers import Headers, build_header_map
 
@@ -26,7 +27,10 @@ CONTROL_FIELDS = frozenset(
 _TIMEOUT_FIELDS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 # The proxy's own response headers for a request that it has forwarded without parsing it. If the conversation
 # is known, `build_unread_headers` adds its id.
-UNREAD_HEADERS: Headers = [(b"x-compaction-status", CompactionStatus.NONE.value.encode())]
+UNREAD_HEADERS: Headers = [
+    (b"x-compaction-status", CompactionStatus.NONE.value.encode()),
+    (b"x-compaction-reason", SMALL.encode()),
+]
 _SESSION_HEADER = b"x-compaction-session"
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from compaction_proxy.compaction.types import CompactionReport, CompactionStatus, FitRequest, FitResult
+from compaction_proxy.core.event import SMALL
 from compaction_proxy.core.exchange import FIRST_ERROR_STATUS, Exchange
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client.types import HttpRequest
@@ -38,6 +39,8 @@ _PROCESS = token_hex(5)
 _NUMBERS = count(1)
 _SHOWABLE_ID = re.compile(rb"[!-~]{1,128}")
 _EMPTY_REPORT = CompactionReport(CompactionStatus.NONE)
+# The report about a request that was forwarded without being parsed.
+_UNREAD_REPORT = CompactionReport(CompactionStatus.NONE, reason=SMALL)
 IDEMPOTENCY_HEADER = b"idempotency-key"
 
 
@@ -204,7 +207,7 @@ class RequestState:
     def build_headers(self) -> Headers:
         """Builds the proxy's own response headers.
 
-        If the request passed the gate, the headers are the status of the compaction and, if it is known, the
+        If the request passed the gate, the headers are the status, the reason `small` and, if it is known, the
         id of the conversation.
         """
         if self.fit_result is None:
@@ -280,7 +283,8 @@ class RequestState:
         usage = self.usage
         first_s = self.first_byte_s
         upstream_s = None if first_s is None else self._compute_upstream_s(first_s)
-        report = self.fit_result.report if self.fit_result else _EMPTY_REPORT
+        unread_report = _EMPTY_REPORT if first_s is None else _UNREAD_REPORT  # None: nothing was forwarded
+        report = self.fit_result.report if self.fit_result else unread_report
         return Exchange(
             self.received_at,
             self.fit_request.model if self.fit_request else self.model,

@@ -35,6 +35,7 @@ REASON_TEXTS = {
     "reasoning": "the summary model did not come to the end of its reasoning",
     "refused": "the summary model refused to write",
     "rules-lost": "the summary had lost standing rules, and was not used",
+    "small": "it is too small to need a compaction, and was not inspected",
     "stateful": "the provider holds a part of the conversation",
     "summary-window": "what was to be summarised does not fit the summary model",
     "timeout": "the summary model took too long",
@@ -90,6 +91,13 @@ UPSTREAM_CAUSE_TEXTS = {
     "answer-timeout": "no answer in time",
     "answer-cut": "answer cut off",
     "answer-stalled": "answer stopped for too long",
+}
+# Maps the code of each part that can fail (`core.event.find_failed_part`) to a text.
+FAILED_PART_TEXTS = {
+    "proxy": "the proxy itself",
+    "request": "the request",
+    "store": "the store",
+    "summary-model": "the summary model",
 }
 EVENT_KIND_TEXTS = {
     "compacted": "Compacted",
@@ -263,6 +271,18 @@ def describe_upstream_cause(code: str) -> str:
     if family == "http":
         return f"upstream answered {status}"
     return UPSTREAM_CAUSE_TEXTS.get(code) or code.replace("-", " ") or UNKNOWN
+
+
+def describe_status(status: str, reason: str, size_bytes: int | None) -> str:
+    """Returns the text for what the proxy did with a request.
+
+    This is the status, followed by the code of the reason if there is one. For a request that was not read
+    because of its size, it is `not inspected (small)` and this size.
+    """
+    if reason == "small":
+        size = "" if size_bytes is None else f", {format_count(size_bytes)} bytes"
+        return f"not inspected (small){size}"
+    return f"{status} {reason}" if reason else status
 
 
 def describe_event_kind(code: str) -> str:

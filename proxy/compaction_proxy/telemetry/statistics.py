@@ -20,7 +20,15 @@ from operator import add
 from secrets import token_hex
 from typing import Any, Literal, NamedTuple
 
-from compaction_proxy.core.event import COMPACTED, FAILURE_KINDS, MEASURED, Event, parse_integer
+from compaction_proxy.core.event import (
+    COMPACTED,
+    FAILED_OPEN,
+    FAILURE_KINDS,
+    MEASURED,
+    Event,
+    is_shortened,
+    parse_integer,
+)
 from compaction_proxy.core.upstream_failure import (
     UpstreamFailure,
     UpstreamFailures,
@@ -85,8 +93,10 @@ _BUCKETS = len(OVERHEAD_BOUNDS_S) + 1
 COUNTS = (
     "requests", "failed", "tokens_before", "tokens_after", "prompt_tokens", "completion_tokens",
     "cached_tokens", "rounds", "failures", "summary_calls", "summary_prompt_tokens",
-    "summary_completion_tokens", "unpriced",
+    "summary_completion_tokens", "unpriced", "failed_open_compacted",
 )  # fmt: skip
+# Names of the counters that are dicts of numbers by a word, such as a status.
+COUNTS_BY_WORD = ("statuses", "failed_open_reasons")
 
 
 @dataclass(slots=True)
@@ -108,6 +118,9 @@ class ExchangeCounters:
         summary_calls: Number of calls of summary models.
         summary_prompt_tokens: Input tokens of summary calls.
         summary_completion_tokens: Output tokens of summary calls.
+        failed_open_reasons: Number of exchanges that failed open, by `Exchange.reason`.
+        failed_open_compacted: Number of exchanges that failed open, and to which earlier compactions still
+            applied.
         unpriced: Number of exchanges without a known price. Failed exchanges are not included.
         cost_usd: Cost of the exchanges whose price is known, in dollars. Summaries are not included.
         gross_usd: Additional dollars that the same exchanges would have cost without compaction.
@@ -132,11 +145,13 @@ class ExchangeCounters:
     summary_prompt_tokens: int = 0
     summary_completion_tokens: int = 0
     unpriced: int = 0
+    failed_open_compacted: int = 0
     cost_usd: float = 0.0
     gross_usd: float = 0.0
     cache_loss_usd: float = 0.0
     summary_usd: float = 0.0
     statuses: dict[str, int] = field(default_factory=dict)
+    failed_open_reasons: dict[str, int] = field(default_factory=dict)
     overhead: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
 
     @property
@@ -155,6 +170,9 @@ class ExchangeCounters:
         self.completion_tokens += exchange.completion_tokens or 0
         self.cached_tokens += exchange.cached_tokens or 0
         self.statuses[exchange.status] = self.statuses.get(exchange.status, 0) + 1
+        if exchange.status == FAILED_OPEN:
+            self.failed_open_reasons[exchange.reason] = self.failed_open_reasons.get(exchange.reason, 0) + 1
+            self.failed_open_compacted += is_shortened(exchange.tokens_before, exchange.tokens_after)
         self.overhead[bisect_left(OVERHEAD_BOUNDS_S, exchange.overhead_s)] += 1
         if saving is not None:
             self.cost_usd += saving.cost
@@ -180,8 +198,10 @@ class ExchangeCounters:
             more = getattr(other, name)
             if more:
                 setattr(self, name, getattr(self, name) + more)
-        for status, count in other.statuses.items():
-            self.statuses[status] = self.statuses.get(status, 0) + count
+        for name in COUNTS_BY_WORD:
+            counts = getattr(self, name)
+            for word, count in getattr(other, name).items():
+                counts[word] = counts.get(word, 0) + count
         self.overhead = list(map(add, self.overhead, other.overhead))
 
     def compute_overhead_quantile_s(self, share: float) -> float | None:
@@ -208,9 +228,11 @@ def to_fields(counters: ExchangeCounters) -> dict[str, Any]:
 def from_fields(stored: Mapping[str, Any]) -> ExchangeCounters:
     """Restores counters from stored fields. A missing or invalid value counts as 0."""
     counters = ExchangeCounters(**parse_figures(ExchangeCounters, stored))
-    statuses, overhead = stored.get("statuses"), stored.get("overhead")
-    if isinstance(statuses, Mapping):
-        counters.statuses = {str(status): parse_integer(count) or 0 for status, count in statuses.items()}
+    for name in COUNTS_BY_WORD:
+        counts = stored.get(name)
+        if isinstance(counts, Mapping):
+            setattr(counters, name, {str(word): parse_integer(count) or 0 for word, count in counts.items()})
+    overhead = stored.get("overhead")
     if isinstance(overhead, list) and len(overhead) == _BUCKETS and set(map(type, overhead)) == {int}:
         counters.overhead = overhead
     return counters

@@ -127,7 +127,8 @@ async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> 
             "12 of 9,311 requests have no known price",
             f"4.1M → 1.6M {FEWER}",
             "Overhead 1.8 ms", "95 of 100 take at most 6.0 ms",
-            "Failed open 2 of 9,311 requests went through unchanged",
+            "Failed open 2 of 9,311 requests went on without a compaction that was due: the store 2 (store-",
+            "failed). Earlier compactions still applied to 1 of them; the others went on as they came.",
             "local 9,311 4.1M 1.6M n/a n/a",
             "2026-11-18T11 9,311 4,100,000 1,600,000 1,200,000 4",
         ):  # fmt: skip
@@ -166,7 +167,8 @@ async def test_failures_of_upstreams_are_listed_by_cause_beside_those_of_compact
     for told in (
         "Target Cause Count Last https://api.example:443 connection refused connection-refused 1,204 18 Nov",
         "https://api.example:443 upstream answered 503 http-503 3 18 Nov 11:06:40",
-        "Failed open The request went through unchanged.",
+        "2 of 9,311 requests of the last 7d went on without a compaction that was due: the store 2 (store-",
+        "Failed open The request went on as it came. The store: the store could not be read",
     ):
         assert told in text, told
     assert "Nothing has failed" not in text
@@ -296,7 +298,7 @@ async def test_a_round_is_shown_in_three_panes_that_mark_what_was_kept() -> None
     for told in (
         "102k → 31.9k 88 of 190 messages replaced. The upstream counted 32,010.",
         "paths 41 3 44", "written by this proxy", "the client's own",
-        "2 requests until it has paid for itself.", "1,026 more characters",
+        "2 requests until it has paid for itself.", "1,026 more characters", "Price of the summary $0.01",
     ):  # fmt: skip
         assert told in text, told
 

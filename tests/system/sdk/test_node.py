@@ -18,7 +18,7 @@ ALWAYS = {
     "status", "session", "strategy", "messages-before", "messages-after", "tokens-before", "tokens-after",
     "tokens-saved", "context-limit", "until-trigger-percent", "overhead-ms", "round", "request-id",
 }  # fmt: skip
-GATED = {"x-compaction-status": "none"}
+GATED = {"x-compaction-status": "none", "x-compaction-reason": "small"}
 
 
 @pytest.fixture(scope="session")

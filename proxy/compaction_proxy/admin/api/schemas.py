@@ -26,7 +26,7 @@ from compaction_proxy.recall.archive import RecalledMessage, RemovedMessage
 from compaction_proxy.recall.round_detail import RoundDetail, SummaryPrompt, VisibleMessage
 from compaction_proxy.recall.search import SearchHit
 from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
-from compaction_proxy.telemetry.statistics import COUNTS, ExchangeCounters, StatisticsRow
+from compaction_proxy.telemetry.statistics import COUNTS, COUNTS_BY_WORD, ExchangeCounters, StatisticsRow
 from compaction_proxy.telemetry.usage import DOLLARS, ExchangeEntry, Totals
 
 
@@ -152,7 +152,7 @@ _COUNTER_TYPES: dict[str, Any] = {
     **dict.fromkeys(COUNTS, int),
     "failed_open": int,
     **dict.fromkeys(_MONEY_FIELDS, float | None),
-    "statuses": dict[str, int],
+    **dict.fromkeys(COUNTS_BY_WORD, dict[str, int]),
     "overhead": list[int],
     "overhead_p50_s": float | None,
     "overhead_p95_s": float | None,
@@ -377,7 +377,7 @@ def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
         **_select_values(counters, COUNTS),
         "failed_open": counters.statuses.get("failed-open", 0),
         **dollars,
-        "statuses": counters.statuses,
+        **_select_values(counters, COUNTS_BY_WORD),
         "overhead": counters.overhead,
         "overhead_p50_s": counters.compute_overhead_quantile_s(0.5),
         "overhead_p95_s": counters.compute_overhead_quantile_s(0.95),

@@ -382,15 +382,17 @@ class PageRoutes:
         )
 
     async def show_failures(self, request: Request) -> Response:
-        """Shows the failures of upstreams, and the latest events that report a failure.
+        """Shows failures of upstreams, requests that failed open, and the latest events of failures.
 
         If the store cannot be reached, shows only failures of upstreams that this process has counted.
         """
         queries, since = self.api.queries, _choose_value(request, "since", RANGES)
         now = queries.now()
-        failures, (upstreams, complete) = await asyncio.gather(
+        start = parse_time(since, now)
+        failures, (upstreams, complete), sums = await asyncio.gather(
             get_or_none(queries.list_recent_items(MAX_EVENTS, failures=True)),
-            queries.list_upstream_failures(parse_time(since, now), now),
+            queries.list_upstream_failures(start, now),
+            get_or_none(queries.get_statistics(start, now, "total")),
         )
         return await self.templates.render_page(
             "failures.html",
@@ -399,6 +401,7 @@ class PageRoutes:
             ranges=tuple(RANGES),
             upstreams=upstreams,
             complete=complete,
+            total=None if sums is None else to_counters(sums.total),
             events=None if failures is None else _parse_events(failures),
             limit=MAX_EVENTS,
         )

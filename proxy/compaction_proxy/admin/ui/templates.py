@@ -28,6 +28,7 @@ from compaction_proxy.core.errors import (
     SearchUnavailableError,
     StoreUnavailableError,
 )
+from compaction_proxy.core.event import find_failed_part, is_shortened
 from compaction_proxy.support import formatting
 
 # Matches characters that a browser does not show, or that change how a browser shows the text around them:
@@ -77,6 +78,13 @@ HEADERS = {
 }
 _HASH_DIGITS = 12
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+
+
+def _describe_failed_part(reason: str) -> str:
+    """Returns the text for the part that failed, by the code of the reason."""
+    return formatting.FAILED_PART_TEXTS[find_failed_part(reason)]
+
+
 _FILTERS = {
     "segment": formatting.encode_path_segment,
     "usd": formatting.format_usd,
@@ -92,6 +100,7 @@ _FILTERS = {
     "setting": formatting.format_setting,
     "kind": formatting.describe_event_kind,
     "upstream_cause": formatting.describe_upstream_cause,
+    "failed_part": _describe_failed_part,
 }
 
 
@@ -111,6 +120,8 @@ def _create_environment() -> Environment:
     environment.globals |= {
         "percent": formatting.format_percent,
         "ago": formatting.format_age,
+        "describe_status": formatting.describe_status,
+        "is_shortened": is_shortened,
         "version": __version__,
     }
     return environment
