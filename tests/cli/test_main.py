@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_what_must_be_quick_imports_no_server(arguments: list[str], tmp_path: Pa
 
 @pytest.mark.parametrize("argument", ["version", "--version"])
 def test_version_is_that_of_the_distribution(argument: str, tmp_path: Path) -> None:
-    assert run([argument], tmp_path).stdout == "0.1.0\n"
+    assert run([argument], tmp_path).stdout == f"{metadata.version('compaction-proxy')}\n"
 
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["sessions"], ["sessions", "list"]])

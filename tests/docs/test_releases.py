@@ -41,7 +41,7 @@ def test_every_place_that_names_the_version_names_the_same() -> None:
 def test_a_tag_that_is_not_ready_is_refused_with_every_reason() -> None:
     problems = list(script("release_notes.py")["find_problems"]("9.9.9", "https://github.com/somebody/fork"))
 
-    assert "pyproject.toml: names version 0.1.0, the tag 9.9.9" in problems
+    assert f"pyproject.toml: names version {PROJECT['version']}, the tag 9.9.9" in problems
     assert "CHANGELOG.md: has no dated chapter on 9.9.9" in problems
     assert problems[-1].endswith("the tag is in https://github.com/somebody/fork")
 

@@ -207,7 +207,7 @@ class RequestState:
     def build_headers(self) -> Headers:
         """Builds the proxy's own response headers.
 
-        If the request passed the gate, the headers are the status, the reason `small` and, if it is known, the
+        If the request passed the gate, the headers are the status, the reason `small` and, if known, the
         id of the conversation.
         """
         if self.fit_result is None:

@@ -54,6 +54,7 @@ def build_tls_context(certificate: str, key: str) -> ssl.SSLContext:
             valid yet.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # some Pythons leave it to OpenSSL
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(certificate, key, password=lambda: b"")
