@@ -1,5 +1,6 @@
 """Reads deployment files, and finds out whether their settings are ones that the proxy knows."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import yaml
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.loader import load_config
+from tests.helpers.openai_node import play
 
 ROOT = Path(__file__).resolve().parents[3]
+SCHEMAS = Path(__file__).with_name("schemas")  # with a package of npm for each group
 STORE_URL = "COMPACTION_PROXY__STORE__URL"
 
 Documents = Callable[[str], list[dict[str, Any]]]
@@ -39,3 +42,14 @@ def configured(tmp_path: Path) -> Configured:
         return load_config(None, ours | files | {STORE_URL: "memory://"}).config
 
     return read
+
+
+@pytest.fixture
+def find_faults(tmp_path: Path) -> Callable[[list[dict[str, Any]]], str]:
+    """What the schemas of the Prometheus operator and of the Gateway API find wrong with objects."""
+
+    def check(objects: list[dict[str, Any]]) -> str:
+        script = SCHEMAS / "validate.mjs"
+        return play(script, tmp_path, 100, packages=SCHEMAS, OBJECTS=json.dumps(objects))
+
+    return check

@@ -1,4 +1,4 @@
-"""nginx and Caddy before the proxy, with the configurations that we ship."""
+"""nginx, Caddy and Traefik before the proxy, with the configurations that we ship."""
 
 import asyncio
 import json
@@ -39,6 +39,8 @@ http {{
     {ours}
 }}
 """
+# Traefik's listens in its static configuration, which are arguments here.
+TRAEFIK = "{ours}"
 CADDY = "{{\n\tadmin off\n\tauto_https off\n}}\n{ours}"
 
 
@@ -49,7 +51,8 @@ class Front:
     program: str
     shipped: Path
     wrapping: str
-    command: Callable[[Path], list[str]]
+    command: Callable[[Path, int], list[str]]
+    listens: str = r"(?m)(listen |^:)8080"
 
 
 FRONTS = {
@@ -57,13 +60,26 @@ FRONTS = {
         "nginx",
         DEPLOY / "nginx" / "compaction-proxy.conf",
         NGINX,
-        lambda file: ["-p", str(file.parent), "-c", str(file)],
+        lambda file, _: ["-p", str(file.parent), "-c", str(file)],
     ),
     "caddy": Front(
         "caddy",
         DEPLOY / "caddy" / "Caddyfile",
         CADDY,
-        lambda file: ["run", "--adapter", "caddyfile", "--config", str(file)],
+        lambda file, _: ["run", "--adapter", "caddyfile", "--config", str(file)],
+    ),
+    "traefik": Front(
+        "traefik",
+        DEPLOY / "traefik" / "compaction-proxy.yml",
+        TRAEFIK,
+        lambda file, port: [
+            f"--entryPoints.web.address=127.0.0.1:{port}",
+            "--entryPoints.web.transport.respondingTimeouts.readTimeout=0s",
+            f"--providers.file.filename={file}",
+            "--global.checkNewVersion=false",
+            "--global.sendAnonymousUsage=false",
+        ],
+        r'(?m)(^# +address: ":)8080',
     ),
 }
 
@@ -82,6 +98,13 @@ async def accepts(port: int, process: Process) -> None:
     raise AssertionError(f"ended with {process.returncode}")
 
 
+async def leads_to_the_proxy(url: str) -> None:
+    """Wait until the web server has read where to send requests; Traefik listens before it has."""
+    async with asyncio.timeout(100), httpx.AsyncClient(base_url=url, timeout=100, trust_env=False) as client:
+        while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110 - another process tells nothing
+            await asyncio.sleep(0.05)
+
+
 @asynccontextmanager
 async def before(url: str, front: Front, folder: Path) -> AsyncIterator[str]:
     """The base URL of a web server before a proxy."""
@@ -90,15 +113,18 @@ async def before(url: str, front: Front, folder: Path) -> AsyncIterator[str]:
         pytest.skip(f"needs {front.program}")
     port = find_free_port()
     text = front.shipped.read_text(encoding="utf-8")
-    ours, listens = re.subn(r"(?m)(listen |^:)8080", rf"\g<1>{port}", text)
+    ours, listens = re.subn(front.listens, rf"\g<1>{port}", text)
     ours, reaches = re.subn(r"127\.0\.0\.1:4141", url.removeprefix("http://"), ours)
     assert (listens, reaches) == (1, 1)
-    file = folder / "config"
+    file = folder / "config.yml"  # Traefik goes by the ending, the others take any name
     file.write_text(front.wrapping.format(folder=folder, ours=ours), encoding="utf-8")
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "XDG_DATA_HOME": str(folder)}
-    process = await asyncio.create_subprocess_exec(program, *front.command(file), env=env, stderr=DEVNULL)
+    process = await asyncio.create_subprocess_exec(
+        program, *front.command(file, port), env=env, stderr=DEVNULL
+    )
     try:
         await accepts(port, process)
+        await leads_to_the_proxy(f"http://127.0.0.1:{port}")
         yield f"http://127.0.0.1:{port}"
     finally:
         if process.returncode is None:

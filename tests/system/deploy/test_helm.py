@@ -19,15 +19,13 @@ import yaml
 from compaction_proxy.cli.serve import get_drain_timeouts
 from compaction_proxy.config.sections import ServerSection
 from compaction_proxy.telemetry.metrics import GAUGES
-from tests.helpers.openai_node import play
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm" / "compaction-proxy"
 VALUES = {path.stem: path for path in sorted((ROOT / "deploy" / "helm" / "values").glob("*.yaml"))}
 OLDEST = "1.30"
-# Groups that are not of Kubernetes itself; their schemas come from npm.
+# Groups that are not of Kubernetes itself.
 ADDED = ("monitoring.coreos.com/", "gateway.networking.k8s.io/")
-SCHEMAS = Path(__file__).with_name("schemas")
 # Settings that switch everything on that is off by default.
 WATCHED = ("serviceMonitor.enabled=true", "prometheusRule.enabled=true", "dashboard.enabled=true")
 PUBLISHED = (
@@ -108,17 +106,6 @@ def test_what_is_rendered_follows_the_schemas_of_kubernetes(values: str, setting
             continue
         for version in (OLDEST, kubernetes_validate.latest_version()):
             kubernetes_validate.validate(found, version, strict=True)
-
-
-@pytest.fixture
-def find_faults(tmp_path: Path) -> Callable[[list[Object]], str]:
-    """What the schemas of the Prometheus operator and of the Gateway API find wrong with objects."""
-
-    def check(objects: list[Object]) -> str:
-        script = SCHEMAS / "validate.mjs"
-        return play(script, tmp_path, 100, packages=SCHEMAS, OBJECTS=json.dumps(objects))
-
-    return check
 
 
 def test_what_is_added_to_kubernetes_follows_its_own_schemas(

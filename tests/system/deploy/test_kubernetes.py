@@ -78,6 +78,18 @@ def test_the_validation_sees_a_misspelt_field() -> None:
         kubernetes_validate.validate(service, OLDEST, strict=True)
 
 
+def test_the_route_of_the_gateway_api_follows_its_schema_and_leads_to_the_service(find_faults: Any) -> None:
+    path = ROOT / "deploy" / "gateway-api" / "httproute.yaml"
+    route = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert find_faults([route]) == ""
+    service = one("standalone", "Service", "compaction-proxy")
+    [rule] = route["spec"]["rules"]
+    assert rule["backendRefs"] == [
+        {"name": service["metadata"]["name"], "port": service["spec"]["ports"][0]["port"]}
+    ]
+    assert [match["path"]["value"] for match in rule["matches"]] == ["/v1", "/readyz"]
+
+
 @pytest.mark.parametrize("folder", ["sidecar", "standalone"])
 def test_every_container_has_no_more_rights_than_it_needs(folder: str) -> None:
     specs = [each["spec"]["template"]["spec"] for each in objects(folder) if "template" in each["spec"]]
