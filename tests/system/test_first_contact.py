@@ -79,6 +79,15 @@ def test_no_other_request_is_led_to_the_dashboard(provider: Provider, tmp_path: 
         assert len(provider.received) == len(answers)
 
 
+def test_each_operation_of_the_api_has_a_summary_in_words(provider: Provider, tmp_path: Path) -> None:
+    with run_proxy(tmp_path, provider.url) as proxy, proxy.client() as client:
+        paths = client.get("/admin/v1/openapi.json").json()["paths"]
+    operations = {f"{method} {path}": it for path, methods in paths.items() for method, it in methods.items()}
+    summaries = {name: it.get("summary", "") for name, it in operations.items()}
+    assert {name: it for name, it in summaries.items() if len(it.split()) < 3} == {}
+    assert len(set(summaries.values())) == len(summaries) > 20
+
+
 def check_variables(folder: Path, variables: Mapping[str, str]) -> str:
     """What `check` says against environment variables; empty if it accepts them."""
     environ = {"HOME": str(folder), "PATH": os.environ["PATH"], **variables}

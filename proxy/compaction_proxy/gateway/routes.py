@@ -13,11 +13,15 @@ from compaction_proxy.gateway.paths import COMPACT_PATH
 _WIRES: Final = {
     "chat": (
         "/v1/chat/completions",
-        "Chat completions",
+        "Compact and relay chat completions",
         "https://platform.openai.com/docs/api-reference/chat",
     ),
-    "responses": ("/v1/responses", "Responses", "https://platform.openai.com/docs/api-reference/responses"),
-    "messages": ("/v1/messages", "Messages", "https://docs.anthropic.com/en/api/messages"),
+    "responses": (
+        "/v1/responses",
+        "Compact and relay requests for responses",
+        "https://platform.openai.com/docs/api-reference/responses",
+    ),
+    "messages": ("/v1/messages", "Compact and relay messages", "https://docs.anthropic.com/en/api/messages"),
 }
 _BODY: Final = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
 _ANSWER: Final = {"application/json": {"schema": {"type": "object"}}}

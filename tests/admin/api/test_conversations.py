@@ -466,6 +466,8 @@ async def test_the_api_is_described_where_it_is(base_path: str) -> None:
     assert set(described["paths"]) == {f"{base_path}/admin/v1{path}" for path in paths}
     assert described["components"]["securitySchemes"] == {"HTTPBearer": {"type": "http", "scheme": "bearer"}}
     assert "Conversation" in described["components"]["schemas"]
+    conversation = described["paths"][f"{base_path}/admin/v1/conversations/{{conversation}}"]
+    assert conversation["delete"]["summary"] == "Delete all stored data of a conversation and its branches"
 
 
 async def test_health_needs_no_key() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from compaction_proxy.admin.auth import AccessMiddleware, AccessPolicy, BodyLimitMiddleware
@@ -109,13 +110,26 @@ QueriesDependency = Annotated[ConversationQueries, Depends(_get_queries)]
 SettingsDependency = Annotated[AdminSettings, Depends(_get_settings)]
 
 
+class SummarizedRoute(APIRoute):
+    """A route whose summary in the OpenAPI document is the first sentence of its description.
+
+    Without this class, FastAPI would take the name of the function, which says less.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - those of `APIRoute`
+        super().__init__(*args, **kwargs)
+        sentence = " ".join(self.description.split()).partition(". ")[0]
+        self.summary = self.summary or sentence.removesuffix(".")
+
+
 def create_router() -> APIRouter:
     """Creates an empty router for paths below `/admin/v1`.
 
     The `HTTPBearer` dependency checks nothing. It only makes the OpenAPI document describe the admin key.
     `AccessMiddleware` checks the key.
     """
-    return APIRouter(prefix=API_PATH, dependencies=[Depends(HTTPBearer(auto_error=False))])
+    bearer = Depends(HTTPBearer(auto_error=False))
+    return APIRouter(prefix=API_PATH, dependencies=[bearer], route_class=SummarizedRoute)
 
 
 def build_json_response(content: Mapping[str, Any], status: int = 200) -> Response:
