@@ -84,6 +84,13 @@ def test_a_new_value_for_a_part_leaves_the_other_part() -> None:
     assert find_unreplaced_part(old, new) is None
 
 
+def test_a_value_that_is_said_again_leaves_all_of_what_was_said_before() -> None:
+    (old,) = read_statements("The port is 8080, the host is db.internal.")
+    (new,) = read_statements("The port is 8080.")
+
+    assert find_unreplaced_part(new, old) is None
+
+
 def test_what_takes_something_back_closes_the_newest_request_without_a_label() -> None:
     said = ("Fix the login bug.", "TODO: update the docs.", "The host is db-1.internal.", "Never mind.")
 

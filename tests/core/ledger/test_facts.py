@@ -51,6 +51,11 @@ def test_a_value_is_found_whole_and_named(text: str, expected: list[tuple[str, s
     assert [(value.kind, value.text) for value in find_values(text)] == expected
 
 
+@pytest.mark.parametrize(("text", "codes"), [("code: A1B2C3", ["A1B2C3"]), ("code: #A1B2C3", [])])
+def test_a_colour_is_no_code(text: str, codes: list[str]) -> None:
+    assert [fact.text for fact in list_message_facts(Message("user", text))] == codes
+
+
 def test_a_value_says_where_it_stands() -> None:
     text = "the id ABC-123 of it"
 

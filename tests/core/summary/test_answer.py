@@ -57,6 +57,11 @@ def test_numbered_headings_in_another_language_are_known_by_their_places() -> No
     )
 
 
+def test_numbered_lines_whose_numbers_do_not_ascend_are_no_headings() -> None:
+    text = "2. Die Ziele\n   - a\n1. Die Dateien\n   - b\n3. Der nächste Schritt\n   - c"
+    assert repair_sections(text, NUMBERED) == ""
+
+
 @pytest.mark.parametrize(
     "text",
     [
