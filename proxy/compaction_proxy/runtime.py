@@ -278,7 +278,7 @@ class Components:
         check_prompt_files(config)
         store_url = config.store.url or "memory://"
         self.store = store or open_configured_store(config, store_url)
-        self.metrics = Metrics(__version__)
+        self.metrics = Metrics(__version__, keeps_old_names=config.observability.old_metric_names)
         report = RateLimitedReporter(log_store_failure)
 
         def record_store_failure(error: StoreUnavailableError) -> None:

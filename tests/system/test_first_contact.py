@@ -14,6 +14,7 @@ import pytest
 from tests.system.black_box import COMMAND, Provider, Proxy, Reply, chat_reply, run_proxy
 
 FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+OPEN_METRICS = "application/openmetrics-text"
 THEIRS = b"the page of the provider"
 
 
@@ -133,3 +134,26 @@ def test_list_prices_behind_a_gateway_are_used_where_they_are_asked_for(
     gateway.close()
     assert (row["input_usd"] is not None, total["unpriced"]) == (has_price, 0 if has_price else 1)
     assert bool(total["cost_usd"]) == has_price
+
+
+def list_metric_names(proxy: Proxy) -> set[str]:
+    """The names of all metrics, in both formats."""
+    with proxy.client() as client:
+        texts = [client.get("/metrics", headers={"accept": each}).text for each in ("", OPEN_METRICS)]
+    return {name for text in texts for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)}
+
+
+def test_all_metrics_begin_with_the_name_of_the_proxy_and_old_names_stay(tmp_path: Path) -> None:
+    provider = Provider(chat_reply)
+    with run_proxy(tmp_path, provider.url) as proxy:
+        relay_chat(proxy, "m")
+        names = list_metric_names(proxy)
+    ours = {name for name in names if name.startswith("compaction_proxy_")}
+    assert {"compaction_proxy_requests_total", "compaction_proxy_upstream_errors_total"} <= ours
+    assert {"compaction_requests_total", "upstream_errors_total", "build_info"} <= names
+
+    variables = {"COMPACTION_PROXY__OBSERVABILITY__OLD_METRIC_NAMES": "false"}
+    with run_proxy(tmp_path, provider.url, environ=variables) as proxy:
+        relay_chat(proxy, "m")
+        assert list_metric_names(proxy) == ours
+    provider.close()

@@ -21,9 +21,11 @@ from compaction_proxy.telemetry.metrics import (
     GAUGES,
     HISTOGRAMS,
     MAX_LABEL_VALUES,
+    PREFIX,
     LabelValues,
     Metrics,
     _observe_all,
+    to_public_name,
 )
 from compaction_proxy.telemetry.usage import ExchangeEntry
 
@@ -57,16 +59,33 @@ class Clock:
 
 
 async def samples(metrics: Metrics) -> dict[str, float]:
-    """What is neither zero nor a bucket, as `name{label=value}`; nothing of the process itself."""
+    """What is neither zero nor a bucket, as `name{label=value}`, by old names; not of the process."""
     text, _ = await metrics.render()
     found = {}
     for family in metrics_of(text.decode()):
         for sample in family.samples:
+            if sample.name.startswith(PREFIX):
+                continue
             if sample.value and "le" not in sample.labels and not sample.name.startswith("process_"):
                 labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
                 found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     fixed = ("build_info", "config_last_reload")
     return {name: value for name, value in found.items() if not name.startswith(fixed)}
+
+
+async def test_each_metric_has_the_same_values_under_its_public_name() -> None:
+    metrics = Metrics("1.0")
+    metrics.count_upstream_error("http://provider:80", "timeout")
+    text, _ = await metrics.render()
+    families = {family.name: family for family in metrics_of(text.decode())}
+    old = {name: family for name, family in families.items() if not name.startswith(PREFIX)}
+
+    assert len(families) == 2 * len(old)
+    for name in ("upstream_errors", "build_info", "compaction_overhead_seconds"):
+        renamed = families[to_public_name(name)]
+        assert (renamed.type, renamed.documentation) == (old[name].type, old[name].documentation)
+        expected = [each._replace(name=to_public_name(each.name)) for each in old[name].samples]
+        assert renamed.samples == expected
 
 
 async def test_exchanges_are_counted_by_what_was_done_and_what_they_were_worth() -> None:

@@ -507,3 +507,5 @@ class ObservabilitySection(BaseModel):
     """Whether message text may enter traces."""
     otlp_endpoint: HttpUrlIfAny = ""
     """Base URL of a collector for traces (OTLP over HTTP, extra `otel`); empty: that of `OTEL_…`, or none."""
+    old_metric_names: bool = True
+    """Whether each metric also has its name from before `compaction_proxy_`; until version 0.3."""

@@ -11,7 +11,7 @@ import os
 import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from prometheus_client import (
@@ -24,8 +24,10 @@ from prometheus_client import (
     values,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
 
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import COMPACTED, FAILED, FAILURE_KINDS, Event
@@ -164,6 +166,11 @@ GAUGES: Mapping[str, MetricSpec] = {
     ),
 }
 
+# All names of metrics begin with this prefix at `/metrics`. In this module, they have the names that they had
+# before version 0.2, which `to_public_name` converts.
+PREFIX = "compaction_proxy_"
+_OLD_PREFIX = "compaction_"
+
 # Environment variable from which the library prometheus_client reads the path of the folder that several
 # workers share.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -210,6 +217,33 @@ def remove_worker_gauges(folder: str, worker: int) -> None:
     mark_process_dead(worker, folder)  # type: ignore[no-untyped-call]
 
 
+def to_public_name(name: str) -> str:
+    """Returns the name of a metric with `PREFIX` in place of the prefix that it had before version 0.2."""
+    return PREFIX + name.removeprefix(_OLD_PREFIX)
+
+
+class RenamedMetrics(Collector):
+    """Collects the metrics of another collector under their public names.
+
+    Args:
+        source: Collects the metrics under their old names.
+        keeps_old_names: Whether each metric also appears under its old name.
+    """
+
+    def __init__(self, source: Collector, *, keeps_old_names: bool) -> None:
+        self._source = source
+        self._keeps_old_names = keeps_old_names
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields each metric under its public name and, if old names are kept, under its old name."""
+        for metric in self._source.collect():
+            renamed = Metric(to_public_name(metric.name), metric.documentation, metric.type, metric.unit)
+            renamed.samples = [each._replace(name=to_public_name(each.name)) for each in metric.samples]
+            yield renamed
+            if self._keeps_old_names:
+                yield metric
+
+
 class LabelValues:
     """Maps names that clients choose to label values, and limits the number of different values.
 
@@ -242,6 +276,7 @@ class Metrics:
 
     Args:
         version: Version of the proxy.
+        keeps_old_names: Whether each metric also has the name that it had before version 0.2.
         clock: Returns monotonic seconds.
         now: Returns the seconds since the epoch.
 
@@ -256,11 +291,13 @@ class Metrics:
         self,
         version: str,
         *,
+        keeps_old_names: bool = True,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
         self._now = now
+        self._keeps_old_names = keeps_old_names
         self._folder = os.environ.get(FOLDER_VARIABLE) if values.ValueClass is not values.MutexValue else None
         self._registry = CollectorRegistry()
         self._counters = {
@@ -378,10 +415,12 @@ class Metrics:
         return await asyncio.to_thread(self._render_registry, "application/openmetrics-text" in accept)
 
     def _render_registry(self, open_metrics: bool) -> tuple[bytes, str]:  # noqa: FBT001 - there is one caller
-        registry = self._registry
+        source = self._registry
         if self._folder is not None:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry, self._folder)  # type: ignore[no-untyped-call]
+            source = CollectorRegistry()
+            MultiProcessCollector(source, self._folder)  # type: ignore[no-untyped-call]
+        registry = CollectorRegistry()
+        registry.register(RenamedMetrics(source, keeps_old_names=self._keeps_old_names))
         if open_metrics:
             text: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
             return text, openmetrics.CONTENT_TYPE_LATEST
