@@ -14,7 +14,7 @@ from compaction_proxy.admin.queries import (
     ConversationPage,
     StatisticsReport,
 )
-from compaction_proxy.admin.ui.pages import MAX_PASTED_BYTES
+from compaction_proxy.admin.ui.pages import MAX_PASTED_BYTES, build_requests_chart
 from compaction_proxy.admin.ui.templates import STATIC_FOLDER
 from compaction_proxy.compaction.commands import ConversationOverview
 from compaction_proxy.compaction.directives import Directives
@@ -28,6 +28,7 @@ from compaction_proxy.support.formatting import MINUS
 from compaction_proxy.telemetry.statistics import ExchangeCounters, StatisticsRow
 from compaction_proxy.telemetry.usage import Totals
 from tests.helpers.dashboard import AT, NAME, PLACE, FakeAdmin, Read, counters, pages, sample
+from tests.helpers.journals import exchange
 
 ONE = f"/ui/conversations/{NAME}"
 EVERY = (
@@ -145,9 +146,7 @@ async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
     async with pages(FakeAdmin(answers)) as client:
         overview = Read((await client.get("/ui")).text).text
         assert "$" not in overview
-        assert (
-            f"7d 30d Tokens 4.1M → 1.6M {FEWER} No dollars: no price is known for these models." in overview
-        )
+        assert f"Tokens 4.1M → 1.6M {FEWER} No dollars: no price is known for these models." in overview
         assert "Net saved n/a No price is known for this model." in Read((await client.get(ONE)).text).text
 
 
@@ -367,3 +366,18 @@ async def test_what_needs_no_store_is_shown_without_one() -> None:
     assert "The store cannot be reached: which models were asked is not known." in text
     assert "upstream.base_url https://api.openai.com/v1" in text
     assert "prune" in Read(played.text).text
+
+
+def test_rounds_of_two_strategies_are_marked_apart_on_the_chart() -> None:
+    def compacted(strategy: str) -> CompactionRecord:
+        event = Event(COMPACTED, 1.0, round=1, strategy=strategy, place=f"{strategy}-1")
+        return CompactionRecord(event, undone=False, pays_back_after=None)
+
+    requests = [
+        exchange(float(at), strategy=strategy, round=number)
+        for at, (strategy, number) in enumerate([("", None), ("full", 1), ("full", 1), ("split", 1)])
+    ]
+    chart = json.loads(build_requests_chart(requests, [compacted("full"), compacted("split")]))
+
+    assert chart["rounds"] == [None, 1, None, 1]
+    assert chart["places"] == [None, "full-1", None, "split-1"]

@@ -581,15 +581,19 @@ def _find_round_marks(
     the entry is None. The number 0 means that the proxy only shortened tool results. The id is empty if it is
     unknown.
     """
-    places = {each.event.round: each.event.place for each in rounds}
+    # Each strategy numbers its compactions from 1.
+    places = {(each.event.strategy, each.event.round): each.event.place for each in rounds}
     shortened = {each.event.request: each.event.place for each in rounds if each.event.round == 0}
-    last = exchanges[0].round if exchanges else None
+    last = (exchanges[0].strategy, exchanges[0].round) if exchanges else None
     marks: list[tuple[int, str] | None] = []
     for each in exchanges:
-        changed = each.round if each.round != last else None
+        applied = (each.strategy, each.round)
         zero = shortened.get(each.request) if each.request else None
-        marks.append((changed, places.get(changed, "")) if changed else (0, zero) if zero else None)
-        last = each.round
+        if each.round and applied != last:
+            marks.append((each.round, places.get(applied, "")))
+        else:
+            marks.append((0, zero) if zero else None)
+        last = applied
     return marks
 
 
