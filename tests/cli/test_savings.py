@@ -67,11 +67,11 @@ def test_csv_has_the_columns_of_what_is_unknown_in_every_row(script: Scripted, r
 
 
 def test_what_the_server_says_of_a_row_is_all_in_the_csv_but_the_buckets() -> None:
-    told = to_stats_row(StatisticsRow("gpt-5.4", ExchangeCounters(statuses={"none": 3})))
+    counted = ExchangeCounters(statuses={"none": 3}, failed_open_reasons={"unreadable": 1})
+    told = to_stats_row(StatisticsRow("gpt-5.4", counted))
     [titles, _] = format_csv([told])
-    assert titles.split(",") == [
-        f"{name}.none" if name == "statuses" else name for name in told if name != "overhead"
-    ]
+    words = {"statuses": "statuses.none", "failed_open_reasons": "failed_open_reasons.unreadable"}
+    assert titles.split(",") == [words.get(name, name) for name in told if name != "overhead"]
 
 
 def test_share_is_five_lines_without_names(told: Scripted, run: Run) -> None:
