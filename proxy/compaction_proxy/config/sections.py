@@ -508,4 +508,4 @@ class ObservabilitySection(BaseModel):
     otlp_endpoint: HttpUrlIfAny = ""
     """Base URL of a collector for traces (OTLP over HTTP, extra `otel`); empty: that of `OTEL_…`, or none."""
     old_metric_names: bool = True
-    """Whether each metric also has its name from before `compaction_proxy_`; until version 0.3."""
+    """Whether each metric also has its earlier name, without `compaction_proxy_`; until version 0.2."""

@@ -166,8 +166,8 @@ GAUGES: Mapping[str, MetricSpec] = {
     ),
 }
 
-# All names of metrics begin with this prefix at `/metrics`. In this module, they have the names that they had
-# before version 0.2, which `to_public_name` converts.
+# All names of metrics begin with this prefix at `/metrics`. In this module, they have their earlier names,
+# which `to_public_name` converts.
 PREFIX = "compaction_proxy_"
 _OLD_PREFIX = "compaction_"
 
@@ -218,7 +218,7 @@ def remove_worker_gauges(folder: str, worker: int) -> None:
 
 
 def to_public_name(name: str) -> str:
-    """Returns the name of a metric with `PREFIX` in place of the prefix that it had before version 0.2."""
+    """Returns the name of a metric with `PREFIX` in place of `compaction_` or of nothing."""
     return PREFIX + name.removeprefix(_OLD_PREFIX)
 
 
@@ -276,7 +276,7 @@ class Metrics:
 
     Args:
         version: Version of the proxy.
-        keeps_old_names: Whether each metric also has the name that it had before version 0.2.
+        keeps_old_names: Whether each metric also appears under its earlier name.
         clock: Returns monotonic seconds.
         now: Returns the seconds since the epoch.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compaction_proxy.core.upstream_failure import CAUSES, is_failure_status
-from compaction_proxy.telemetry.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from compaction_proxy.telemetry.metrics import COUNTERS, GAUGES, HISTOGRAMS, to_public_name
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "monitoring"
@@ -32,7 +32,7 @@ def series() -> Mapping[str, set[str]]:
         for name, it in HISTOGRAMS.items()
         for part in ("bucket", "sum", "count")
     }
-    return {name: labels | ADDED for name, labels in (plain | parts).items()} | OWN
+    return {to_public_name(name): labels | ADDED for name, labels in (plain | parts).items()} | OWN
 
 
 def dashboard() -> dict[str, Any]:
@@ -83,11 +83,11 @@ def wrong(query: str) -> set[str]:
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ('sum by (model) (rate(compaction_requests_total{status="none"}[5m]))', set()),
+        ('sum by (model) (rate(compaction_proxy_requests_total{status="none"}[5m]))', set()),
         ("sum(rate(compaction_request_total[5m]))", {"compaction_request_total", "nothing"}),
-        ('compaction_requests_total{reason="x"}', {"compaction_requests_total{reason}"}),
-        ("sum by (reason) (compaction_requests_total)", {"reason"}),
-        ("label_values(compaction_requests_total, strategy)", {"strategy"}),
+        ('compaction_proxy_requests_total{reason="x"}', {"compaction_proxy_requests_total{reason}"}),
+        ("sum by (reason) (compaction_proxy_requests_total)", {"reason"}),
+        ("label_values(compaction_proxy_requests_total, strategy)", {"strategy"}),
     ],
 )
 def test_what_is_wrong_with_a_query_is_seen(query: str, expected: set[str]) -> None:
@@ -99,7 +99,8 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     assert len(asked) > 30
     assert {query: wrong(query) for query in asked if wrong(query)} == {}
     shown = " ".join(asked)
-    assert [name for name in (*COUNTERS, *HISTOGRAMS, *GAUGES) if name not in shown] == []
+    names = map(to_public_name, (*COUNTERS, *HISTOGRAMS, *GAUGES))
+    assert [name for name in names if name not in shown] == []
 
 
 def test_the_dashboard_takes_whatever_prometheus_there_is_and_overlaps_nowhere() -> None:
