@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.core.event import COMPACTED, Event, from_fields, to_fields
+from compaction_proxy.core.event import (
+    COMPACTED,
+    PROXY_PART,
+    REQUEST_PART,
+    STORE_PART,
+    SUMMARY_PART,
+    Event,
+    find_failed_part,
+    from_fields,
+    to_fields,
+)
 from compaction_proxy.storage.envelope import pack, unpack
 
 TEXT = st.text(max_size=8)
@@ -91,3 +101,17 @@ def test_fields_that_do_not_say_what_happened_and_when_are_no_event(fields: dict
 def test_whatever_stands_in_a_field_an_event_is_read_or_there_is_none(fields: dict[str, Any]) -> None:
     event = from_fields({"kind": "x", "at": 1, **fields})
     assert event is None or from_fields(to_fields(event)) == event
+
+
+@pytest.mark.parametrize(
+    ("reason", "part"),
+    [
+        ("store-timeout", STORE_PART),
+        ("too-deep", REQUEST_PART),
+        ("http-500", SUMMARY_PART),
+        ("no-summary-model", SUMMARY_PART),
+        ("internal", PROXY_PART),
+    ],
+)
+def test_a_reason_tells_which_part_failed(reason: str, part: str) -> None:
+    assert find_failed_part(reason) == part

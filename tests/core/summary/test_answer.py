@@ -57,6 +57,14 @@ def test_numbered_headings_in_another_language_are_known_by_their_places() -> No
     )
 
 
+def test_a_line_that_is_too_long_for_a_heading_is_none() -> None:
+    long = "x" * 200
+    text = f"## Ziele\n- a\n## Dateien {long}\n- b\n## Schritt\n- c\n## Fehler\n- d"
+    assert repair_sections(text, ASKED[:3]) == (
+        f"### Work Done\n- a\n## Dateien {long}\n- b\n\n### Rules & Decisions\n- c\n\n### Open Ends\n- d"
+    )
+
+
 def test_numbered_lines_whose_numbers_do_not_ascend_are_no_headings() -> None:
     text = "2. Die Ziele\n   - a\n1. Die Dateien\n   - b\n3. Der nächste Schritt\n   - c"
     assert repair_sections(text, NUMBERED) == ""

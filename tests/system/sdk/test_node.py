@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -18,7 +19,7 @@ ALWAYS = {
     "status", "session", "strategy", "messages-before", "messages-after", "tokens-before", "tokens-after",
     "tokens-saved", "context-limit", "until-trigger-percent", "overhead-ms", "round", "request-id",
 }  # fmt: skip
-GATED = {"x-compaction-status": "none", "x-compaction-reason": "small"}
+GATED = {"x-compaction-status": "none", "x-compaction-reason": "small", "x-compaction-session": ANY}
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,7 @@ async def test_workers_share_one_port_and_all_get_connections(stop: Any) -> None
     assert sum(got) == 200
     assert min(got) >= 30  # even would be 67
     assert [line.split()[0] for line in running.lines] == [
-        "compaction-proxy", "upstream", "store", "strategy", "workers", "client",
+        "compaction-proxy", "upstream", "store", "strategy", "workers", "dashboard", "client",
     ]  # fmt: skip
     assert len(running.events("serving.started")) == 1
     assert sorted(line["worker"] for line in running.events("serving.stopped") if "worker" in line) == [

@@ -27,7 +27,7 @@ async def test_a_conversation_that_passes_the_gate_is_compacted_when_that_was_as
         before = await asked()
         marked = await wire.ask(port, wire.post(path, b"").replace(b"host: proxy", b"host: localhost"))
         compacted, after = await asked(), await asked()
-    assert (before, marked.status) == ({"status": "none", "reason": "small"}, 202)
+    assert (before, marked.status) == ({"status": "none", "reason": "small", "session": name}, 202)
     assert (compacted["status"], compacted["round"]) == ("applied", "1")
     assert (after["status"], after["round"]) == ("reused", "1")
     sizes = [len(seen.body) for seen in upstream.seen]
