@@ -119,6 +119,8 @@ def decode_plain(raw: bytes) -> Any:
 def _is_too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_NESTING + 1):
+        if not level:
+            return False
         level = [
             child
             for each in level
