@@ -84,6 +84,7 @@ def test_a_search_takes_the_client_s_own_id_from_wherever_it_comes(proxy: Proxy,
     assert len(found) == 1
     assert list_ids(proxy, q=OWN_ID.upper()) == []
     assert list_ids(proxy, session=OWN_ID) == found
+    assert list_ids(proxy, session=OWN_ID, q="in-no-conversation") == []
     assert [*found, *list_ids(proxy, session="another")] == sorted(
         everything, key=lambda each: each not in found
     )

@@ -82,7 +82,7 @@ def test_pages_and_api_say_that_a_small_request_was_not_inspected_and_how_large_
     page = read_text(proxy, f"/ui/conversations/{name}")
     assert f"The last request: {shown}." in page
     assert f"{shown} n/a n/a" in page  # its row in the table of requests
-    assert f"{shown} in 1 request" in read_text(proxy, "/ui/conversations")
+    assert f"not inspected, {len(raw)} bytes in 1 request" in read_text(proxy, "/ui/conversations")
 
 
 def test_a_request_that_is_sent_again_shorter_is_not_called_small(tmp_path: Path, provider: Provider) -> None:

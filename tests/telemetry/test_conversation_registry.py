@@ -149,6 +149,19 @@ async def test_what_is_deleted_is_not_listed_and_a_line_of_nonsense_neither() ->
     assert await owners.list_recent(5) == [RegisteredConversation("c_2", "t_1", 5.0)]
 
 
+async def test_deleted_conversations_take_no_place_in_the_list() -> None:
+    records, now = RecordStore(MemoryStore(), ignored), [19_000 * DAY_S]
+    owners = ConversationRegistry(records, 30 * DAY_S, clock=lambda: now[0], now=lambda: now[0])
+    for n in range(120):
+        now[0] += 700.0
+        await owners.record_activity("t_1", f"c_{n:03}")
+        if n not in range(105, 117):
+            key = conversation_key("t_1", f"c_{n:03}")
+            await records.overwrite(key, {"last_at": now[0]}, ttl_s=30 * DAY_S)
+    assert len(await owners.list_recent(51)) == 51
+    assert len(await owners.list_recent(200)) == 108
+
+
 async def test_a_thousand_conversations_are_listed_in_a_few_round_trips() -> None:
     class Asked(MemoryStore):
         asked = 0

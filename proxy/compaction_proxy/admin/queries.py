@@ -237,9 +237,12 @@ class ConversationQueries:
         stop = offset + limit
         plain = sort == "last" and wanted == ALL_CONVERSATIONS
         seen = await self._list_recent(min(stop + 1, MAX_SCANNED) if plain else MAX_SCANNED)
-        own_id = wanted.session or wanted.text
-        named = await self._find_sessions(own_id, seen) if own_id else {}
-        tenants = named if wanted.session else {each.id: each.tenant for each in seen} | named
+        named = await self._find_sessions(wanted.text, seen) if wanted.text else {}
+        tenants = (
+            await self._find_sessions(wanted.session, seen)
+            if wanted.session
+            else {each.id: each.tenant for each in seen} | named
+        )
         matches = [
             each
             for each in await self._read_totals(tenants)

@@ -1,5 +1,7 @@
 """Deletes the stored data of a tenant or of one of its conversations, for the command `forget`."""
 
+import asyncio
+
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ProxyError, StoreUnavailableError
 from compaction_proxy.gateway.headers import Headers
@@ -7,6 +9,7 @@ from compaction_proxy.gateway.identity import derive_tenant, find_conversation_i
 from compaction_proxy.runtime import TenantSecret, open_configured_store
 from compaction_proxy.storage.envelope import unpack
 from compaction_proxy.storage.keys import conversation_tenant_key, roots_key, scope_prefix, tenant_prefix
+from compaction_proxy.storage.records import DELETE_LIMIT_S
 from compaction_proxy.storage.store import Store
 from compaction_proxy.telemetry.event_history import KEPT_ROOT_LINES
 
@@ -29,22 +32,31 @@ async def forget_client(config: Config, credential: Headers, session: Headers | 
     store = open_configured_store(config, url)
     secret = TenantSecret(config, url, store)
     try:
-        if not await secret.sync_with_store():
-            raise ProxyError("the store cannot be reached")
-        origin, mode = format_origin(config.upstream.base_url), config.session.tenant
-        tenant_id = derive_tenant(
-            credential, secret.current_key, origin, mode, is_client_key=bool(config.server.client_keys)
-        )
-        if session is None:
-            return await store.delete_prefix(tenant_prefix(tenant_id))
-        conversation = find_conversation_id(session, config.session.headers, secret.current_key, tenant_id)
-        if conversation is None:
-            raise ProxyError("session.headers names no such header, or its value is no session id")
-        return await _delete_conversation(store, tenant_id, conversation)
+        async with asyncio.timeout(DELETE_LIMIT_S):
+            return await _delete_data(config, store, secret, credential, session)
     except StoreUnavailableError as error:
         raise ProxyError(f"the store cannot be used: {error.reason}") from error
+    except TimeoutError as error:
+        raise ProxyError("the store does not answer in time") from error
     finally:
         await store.close()
+
+
+async def _delete_data(
+    config: Config, store: Store, secret: TenantSecret, credential: Headers, session: Headers | None
+) -> int:
+    if not await secret.sync_with_store():
+        raise ProxyError("the store cannot be reached")
+    origin, mode = format_origin(config.upstream.base_url), config.session.tenant
+    tenant_id = derive_tenant(
+        credential, secret.current_key, origin, mode, is_client_key=bool(config.server.client_keys)
+    )
+    if session is None:
+        return await store.delete_prefix(tenant_prefix(tenant_id))
+    conversation = find_conversation_id(session, config.session.headers, secret.current_key, tenant_id)
+    if conversation is None:
+        raise ProxyError("session.headers names no such header, or its value is no session id")
+    return await _delete_conversation(store, tenant_id, conversation)
 
 
 async def _delete_conversation(store: Store, tenant_id: str, conversation_id: str) -> int:

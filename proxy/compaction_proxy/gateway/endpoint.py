@@ -255,8 +255,12 @@ class RelayEndpoint:
             state.record_overhead()
             return None
         state.status = answer.response.status
-        await _wait_for_search(state)
-        state.caption = self._build_caption(state)
+        try:
+            await _wait_for_search(state)
+            state.caption = self._build_caption(state)
+        except BaseException:  # the client has left, so nobody relays the response
+            await answer.aclose()
+            raise
         state.release_bodies()
         state.record_overhead()
         if state.tool_offer is not None and answer.response.status == httpx.codes.OK:

@@ -145,14 +145,17 @@ class ConversationRegistry:
 
         Leaves out deleted conversations.
         """
-        recent: dict[str, RegisteredConversation] = {}
-        today = int(self._now() // DAY_S)
-        for day in range(today, today - MAX_DAYS, -1):
-            if len(recent) >= limit:
-                break
-            await self._collect_conversations_of_day(day, limit, recent)
-        seen = await self._select_existing_conversations(list(recent.values()))
-        return sorted(seen, key=lambda each: each.last_at, reverse=True)[:limit]
+        today, wanted = int(self._now() // DAY_S), limit
+        while True:
+            recent: dict[str, RegisteredConversation] = {}
+            for day in range(today, today - MAX_DAYS, -1):
+                if len(recent) >= wanted:
+                    break
+                await self._collect_conversations_of_day(day, wanted, recent)
+            seen = await self._select_existing_conversations(list(recent.values()))
+            if len(seen) >= limit or len(recent) < wanted:
+                return sorted(seen, key=lambda each: each.last_at, reverse=True)[:limit]
+            wanted *= 2  # deleted conversations were among them
 
     async def forget_conversation(self, conversation: str) -> None:
         """Deletes the stored tenant of a conversation. A later request for it stores the tenant again."""

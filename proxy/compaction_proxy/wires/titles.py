@@ -12,7 +12,7 @@ MAX_TITLE_CHARACTERS = 80
 # message among them. The conversation then keeps the title that it has.
 MAX_MESSAGES = 16
 # Most characters of a message that are searched.
-MAX_SEARCHED_CHARACTERS = 2_000
+MAX_SEARCHED_CHARACTERS = 600
 # Text that a client puts into the user's message, such as `<system-reminder>…</system-reminder>`. The names
 # of such tags have several words, so HTML that a user writes stays. A tag at the start may be closed by text
 # that is not searched.

@@ -1,6 +1,7 @@
 """A Redis server that answers is not taken for one that hangs because this process was busy."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Coroutine
 from contextlib import aclosing
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.storage.records import RecordStore
+from compaction_proxy.storage.redis import store as redis_store
 from compaction_proxy.storage.redis.client import CONNECT_TIMEOUT_S
 from compaction_proxy.storage.redis.store import RedisStore
 from compaction_proxy.storage.redis.url import parse_redis_url
@@ -58,6 +61,22 @@ async def test_a_call_that_is_cancelled_ends_wherever_it_is(tmp_path: Path) -> N
             store = RedisStore(parse_redis_url(server.url))
             assert await cancel_after_steps(steps, listen(store)), steps
             await store.close()
+
+
+async def test_a_listener_whose_server_is_silent_when_it_connects_again_gives_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(redis_store, "LISTEN_TIMEOUT_S", 0.5)
+    with RedisServer(tmp_path) as server:
+        store = RedisStore(parse_redis_url(server.url))
+        async with aclosing(store.listen("channel")) as messages:
+            assert await anext(messages) is None
+            server.kill()
+            with socket.create_server(("127.0.0.1", server.port)):  # the kernel accepts, and nobody answers
+                async with asyncio.timeout(100):
+                    with pytest.raises(StoreUnavailableError):
+                        await anext(messages)
+        await store.close()
 
 
 async def connections_end(server: RedisServer) -> None:

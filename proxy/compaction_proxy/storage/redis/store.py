@@ -180,7 +180,8 @@ class RedisStore:
                 pubsub = self._redis.client.pubsub()
                 await pubsub.subscribe(self._add_prefix(channel))
             while True:
-                message = await pubsub.get_message(timeout=LISTEN_TIMEOUT_S)
+                async with asyncio.timeout(2 * LISTEN_TIMEOUT_S):  # `get_message` may connect again
+                    message = await pubsub.get_message(timeout=LISTEN_TIMEOUT_S)
                 if message is not None:
                     yield message["data"] if message["type"] == "message" else None
         except REDIS_ERRORS as error:

@@ -117,15 +117,15 @@ def decode_plain(raw: bytes) -> Any:
 
 
 def _is_too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_NESTING + 1):
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_NESTING):
         if not level:
             return False
         level = [
             child
             for each in level
-            if isinstance(each, dict | list)
             for child in (each.values() if isinstance(each, dict) else each)
+            if isinstance(child, dict | list)
         ]
     return bool(level)
 
