@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from secrets import token_bytes
@@ -255,12 +255,11 @@ class RelayEndpoint:
             state.record_overhead()
             return None
         state.status = answer.response.status
-        try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(answer.aclose)  # if the client leaves now, nobody relays the response
             await _wait_for_search(state)
             state.caption = self._build_caption(state)
-        except BaseException:  # the client has left, so nobody relays the response
-            await answer.aclose()
-            raise
+            stack.pop_all()
         state.release_bodies()
         state.record_overhead()
         if state.tool_offer is not None and answer.response.status == httpx.codes.OK:
