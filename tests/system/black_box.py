@@ -184,6 +184,14 @@ class Proxy:
         """An HTTP client whose base URL is the proxy."""
         return httpx.Client(base_url=self.url, timeout=options.pop("timeout", REQUEST_LIMIT_S), **options)
 
+    def run_command(self, admin_key: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command of the product that asks this proxy, with an admin key."""
+        return subprocess.run(
+            [COMMAND, *arguments, "--url", self.url], capture_output=True, text=True,
+            timeout=REQUEST_LIMIT_S, cwd=self.folder / "..", check=False,
+            env={**os.environ, "HOME": str(self.folder), "COMPACTION_PROXY__SERVER__ADMIN_KEY": admin_key},
+        )  # fmt: skip
+
     @property
     def cpu_s(self) -> float:
         """Processor seconds that the process has used, all threads."""

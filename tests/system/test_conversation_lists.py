@@ -1,9 +1,7 @@
 """Lists of conversations have labels, filters and pages: in the admin API, on the dashboard, with the CLI."""
 
 import json
-import os
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.black_box import COMMAND, REQUEST_LIMIT_S, Provider, Proxy, run_proxy
+from tests.system.black_box import Provider, Proxy, run_proxy
 from tests.system.test_one_conversation import ADMIN_KEY, CONFIG, LONG, answer
 
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -70,18 +68,6 @@ def wait_for_count(proxy: Proxy, count: int) -> set[str]:
         f"{count} conversations are listed",
     )
     return listed
-
-
-def run_command(proxy: Proxy, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments, "--url", proxy.url],
-        capture_output=True,
-        text=True,
-        timeout=REQUEST_LIMIT_S,
-        env={**os.environ, "HOME": str(proxy.folder), "COMPACTION_PROXY__SERVER__ADMIN_KEY": ADMIN_KEY},
-        cwd=proxy.folder / "..",
-        check=False,
-    )
 
 
 def read_page(proxy: Proxy, **query: str) -> str:
@@ -146,7 +132,7 @@ def test_lists_are_filtered_by_model_key_label_strategy_status_and_time(proxy: P
     }
     for name, value in filters.items():
         assert list_ids(proxy, **{name: value}) == {ids[name]}, name
-        done = run_command(proxy, "sessions", "list", "--json", f"--{name}", value)
+        done = proxy.run_command(ADMIN_KEY, "sessions", "list", "--json", f"--{name}", value)
         assert [row["id"] for row in json.loads(done.stdout)["conversations"]] == [ids[name]], name
         page = read_page(proxy, **{name: value})
         assert re.findall(r">(c_[0-9a-f]{24})</a>", page) == [ids[name]], name
@@ -166,7 +152,10 @@ def test_pages_of_a_list_follow_one_another(proxy: Proxy) -> None:
     assert [page.get("next") for page in (first, second, last)] == [2, 4, None]
     ids = [row["id"] for page in (first, second, last) for row in page["conversations"]]
     assert sorted(ids) == sorted(everything)
-    listed = [run_command(proxy, "sessions", "list", "--limit", "3", "--offset", each) for each in ("0", "3")]
+    listed = [
+        proxy.run_command(ADMIN_KEY, "sessions", "list", "--limit", "3", "--offset", each)
+        for each in ("0", "3")
+    ]
     assert [len(each.stdout.splitlines()) for each in listed] == [4, 3]
     assert [each.stderr for each in listed] == ["more with --offset 3\n", ""]
 

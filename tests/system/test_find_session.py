@@ -1,27 +1,18 @@
 """Users find their conversation by what they call it, in the admin API, on the dashboard and with the CLI."""
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.black_box import COMMAND, REQUEST_LIMIT_S, Provider, Proxy, run_proxy
+from tests.system.black_box import Provider, Proxy, run_proxy
 
 ADMIN_KEY = "secret-key-for-tests"
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 CONFIG: dict[str, Any] = {"server": {"admin_key": ADMIN_KEY}}
 OWN_ID = "ticket-4711"
 MESSAGES = [{"role": "user", "content": "Which port does the proxy use?"}]
-
-
-@pytest.fixture
-def provider() -> Iterator[Provider]:
-    made = Provider()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -52,18 +43,6 @@ def wait_for_count(proxy: Proxy, count: int) -> list[str]:
         lambda: found if len(found := list_ids(proxy)) == count else None, f"{count} conversations are listed"
     )
     return listed
-
-
-def run_command(proxy: Proxy, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments, "--url", proxy.url],
-        capture_output=True,
-        text=True,
-        timeout=REQUEST_LIMIT_S,
-        env={**os.environ, "HOME": str(proxy.folder), "COMPACTION_PROXY__SERVER__ADMIN_KEY": ADMIN_KEY},
-        cwd=proxy.folder / "..",
-        check=False,
-    )
 
 
 OWN_NAMES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
@@ -104,7 +83,7 @@ def test_the_dashboard_finds_a_conversation_by_the_client_s_own_id(proxy: Proxy)
 def test_sessions_show_takes_the_client_s_own_id(proxy: Proxy) -> None:
     ask(proxy, {"x-session-id": OWN_ID})
     [mine] = wait_for_count(proxy, 1)
-    done = run_command(proxy, "sessions", "show", OWN_ID)
+    done = proxy.run_command(ADMIN_KEY, "sessions", "show", OWN_ID)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0].split() == ["id", mine]
 
@@ -113,7 +92,7 @@ def test_an_own_id_of_26_characters_is_not_taken_for_one_of_the_proxy(proxy: Pro
     own = "01JD3ZK9V5X8Q2W7R4T6Y1P0AB"
     ask(proxy, {"x-session-id": own})
     [mine] = wait_for_count(proxy, 1)
-    done = run_command(proxy, "sessions", "show", own)
+    done = proxy.run_command(ADMIN_KEY, "sessions", "show", own)
     assert (done.returncode, done.stderr) == (0, "")
     assert mine in done.stdout
 
@@ -123,7 +102,7 @@ def test_conversations_of_two_keys_under_one_own_id_are_both_found_and_none_is_c
     ask(proxy, {"x-session-id": OWN_ID}, "sk-two")
     both = wait_for_count(proxy, 2)
     assert sorted(list_ids(proxy, q=OWN_ID)) == sorted(both)
-    done = run_command(proxy, "sessions", "delete", OWN_ID, "--yes")
+    done = proxy.run_command(ADMIN_KEY, "sessions", "delete", OWN_ID, "--yes")
     assert (done.returncode, done.stderr) == (
         1,
         f"2 conversations begin with or are called '{OWN_ID}'\n",

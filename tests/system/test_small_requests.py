@@ -21,13 +21,6 @@ SESSION = {"x-session-id": "s1", "content-type": "application/json"}
 
 
 @pytest.fixture
-def provider() -> Iterator[Provider]:
-    made = Provider()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def proxy(tmp_path: Path, provider: Provider) -> Iterator[Proxy]:
     with run_proxy(tmp_path, provider.url) as running:
         yield running
