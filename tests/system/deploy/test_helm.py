@@ -18,7 +18,7 @@ import yaml
 
 from compaction_proxy.cli.serve import get_drain_timeouts
 from compaction_proxy.config.sections import ServerSection
-from compaction_proxy.telemetry.metrics import GAUGES
+from compaction_proxy.telemetry.metrics import GAUGES, to_public_name
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm" / "compaction-proxy"
@@ -475,7 +475,7 @@ def test_the_autoscaler_may_go_by_requests_in_flight() -> None:
 
     assert [each["type"] for each in list_metrics()] == ["Resource"]
     *_, added = list_metrics("autoscaling.inflightRequests=20")
-    assert added["pods"]["metric"]["name"] in GAUGES
+    assert added["pods"]["metric"]["name"] in {to_public_name(name) for name in GAUGES}
     assert added["pods"]["target"] == {"type": "AverageValue", "averageValue": "20"}
 
 
