@@ -18,6 +18,7 @@ from compaction_proxy.cli.console import (
     format_count,
     format_dollars,
     format_percent,
+    format_quantity,
     format_table,
     get_terminal_width,
     get_text,
@@ -32,11 +33,14 @@ FIGURES = (
     "requests", "sent", "forwarded", "less", "cached", "cost", "saved", "cache loss", "summaries",
     "net saved",
 )  # fmt: skip
+OPTIONAL_FIGURES = frozenset({"cached", "cost", "saved", "cache loss", "summaries"})
 
 
 def savings(
     since: Annotated[str, typer.Option(help="From when: 90m, 24h, 7d, or seconds since 1970.")] = "7d",
-    by: Annotated[str, typer.Option(help=f"A row for each: {', '.join(GROUPS)}.")] = "model",
+    by: Annotated[
+        str, typer.Option(help=f"A row for each: {', '.join(GROUPS)}.", autocompletion=lambda: GROUPS)
+    ] = "model",
     as_csv: Annotated[bool, typer.Option("--csv", help="Every figure of each row, comma-separated.")] = False,
     share: Annotated[bool, typer.Option("--share", help="Five lines to paste.")] = False,
     url: UrlOption = None,
@@ -75,11 +79,15 @@ def format_overview(
     lines = [_format_figures(get_text(row, "of"), row) for row in rows]
     if by != "total" or not lines:
         lines.append(_format_figures("total", total))
-    columns = (Column(by), *(Column(title, is_right_aligned=True) for title in FIGURES))
+    columns = (
+        Column(by),
+        *(Column(each, is_right_aligned=True, is_optional=each in OPTIONAL_FIGURES) for each in FIGURES),
+    )
     yield from format_table(columns, lines, max_cells)
     unpriced = total.get("unpriced")
     if isinstance(unpriced, int) and unpriced > 0:
-        yield f"{unpriced:,} requests have no known price, and are in no amount; see `models`"
+        verbs = "has no known price, and is" if unpriced == 1 else "have no known price, and are"
+        yield f"{format_quantity(unpriced, 'request')} {verbs} in no amount; see `models`"
 
 
 def _format_figures(label: str, row: SavingsFields) -> list[str]:
@@ -114,8 +122,8 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
     return [
         f"compaction-proxy, since {escape_unprintable(since)}",
         (
-            f"{format_count(total.get('requests'))} requests, "
-            f"{format_count(total.get('rounds'))} rounds of compaction"
+            f"{format_quantity(total.get('requests'), 'request')}, "
+            f"{format_quantity(total.get('rounds'), 'round')} of compaction"
         ),
         f"{sent} tokens sent, {forwarded} forwarded ({less} less)",
         f"{cached} of the input came from the provider's cache",

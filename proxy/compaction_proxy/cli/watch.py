@@ -10,9 +10,11 @@ import typer
 
 from compaction_proxy.cli.admin_client import AdminClient, AdminUnreachableError, create_admin_client
 from compaction_proxy.cli.console import (
+    RED,
     ConfigOption,
     KeyOption,
     UrlOption,
+    color_text,
     escape_unprintable,
     format_count,
     format_time,
@@ -65,7 +67,8 @@ def watch(
         if as_json:
             print(json.dumps({"id": message.id, "event": message.kind, "data": fields}))
         else:
-            print_lines([truncate_text(format_event_line(message.kind, fields), get_terminal_width())])
+            line = truncate_text(format_event_line(message.kind, fields), get_terminal_width())
+            print_lines([color_text(line, RED, sys.stdout) if _is_failure(message.kind, fields) else line])
         sys.stdout.flush()
 
 
