@@ -37,7 +37,6 @@ from compaction_proxy.cli.console import (
     print_next_offset,
     read_rows,
     show_progress,
-    truncate_text,
 )
 from compaction_proxy.core.errors import ConfigError, ProxyError
 
@@ -108,21 +107,6 @@ def test_whatever_a_server_sends_is_printed_on_one_line_and_moves_no_cursor(text
     shown = escape_unprintable(text)
     assert shown.isprintable()
     assert shown == text or not text.isprintable()
-
-
-@pytest.mark.parametrize(
-    ("text", "cells", "cut"),
-    [
-        ("abcd", 4, "abcd"),
-        ("abcd", 3, "ab\u2026"),
-        ("\u5b57\u5b57", 4, "\u5b57\u5b57"),
-        ("\u5b57\u5b57", 3, "\u5b57\u2026"),
-        ("e\u0301e\u0301", 2, "e\u0301e\u0301"),
-        ("abcd", None, "abcd"),
-    ],
-)
-def test_a_text_is_cut_to_a_number_of_cells(text: str, cells: int | None, cut: str) -> None:
-    assert truncate_text(text, cells) == cut
 
 
 COLUMNS = [

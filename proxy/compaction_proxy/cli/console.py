@@ -3,10 +3,9 @@
 `CommandGroup` turns a `ProxyError` of a command into an error message on stderr and an exit code other than
 0. If the program that reads a command's output closes the pipe, the exit code is 0.
 
-Tables and displays of progress are made by the library rich. It is imported only where one is shown, because
-the import takes as long as the other imports of a command. Tables escape control characters. Functions that
-format a figure, such as `format_count`, take a value from JSON. They return `n/a` if the value is not a
-number.
+Tables and displays of progress are made by the library rich. It is imported only where one is shown, so that
+other commands start quickly. Tables escape control characters. Functions that format a figure, such as
+`format_count`, take a value from JSON. They return `n/a` if the value is not a number.
 """
 
 import json
@@ -66,6 +65,8 @@ _STYLES = {
 }
 _GAP = "  "
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
+# Cells that a narrow table has for a text at least, unless the text is shorter.
+MIN_TEXT_CELLS = 20
 # Seconds after which a command shows that it is busy, and seconds between two updates of this display.
 PROGRESS_DELAY_S, PROGRESS_INTERVAL_S = 1.0, 0.1
 
@@ -256,20 +257,6 @@ def color_text(text: object, color: int, stream: TextIO) -> str:
     return f"\x1b[{color}m{text}\x1b[0m" if is_colored(stream) else str(text)
 
 
-def truncate_text(text: str, max_cells: int | None) -> str:
-    """Cuts a text to at most `max_cells` terminal cells. If `max_cells` is None, returns the text unchanged.
-
-    A text that was cut ends with `…`.
-    """
-    if max_cells is None:
-        return text
-    from rich.text import Text
-
-    line = Text(text)
-    line.truncate(max_cells, overflow="ellipsis")
-    return line.plain
-
-
 def get_terminal_width() -> int | None:
     """Returns the width of the terminal in cells, or None if stdout is not a terminal."""
     import shutil
@@ -285,9 +272,10 @@ def format_table(
     Args:
         columns: The columns from left to right.
         rows: Rows with one text for each column.
-        max_cells: Maximum width of a line, in terminal cells. If the table is wider, leaves out optional
-            columns, the last one first, and names them in an additional last line. Then wraps texts that are
-            neither in the first column nor aligned to the right. None keeps all columns and wraps nothing.
+        max_cells: Maximum width of a line, in terminal cells. In a wider table, wraps texts that are neither
+            in the first column nor aligned to the right. If that leaves less than `MIN_TEXT_CELLS` for such a
+            text, leaves out optional columns instead, the last one first, and names them in an additional
+            last line. None keeps all columns and wraps nothing.
     """
     from rich.cells import cell_len
     from rich.console import Console
@@ -295,13 +283,18 @@ def format_table(
     from rich.text import Text
 
     cells = [[escape_unprintable(text) for text in row] for row in rows]
+    can_wrap = [index > 0 and not each.is_right_aligned for index, each in enumerate(columns)]
     widths = [
         max(map(cell_len, texts)) + len(_GAP)
         for texts in zip([each.title for each in columns], *cells, strict=True)
     ]
+    needed = [
+        min(width, MIN_TEXT_CELLS + len(_GAP)) if wraps else width
+        for width, wraps in zip(widths, can_wrap, strict=True)
+    ]
     shown = list(range(len(columns)))
     for index in reversed(range(len(columns))):
-        if max_cells is None or sum(widths[each] for each in shown) - len(_GAP) <= max_cells:
+        if max_cells is None or sum(needed[each] for each in shown) - len(_GAP) <= max_cells:
             break
         if columns[index].is_optional:
             shown.remove(index)
@@ -311,7 +304,7 @@ def format_table(
         table.add_column(
             column.title,
             justify="right" if column.is_right_aligned else "left",
-            no_wrap=column.is_right_aligned or index == shown[0],
+            no_wrap=not can_wrap[index],
             overflow="fold",
         )
     for row in cells:
@@ -324,7 +317,7 @@ def format_table(
     lines = [line.rstrip() for line in capture.get().splitlines()]
     if len(shown) < len(columns):
         names = ", ".join(each.title for index, each in enumerate(columns) if index not in shown)
-        lines.append(color_text(truncate_text(f"too narrow for: {names}", max_cells), DIM, sys.stdout))
+        lines.append(color_text(f"too narrow for: {names}", DIM, sys.stdout))
     return lines
 
 

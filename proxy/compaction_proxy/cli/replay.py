@@ -121,7 +121,7 @@ def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | 
 
     Args:
         results: A list for each conversation, with one result for each strategy.
-        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
+        max_cells: Largest width of a table, in terminal cells; see `format_table`.
     """
     for played in results:
         yield from _format_results(played, max_cells)

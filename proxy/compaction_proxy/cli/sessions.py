@@ -41,7 +41,6 @@ from compaction_proxy.cli.console import (
     print_lines,
     print_next_offset,
     read_rows,
-    truncate_text,
 )
 from compaction_proxy.support.formatting import describe_status, encode_path_segment, format_milliseconds
 
@@ -94,9 +93,7 @@ _EVENT_COLUMNS = (
     Column("event"),
     Column("strategy", is_optional=True),
     Column("round", is_right_aligned=True),
-    Column("before", is_right_aligned=True),
-    Column("after", is_right_aligned=True),
-    Column("cost", is_right_aligned=True, is_optional=True),
+    *(Column(title, is_right_aligned=True, is_optional=True) for title in ("before", "after", "cost")),
     Column("reason"),
 )
 _PIN_COLUMNS = (Column("pin"), Column("text"))
@@ -444,7 +441,7 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
 
     Args:
         rows: The conversations, as the admin API returns them.
-        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
+        max_cells: Largest width of a table, in terminal cells; see `format_table`.
     """
     rows = list(rows)
     shown = [name for name in _CAPTION_FIELDS if any(row.get(name) for row in rows)]
@@ -475,7 +472,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
     Args:
         record: The conversation, as the admin API returns it.
         rounds: The compactions of the conversation, as the admin API returns them.
-        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
+        max_cells: Largest width of a table, in terminal cells; see `format_table`.
     """
     totals = _get_mapping(record, "totals")
     figures = {
@@ -493,10 +490,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         "asked of it": ", ".join(_describe_directives(record)) or "nothing",
     }
     width = max(map(len, figures))
-    yield from (
-        truncate_text(f"{title:{width}}  {escape_unprintable(value)}", max_cells)
-        for title, value in figures.items()
-    )
+    yield from (f"{title:{width}}  {escape_unprintable(value)}" for title, value in figures.items())
     round_rows = [
         [
             get_text(row, "round"),
@@ -588,7 +582,7 @@ def format_hits(hits: Iterable[JsonRow], max_cells: int | None, *, everywhere: b
 
     Args:
         hits: The messages, as the admin API returns them.
-        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
+        max_cells: Largest width of a table, in terminal cells; see `format_table`.
         everywhere: Whether the search covered all conversations of a tenant. If so, each line names the
             conversation of the message.
     """

@@ -18,10 +18,8 @@ from compaction_proxy.cli.console import (
     escape_unprintable,
     format_count,
     format_time,
-    get_terminal_width,
     get_text,
     print_lines,
-    truncate_text,
 )
 from compaction_proxy.core.event import FAILURE_KINDS, SMALL
 from compaction_proxy.support.formatting import describe_status, describe_upstream_cause
@@ -67,7 +65,7 @@ def watch(
         if as_json:
             print(json.dumps({"id": message.id, "event": message.kind, "data": fields}))
         else:
-            line = truncate_text(format_event_line(message.kind, fields), get_terminal_width())
+            line = format_event_line(message.kind, fields)
             print_lines([color_text(line, RED, sys.stdout) if _is_failure(message.kind, fields) else line])
         sys.stdout.flush()
 
