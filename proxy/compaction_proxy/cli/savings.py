@@ -29,11 +29,11 @@ from compaction_proxy.cli.console import (
 
 SavingsFields = Mapping[str, Any]
 GROUPS = ("model", "day", "hour", "key", "total")
+OPTIONAL_FIGURES = frozenset({"cached", "cost", "saved", "cache loss", "summaries"})
 FIGURES = (
     "requests", "sent", "forwarded", "less", "cached", "cost", "saved", "cache loss", "summaries",
     "net saved",
 )  # fmt: skip
-OPTIONAL_FIGURES = frozenset({"cached", "cost", "saved", "cache loss", "summaries"})
 
 
 def savings(
@@ -86,8 +86,7 @@ def format_overview(
     yield from format_table(columns, lines, max_cells)
     unpriced = total.get("unpriced")
     if isinstance(unpriced, int) and unpriced > 0:
-        verbs = "has no known price, and is" if unpriced == 1 else "have no known price, and are"
-        yield f"{format_quantity(unpriced, 'request')} {verbs} in no amount; see `models`"
+        yield f"{unpriced:,} requests have no known price, and are in no amount; see `models`"
 
 
 def _format_figures(label: str, row: SavingsFields) -> list[str]:
