@@ -517,6 +517,24 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         yield from format_pins(pins, max_cells)
 
 
+def _describe_directives(record: JsonRow) -> Iterator[str]:
+    """Yields a text for each instruction of a user that applies to a conversation, such as `bypass`.
+
+    `record` is the conversation, as the admin API returns it.
+    """
+    if record.get("compact"):
+        yield "compact the next request"
+    if record.get("bypass"):
+        yield "bypass"
+    if record.get("suppressed"):
+        yield "no round by itself"
+
+
+def _get_mapping(row: JsonRow, name: str) -> JsonRow:
+    value = row.get(name)
+    return value if isinstance(value, dict) else {}
+
+
 def _format_exchange(row: JsonRow) -> list[str]:
     """Formats the cells of an exchange. `row` is the exchange, as the admin API returns it."""
     size_bytes, overhead_s = row.get("request_bytes"), row.get("overhead_s")
@@ -551,24 +569,6 @@ def _format_event(row: JsonRow) -> list[str]:
         get_text(row, "cost_usd") if row.get("cost_usd") is None else format_dollars(row["cost_usd"]),
         get_text(row, "reason"),
     ]
-
-
-def _describe_directives(record: JsonRow) -> Iterator[str]:
-    """Yields a text for each instruction of a user that applies to a conversation, such as `bypass`.
-
-    `record` is the conversation, as the admin API returns it.
-    """
-    if record.get("compact"):
-        yield "compact the next request"
-    if record.get("bypass"):
-        yield "bypass"
-    if record.get("suppressed"):
-        yield "no round by itself"
-
-
-def _get_mapping(row: JsonRow, name: str) -> JsonRow:
-    value = row.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def format_pins(pins: Iterable[JsonRow], max_cells: int | None) -> list[str]:
