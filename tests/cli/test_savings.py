@@ -60,6 +60,14 @@ def test_csv_has_every_single_counter_and_no_formula(told: Scripted, run: Run) -
     ]  # fmt: skip
 
 
+def test_one_is_not_many(script: Scripted, run: Run) -> None:
+    total = {**TOTAL, "requests": 1, "rounds": 1}
+    script.put("GET", "/stats", {"rows": [], "total": total})
+    assert run("savings", "--share", "--url", script.url).stdout.splitlines()[1] == (
+        "1 request, 1 round of compaction"
+    )
+
+
 def test_csv_has_the_columns_of_what_is_unknown_in_every_row(script: Scripted, run: Run) -> None:
     script.put("GET", "/stats", {"rows": [UNPRICED], "total": UNPRICED})
     done = run("savings", "--csv", "--url", script.url)
@@ -82,14 +90,6 @@ def test_share_is_five_lines_without_names(told: Scripted, run: Run) -> None:
         "90 % of the input came from the provider's cache",
         "$8.50 net saved: $10.00, less $1.25 of cache and $0.2500 of summaries",
     ]
-
-
-def test_one_is_not_many(script: Scripted, run: Run) -> None:
-    total = {**TOTAL, "requests": 1, "rounds": 1}
-    script.put("GET", "/stats", {"rows": [], "total": total})
-    assert run("savings", "--share", "--url", script.url).stdout.splitlines()[1] == (
-        "1 request, 1 round of compaction"
-    )
 
 
 @pytest.mark.parametrize("arguments", [["--by", "mood"], ["--csv", "--json"], ["--nonsense"]])
