@@ -381,6 +381,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         # The output has this line only if the model has searched the archive.
         **({"searches by the model": format_count(totals["recalls"])} if totals.get("recalls") else {}),
         **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY_FIELDS},
+        **_describe_unpriced(totals),
         "asked of it": ", ".join(_describe_directives(record)) or "nothing",
     }
     width = max(map(len, figures))
@@ -412,6 +413,14 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
     if pins:
         yield ""
         yield from format_pins(pins, max_cells)
+
+
+def _describe_unpriced(totals: JsonRow) -> dict[str, str]:
+    """Returns a line, by its title, on the requests that are in no amount; an empty result if all are."""
+    requests, priced = totals.get("requests"), totals.get("priced")
+    if not (isinstance(requests, int) and isinstance(priced, int) and 0 < priced < requests):
+        return {}
+    return {"in no amount": f"{requests - priced:,} of {requests:,} requests"}
 
 
 def _describe_directives(record: JsonRow) -> Iterator[str]:

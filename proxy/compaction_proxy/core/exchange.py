@@ -82,6 +82,23 @@ class Exchange(NamedTuple):  # not a dataclass, which would take four times as l
         return None if recall_tokens is None else self.prompt_tokens - recall_tokens
 
     @property
+    def sizes(self) -> tuple[int, int] | None:
+        """The tokens that the client sent and those that the upstream read; None if they are unknown.
+
+        The second number is the upstream's own count if there is one, searches included. Otherwise it is the
+        estimate, which only a request has that the proxy has read. The first number is the count of what was
+        forwarded at first, plus the estimate of what was removed. Both are 0 if the upstream refused the
+        request. They are unknown if there was no response.
+        """
+        if self.has_failed:
+            return 0, 0
+        forwarded = self.prompt_tokens or self.tokens_after
+        if not self.code or not forwarded:
+            return None
+        removed = (self.tokens_before or 0) - (self.tokens_after or 0)
+        return (self.first_prompt_tokens or self.tokens_after or forwarded) + removed, forwarded
+
+    @property
     def has_failed(self) -> bool:
         """Whether the upstream's response has an error status. A missing response is no error."""
         return self.code >= FIRST_ERROR_STATUS

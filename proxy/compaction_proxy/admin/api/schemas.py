@@ -151,6 +151,8 @@ _FEED_TYPES = {name: kind for name, kind in _EVENT_TYPES.items() if name not in 
 _COUNTER_TYPES: dict[str, Any] = {
     **dict.fromkeys(COUNTS, int),
     "failed_open": int,
+    "net_tokens": int,
+    "last_at": float | None,
     **dict.fromkeys(_MONEY_FIELDS, float | None),
     **dict.fromkeys(COUNTS_BY_WORD, dict[str, int]),
     "overhead": list[int],
@@ -376,6 +378,8 @@ def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
     return {
         **_select_values(counters, COUNTS),
         "failed_open": counters.statuses.get("failed-open", 0),
+        "net_tokens": counters.net_tokens,
+        "last_at": counters.last_at or None,
         **dollars,
         **_select_values(counters, COUNTS_BY_WORD),
         "overhead": counters.overhead,
