@@ -102,6 +102,16 @@ def test_figures_that_cover_everything_say_no_more_than_their_time(script: Scrip
     assert "summary calls" not in shared
 
 
+@pytest.mark.parametrize(
+    ("prompt_tokens", "reason"), [(9, "no price is known"), (0, "has not reported what")]
+)
+def test_where_there_are_no_dollars_the_shared_text_says_why(
+    script: Scripted, run: Run, prompt_tokens: int, reason: str
+) -> None:
+    script.put("GET", "/stats", {"rows": [], "total": {"net_usd": None, "prompt_tokens": prompt_tokens}})
+    assert reason in run("savings", "--share", "--url", script.url).stdout.splitlines()[-1]
+
+
 @pytest.mark.parametrize("last_at", [None, "x", True, 1e400, 1e300, -1.0])
 def test_a_time_that_makes_no_sense_is_not_shown(script: Scripted, run: Run, last_at: object) -> None:
     script.put("GET", "/stats", {"rows": [], "total": {**TOTAL, "last_at": last_at, "uncounted": "x"}})

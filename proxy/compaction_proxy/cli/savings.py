@@ -141,6 +141,9 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
     cached = format_percent(total.get("cached_tokens"), total.get("prompt_tokens"))
     names = ("net", "gross", "cache_loss", "summary")
     net, gross, loss, summary = (format_dollars(total.get(f"{name}_usd")) for name in names)
+    unpriced = "the provider has not reported what it counted"
+    if total.get("prompt_tokens"):
+        unpriced = "no price is known for the models that were asked"
     return [
         f"compaction-proxy, since {escape_unprintable(since)}, up to {_format_last_time(total)}",
         (
@@ -153,7 +156,7 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
         f"{_format_coverage(total, 'unpriced')}"
         f"{_format_coverage(total, 'unpriced_summary_calls', 'summary_calls')}"
         if total.get("net_usd") is not None
-        else "no price is known for the models that were asked, or no usage was reported",
+        else unpriced,
     ]
 
 

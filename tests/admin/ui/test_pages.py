@@ -146,16 +146,26 @@ async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
     answers |= {
         "get_statistics": StatisticsReport((), unpriced),
         "get_statistics by model": StatisticsReport((StatisticsRow("local", unpriced),), unpriced),
-        "get_overview": replace(answers["get_overview"], totals=Totals()),
+        "get_overview": replace(answers["get_overview"], totals=Totals(prompt_tokens=9)),
     }
     async with pages(FakeAdmin(answers)) as client:
         overview = Read((await client.get("/ui")).text).text
         assert "$" not in overview
-        assert f"Tokens 4.1M → 1.7M {FEWER} No dollars: no price is known for these models, or" in overview
-        assert (
-            "Net saved n/a No price is known for this model, or the"
-            in Read((await client.get(ONE)).text).text
-        )
+        assert f"Tokens 4.1M → 1.7M {FEWER} No dollars: no price is known for these models." in overview
+        assert "Net saved n/a No price is known for this model." in Read((await client.get(ONE)).text).text
+
+
+async def test_without_usage_no_price_is_blamed_for_missing_dollars() -> None:
+    answers, silent = sample(), counters(unpriced=9_308)
+    silent.prompt_tokens = silent.cached_tokens = 0
+    answers |= {
+        "get_statistics": StatisticsReport((), silent),
+        "get_overview": replace(answers["get_overview"], totals=Totals()),
+    }
+    reason = "he provider has not reported what it counted ( usage )."
+    async with pages(FakeAdmin(answers)) as client:
+        assert f"No dollars: t{reason}" in Read((await client.get("/ui")).text).text
+        assert f"Net saved n/a T{reason}" in Read((await client.get(ONE)).text).text
 
 
 async def test_an_empty_proxy_says_what_to_do_next() -> None:
