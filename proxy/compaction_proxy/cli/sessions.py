@@ -329,7 +329,8 @@ def search(
 def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list[str]:
     """Formats a table with a line for each conversation.
 
-    There is a column for labels, names or titles only if a conversation has one.
+    There is a column for labels, names or titles only if a conversation has one. There is a column `priced`
+    only if the dollars of a conversation do not cover all its requests.
 
     The columns `sent` and `forwarded` show the tokens of the last exchange, before and after compaction.
 
@@ -339,6 +340,7 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
     """
     rows = list(rows)
     shown = [name for name in _CAPTION_FIELDS if any(row.get(name) for row in rows)]
+    priced = ["priced"] if any(_describe_unpriced(row) for row in rows) else []
     cells = [
         [
             get_text(row, "id"),
@@ -351,12 +353,19 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
             format_count(row.get("tokens_before")),
             format_count(row.get("tokens_after")),
             format_percent(row.get("cached_tokens"), row.get("prompt_tokens")),
+            *(format_count(row.get(name)) for name in priced),
             format_dollars(row.get("cost_usd")),
             format_dollars(row.get("net_usd")),
         ]
         for row in rows
     ]
-    columns = (_CONVERSATION_COLUMNS[0], *map(Column, shown), *_CONVERSATION_COLUMNS[1:])
+    columns = (
+        _CONVERSATION_COLUMNS[0],
+        *map(Column, shown),
+        *_CONVERSATION_COLUMNS[1:-2],
+        *(Column(name, is_right_aligned=True) for name in priced),
+        *_CONVERSATION_COLUMNS[-2:],
+    )
     return format_table(columns, cells, max_cells)
 
 

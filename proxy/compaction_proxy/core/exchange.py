@@ -90,13 +90,15 @@ class Exchange(NamedTuple):  # not a dataclass, which would take four times as l
         forwarded at first, plus the estimate of what was removed. Both are 0 if the upstream refused the
         request. They are unknown if there was no response.
         """
-        if self.has_failed:
+        code, forwarded, estimate = self.code, self.prompt_tokens, self.tokens_after
+        if code >= FIRST_ERROR_STATUS:
             return 0, 0
-        forwarded = self.prompt_tokens or self.tokens_after
-        if not self.code or not forwarded:
+        if not code:
             return None
-        removed = (self.tokens_before or 0) - (self.tokens_after or 0)
-        return (self.first_prompt_tokens or self.tokens_after or forwarded) + removed, forwarded
+        if estimate is None:  # the proxy has not read the request, so it removed nothing
+            return (forwarded, forwarded) if forwarded else None
+        removed = (self.tokens_before or 0) - estimate
+        return (self.first_prompt_tokens or estimate) + removed, forwarded or estimate
 
     @property
     def has_failed(self) -> bool:

@@ -50,7 +50,7 @@ def _select_values(record: object, names: Iterable[str]) -> dict[str, Any]:
 _CONVERSATION_FIELDS = (
     "model", "requests", "last_at", "prompt_tokens", "completion_tokens", "cached_tokens", "tokens_before",
     "tokens_after", "trigger", "window", "status", "strategy", "label", "name",
-    "title", "rounds",
+    "title", "rounds", "priced",
 )  # fmt: skip
 _REMOVED_MESSAGE_FIELDS = ("id", "index", "role", "text")
 _VISIBLE_MESSAGE_FIELDS = ("id", "role", "text", "origin")
@@ -88,7 +88,8 @@ ConversationRow = _make_schema(
     "ConversationRow",
     """A conversation in the list: its totals, and the sizes of its last exchange in tokens.
 
-    `key` is the name of its client key in the statistics. A value that is unknown is null.
+    `key` is the name of its client key in the statistics. `priced` is the number of requests whose cost is
+    known. A value that is unknown is null.
     """,
     {
         "id": str,
