@@ -112,6 +112,16 @@ def test_where_there_are_no_dollars_the_shared_text_says_why(
     assert reason in run("savings", "--share", "--url", script.url).stdout.splitlines()[-1]
 
 
+def test_where_summaries_took_more_than_was_removed_the_shared_text_says_more(
+    script: Scripted, run: Run
+) -> None:
+    script.put("GET", "/stats", {"rows": [], "total": {"tokens_before": 100, "net_tokens": -9}})
+    assert (
+        "100 tokens sent, 109 read with summaries (9 % more)"
+        in run("savings", "--share", "--url", script.url).stdout
+    )
+
+
 @pytest.mark.parametrize("last_at", [None, "x", True, 1e400, 1e300, -1.0])
 def test_a_time_that_makes_no_sense_is_not_shown(script: Scripted, run: Run, last_at: object) -> None:
     script.put("GET", "/stats", {"rows": [], "total": {**TOTAL, "last_at": last_at, "uncounted": "x"}})

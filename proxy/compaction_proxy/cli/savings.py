@@ -137,7 +137,9 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
     """Formats five lines that users can share. The lines contain no name of a model, key or conversation."""
     before, saved = total.get("tokens_before"), total.get("net_tokens")
     sent, read = format_count(before), format_count(_subtract(before, saved))
-    less = format_percent(saved, before)
+    less = f"{format_percent(saved, before)} less"
+    if isinstance(saved, int) and saved < 0:
+        less = f"{format_percent(-saved, before)} more"
     cached = format_percent(total.get("cached_tokens"), total.get("prompt_tokens"))
     names = ("net", "gross", "cache_loss", "summary")
     net, gross, loss, summary = (format_dollars(total.get(f"{name}_usd")) for name in names)
@@ -150,7 +152,7 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
             f"{format_count(total.get('requests'))} requests, "
             f"{format_count(total.get('rounds'))} rounds of compaction"
         ),
-        f"{sent} tokens sent, {read} read with summaries ({less} less){_format_coverage(total, 'uncounted')}",
+        f"{sent} tokens sent, {read} read with summaries ({less}){_format_coverage(total, 'uncounted')}",
         f"{cached} of the input came from the provider's cache",
         f"{net} net saved: {gross}, less {loss} of cache and {summary} of summaries"
         f"{_format_coverage(total, 'unpriced')}"

@@ -155,6 +155,14 @@ async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
         assert "Net saved n/a No price is known for this model." in Read((await client.get(ONE)).text).text
 
 
+async def test_where_summaries_took_more_than_was_removed_providers_read_more() -> None:
+    answers, dear = sample(), counters()
+    dear.summary_prompt_tokens = 2_910_000
+    async with pages(FakeAdmin(answers | {"get_statistics": StatisticsReport((), dear)})) as client:
+        text = Read((await client.get("/ui")).text).text
+    assert "4.1M → 4.5M Providers read 10 % more than clients sent, summary calls included" in text
+
+
 async def test_without_usage_no_price_is_blamed_for_missing_dollars() -> None:
     answers, silent = sample(), counters(unpriced=9_308)
     silent.prompt_tokens = silent.cached_tokens = 0
