@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import select
+import signal
 import socket
 import stat
 import subprocess
@@ -88,6 +89,20 @@ def test_the_next_start_takes_the_same_key(tmp_path: Path, provider: Provider) -
             shown = {"authorization": f"Bearer {keys[-1]}"}
             assert client.get(CONFIG_PATH, headers=shown).status_code == 200
     assert keys[0] == keys[1]
+
+
+def test_another_configuration_leaves_the_key_and_the_sessions(proxy: Proxy) -> None:
+    shown = open_session(proxy)
+    path = proxy.folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "models": {"m": {"window": 9_000}}}))
+    proxy.process.send_signal(signal.SIGHUP)
+    [line] = proxy.wait_for(lambda: proxy.log_lines("config.reloaded"), "it is read again")
+    assert line["changed"] == ["models"]
+    with proxy.client() as client:
+        key = find_key_file(proxy.folder).read_text().strip()
+        assert client.get("/ui/settings", headers=shown).status_code == 200
+        assert client.get(CONFIG_PATH, headers={"authorization": f"Bearer {key}"}).status_code == 200
+        assert client.get(CONFIG_PATH).status_code == 401
 
 
 def test_proxies_that_start_at_once_agree_on_one_key(tmp_path: Path, provider: Provider) -> None:
