@@ -26,7 +26,7 @@ from compaction_proxy.admin.api.conversations import MAX_QUERY_CHARACTERS
 from compaction_proxy.admin.api.overview import Value, build_configuration
 from compaction_proxy.admin.api.routing import AdminApi, parse_time
 from compaction_proxy.admin.api.schemas import to_counters, to_instructions, to_pins, to_stats_row
-from compaction_proxy.admin.auth import BASIC, check_access
+from compaction_proxy.admin.auth import BASIC, BEARER, check_access
 from compaction_proxy.admin.queries import CompactionRecord, ConversationFilter, Sort
 from compaction_proxy.admin.sessions import (
     LINK_TTL_S,
@@ -270,7 +270,9 @@ class PageRoutes:
         if not is_valid_token(policy.key, "link", code) or not await use_code(self.api.queries.records, code):
             message = f"This link was used before, or is older than {LINK_TTL_S} seconds."
             refused = RequestRefusedError(401, message, "invalid_link")
-            return await self.templates.render_refusal(request.scope, refused)
+            page = await self.templates.render_refusal(request.scope, refused)
+            page.headers["www-authenticate"] = BEARER
+            return page
         answer.set_cookie(
             build_cookie_name(request.url.scheme, request.headers["host"]),
             create_token(policy.key, "session", SESSION_TTL_S),
