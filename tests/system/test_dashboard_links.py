@@ -73,6 +73,7 @@ def test_on_loopback_nobody_gets_in_without_the_key_that_the_first_start_makes(p
     with proxy.client() as client:
         refused = {path: client.get(path).status_code for path in PATHS}
         assert refused == dict.fromkeys(PATHS, 401)
+        assert "beside its store" in client.get(CONFIG_PATH).json()["error"]["message"]
         assert [client.get(path).status_code for path in OPEN_PATHS] == [200] * len(OPEN_PATHS)
         path = find_key_file(proxy.folder)
         key = path.read_text().strip()

@@ -241,7 +241,9 @@ def _check_key(
         if scope["method"] in {"GET", "HEAD"} or "origin" in headers:
             return None
         return _build_forbidden_error("A form must name its origin.", "origin_not_allowed")
-    return RequestRefusedError(401, "Send `Authorization: Bearer` and the admin key.", "invalid_admin_key")
+    where = ", which the proxy keeps beside its store" if policy.is_generated else ""
+    message = f"Send `Authorization: Bearer` and the admin key{where}."
+    return RequestRefusedError(401, message, "invalid_admin_key")
 
 
 def _check_source(scope: Scope, headers: Headers) -> RequestRefusedError | None:
