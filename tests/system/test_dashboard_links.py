@@ -294,7 +294,8 @@ def test_no_key_at_all_lets_this_machine_in_and_no_other_name(tmp_path: Path, pr
 
 def test_without_a_terminal_only_the_key_s_file_is_told(proxy: Proxy) -> None:
     key = find_key_file(proxy.folder)
-    assert [line["file"] for line in proxy.log_lines("admin.key_made")] == [str(key)]
+    lines = proxy.wait_for(lambda: proxy.log_lines("admin.key_made"), "it is logged behind the banner")
+    assert [line["file"] for line in lines] == [str(key)]
     told = "\n".join(proxy.banner) + proxy.log_path.read_text()
     assert f"{proxy.url}/ui" in told
     assert "code=" not in told
