@@ -78,6 +78,7 @@ FONTS = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd">
 """
 
 CONFIG = """
+server: {admin_key: none}
 upstream: {base_url: "%(upstream)s/v1"}
 store: {url: "sqlite:///%(folder)s/state.db"}
 summary: {model: summary-small}

@@ -127,6 +127,7 @@ async def share(strategy: str, row: JsonObject, trigger_share: float) -> Share:
     async with serve_embedded(provider) as upstream:
         config = Config.model_validate(
             {
+                "server": {"admin_key": "none"},
                 "upstream": {"base_url": f"{upstream}/v1"},
                 "store": {"url": "memory://"},
                 "compaction": {"strategy": strategy, "trigger": [{"tokens": int(trigger_share * tokens)}]},

@@ -144,6 +144,7 @@ def proxied() -> Proxied:
                 "store": {"url": "memory://"},
                 "summary": {"model": SUMMARY_MODEL},
                 **sections,
+                "server": {"admin_key": "none", **sections.get("server", {})},
             }
         )
         limits = httpx.Limits(max_connections=8)

@@ -44,7 +44,9 @@ def test_the_library_of_a_shared_store_is_loaded_with_it() -> None:
 
 
 async def test_health_and_metrics_are_answered_before_the_admin_site_is_created() -> None:
-    proxy = create_app(Config.model_validate({"store": {"url": "memory://"}}))
+    proxy = create_app(
+        Config.model_validate({"server": {"admin_key": "none"}, "store": {"url": "memory://"}})
+    )
     created: list[str] = []
     create = proxy._admin_site._create
 
@@ -67,6 +69,7 @@ async def test_a_store_that_cannot_be_opened_is_down_and_one_line_says_so_whatev
     (tmp_path / "file").touch()
     config = Config.model_validate(
         {
+            "server": {"admin_key": "none"},
             "upstream": {"base_url": "http://127.0.0.1:1/v1"},
             "store": {"url": f"sqlite:///{tmp_path}/file/state.db"},
         }

@@ -254,7 +254,12 @@ class Proxy:
             # Otherwise, such a page could read the conversations of clients that send no key.
             clients=_build_client_authenticator(config, refuses_foreign_pages=True),
         )
-        self._access_policy = AccessPolicy(config.server.host, config.server.admin_key.get_secret_value())
+        self._access_policy = AccessPolicy(
+            config.server.host,
+            config.server.admin_key.get_secret_value(),
+            is_generated=loaded_config is not None and loaded_config.admin_key_path is not None,
+            closed_reason="" if loaded_config is None else loaded_config.admin_key_problem,
+        )
         self._admin_site = AdminSite(
             partial(
                 self._create_admin_site, config, loaded_config, commands, self._access_policy, wires, compact

@@ -23,7 +23,9 @@ PATH = "/admin/v1/conversations/c_0/pins"
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    config = Config.model_validate({"upstream": {"base_url": "http://127.0.0.1:1/v1"}})
+    config = Config.model_validate(
+        {"server": {"admin_key": "none"}, "upstream": {"base_url": "http://127.0.0.1:1/v1"}}
+    )
     async with serve_embedded(create_app(config)) as url:
         yield url
 

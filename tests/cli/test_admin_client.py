@@ -99,3 +99,28 @@ def test_a_program_that_is_no_proxy_has_no_version(script: Scripted, body: bytes
     script.answers["GET", "/readyz"] = (200, body)
 
     assert fetch_version(create_admin_client(script.url, None)) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "is_sent"),
+    [
+        (None, True),
+        ("http://127.0.0.1:5/own", True),
+        ("https://localhost:5", True),
+        ("http://127.0.0.1.evil.example:5", False),
+        ("http://10.0.0.7:5", False),
+    ],
+)
+@pytest.mark.parametrize("has_file", [True, False])
+def test_the_key_that_the_proxy_has_made_is_sent_to_loopback_addresses_only(
+    url: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_sent: bool, has_file: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", {"HOME": str(tmp_path)})
+    key, folder = "ab" * 32, tmp_path / ".local" / "share" / "compaction-proxy"
+    folder.mkdir(parents=True)
+    (folder / "state.db.admin_key").write_text(key)
+    if has_file:
+        (tmp_path / "config.yaml").write_text("server: {port: 5}\n")
+    sent = create_admin_client(url, None).headers
+    assert sent == ({"authorization": f"Bearer {key}"} if is_sent else {})

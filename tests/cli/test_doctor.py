@@ -10,6 +10,7 @@ import pytest
 from typer.testing import Result
 
 from compaction_proxy.cli import doctor
+from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import ServerSection
 from tests.helpers.scripted_admin import Scripted
 
@@ -100,12 +101,43 @@ def test_a_taken_port_and_a_weak_key_are_found(script: Scripted) -> None:
             assert doctor.check_address(ServerSection(port=port)).level == "error"
     script.answers["GET", "/readyz"] = (200, {"ready": True, "store": "ok", "version": "9.9"})
     assert doctor.check_address(ServerSection(port=port)).what.endswith("version 9.9 of this proxy answers")
-    keys = {"": "ok", "short": "warning", "aaaaaaaaaaaaaaaaaaaaaaaa": "warning", "f3a9c1d27b6e4805": "ok"}
+    keys = {
+        "none": "warning",
+        "short": "warning",
+        "aaaaaaaaaaaaaaaaaaaaaaaa": "warning",
+        "f3a9c1d27b6e4805": "ok",
+    }
     assert {
-        key: next(doctor.check_admin_key(ServerSection.model_validate({"admin_key": key}))).level
+        key: doctor.check_admin_key(Config.model_validate({"server": {"admin_key": key}}), {}).level
         for key in keys
     } == keys
-    assert next(doctor.check_admin_key(ServerSection(host="0.0.0.0"))).level == "warning"
+
+
+def test_an_admin_key_that_the_proxy_makes_is_told_with_its_file(tmp_path: Path) -> None:
+    config = Config.model_validate({"store": {"url": f"sqlite:///{tmp_path}/state.db"}})
+    path = tmp_path / "state.db.admin_key"
+    assert doctor.check_admin_key(config, {})[:3] == (
+        "ok",
+        "admin key",
+        f"made at the first start, in {path}",
+    )
+    path.touch()
+    assert doctor.check_admin_key(config, {})[:3] == ("ok", "admin key", f"in {path}")
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        ({"server": {"host": "0.0.0.0"}}, "at this address"),
+        ({"server": {"unix_socket": "/run/x.sock"}}, "at this address"),
+        ({"store": {"url": "redis://localhost"}}, "a store that replicas share"),
+        ({"store": {"url": "memory://"}}, "no data folder"),
+    ],
+)
+def test_an_admin_api_that_is_closed_is_found_with_the_reason(section: dict[str, Any], why: str) -> None:
+    found = doctor.check_admin_key(Config.model_validate(section), {})
+    assert found.level == "warning"
+    assert why in found.what
 
 
 def test_a_budget_that_is_too_small_for_the_largest_body_is_found() -> None:

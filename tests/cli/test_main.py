@@ -34,7 +34,7 @@ def test_help_names_the_commands(tmp_path: Path) -> None:
     commands = [line.split()[0] for line in shown.stdout.partition("Commands:")[2].strip().splitlines()]
     assert commands == [
         "serve", "check", "health", "forget", "demo", "demo-provider", "version", "run", "connect", "replay",
-        "doctor", "mcp", "models", "savings", "search", "watch", "sessions", "config",
+        "doctor", "mcp", "models", "savings", "search", "ui", "watch", "sessions", "config",
     ]  # fmt: skip
 
 

@@ -53,7 +53,7 @@ async def running() -> AsyncIterator[Running]:
         config = Config.model_validate(
             {
                 "upstream": {"base_url": f"{upstream}/v1"},
-                "server": {"client_keys": [KEY]},
+                "server": {"client_keys": [KEY], "admin_key": "none"},
                 "store": {"url": "memory://"},
                 "compaction": {"trigger": [{"tokens": 4_000}]},
                 "models": {"*": {"window": WINDOW_TOKENS}},

@@ -98,7 +98,7 @@ async def _answer_elsewhere(request: Request) -> Response:
 
 @asynccontextmanager
 async def pages(
-    admin: FakeAdmin, key: str = "", base_path: str = "", **client: Any
+    admin: FakeAdmin, key: str = "none", base_path: str = "", **client: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the pages over fake queries and commands."""
     elsewhere = Starlette(routes=[Route("/{path:path}", _answer_elsewhere)])

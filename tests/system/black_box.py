@@ -284,7 +284,8 @@ def run_proxy(
     Args:
         folder: Home and working directory of the process.
         upstream: Base URL of the provider.
-        config: Sections of the configuration file. Logs are JSON and the store is in memory unless told.
+        config: Sections of the configuration file. Logs are JSON, the store is in memory, and on loopback the
+            admin API needs no key, unless told.
         environ: More environment variables.
         prepare: Called in the new process before the command, for resource limits.
         command: The installed command; two versions can run at the same time.
@@ -294,6 +295,9 @@ def run_proxy(
         "observability": {"log_format": "json"},
         **(config or {}),
     }
+    server = sections.get("server", {})
+    if command == INSTALLED and not {"host", "unix_socket"} & server.keys():  # others do not know the word
+        sections["server"] = {"admin_key": "none", **server}
     path = folder / "config.json"  # JSON is YAML
     path.write_text(json.dumps(sections))
     log_path = folder / "stderr.log"

@@ -288,3 +288,26 @@ def test_the_model_finds_what_was_removed_and_the_client_sees_one_answer(
     assert end not in {"tool_calls", "tool_use"}
     assert TOOL not in reply.text
     assert f"call {TOOL} with words".encode() in model.received[0].body  # the record says how to search
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_a_model_that_only_ever_searches_leaves_the_client_a_text_and_no_null(
+    tmp_path: Path, provider: Provider, *, streamed: bool
+) -> None:
+    def answer(received: Received) -> Reply:
+        is_stream = bool(received.json().get("stream"))
+        body = write_chat("", calling=True, streamed=is_stream).replace(b'"content": ""', b'"content": null')
+        kind = "text/event-stream" if is_stream else "application/json"
+        return Reply(body=body, headers={"content-type": kind})
+
+    provider.answer = answer
+    config = {**CONFIG, "recall": {"tool": "inject", "max_hops": 2}}
+    with run_proxy(tmp_path, provider.url, config) as proxy, proxy.client() as client:
+        body = {"model": "m", "messages": make_talk(), "stream": streamed}
+        reply = client.post("/v1/chat/completions", json=body)
+
+    assert (reply.status_code, len(provider.received)) == (200, 3)
+    assert read_chat(reply.content, streamed=streamed) == ("", "stop")
+    if streamed:  # what a client that adds pieces up has in the end
+        pieces = [each["choices"][0]["delta"].get("content") for each in read_events(reply.content)]
+        assert "" in pieces

@@ -17,6 +17,7 @@ from compaction_proxy.admin.api import conversations, overview
 from compaction_proxy.admin.api.routing import ERROR_HANDLERS, AdminApi, install_api
 from compaction_proxy.admin.auth import BASIC, AccessMiddleware
 from compaction_proxy.admin.health import Readiness, RenderMetrics, create_health_routes
+from compaction_proxy.admin.sessions import SIGN_IN_PATH
 from compaction_proxy.admin.ui.pages import PageRoutes
 from compaction_proxy.admin.ui.templates import Templates
 from compaction_proxy.core.errors import OverloadedError, ProxyError, RequestRefusedError, format_openai_error
@@ -106,12 +107,13 @@ def mount_pages(app: ASGIApp, api: AdminApi, base_path: str = "") -> ASGIApp:
         "/settings": pages.show_settings,
         "/playground": pages.show_playground,
         "/static/{name}": templates.serve_static,
+        SIGN_IN_PATH: pages.open_session,
     }
     routes = [Route(root + path, answer, methods=["POST"]) for path, answer in post_routes.items()]
     routes += [Route(root + path, answer, methods=["GET"]) for path, answer in get_routes.items()]
     handlers = dict.fromkeys((ProxyError, HTTPException), show_error)
     pages_app = Starlette(routes=routes, exception_handlers=handlers)
-    site = AccessMiddleware(pages_app, api.access_policy, root, scheme=BASIC)
+    site = AccessMiddleware(pages_app, api.access_policy, root, BASIC, templates.render_refusal)
 
     async def dispatch_request(scope: Scope, receive: Receive, send: Send) -> None:
         ours = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{root}/")

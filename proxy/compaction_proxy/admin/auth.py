@@ -1,25 +1,31 @@
 """Checks access to the admin API and the admin pages, and limits the bodies of their requests.
 
-If an admin key is configured, every client that sends the key has access. A browser sends the key as a
-password, with any user name. If no admin key is configured, only clients on this machine have access, and
-only if the server listens on a loopback address.
+Every client that sends the admin key has access. A browser has access to the pages with the cookie of a
+session (`admin.sessions`), or sends the key as a password, with any user name. Without a key, nobody has
+access. But if the key is `none`, all clients on this machine have access, provided that the server listens on
+a loopback address.
 
 A web page of another site that is open in a browser on this machine must not get access. Therefore, the
 `Origin` header of a request, if it has one, must name the same host and port as its `Host` header. A browser
 also says in `Sec-Fetch-Site` whether another site caused a request: such a request must be a link that the
-user follows. If no admin key is configured, the `Host` header must also name this machine, because a site
-could point its own host name at this machine (DNS rebinding).
+user follows. A request that changes something and shows only a cookie must have an `Origin`, because browsers
+send a cookie with the requests of pages on other ports, too. If the admin key is `none`, the `Host` header
+must also name this machine, because a site could point its own host name at this machine (DNS rebinding).
 """
 
 import hmac
 from base64 import b64decode
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from compaction_proxy.admin.sessions import DEFAULT_PORTS, SIGN_IN_PATH, has_session
+from compaction_proxy.config.sections import NO_ADMIN_KEY
 from compaction_proxy.config.validation import is_loopback
 from compaction_proxy.core.errors import RequestRefusedError, format_openai_error
 from compaction_proxy.gateway.body_budget import BodyBudget
@@ -119,8 +125,6 @@ BEARER = "Bearer"
 BASIC = "Basic"
 # Maps each authentication scheme to the header `WWW-Authenticate` of a response with status 401.
 _CHALLENGES = {BEARER: "Bearer", BASIC: 'Basic realm="compaction-proxy", charset="UTF-8"'}
-# Maps each URL scheme to its default port.
-_PORTS = {"http": 80, "https": 443}
 # Headers that other proxies add. If a request has one of these headers, it may have passed such a proxy, so
 # the client may be on another machine even if the connection comes from this machine.
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
@@ -132,11 +136,16 @@ class AccessPolicy:
 
     Attributes:
         host: Address on which the server listens (`server.host`).
-        key: Admin key (`server.admin_key`); empty if none is configured.
+        key: Admin key. If it is empty, nobody has access. If it is `none`, clients on this machine need no
+            key.
+        is_generated: Whether the proxy has made the key. A browser is then not asked for it.
+        closed_reason: Why the proxy could make no key; empty if this is not the reason why it has none.
     """
 
     host: str
     key: str = field(repr=False)
+    is_generated: bool = False
+    closed_reason: str = ""
 
 
 def _build_forbidden_error(message: str, code: str) -> RequestRefusedError:
@@ -149,10 +158,10 @@ def _is_same_origin(origin: str, host: str) -> bool:
     Returns False if the origin has another scheme than http and https.
     """
     scheme, separator, rest = origin.lower().partition("://")
-    if not separator or scheme not in _PORTS:
+    if not separator or scheme not in DEFAULT_PORTS:
         return False
-    ours = parse_authority(host.lower(), _PORTS[scheme])
-    return ours is not None and ours == parse_authority(rest, _PORTS[scheme])
+    ours = parse_authority(host.lower(), DEFAULT_PORTS[scheme])
+    return ours is not None and ours == parse_authority(rest, DEFAULT_PORTS[scheme])
 
 
 def _is_foreign_fetch(method: str, headers: Headers) -> bool:
@@ -188,17 +197,13 @@ def _decode_password(credentials: bytes) -> bytes:
 def _check_local_request(
     policy: AccessPolicy, scope: Scope, headers: Headers, host: str
 ) -> RequestRefusedError | None:
-    """Checks a request if no admin key is configured. Returns the error that refuses it, or None.
+    """Checks a request if the admin key is `none`. Returns the error that refuses it, or None.
 
     The request is allowed if three conditions are true: the server listens on a loopback address, the request
     comes directly from this machine, and its `Host` header names this machine.
     """
-    if not is_loopback(policy.host):
-        return _build_forbidden_error(
-            "Set server.admin_key to use this from other machines.", "admin_key_required"
-        )
     peer = (scope.get("client") or ("",))[0]
-    if not is_loopback(peer) or any(name in headers for name in _FORWARDED):
+    if not (is_loopback(policy.host) and is_loopback(peer)) or any(name in headers for name in _FORWARDED):
         return _build_forbidden_error(
             "Without server.admin_key this machine only is answered.", "admin_key_required"
         )
@@ -214,22 +219,49 @@ def check_access(policy: AccessPolicy, scope: Scope, scheme: str = BEARER) -> Re
     Args:
         policy: Rules for access.
         scope: ASGI scope of the request.
-        scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts it as a password.
+        scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts it as a password, and the
+            cookie of a session.
     """
     headers = Headers(scope=scope)
+    return _check_source(scope, headers) or _check_key(policy, scope, headers, scheme)
+
+
+def _check_key(
+    policy: AccessPolicy, scope: Scope, headers: Headers, scheme: str
+) -> RequestRefusedError | None:
+    """Checks the key or the session that a request shows. Returns the error that refuses it, or None."""
+    if not policy.key:
+        why = f": {policy.closed_reason}" if policy.closed_reason else ""
+        return _build_forbidden_error(f"Set server.admin_key to use this{why}.", "admin_key_required")
+    if policy.key == NO_ADMIN_KEY:
+        return _check_local_request(policy, scope, headers, headers["host"])
+    if _has_key(policy.key, headers, scheme):
+        return None
+    if scheme == BASIC and has_session(policy.key, scope.get("scheme", "http"), headers):
+        if scope["method"] in {"GET", "HEAD"} or "origin" in headers:
+            return None
+        return _build_forbidden_error("A form must name its origin.", "origin_not_allowed")
+    where = ", which the proxy keeps beside its store" if policy.is_generated else ""
+    message = f"Send `Authorization: Bearer` and the admin key{where}."
+    return RequestRefusedError(401, message, "invalid_admin_key")
+
+
+def _check_source(scope: Scope, headers: Headers) -> RequestRefusedError | None:
+    """Checks whether a web page of another site has caused a request. Returns the error that refuses it.
+
+    Returns None if no page of another site has caused it.
+    """
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     if len(hosts) != 1 or parse_authority(hosts[0]) is None:
         return _build_forbidden_error("The request must have one Host header.", "host_not_allowed")
     foreign = _is_foreign_fetch(scope["method"], headers)
     if foreign or not all(_is_same_origin(origin, hosts[0]) for origin in origins):
         return _build_forbidden_error("Pages of other origins are not answered.", "origin_not_allowed")
-    if not policy.key:
-        return _check_local_request(policy, scope, headers, hosts[0])
-    if not _has_key(policy.key, headers, scheme):
-        return RequestRefusedError(
-            401, "Send `Authorization: Bearer` and the admin key.", "invalid_admin_key"
-        )
     return None
+
+
+async def _build_json_refusal(_: Scope, refused: RequestRefusedError) -> Response:
+    return Response(format_openai_error(refused), refused.status, media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,22 +272,30 @@ class AccessMiddleware:
         app: Wrapped application.
         policy: Rules for access.
         path: Path to protect. All paths below it are protected, too.
-        scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts the key as a password. A
-            response with status 401 asks for this scheme.
+        scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts the key as a password, and
+            the cookie of a session. A response with status 401 asks for this scheme. But a browser is not
+            asked for a password if the proxy has made the key.
+        build_refusal: Builds the response to a request that is refused.
     """
 
     app: ASGIApp
     policy: AccessPolicy
     path: str
     scheme: str = BEARER
+    build_refusal: Callable[[Scope, RequestRefusedError], Awaitable[Response]] = _build_json_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request to the application, or responds with an error if the request is not allowed."""
-        guarded = scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self.path}/")
-        refused = check_access(self.policy, scope, self.scheme) if guarded else None
-        if not guarded:
+        """Passes a request to the application, or responds with an error if the request is not allowed.
+
+        A link to the admin pages needs no key, because the application checks its code.
+        """
+        if scope["type"] != "http" or not f"{scope['path']}/".startswith(f"{self.path}/"):
             await self.app(scope, receive, send)
             return
+        refused = check_access(self.policy, scope, self.scheme)
+        is_link = self.scheme == BASIC and scope["path"] == self.path + SIGN_IN_PATH
+        if is_link and refused is not None and refused.status == HTTPStatus.UNAUTHORIZED:
+            refused = None
 
         async def send_protected(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -267,6 +307,8 @@ class AccessMiddleware:
         if refused is None:
             await self.app(scope, receive, send_protected)
             return
-        headers = {"www-authenticate": _CHALLENGES[self.scheme]} if refused.status == 401 else None
-        answer = Response(format_openai_error(refused), refused.status, headers, "application/json")
+        answer = await self.build_refusal(scope, refused)
+        if refused.status == HTTPStatus.UNAUTHORIZED:
+            scheme = BEARER if self.policy.is_generated else self.scheme
+            answer.headers["www-authenticate"] = _CHALLENGES[scheme]
         await answer(scope, receive, send_protected)

@@ -288,23 +288,27 @@ def create_admin_client(url: str | None, key_file: Path | None, config: Path | N
     """Creates a client of the admin API from command-line options.
 
     Without `url`, the address comes from the configuration. Without `key_file`, the key comes from the
-    environment or else from the configuration. Loading the configuration takes a third of a second, so the
-    function loads it only if the address or the key may come from it.
+    environment, else from the configuration, else from the file of the key that the proxy has made. The last
+    is sent only to a loopback address. Loading the configuration takes a third of a second, so the function
+    loads it only if the address or the key may come from it.
 
     Raises:
         ConfigError: If the URL, the key file or the configuration is not valid.
     """
     key = _read_key(key_file) if key_file else os.environ.get(_KEY_VARIABLE)
     variables = {f"{_KEY_VARIABLE}_FILE", "COMPACTION_PROXY_CONFIG"} & os.environ.keys()
-    has_config = bool(config or variables or Path("config.yaml").exists())
-    if url is None or (key is None and has_config):
+    base_url = None if url is None else parse_base_url(url)
+    is_local = base_url is None or urlsplit(base_url).hostname in LOOPBACK_HOSTS
+    may_have_key = is_local or bool(config or variables or Path("config.yaml").exists())
+    if base_url is None or (not key and may_have_key):
+        from compaction_proxy.cli.admin_key import read_admin_key
         from compaction_proxy.config.loader import load_config
 
-        server = load_config(config, os.environ).config.server
-        key = server.admin_key.get_secret_value() if key is None else key
-        if url is None:
-            return create_local_client(server, key)
-    return AdminClient(parse_base_url(url), _build_key_header(key))
+        settings = load_config(config, os.environ).config
+        key = key or (read_admin_key(settings) if is_local else settings.server.admin_key.get_secret_value())
+        if base_url is None:
+            return create_local_client(settings.server, key)
+    return AdminClient(base_url, _build_key_header(key))
 
 
 def create_local_client(server: "ServerSection | ServerAddress", key: str = "") -> AdminClient:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from compaction_proxy.cli.admin_client import build_local_url, create_local_client, fetch_version
+from compaction_proxy.cli.admin_key import AdminKeyError, find_key_path
 from compaction_proxy.cli.console import (
     BAD_CONFIG,
     FAILED,
@@ -32,9 +33,9 @@ from compaction_proxy.cli.serve import MAX_DESCRIPTORS, open_listener
 from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
 from compaction_proxy.config.loader import ConfigOverride, LoadedConfig, load_config
-from compaction_proxy.config.sections import ServerSection
+from compaction_proxy.config.sections import NO_ADMIN_KEY, ServerSection
 from compaction_proxy.config.types import mask_passwords, parse_origin
-from compaction_proxy.config.validation import is_loopback
+from compaction_proxy.config.validation import is_bound_to_loopback
 from compaction_proxy.core.errors import ConfigError, ProxyError, StoreUnavailableError, SummaryError
 from compaction_proxy.core.summary.call import SummaryCall
 from compaction_proxy.gateway import server as serving
@@ -152,7 +153,7 @@ def format_findings(findings: Iterable[Finding]) -> list[str]:
 def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Runs all checks that need neither the store nor the upstream."""
     yield check_address(config.server)
-    yield from check_admin_key(config.server)
+    yield check_admin_key(config, environ)
     yield check_open_files()
     yield check_body_memory(config.server)
     yield from check_environment_proxies(config, environ)
@@ -176,25 +177,28 @@ def check_address(server: ServerSection) -> Finding:
     return Finding(OK, "address", f"{where}: free, nothing is running there")
 
 
-def check_admin_key(server: ServerSection) -> Iterator[Finding]:
+def check_admin_key(config: Config, environ: Mapping[str, str]) -> Finding:
     """Checks whether the admin API has a key, and whether the key is strong.
 
-    Warns about a missing key if the proxy listens on a Unix socket or on an address that other machines can
-    reach, because the proxy then closes the admin API.
+    Warns about a missing key if the proxy can make none, because it then closes the admin API. Also warns if
+    the admin API needs no key.
     """
-    key = server.admin_key.get_secret_value()
-    open_to_others = server.unix_socket is not None or not is_loopback(server.host)
-    if not key and open_to_others:
-        what = "none, so that the admin API is closed at this address"
-        yield Finding(WARNING, "admin key", what, f"set server.admin_key, such as from `{STRONG_KEY}`")
-    elif not key:
-        yield Finding(OK, "admin key", "none; the admin API answers this machine only")
-    elif len(key) < WEAK_KEY_CHARACTERS or len(set(key)) < WEAK_KEY_KINDS:
-        yield Finding(
-            WARNING, "admin key", "easy to guess", f"take a longer one, such as from `{STRONG_KEY}`"
-        )
-    else:
-        yield Finding(OK, "admin key", "set")
+    key, name = config.server.admin_key.get_secret_value(), "admin key"
+    fix = f"set server.admin_key, such as from `{STRONG_KEY}`"
+    if key == NO_ADMIN_KEY:
+        what = "off: tunnels to this machine and its other users have the admin API, too"
+        return Finding(WARNING, name, what, "remove server.admin_key: none, and a key is made")
+    if key and (len(key) < WEAK_KEY_CHARACTERS or len(set(key)) < WEAK_KEY_KINDS):
+        return Finding(WARNING, name, "easy to guess", f"take a longer one, such as from `{STRONG_KEY}`")
+    if key:
+        return Finding(OK, name, "set")
+    if not is_bound_to_loopback(config.server):
+        return Finding(WARNING, name, "none, so that the admin API is closed at this address", fix)
+    try:
+        path = find_key_path(config, environ)
+    except AdminKeyError as error:
+        return Finding(WARNING, name, f"none, so that the admin API is closed: {error}", fix)
+    return Finding(OK, name, f"{'in' if path.exists() else 'made at the first start, in'} {path}")
 
 
 def check_open_files() -> Finding:

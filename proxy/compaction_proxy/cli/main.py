@@ -34,6 +34,7 @@ from compaction_proxy.cli.replay import replay
 from compaction_proxy.cli.run import run
 from compaction_proxy.cli.savings import savings
 from compaction_proxy.cli.sessions import search, sessions_app
+from compaction_proxy.cli.ui import ui
 from compaction_proxy.cli.watch import watch
 
 config_app = create_group("Look at the configuration.")
@@ -46,7 +47,7 @@ STARTER = """\
 server:
   host: 127.0.0.1
   port: 4141
-  # admin_key: ${COMPACTION_PROXY_ADMIN_KEY}     # needed as soon as others reach the address
+  # admin_key: ${COMPACTION_PROXY_ADMIN_KEY}     # left out: made at the first start, on loopback only
 
 upstream:
   base_url: https://api.openai.com/v1
@@ -132,13 +133,13 @@ def serve(
     """Run the proxy until SIGINT (Ctrl-C) or SIGTERM stops it."""
     import gc
     import os
-    from functools import partial
 
     gc.disable()  # nothing of what start-up creates is garbage; `tune_interpreter` enables it again
     try:
+        from compaction_proxy.cli.admin_key import add_admin_key
         from compaction_proxy.cli.serve import announce_start, run_single_process
         from compaction_proxy.cli.workers import run_workers
-        from compaction_proxy.config.loader import ConfigOverride, load_config
+        from compaction_proxy.config.loader import ConfigOverride, LoadedConfig, load_config
         from compaction_proxy.telemetry import logs
 
         overrides = (
@@ -148,12 +149,15 @@ def serve(
             ConfigOverride("--workers", ("server", "workers"), workers),
         )
         options = [option for option in overrides if option.value is not None]
-        loaded = load_config_and_print_warnings(config, options)
+        loaded = add_admin_key(load_config_and_print_warnings(config, options))
         logs.configure_service_logging(loaded.config.observability)
-        reread = partial(load_config, config, os.environ, options)
+
+        def reread() -> LoadedConfig:
+            return add_admin_key(load_config(config, os.environ, options))
+
         if loaded.config.server.workers > 1:
             gc.enable()
-            run_workers(loaded, reread, lambda url: announce_start(loaded.config, url))
+            run_workers(loaded, reread, lambda url: announce_start(loaded, url))
         else:
             run_single_process(loaded, reread)
     finally:
@@ -289,6 +293,7 @@ app.command()(mcp)
 app.command()(models)
 app.command()(savings)
 app.command()(search)
+app.command()(ui)
 app.command()(watch)
 app.add_typer(sessions_app, name="sessions")
 app.add_typer(config_app, name="config")

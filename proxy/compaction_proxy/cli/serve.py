@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compaction_proxy.admin.sessions import LINK_TTL_S, build_link
 from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.config.config import Config, compare_configs, get_model_settings
 from compaction_proxy.config.loader import LoadedConfig
-from compaction_proxy.config.sections import ServerSection
+from compaction_proxy.config.sections import NO_ADMIN_KEY, ServerSection
 from compaction_proxy.config.types import mask_passwords
 from compaction_proxy.config.validation import is_loopback
 from compaction_proxy.core.budget import compute_budget
@@ -71,21 +72,27 @@ def _describe_trigger(config: Config) -> str:
     return f"{size}, unless the model's window is known to be another"
 
 
-def _describe_dashboard(server: ServerSection, url: str) -> str:
+def describe_dashboard(loaded: LoadedConfig, url: str) -> str:
     """Returns the URL of the dashboard, or a text that says why it is closed.
 
-    Without an admin key, the dashboard answers only on a loopback address (`admin.auth`).
+    On a terminal, the URL is a link that opens the dashboard. Other outputs may be stored as logs, which must
+    not contain such a link.
     """
-    is_socket = server.unix_socket is not None
-    if not server.admin_key.get_secret_value() and (is_socket or not is_loopback(server.host)):
-        return "closed at this address until server.admin_key is set"
+    server, key = loaded.config.server, loaded.config.server.admin_key.get_secret_value()
     path = server.base_path + DASHBOARD_PATH
-    return f"http://localhost{path} over this socket" if is_socket else url + path
+    if not key:
+        why = f": {loaded.admin_key_problem}" if loaded.admin_key_problem else ""
+        return f"closed at this address until server.admin_key is set{why}"
+    if server.unix_socket is not None:
+        return f"http://localhost{path} over this socket"
+    if key == NO_ADMIN_KEY or not sys.stdout.isatty():
+        return url + path
+    return f"{build_link(url + path, key)} (works once, within {LINK_TTL_S} s)"
 
 
-def format_banner(config: Config, url: str) -> Iterator[str]:
+def format_banner(loaded: LoadedConfig, url: str) -> Iterator[str]:
     """Yields the lines that the proxy prints when it starts. They show the main settings."""
-    compaction = config.compaction
+    config, compaction = loaded.config, loaded.config.compaction
     yield f"compaction-proxy listens on {url}"
     yield f"  upstream  {config.upstream.base_url}"
     yield f"  store     {mask_passwords(config.store.url or '')}"
@@ -98,7 +105,7 @@ def format_banner(config: Config, url: str) -> Iterator[str]:
         yield f"  models    {', '.join(config.models)} have settings of their own"
     if config.server.workers > 1:
         yield f"  workers   {config.server.workers}"
-    yield f"  dashboard {_describe_dashboard(config.server, url)}"
+    yield f"  dashboard {describe_dashboard(loaded, url)}"
     if config.server.unix_socket is None:
         yield f"  client    export OPENAI_BASE_URL={url}/v1"
     else:
@@ -141,10 +148,15 @@ def open_listener(server: ServerSection) -> socket.socket:
     return serving.listen(server.host, server.port)
 
 
-def announce_start(config: Config, url: str) -> None:
-    """Prints the banner, and logs that the proxy accepts requests."""
-    print("\n".join(format_banner(config, url)), flush=True)
-    logs.get_logger(__name__).info(log_events.SERVING_STARTED, url=url, upstream=config.upstream.base_url)
+def announce_start(loaded: LoadedConfig, url: str) -> None:
+    """Prints the banner, and logs that the proxy accepts requests and where its own admin key is."""
+    print("\n".join(format_banner(loaded, url)), flush=True)
+    log = logs.get_logger(__name__)
+    log.info(log_events.SERVING_STARTED, url=url, upstream=loaded.config.upstream.base_url)
+    if loaded.admin_key_path is not None:
+        log.info(log_events.ADMIN_KEY_MADE, file=str(loaded.admin_key_path))
+    elif loaded.admin_key_problem:
+        log.warning(log_events.ADMIN_CLOSED, reason=loaded.admin_key_problem)
 
 
 def _raise_descriptor_limit() -> None:
@@ -393,6 +405,6 @@ def run_single_process(loaded: LoadedConfig, read_config: ReadConfig) -> None:
 
         def on_started(bound: socket.socket, _: serving.GracefulServer, reloader: ConfigReloader) -> None:
             reloader.start(read_config)
-            announce_start(config, build_url(bound, config.server))
+            announce_start(loaded, build_url(bound, config.server))
 
         serve_proxy(open_socket, loaded, on_started)

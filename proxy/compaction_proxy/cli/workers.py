@@ -28,6 +28,7 @@ from socket import socket
 from tempfile import TemporaryDirectory
 from types import FrameType
 
+from compaction_proxy.cli.admin_key import add_admin_key
 from compaction_proxy.cli.serve import (
     ConfigReloader,
     ReadConfig,
@@ -441,7 +442,7 @@ def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterato
     """
     address = {"host": "127.0.0.1", "port": 0, "unix_socket": None, "tls_certificate": None, "tls_key": None}
     server = loaded.config.server.model_copy(update={**address, "workers": 1})
-    local = replace(loaded, config=loaded.config.model_copy(update={"server": server}))
+    local = add_admin_key(replace(loaded, config=loaded.config.model_copy(update={"server": server})))
     bound = serving.listen(server.host, server.port)
     process, parent_end = _start_process(_run_background_worker, local, bound, str(log_path or os.devnull))
     try:

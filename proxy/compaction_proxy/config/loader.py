@@ -6,7 +6,7 @@ The environment variable `COMPACTION_PROXY__SECTION__KEY` sets the key `section.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -50,6 +50,8 @@ class LoadedConfig:
         path: The file that was read; None if there was none.
         warnings: Warnings about settings that are valid but probably not intended, one line each.
         is_empty: Whether the file is empty or holds only comments. False if there was no file.
+        admin_key_path: File of the admin key that the proxy has made. None if it has made none.
+        admin_key_problem: Why the proxy could not make an admin key; empty if it made one or needs none.
     """
 
     config: Config
@@ -57,6 +59,18 @@ class LoadedConfig:
     path: Path | None
     warnings: tuple[str, ...]
     is_empty: bool = False
+    admin_key_path: Path | None = None
+    admin_key_problem: str = ""
+
+    def set_admin_key(self, key: str, path: Path) -> "LoadedConfig":
+        """Returns this configuration with the admin key that the proxy has made and keeps in a file."""
+        server = self.config.server.model_copy(update={"admin_key": SecretStr(key)})
+        return replace(
+            self,
+            config=self.config.model_copy(update={"server": server}),
+            origins={**self.origins, "server.admin_key": str(path)},
+            admin_key_path=path,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,10 @@ SESSION_HEADERS = (
 MIN_INFLIGHT_BYTES = 1_048_576
 
 
+# Value of `server.admin_key` with which clients on this machine need no key.
+NO_ADMIN_KEY = "none"
+
+
 class ServerSection(BaseModel):
     """Where clients reach the proxy, who may use it, and the limits for their requests."""
 
@@ -269,7 +273,7 @@ class ServerSection(BaseModel):
     base_path: BasePath = ""
     """Prefix of our own paths (health, metrics, admin); empty: none."""
     admin_key: Key = SecretStr("")
-    """Bearer key of the admin API and UI; empty: they answer on loopback only."""
+    """Bearer key of the admin API and UI; empty: on loopback one is made; `none`: none, on loopback only."""
     secret: SecretStr = SecretStr("")
     """Key of the digests that separate tenants; empty: made once and kept beside the store."""
     previous_secrets: tuple[Key, ...] = ()

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from compaction_proxy.config.config import Config, ModelSettings, build_policy, format_key_path
-from compaction_proxy.config.sections import WIRES, ServerSection, SummarySection
+from compaction_proxy.config.sections import NO_ADMIN_KEY, WIRES, ServerSection, SummarySection
 from compaction_proxy.config.strategies import get_policy_setting
 from compaction_proxy.config.types import check_store_url, parse_origin
 from compaction_proxy.config.yaml_file import KeyPath
@@ -160,6 +160,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_bound_to_loopback(server: ServerSection) -> bool:
+    """Returns whether the server listens on a TCP port that can be reached only from this machine."""
+    return server.unix_socket is None and is_loopback(server.host)
+
+
 def _is_own_address(config: Config, url: str) -> bool:
     """Returns whether a URL has an address on which the proxy itself listens."""
     server = config.server
@@ -190,6 +195,11 @@ def _find_summary_problems(config: Config, summary: SummarySection) -> Iterator[
 
 def _find_server_problems(server: ServerSection) -> Iterator[tuple[KeyPath, str]]:
     yield from _find_empty_key_problems(server)
+    if server.admin_key.get_secret_value() == NO_ADMIN_KEY and not is_bound_to_loopback(server):
+        yield (
+            ("server", "admin_key"),
+            "none is for a loopback address only; set a key, or leave it empty to close the admin API",
+        )
     if server.unix_socket is not None and not Path(server.unix_socket).is_absolute():
         yield ("server", "unix_socket"), "the path must be absolute"
     if server.unix_socket is not None and server.tls_certificate is not None:
@@ -265,6 +275,15 @@ def find_warnings(config: Config) -> Iterator[str]:
             yield f"models.{glob}: never used, because {earlier} stands before it and matches too"
 
 
+def find_default_store_path(environ: Mapping[str, str]) -> Path | None:
+    """Returns the file of the store if none is configured: it is in the user's data folder.
+
+    Returns None if the folder is unknown or if the proxy cannot write to it.
+    """
+    folder = _find_data_home(environ)
+    return folder and folder / "compaction-proxy" / "state.db"
+
+
 def _find_data_home(environ: Mapping[str, str]) -> Path | None:
     """Returns the folder for the user's data. None if it is unknown or if the proxy cannot write to it."""
     configured, home = environ.get("XDG_DATA_HOME", ""), environ.get("HOME", "")
@@ -292,8 +311,8 @@ def resolve_store_url(config: Config, environ: Mapping[str, str]) -> str:
         except ValueError as error:
             raise ValueError(f"$REDIS_URL: {error}") from None
     if url is None:
-        folder = _find_data_home(environ)
-        return f"{SQLITE}{folder / 'compaction-proxy' / 'state.db'}" if folder else MEMORY
+        default = find_default_store_path(environ)
+        return f"{SQLITE}{default}" if default else MEMORY
     if not url.startswith(SQLITE):
         return url
     path = url.removeprefix(SQLITE)

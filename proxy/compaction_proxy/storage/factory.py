@@ -12,6 +12,7 @@ expire.
 import math
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Record, Store
 
 SECRET_BYTES = 32
+_MAX_SECRET_CHARACTERS = 1_024
 _REDIS = "compaction_proxy.storage.redis.store:RedisStore"  # imported if used, as it takes 6 MB of memory
 SECRET_KEY = "v1:secret"  # noqa: S105 - the name of the record, not the secret
 """The key of the secret in a shared store. It is the only key that belongs to no scope (`storage.keys`)."""
@@ -95,12 +97,12 @@ def load_installation_secret(url: str, report: Callable[[StoreUnavailableError],
         return secrets.token_bytes(SECRET_BYTES)
     try:
         if not path.exists():
-            _create_secret(path)
-        return _read_secret(path)
+            create_secret_file(path)
+        return read_secret_file(path)
     except OSError as error:
         report(StoreUnavailableError(NO_SECRET, error.strerror or "the secret's file cannot be used"))
-    except ValueError:
-        report(StoreUnavailableError(NO_SECRET, "the secret's file is damaged"))
+    except ValueError as error:
+        report(StoreUnavailableError(NO_SECRET, f"the secret's file cannot be used: {error}"))
     return secrets.token_bytes(SECRET_BYTES)
 
 
@@ -119,18 +121,37 @@ async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
     return stored
 
 
-def _read_secret(path: Path) -> bytes:
-    """Returns the secret in a file. Raises ValueError if the file does not contain one.
+def read_secret_file(path: Path, *, must_be_private: bool = False) -> bytes:
+    """Returns the secret of 32 bytes in a file.
 
     Opens only a regular file, because opening a pipe would wait for a writer.
+
+    Args:
+        path: The file.
+        must_be_private: Whether to refuse a file that belongs to another user or that every user may read.
+
+    Raises:
+        ValueError: If the file does not contain a secret, or is refused.
+        OSError: If the file cannot be read.
     """
-    secret = bytes.fromhex(path.read_text(encoding="ascii")) if path.is_file() else b""
+    if not path.is_file():
+        raise ValueError("it is no regular file")
+    with path.open(encoding="ascii") as file:
+        status = os.fstat(file.fileno())
+        is_foreign = hasattr(os, "geteuid") and status.st_uid != os.geteuid()
+        if must_be_private and (is_foreign or status.st_mode & stat.S_IRWXO):
+            raise ValueError("it belongs to another user, or every user may read it")
+        text = file.read(_MAX_SECRET_CHARACTERS)
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
     if len(secret) != SECRET_BYTES:
-        raise ValueError
+        raise ValueError("it is damaged")
     return secret
 
 
-def _create_secret(path: Path) -> None:
+def create_secret_file(path: Path) -> None:
     """Writes a new secret to `path`, unless the file exists.
 
     The secret is written to a temporary file, to which `path` is then linked. Therefore no process can read

@@ -15,6 +15,7 @@ change of their form must replace `v1` by `v2`. The scope is built from digests 
 | conversation | `tenant` |
 | no tenant, and a day | `hours`, `writers`, `recent` |
 | no tenant | `feed`, `compacted` |
+| no tenant, and the code of a link to the dashboard | `used` (only a lease) |
 | tenant, upstream origin and model | `model` |
 
 The root of a conversation is the prefix digest of its first four messages that are not fixed. A copy of a
@@ -259,6 +260,11 @@ def compacted_tenants_key() -> str:
 def compacted_changes_key() -> str:
     """Returns the key of the list of the newest changes to all tenants' lists of compacted conversations."""
     return f"{_build_key_start('', 'compacted')}:compacted:changes"
+
+
+def sign_in_code_key(code: str) -> str:
+    """Returns the key of the lease that marks the code of a link to the dashboard as used."""
+    return f"{_build_key_start('', f'code {code}')}:used"
 
 
 @_cached_key

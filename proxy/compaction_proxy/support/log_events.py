@@ -1,6 +1,8 @@
 """Defines the names of the log events, in the form `area.what_happened`."""
 
 SERVING_STARTED = "serving.started"
+ADMIN_KEY_MADE = "admin.key_made"
+ADMIN_CLOSED = "admin.closed"
 SERVING_STOPPING = "serving.stopping"
 SERVING_STOPPED = "serving.stopped"
 WORKER_ENDED = "worker.ended"

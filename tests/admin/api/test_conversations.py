@@ -73,7 +73,7 @@ class Place:
         self.wishing, self.steering, self.watching = watched.wishing, watched.steering, watched.watching
         self.journal, self.feed, self.replaying = watched.journal, watched.feed, watched.replaying
 
-    def client(self, *, key: str = "", base_path: str = "", peer: str = "127.0.0.1") -> httpx.AsyncClient:
+    def client(self, *, key: str = "none", base_path: str = "", peer: str = "127.0.0.1") -> httpx.AsyncClient:
         ready = Readiness(ready=True, store="ok", version="1")
         api = AdminApi(self.steering, self.watching, self.replaying, AccessPolicy("127.0.0.1", key))
         app = create_admin_app(lambda: ready, base_path, api)

@@ -36,7 +36,7 @@ async def followed() -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
     app = create_admin_app(
         lambda: ready,
         "",
-        AdminApi(here.steering, here.watching, here.replaying, AccessPolicy("127.0.0.1", "")),
+        AdminApi(here.steering, here.watching, here.replaying, AccessPolicy("127.0.0.1", "none")),
     )
     async with (
         serve_embedded(app) as url,
@@ -145,7 +145,7 @@ async def test_what_comes_once_a_stream_is_to_end_is_not_told() -> None:
 
 async def test_who_watches_does_not_hold_the_end_up(tmp_path: Path) -> None:
     async with (
-        proxy_process(tmp_path, 9) as proxy,
+        proxy_process(tmp_path, 9, admin_key="none") as proxy,
         httpx.AsyncClient(base_url=proxy.url, timeout=100, trust_env=False) as client,
         client.stream("GET", STREAM) as answer,
     ):

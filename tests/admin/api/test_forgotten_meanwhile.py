@@ -87,6 +87,7 @@ async def scene() -> AsyncIterator[Scene]:
     async with serve_embedded(upstream) as url:
         config = Config.model_validate(
             {
+                "server": {"admin_key": "none"},
                 "upstream": {"base_url": f"{url}/v1"},
                 "summary": {"model": "demo-summary"},
                 "models": {"*": {"window": 4_096}},

@@ -62,7 +62,7 @@ async def looked_at() -> AsyncIterator[tuple[Watched, httpx.AsyncClient]]:
             hear("t_1", event)
     await here.journal.flush()
     ready = Readiness(ready=True, store="ok", version="1")
-    api = AdminApi(here.steering, here.watching, here.replaying, AccessPolicy("127.0.0.1", ""), SETTINGS)
+    api = AdminApi(here.steering, here.watching, here.replaying, AccessPolicy("127.0.0.1", "none"), SETTINGS)
     transport = httpx.ASGITransport(create_admin_app(lambda: ready, "", api), client=("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost/admin/v1") as client:
         yield here, client
@@ -192,7 +192,7 @@ async def test_a_store_that_is_away_is_said_to_be() -> None:
             raise OSError("gone")
 
     here = Watched(Away(), DAY_S)
-    api = AdminApi(here.steering, here.watching, here.replaying, AccessPolicy("127.0.0.1", ""))
+    api = AdminApi(here.steering, here.watching, here.replaying, AccessPolicy("127.0.0.1", "none"))
     app = create_admin_app(lambda: Readiness(ready=True, store="down", version="1"), "", api)
     transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
     paths = (

@@ -38,6 +38,7 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncCl
     async with serve_embedded(provider) as upstream:
         config = Config.model_validate(
             {
+                "server": {"admin_key": "none"},
                 "upstream": {"base_url": f"{upstream}/v1"},
                 "store": {"url": "memory://"},
                 "summary": {"model": "demo-summary"},
@@ -84,7 +85,7 @@ async def test_a_rehearsal_that_crashes_is_an_error_in_openai_s_shape() -> None:
     here = Watched(MemoryStore(), 60.0)
     playing = ReplayJobRunner(Config(), create_conversation_loader(here.steering, here.watching), command)
     ready = Readiness(ready=True, store="ok", version="1")
-    api = AdminApi(here.steering, here.watching, playing, AccessPolicy("127.0.0.1", ""))
+    api = AdminApi(here.steering, here.watching, playing, AccessPolicy("127.0.0.1", "none"))
     async with (
         serve_embedded(create_admin_app(lambda: ready, "", api)) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as client,

@@ -1,9 +1,15 @@
 """Who may look at the pages: who shows the admin key as a password; and pages of others may do nothing."""
 
 from base64 import b64encode
+from typing import Any
 
+import httpx
 import pytest
 
+from compaction_proxy.admin.app import mount_pages
+from compaction_proxy.admin.sessions import build_link
+from compaction_proxy.storage.memory import MemoryStore
+from compaction_proxy.storage.records import RecordStore
 from tests.helpers.dashboard import NAME, FakeAdmin, pages, sample
 
 KEY = "k:ey-ü"
@@ -61,3 +67,23 @@ async def test_nothing_below_ui_is_open_to_strangers() -> None:
         for path in (f"{one}/undo", f"{one}/delete", f"{one}/pin", "/ui/playground"):
             assert (await client.post(path)).status_code == 401, path
     assert admin.asked == []
+
+
+@pytest.mark.parametrize(("scheme", "secure"), [("http", False), ("https", True)])
+async def test_the_cookie_of_a_session_that_began_over_tls_is_sent_over_tls_only(
+    scheme: str, *, secure: bool
+) -> None:
+    api = FakeAdmin(sample()).api(KEY)
+    object.__setattr__(api.queries, "records", RecordStore(MemoryStore(), lambda _: None))
+    nothing_else: Any = None
+    transport = httpx.ASGITransport(app=mount_pages(nothing_else, api))
+    async with httpx.AsyncClient(transport=transport, base_url=f"{scheme}://localhost") as client:
+        opened = await client.get(build_link("/ui", KEY))
+        assert (opened.status_code, "; Secure" in opened.headers["set-cookie"]) == (303, secure)
+        assert (await client.get("/ui/settings")).status_code == 200
+
+
+async def test_whoever_has_access_already_does_not_use_a_link_up() -> None:
+    async with pages(FakeAdmin(sample()), key=KEY) as client:
+        opened = await client.get(build_link("/ui", KEY), headers=basic(f":{KEY}"))
+        assert (opened.status_code, "set-cookie" in opened.headers) == (303, False)

@@ -124,6 +124,7 @@ def config(upstream: str) -> Config:
     prices = {"input": 2.5, "cached": 0.25, "output": 10}
     return Config.model_validate(
         {
+            "server": {"admin_key": "none"},
             "upstream": {"base_url": f"{upstream}/v1"},
             "store": {"url": "memory://"},
             "summary": {"model": "demo-summary"},

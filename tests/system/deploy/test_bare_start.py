@@ -148,7 +148,14 @@ def test_a_store_that_cannot_be_written_is_said_and_stops_nobody(closed: Path) -
     with served_to_nobody(closed, COMPACTION_PROXY__STORE__URL=store) as (lines, errors):
         url = lines[0].rpartition(" ")[2]
         ready = httpx.get(f"{url}/readyz", trust_env=False)
+        admin = httpx.get(f"{url}/admin/v1/config", trust_env=False)
     assert ready.status_code == 200
+    assert (admin.status_code, "server.admin_key" in admin.text, "Permission denied" in admin.text) == (
+        403, True, True,
+    )  # fmt: skip
+    assert [event["level"] for event in map(json.loads, errors) if event["event"] == "admin.closed"] == [
+        "warning"
+    ]
     failed = [event for event in map(json.loads, errors) if event["event"] == "store.failed"]
     assert {event["level"] for event in failed} == {"warning"}
     assert [event["reason"] for event in failed][:1] == ["secret-unavailable"]

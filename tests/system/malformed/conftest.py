@@ -243,6 +243,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         "PYTHONPATH": str(ROOT),
         "PATH": os.environ["PATH"],
         "COMPACTION_PROXY__STORE__URL": f"sqlite:///{folder}/state.db",
+        "COMPACTION_PROXY__SERVER__ADMIN_KEY": "none",
         "COMPACTION_PROXY__SUMMARY__TIMEOUT_S": "5",
     }
     errors = folder / "stderr"

@@ -228,7 +228,7 @@ def config(base_url: str) -> Config:
     """Models that are offered the tool always, or once something is removed; one that is told unasked."""
     return Config.model_validate(
         {
-            "server": {"port": 0, "secret": "test"},
+            "server": {"port": 0, "secret": "test", "admin_key": "none"},
             "upstream": {"base_url": f"{base_url}/v1"},
             "store": {"url": "memory://"},
             "summary": {"model": "none"},

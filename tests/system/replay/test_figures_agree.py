@@ -186,7 +186,9 @@ async def test_everybody_tells_the_same_of_a_replay(tmp_path: Path) -> None:
     provider = Provider()
     async with (
         serve_embedded(provider) as upstream,
-        proxy_process(tmp_path, int(upstream.rpartition(":")[2]), environ=environ) as process,
+        proxy_process(
+            tmp_path, int(upstream.rpartition(":")[2]), environ=environ, admin_key="none"
+        ) as process,
         httpx.AsyncClient(base_url=process.url, timeout=60, trust_env=False) as client,
     ):
         await play(client, recorded("sweagent-crypto-eps"))

@@ -117,6 +117,7 @@ async def running_proxy(
         "summary": {"model": "none"},
         "models": {"m": {"window": 128_000}},  # one that is not known is asked for
         **sections,
+        "server": {"admin_key": "none", **sections.get("server", {})},
         "upstream": upstream,
     }
     with mock.patch.object(tokenizers, "load_encoding", cached_load):  # takes half a second each time

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes, urlencode
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -25,7 +26,16 @@ from compaction_proxy.admin.api.conversations import MAX_QUERY_CHARACTERS
 from compaction_proxy.admin.api.overview import Value, build_configuration
 from compaction_proxy.admin.api.routing import AdminApi, parse_time
 from compaction_proxy.admin.api.schemas import to_counters, to_instructions, to_pins, to_stats_row
+from compaction_proxy.admin.auth import BASIC, BEARER, check_access
 from compaction_proxy.admin.queries import CompactionRecord, ConversationFilter, Sort
+from compaction_proxy.admin.sessions import (
+    LINK_TTL_S,
+    SESSION_TTL_S,
+    build_cookie_name,
+    create_token,
+    is_valid_token,
+    use_code,
+)
 from compaction_proxy.admin.ui.diff import MAX_SHOWN_CHARACTERS, build_panes
 from compaction_proxy.admin.ui.templates import HEADERS, Templates, describe_error
 from compaction_proxy.compaction.types import CompactionStatus
@@ -238,6 +248,40 @@ class PageRoutes:
 
     api: AdminApi
     templates: Templates
+
+    async def open_session(self, request: Request) -> Response:
+        """Opens a session for a browser that follows a link, and redirects the browser to the overview.
+
+        The link can be used once. A browser that has access already does not use it up.
+
+        Raises:
+            StoreUnavailableError: If the store cannot tell whether the link was used before.
+            HTTPException: If the method is HEAD, with which programs look at a link that nobody has followed.
+        """
+        if request.method != "GET":
+            raise HTTPException(405)
+        policy, root = self.api.access_policy, self.templates.root
+        answer = RedirectResponse(
+            root, 303, {**HEADERS, "cache-control": "no-store", "referrer-policy": "no-referrer"}
+        )
+        if check_access(policy, request.scope, BASIC) is None:
+            return answer
+        code = request.query_params.get("code", "")
+        if not is_valid_token(policy.key, "link", code) or not await use_code(self.api.queries.records, code):
+            message = f"This link was used before, or is older than {LINK_TTL_S} seconds."
+            refused = RequestRefusedError(401, message, "invalid_link")
+            page = await self.templates.render_refusal(request.scope, refused)
+            page.headers["www-authenticate"] = BEARER
+            return page
+        answer.set_cookie(
+            build_cookie_name(request.url.scheme, request.headers["host"]),
+            create_token(policy.key, "session", SESSION_TTL_S),
+            path=root,
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return answer
 
     async def show_overview(self, request: Request) -> Response:
         """Shows the overview: savings, traffic, upstream failures and the latest events."""

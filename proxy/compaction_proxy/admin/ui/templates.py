@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.types import Scope
 
 from compaction_proxy import __version__
 from compaction_proxy.admin.api.routing import STORE_UNAVAILABLE
+from compaction_proxy.admin.sessions import LINK_TTL_S
 from compaction_proxy.core.errors import (
     OverloadedError,
     ReplayFailedError,
@@ -29,6 +32,7 @@ from compaction_proxy.core.errors import (
     StoreUnavailableError,
 )
 from compaction_proxy.core.event import find_failed_part, is_shortened
+from compaction_proxy.gateway.paths import DASHBOARD_PATH
 from compaction_proxy.support import formatting
 
 # Matches characters that a browser does not show, or that change how a browser shows the text around them:
@@ -76,6 +80,8 @@ HEADERS = {
     "referrer-policy": "same-origin",
     "x-frame-options": "DENY",
 }
+# URL of a proxy with the default configuration, at which `compaction-proxy ui` asks without options.
+DEFAULT_URL = "http://127.0.0.1:4141"
 _HASH_DIGITS = 12
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
@@ -176,6 +182,26 @@ class Templates:
         status, message = describe_error(error)
         title = _ERROR_TITLES.get(status, "This did not work")
         return await self.render_page("trouble.html", status, at="", title=title, message=message)
+
+    async def render_refusal(self, scope: Scope, refused: RequestRefusedError) -> Response:
+        """Renders the page for a request without access.
+
+        If a session is missing, the page says which command prints a link. The page needs no other file,
+        because the browser has no access to any.
+        """
+        command = self._build_link_command(scope) if refused.status == HTTPStatus.UNAUTHORIZED else ""
+        message = "This browser has no session." if refused.code == "invalid_admin_key" else str(refused)
+        return await self.render_page(
+            "no_access.html", refused.status, command=command, message=message, link_ttl_s=LINK_TTL_S
+        )
+
+    def _build_link_command(self, scope: Scope) -> str:
+        """Returns the command that prints a link for the address on which the proxy got a request."""
+        host, port = scope.get("server") or ("", None)
+        here = f"[{host}]" if ":" in host else host
+        url = f"{scope.get('scheme', 'http')}://{here}:{port}{self.root.removesuffix(DASHBOARD_PATH)}"
+        is_default = port is None or url == DEFAULT_URL
+        return "compaction-proxy ui" if is_default else f"compaction-proxy ui --url {url}"
 
     def _render_template(self, template: str, shown: Mapping[str, Any]) -> str:
         page = _create_environment().get_template(template)

@@ -17,6 +17,7 @@ import httpx
 from pydantic import SecretStr
 
 from compaction_proxy.app import create_app
+from compaction_proxy.cli.admin_key import add_admin_key
 from compaction_proxy.cli.demo.chat import JsonObject, Reply, build_message
 from compaction_proxy.cli.demo.provider import (
     AGENT_MODEL,
@@ -27,7 +28,9 @@ from compaction_proxy.cli.demo.provider import (
 )
 from compaction_proxy.cli.demo.replies import DemoScript, fill_in_facts, load_script
 from compaction_proxy.cli.demo.validation import OVERFLOW
+from compaction_proxy.cli.serve import describe_dashboard
 from compaction_proxy.config.config import Config
+from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import (
     ModelSection,
     ServerSection,
@@ -353,8 +356,9 @@ async def _play_demo(provider: DemoProvider, direct_url: str, proxy_url: str, sa
     return all(is_ok for is_ok, _ in checks)
 
 
-async def _wait_forever(provider_url: str, proxy_url: str) -> None:
-    print(f"\nStill running; Ctrl-C ends it.\nprovider: {provider_url}/v1\nproxy:    {proxy_url}/v1\n")
+async def _wait_forever(provider_url: str, proxy_url: str, dashboard: str) -> None:
+    print(f"\nStill running; Ctrl-C ends it.\nprovider: {provider_url}/v1\nproxy:    {proxy_url}/v1")
+    print(f"dashboard: {dashboard}\n")
     print(f"export OPENAI_BASE_URL={proxy_url}/v1 OPENAI_API_KEY=demo\n")
     body = f'{{"model":"{AGENT_MODEL}","messages":[{{"role":"user","content":"Hello"}}]}}'
     kind = "content-type: application/json"
@@ -371,14 +375,14 @@ async def run_demo(say: Say, *, keep: bool = False) -> bool:
     """
     logs.configure_logging("console", logging.WARNING)
     provider = DemoProvider(DemoProviderSettings(TiktokenCounter(say), window=WINDOW_TOKENS))
-    async with (
-        serve_embedded(provider) as provider_url,
-        serve_embedded(create_app(build_demo_config(provider_url))) as proxy_url,
-    ):
-        all_passed = await _play_demo(provider, provider_url, proxy_url, say)
-        if keep:
-            with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is the normal end of the wait
-                await _wait_forever(provider_url, proxy_url)
+    async with serve_embedded(provider) as provider_url:
+        loaded = LoadedConfig(build_demo_config(provider_url), {}, None, ())
+        loaded = add_admin_key(loaded) if keep else loaded
+        async with serve_embedded(create_app(loaded.config, loaded_config=loaded)) as proxy_url:
+            all_passed = await _play_demo(provider, provider_url, proxy_url, say)
+            if keep:
+                with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is the normal end of the wait
+                    await _wait_forever(provider_url, proxy_url, describe_dashboard(loaded, proxy_url))
     return all_passed
 
 

@@ -480,7 +480,8 @@ class ChatStreamFilter:
         """Removes calls of the proxy's search tool from a choice, and returns whether the choice has changed.
 
         If the next response will continue this one, also removes the finish reason. Otherwise, if no calls
-        are left for the client, changes the finish reason `tool_calls` to `stop`.
+        are left for the client, changes the finish reason `tool_calls` to `stop`, and gives the choice an
+        empty text if it has none, because clients expect a message without calls to have a text.
         """
         delta = as_object(choice.get("delta"))
         pieces = as_list(delta.get(TOOL_CALLS))
@@ -499,8 +500,9 @@ class ChatStreamFilter:
             self._stream.is_continuing = True
             choice["finish_reason"] = None
             return True
-        if reason == TOOL_CALLS and self._calls.has_only_own_calls:
-            choice["finish_reason"] = STOP  # no calls are left for the client
+        if reason and self._calls.has_only_own_calls:  # no calls are left for the client
+            choice["finish_reason"] = STOP if reason == TOOL_CALLS else reason
+            choice["delta"] = {**delta, "content": as_string(delta.get("content"))}
             return True
         return is_changed
 
@@ -579,13 +581,15 @@ class ChatAnswerFilter:
     def complete_answer(self) -> None:
         """Changes the last response in place, so that it becomes the joined response.
 
-        Removes the calls of the search tool, and adds the text of the earlier responses.
+        Removes the calls of the search tool, and adds the text of the earlier responses. If no calls are left
+        for the client, the message has a text, which may be empty.
         """
         choice, message, previous = self._choice, self._message, self._previous_text
         if self.calls:
             message[TOOL_CALLS] = self._shown
             if not self._shown:
                 del message[TOOL_CALLS]
+                message["content"] = message.get("content") or ""
                 if choice.get("finish_reason") == TOOL_CALLS:
                     choice["finish_reason"] = STOP  # no calls are left for the client
         content = message.get("content")

@@ -1,0 +1,82 @@
+"""Makes and finds the admin key of a proxy on a loopback address for which none is configured.
+
+That a request comes from this machine does not say who sends it: a reverse proxy, a tunnel and `kubectl
+port-forward` send the requests of others from here, and so do the other users of this machine. Therefore the
+proxy makes a key when it starts for the first time, and keeps it in a file beside the store, which only its
+user can read. Commands of the same user read the key from there.
+
+A shared store has no place beside it that all replicas can read, so the proxy then makes no key.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.loader import LoadedConfig
+from compaction_proxy.config.validation import find_default_store_path, is_bound_to_loopback
+from compaction_proxy.core.errors import ProxyError
+from compaction_proxy.storage.factory import (
+    create_secret_file,
+    get_store_path,
+    is_shared_store,
+    read_secret_file,
+)
+
+
+class AdminKeyError(ProxyError):
+    """Reports that the proxy can make no admin key."""
+
+
+def find_key_path(config: Config, environ: Mapping[str, str]) -> Path:
+    """Returns the file in which the proxy keeps the admin key that it makes.
+
+    The file is beside that of the store. For a store in memory, it is where the store would be by default.
+
+    Raises:
+        AdminKeyError: If there is no such place.
+    """
+    url = config.store.url or "memory://"
+    if is_shared_store(url):
+        raise AdminKeyError("no key is made beside a store that replicas share")
+    path = get_store_path(url) or find_default_store_path(environ)
+    if path is None:
+        raise AdminKeyError("there is no data folder of the user's to keep a key in")
+    return path.with_name(f"{path.name}.admin_key")
+
+
+def add_admin_key(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> LoadedConfig:
+    """Returns the configuration with the admin key of this installation. Makes the key if there is none.
+
+    Returns the configuration unchanged if a key is configured, or if the proxy does not listen on a loopback
+    address. If no key can be made, the result says why (`admin_key_problem`).
+    """
+    server = loaded.config.server
+    if server.admin_key.get_secret_value() or not is_bound_to_loopback(server):
+        return loaded
+    try:
+        path = find_key_path(loaded.config, environ)
+        if not path.exists():
+            create_secret_file(path)
+        key = read_secret_file(path, must_be_private=True)
+    except AdminKeyError as error:
+        return replace(loaded, admin_key_problem=str(error))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return replace(loaded, admin_key_problem=f"no key can be kept beside the store: {reason}")
+    return loaded.set_admin_key(key.hex(), path)
+
+
+def read_admin_key(config: Config, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns the admin key of a proxy with this configuration: the configured one, else the one it has made.
+
+    Returns an empty text if no key is configured, and none was made or this user cannot read it.
+    """
+    server = config.server
+    if server.admin_key.get_secret_value() or not is_bound_to_loopback(server):
+        return server.admin_key.get_secret_value()
+    try:
+        return read_secret_file(find_key_path(config, environ)).hex()
+    except (AdminKeyError, OSError, ValueError):
+        return ""
