@@ -166,9 +166,15 @@ class Proxy:
         config = loaded_config.config
         check_prompt_files(config)
         self._parts.pricing.reload(config)
+        self._parts.summary_monitor.set_config(config)
+        self._parts.summary_monitor.start_check()
         if self._parts.tracer is not None:
             self._parts.tracer.set_upstream(config.upstream.base_url)
         self._apply_config(config, loaded_config)
+
+    def list_start_notes(self) -> list[tuple[str, str]]:
+        """Returns what a user should know at the start: the label and the text of each line."""
+        return [("degraded", str(problem)) for problem in self._parts.list_problems()]
 
     def record_reload(self, *, succeeded: bool) -> None:
         """Records in the metrics whether the last reload of the configuration succeeded."""
@@ -402,7 +408,9 @@ class Proxy:
             # no longer have access.
             return bool(self._server_state.get("stopping")) or self._access_policy != policy
 
-        return AdminApi(commands, queries, replay_jobs, policy, settings, is_ending)
+        return AdminApi(
+            commands, queries, replay_jobs, policy, settings, is_ending, self._parts.list_problems
+        )
 
 
 def create_app(
@@ -422,4 +430,5 @@ def create_app(
         ConfigError: If a prompt file cannot be read, if the URL of the store or an encryption key is not
             valid, or if a package that the configuration needs is not installed.
     """
-    return Proxy(config, Components(config, store), loaded_config)
+    origin = loaded_config.origins.get("store.url", "") if loaded_config else ""
+    return Proxy(config, Components(config, store, store_origin=origin), loaded_config)

@@ -138,7 +138,7 @@ def serve(
         reread = partial(load_config, config, os.environ, options)
         if loaded.config.server.workers > 1:
             gc.enable()
-            run_workers(loaded, reread, lambda url: announce_start(loaded.config, url))
+            run_workers(loaded, reread, partial(announce_start, loaded.config))
         else:
             run_single_process(loaded, reread)
     finally:
@@ -147,8 +147,11 @@ def serve(
 
 @app.command()
 def check(config: ConfigOption = None) -> None:
-    """Check whether the configuration is valid."""
+    """Check whether `serve` would start with the configuration. Opens no store and asks no provider."""
+    from compaction_proxy.cli.serve import check_start
+
     loaded = load_config_and_print_warnings(config)
+    check_start(loaded.config)
     print(f"ok: {loaded.path or 'built-in defaults and the environment'}")
 
 
