@@ -3,10 +3,11 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import structlog
@@ -39,7 +40,7 @@ from compaction_proxy.gateway.body_budget import compute_default_budget
 from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
 from compaction_proxy.gateway.client.proxies import read_environment_proxies
-from compaction_proxy.gateway.identity import mint_conversation_id
+from compaction_proxy.gateway.identity import format_origin, mint_conversation_id
 from compaction_proxy.gateway.summary_monitor import SummaryModelMonitor
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
 from compaction_proxy.providers.model_limits import ModelLimits
@@ -288,7 +289,12 @@ class Components:
         store_origin: What sets `store.url` (`LoadedConfig.origins`); empty if that is unknown.
         clock: Returns monotonic seconds. After a failed summary, the proxy pauses before it makes another
             summary for that conversation. The clock measures this pause.
+
+    Attributes:
+        told_windows: The context windows that the upstream had told before the start, in tokens, by model.
     """
+
+    told_windows: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self,
@@ -324,7 +330,7 @@ class Components:
         self.message_reader = MessageReader(self.token_schedulers)
         self.model_limits = ModelLimits(self.records)
         self.checkpoint_index = CheckpointIndex(self.records)
-        self.pricing = PriceBook(config)
+        self.pricing, self._origin = PriceBook(config), format_origin(config.upstream.base_url)
         self.growth = GrowthTracker()
         self.usage_baselines = UsageBaselineStore(self.records)
         self.usage = UsageStore(self.records, config.store.ttl_s)
@@ -418,6 +424,7 @@ class Components:
                 self.secret.sync_with_store(),
                 self.token_scheduler.run_in_worker(self.counter.warm_up),
             )
+            self.told_windows = await self.model_limits.list_discovered_windows(self._origin)
             _log.info(TOKENIZER_READY, tokenizer=self.counter.chosen)
             for work in (
                 self.secret.sync_periodically(),

@@ -38,6 +38,7 @@ from compaction_proxy.gateway.summary_routes import (
     build_key_header,
     list_summary_models,
 )
+from compaction_proxy.providers.discovery import HttpWindowDiscovery, build_local_urls
 from compaction_proxy.providers.summary_transport import HttpSummaryModel
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.providers.tokenizers_fast import read_golden_texts
@@ -82,6 +83,7 @@ MAX_CLOCK_SKEW_S = 60.0
 SMALL_WINDOW_TOKENS = 16_384
 PROBE_TOKENS = 16
 _UNAUTHORIZED = (401, 403)
+MAX_LOCAL_MODELS = 20
 
 
 class Finding(NamedTuple):
@@ -437,6 +439,8 @@ async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Findin
         for provider in _list_providers(config):
             async for each in _check_provider(provider, transport, fetch_list):
                 yield each
+        async for each in _check_local_windows(config, transport, fetch_list):
+            yield each
         for model in list_summary_models(config):
             yield await _check_summary_model(config, model, fetch_list)
             if probe and model.model not in {"none", "same"}:
@@ -527,6 +531,33 @@ async def _is_compaction_proxy(transport: EngineTransport, base_url: str) -> boo
         fields = json.loads(body)
         return isinstance(fields, dict) and {"ready", "store", "version"} <= set(fields)
     return False
+
+
+async def _check_local_windows(
+    config: Config, transport: EngineTransport, fetch_list: _FetchList
+) -> AsyncIterator[Finding]:
+    """Asks a local upstream for the context windows of its models, at most `MAX_LOCAL_MODELS` of them.
+
+    Yields nothing for a model whose context window is configured, and nothing if the upstream is not on a
+    local network.
+    """
+    base_url, key = config.upstream.base_url, config.upstream.api_key.get_secret_value()
+    listed = None
+    if build_local_urls(base_url):
+        with suppress(ProxyError):  # `_check_provider` has reported it
+            listed = await fetch_list(base_url, key, "chat")
+    discovery, headers = HttpWindowDiscovery(transport), {"authorization": f"Bearer {key}"} if key else {}
+    for name in sorted(listed.names)[:MAX_LOCAL_MODELS] if listed else ():
+        if get_model_settings(config, name).window is not None:
+            continue
+        window = await discovery.discover_window(base_url, headers, name)
+        if window is not None:
+            yield Finding(OK, "window", f"{name}: {window:,} tokens, as the upstream says")
+        else:
+            supposed = find_shipped_window(name) or FALLBACK_WINDOW
+            what = f"{name}: {supposed:,} tokens are supposed, because the upstream does not say it"
+            fix = f"set models.{name}.window if that is wrong; some servers say it once the model is loaded"
+            yield Finding(NOTE, "window", what, fix)
 
 
 async def _check_summary_model(
