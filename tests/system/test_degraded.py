@@ -247,8 +247,8 @@ def test_the_key_that_a_provider_of_summaries_refuses_is_the_one_that_is_blamed(
 def test_the_key_of_a_glob_is_blamed_where_it_names_the_model(provider: Provider, tmp_path: Path) -> None:
     config = {"models": {"my-*": {"summary": {"model": "gone"}}}}
     with run_proxy(tmp_path, provider.url, config) as proxy:
-        [line] = read_banner(proxy)
-        assert line.endswith("name another one in models.my-*.summary.model.")
+        fixes = [line.rpartition(": ")[2] for line in read_banner(proxy)]
+        assert fixes == ["name another one in models.my-*.summary.model."]
 
 
 def test_a_provider_of_summaries_that_is_away_is_said(provider: Provider, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_no_client_learns_addresses_or_models_from_the_health_check(
     config = {"summary": {"model": "secret-model"}, "store": {"url": f"redis://127.0.0.1:{find_free_port()}"}}
     with run_proxy(tmp_path, provider.url, config) as proxy:
         text = httpx.get(f"{proxy.url}/readyz").text
-        assert len(json.loads(text)["problems"]) == 2
+        assert len(json.loads(text).get("problems", ())) == 2
         assert "secret-model" not in text
         assert "127.0.0.1" not in text
 
@@ -304,8 +304,8 @@ def test_no_client_learns_addresses_or_models_from_the_health_check(
 def test_workers_report_what_degrades_them_in_the_banner(provider: Provider, tmp_path: Path) -> None:
     config = {"store": {"url": f"redis://127.0.0.1:{find_free_port()}/0"}, "server": {"workers": 2}}
     with run_proxy(tmp_path, provider.url, config) as proxy:
-        [line] = read_banner(proxy)
-        assert line.startswith("The store cannot be reached: connection refused. At redis://")
+        problems = [line.partition(" At ")[0] for line in read_banner(proxy)]
+        assert problems == ["The store cannot be reached: connection refused."]
 
 
 KEY_FILE = "{folder}/key.pem"
@@ -391,9 +391,9 @@ def test_check_warns_of_a_base_url_that_ends_in_an_endpoint(key: str, endpoint: 
     section[last] = f"http://127.0.0.1:9/v1{endpoint}"
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     done = run_command(tmp_path, "check")
-    [line] = [each for each in done.stderr.splitlines() if "base_url" in each]
+    lines = [each for each in done.stderr.splitlines() if "base_url" in each]
     why = f"ends in {endpoint}, which is appended to the base URL once more; leave {endpoint} out"
-    assert (done.returncode, line) == (0, f"warning: {key}: {why}")
+    assert (done.returncode, lines) == (0, [f"warning: {key}: {why}"])
 
 
 @pytest.mark.parametrize(
