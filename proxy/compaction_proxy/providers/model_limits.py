@@ -761,9 +761,11 @@ class ModelLimits:
 
     def _remember_limits(self, key: str, learned: LearnedLimits) -> None:
         entry = self._known.get(key)
-        known = entry.limits if entry else None
-        before = (known.window, known.adds_output, known.limit_estimate) if known else (None, False, 0)
-        if before != (learned.window, learned.adds_output, learned.limit_estimate):
+        before, after = (
+            (limits.window, limits.discovered_window, limits.adds_output, limits.limit_estimate)
+            for limits in (entry.limits if entry else _build_unknown(""), learned)
+        )
+        if before != after:
             self.changes += 1
         if entry is None:
             self._known[key] = _KnownModel(learned)
