@@ -47,6 +47,7 @@ from compaction_proxy.gateway.paths import COMPACT_PATH, MCP_PATH
 from compaction_proxy.gateway.size_gate import build_gates
 from compaction_proxy.gateway.unread_conversations import UnreadConversationFinder
 from compaction_proxy.gateway.upstream import Upstream, build_upstreams
+from compaction_proxy.gateway.window_finder import WindowFinder
 from compaction_proxy.providers.discovery import HttpWindowDiscovery
 from compaction_proxy.runtime import Components, choose_body_budget
 from compaction_proxy.storage.store import Store
@@ -166,9 +167,19 @@ class Proxy:
         config = loaded_config.config
         check_prompt_files(config)
         self._parts.pricing.reload(config)
+        self._parts.summary_monitor.set_config(config)
+        self._parts.summary_monitor.start_check()
         if self._parts.tracer is not None:
             self._parts.tracer.set_upstream(config.upstream.base_url)
         self._apply_config(config, loaded_config)
+
+    def list_start_notes(self) -> list[tuple[str, str]]:
+        """Returns what a user should know at the start: the label and the text of each line."""
+        notes = [("degraded", str(problem)) for problem in self._parts.list_problems()]
+        windows = [f"{model} {tokens:,}" for model, tokens in self._parts.told_windows.items()]
+        if windows:
+            notes.append(("windows", f"{', '.join(windows)} tokens, as the upstream has told"))
+        return notes
 
     def record_reload(self, *, succeeded: bool) -> None:
         """Records in the metrics whether the last reload of the configuration succeeded."""
@@ -311,7 +322,7 @@ class Proxy:
             config, parts.model_limits, parts.directives, parts.compacted_conversations, parts.pricing
         )
         searches = any(row.settings.recall.tool != "none" for row in config.settings_by_glob)
-        finds_unread = config.session.fallback == "content"
+        finds_unread, discovery = config.session.fallback == "content", HttpWindowDiscovery(parts.transport)
         endpoints = {}
         for name, wire in WIRES.items():
             compactor = parts.create_compactor(config)
@@ -322,8 +333,7 @@ class Proxy:
                 exchange_log=parts.exchange_log,
                 incidents=IncidentReporter(parts.event_bus, parts.history),
                 registry=parts.conversation_registry,
-                model_limits=parts.model_limits,
-                discovery=HttpWindowDiscovery(parts.transport),
+                window_finder=WindowFinder(config, upstreams[name], parts.model_limits, discovery),
             )
             unread = UnreadConversationFinder(wire, parts.conversation_index) if finds_unread else None
             endpoints[name] = RelayEndpoint(
@@ -396,6 +406,7 @@ class Proxy:
             statistics=parts.statistics,
             feed=parts.feed,
             pricing=parts.pricing,
+            model_limits=parts.model_limits,
             config=config,
             origin=format_origin(config.upstream.base_url),
             get_secret=lambda: parts.secret.current_key,
@@ -407,7 +418,9 @@ class Proxy:
             # no longer have access.
             return bool(self._server_state.get("stopping")) or self._access_policy != policy
 
-        return AdminApi(commands, queries, replay_jobs, policy, settings, is_ending)
+        return AdminApi(
+            commands, queries, replay_jobs, policy, settings, is_ending, self._parts.list_problems
+        )
 
 
 def create_app(
@@ -427,4 +440,5 @@ def create_app(
         ConfigError: If a prompt file cannot be read, if the URL of the store or an encryption key is not
             valid, or if a package that the configuration needs is not installed.
     """
-    return Proxy(config, Components(config, store), loaded_config)
+    origin = loaded_config.origins.get("store.url", "") if loaded_config else ""
+    return Proxy(config, Components(config, store, store_origin=origin), loaded_config)

@@ -3,11 +3,12 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
@@ -29,13 +30,18 @@ from compaction_proxy.compaction.round_job import JobBuilder, check_prompt_files
 from compaction_proxy.compaction.stateless import StatelessCompaction
 from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.config.config import Config
+from compaction_proxy.config.loader import get_store_key
 from compaction_proxy.config.sections import ServerSection
+from compaction_proxy.config.types import mask_passwords
+from compaction_proxy.config.validation import MEMORY
 from compaction_proxy.core.errors import ConfigError, StoreUnavailableError
+from compaction_proxy.core.problem import Problem
 from compaction_proxy.gateway.body_budget import compute_default_budget
 from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
 from compaction_proxy.gateway.client.proxies import read_environment_proxies
-from compaction_proxy.gateway.identity import mint_conversation_id
+from compaction_proxy.gateway.identity import format_origin, mint_conversation_id
+from compaction_proxy.gateway.summary_monitor import SummaryModelMonitor
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.pricing import PriceBook
@@ -96,6 +102,13 @@ SECRET_CHECK_S = 5.0
 # oldest. It can then no longer decrypt compaction items (`gateway.compaction_items`) that were encrypted with
 # the dropped secret.
 MAX_PREVIOUS_SECRETS = 16
+NO_DATA_FOLDER = Problem(
+    "Nothing is kept beyond this process, because no folder for a store can be written to.",
+    "Name a file or a server in store.url.",
+)
+# Longest time, in seconds, for which the start waits until the providers of summary models have said whether
+# they have these. After this time, the proxy starts, and learns it later.
+SUMMARY_CHECK_LIMIT_S = 1.0
 # Environment variables that may name the server to which the proxy sends traces.
 COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
@@ -192,15 +205,17 @@ class TenantSecret:
 
     Attributes:
         current_key: The key that is in use.
+        problem: Why the file or the store has no usable key; None if there is no such problem.
     """
 
     def __init__(
         self, config: Config, store_url: str, store: Store, report: ReportStoreFailure = log_store_failure
     ) -> None:
         configured = config.server.secret.get_secret_value()
-        self.current_key = configured.encode() or load_installation_secret(store_url, report)
-        self._previous = [each.get_secret_value().encode() for each in config.server.previous_secrets]
+        self.problem: Problem | None = None
         self._report = report
+        self.current_key = configured.encode() or load_installation_secret(store_url, self._record_failure)
+        self._previous = [each.get_secret_value().encode() for each in config.server.previous_secrets]
         self._store = None if configured or not is_shared_store(store_url) else store
 
     async def sync_with_store(self) -> bool:
@@ -217,12 +232,20 @@ class TenantSecret:
             )
         except (StoreUnavailableError, TimeoutError, OSError) as error:
             if isinstance(error, StoreUnavailableError) and error.reason == NO_SECRET:
-                self._report(error)  # `RecordStore` reports an unavailable store
+                self._record_failure(error)  # `RecordStore` reports an unavailable store
             return False
+        self.problem = None
         if shared != self.current_key:
             self._previous = [self.current_key, *self._previous][:MAX_PREVIOUS_SECRETS]
             self.current_key = shared
         return True
+
+    def _record_failure(self, error: StoreUnavailableError) -> None:
+        self.problem = Problem(
+            f"The secret of this installation cannot be used: {error}.",
+            "Conversations are not found after a restart until it is mended, or server.secret is set.",
+        )
+        self._report(error)
 
     @property
     def accepted_keys(self) -> tuple[bytes, ...]:
@@ -263,9 +286,15 @@ class Components:
         store: A store to use in place of the configured one. None uses the configured store.
         summary_model: Writes summaries in place of the configured summary models. Only rehearsals pass an
             object. None uses the configured models.
+        store_origin: What sets `store.url` (`LoadedConfig.origins`); empty if that is unknown.
         clock: Returns monotonic seconds. After a failed summary, the proxy pauses before it makes another
             summary for that conversation. The clock measures this pause.
+
+    Attributes:
+        told_windows: The context windows that the upstream had told before the start, in tokens, by model.
     """
+
+    told_windows: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self,
@@ -273,11 +302,12 @@ class Components:
         store: Store | None,
         summary_model: SummaryModel | None = None,
         *,
+        store_origin: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_prompt_files(config)
-        store_url = config.store.url or "memory://"
-        self.store = store or open_configured_store(config, store_url)
+        self._store_url, self._store_origin = config.store.url or MEMORY, store_origin
+        self.store = store or open_configured_store(config, self._store_url)
         self.metrics = Metrics(__version__, keeps_old_names=config.observability.old_metric_names)
         report = RateLimitedReporter(log_store_failure)
 
@@ -300,7 +330,7 @@ class Components:
         self.message_reader = MessageReader(self.token_schedulers)
         self.model_limits = ModelLimits(self.records)
         self.checkpoint_index = CheckpointIndex(self.records)
-        self.pricing = PriceBook(config)
+        self.pricing, self._origin = PriceBook(config), format_origin(config.upstream.base_url)
         self.growth = GrowthTracker()
         self.usage_baselines = UsageBaselineStore(self.records)
         self.usage = UsageStore(self.records, config.store.ttl_s)
@@ -317,6 +347,7 @@ class Components:
             [self.metrics.count_upstream_error],
             [self.statistics.record_upstream_failure, self.feed.record_upstream_failure],
         )
+        self.summary_monitor = SummaryModelMonitor(self.transport, None if summary_model else config)
         # Only a rehearsal passes `summary_model`. A rehearsal serves no requests, so it needs no tracer.
         self.tracer = create_tracer(config) if summary_model is None else None
         if self.tracer is not None:
@@ -330,7 +361,7 @@ class Components:
         self.compacted_conversations = CompactedConversations(self.records, config.store.ttl_s)
         self.effectiveness = RoundEffectiveness()
         summarizer = Summarizer(
-            summary_model or HttpSummaryModel(self.transport),
+            summary_model or HttpSummaryModel(self.transport, self.summary_monitor.record_outcome),
             self.message_reader,
             price=self.pricing.compute_cost,
         )
@@ -360,7 +391,7 @@ class Components:
         self.auto_recall = AutoRecall(
             self.recall.search, self.message_reader, self.records, count, on_search=on_search
         )
-        self.secret = TenantSecret(config, store_url, self.store, report)
+        self.secret = TenantSecret(config, self._store_url, self.store, report)
         self.is_ready = False
 
     @asynccontextmanager
@@ -377,6 +408,7 @@ class Components:
             for close in (
                 self.model_limits.close,
                 self.transport.aclose,
+                self.summary_monitor.close,
                 self.exchange_log.close,
                 self.feed.close,
                 self.usage_baselines.close,
@@ -387,12 +419,18 @@ class Components:
             ):
                 stack.push_async_callback(close)
             await asyncio.gather(
+                asyncio.wait((self.summary_monitor.start_check(),), timeout=SUMMARY_CHECK_LIMIT_S),
                 self.records.open(),
                 self.secret.sync_with_store(),
                 self.token_scheduler.run_in_worker(self.counter.warm_up),
             )
+            self.told_windows = await self.model_limits.list_discovered_windows(self._origin)
             _log.info(TOKENIZER_READY, tokenizer=self.counter.chosen)
-            for work in (self.secret.sync_periodically(), self.metrics.refresh_periodically()):
+            for work in (
+                self.secret.sync_periodically(),
+                self.metrics.refresh_periodically(),
+                self.summary_monitor.recheck_periodically(),
+            ):
                 stack.callback(asyncio.create_task(work).cancel)
             stack.push_async_callback(self.compacted_conversations.close)
             await self.compacted_conversations.start()
@@ -415,8 +453,22 @@ class Components:
             await self.exchange_log.flush()
 
     def get_readiness(self) -> Readiness:
-        """Returns the proxy's version, whether it can serve requests, and whether it can reach the store."""
-        return Readiness(self.is_ready, "ok" if self.records.is_reachable else "down", __version__)
+        """Returns the state of the proxy for health checks."""
+        store: Literal["ok", "down"] = "ok" if self.records.is_reachable else "down"
+        problems = tuple(each.what for each in self.list_problems())
+        return Readiness(self.is_ready, store, __version__, problems)
+
+    def list_problems(self) -> list[Problem]:
+        """Returns what degrades the proxy now: a store, a secret or a summary model that cannot be used."""
+        failure, problems = self.records.failure, []
+        if failure is not None:
+            key = get_store_key(self._store_origin)
+            problems.append(failure.to_problem(mask_passwords(self._store_url), key))
+        elif self.secret.problem is not None:  # if the store fails, too, it has the same cause
+            problems.append(self.secret.problem)
+        elif self._store_url == MEMORY and self._store_origin == "default":
+            problems.append(NO_DATA_FOLDER)
+        return [*problems, *self.summary_monitor.list_problems()]
 
     def _mint_conversation_id(self, tenant: str, prefix: bytes) -> str:
         return mint_conversation_id(self.secret.current_key, tenant, prefix)

@@ -21,6 +21,20 @@ async def test_a_store_that_is_down_does_not_make_it_unready(base_path: str, sto
     assert [(answer.status_code, answer.json()) for answer in answers] == [expected] * len(READY_PATHS)
 
 
+@pytest.mark.parametrize(("ready", "expected"), [(True, (200, "degraded")), (False, (503, "unready"))])
+async def test_problems_make_it_degraded_and_leave_it_ready(
+    *, ready: bool, expected: tuple[int, str]
+) -> None:
+    now = Readiness(ready=ready, store="ok", version="1", problems=("The store is full.",))
+    async with (
+        serve_embedded(create_admin_app(lambda: now)) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
+        answer = await client.get("/readyz")
+    assert (answer.status_code, answer.json()["status"]) == expected
+    assert answer.json()["problems"] == ["The store is full."]
+
+
 async def test_while_unready_it_is_alive_but_not_ready() -> None:
     now = Readiness(ready=False, store="ok", version="1")
     async with (

@@ -178,20 +178,24 @@ async def test_a_store_that_is_away_is_an_error_but_failures_of_upstreams_are_to
 
 
 @pytest.mark.parametrize(
-    ("name", "last_window", "expected"),
+    ("name", "last_window", "told_window", "expected"),
     [
-        (KNOWN, None, (WINDOWS[KNOWN], "table")),
-        (KNOWN, WINDOWS[KNOWN], (WINDOWS[KNOWN], "table")),
-        (KNOWN, 5_000, (5_000, "learned")),
-        ("named-1", 5_000, (9_000, "configured")),
-        ("nobody-knows-it", None, (FALLBACK_WINDOW, "default")),
+        (KNOWN, None, None, (WINDOWS[KNOWN], "table")),
+        (KNOWN, WINDOWS[KNOWN], None, (WINDOWS[KNOWN], "table")),
+        (KNOWN, 5_000, None, (5_000, "learned")),
+        (KNOWN, 5_000, 7_000, (5_000, "learned")),
+        (KNOWN, 7_000, 7_000, (7_000, "upstream")),
+        (KNOWN, WINDOWS[KNOWN], 7_000, (7_000, "upstream")),
+        ("named-1", 5_000, 7_000, (9_000, "configured")),
+        ("nobody-knows-it", None, None, (FALLBACK_WINDOW, "default")),
+        ("nobody-knows-it", None, 7_000, (7_000, "upstream")),
     ],
 )
-def test_a_window_is_the_configured_one_or_the_learned_one_or_that_of_the_table(
-    name: str, last_window: int | None, expected: tuple[int, str]
+def test_a_window_is_the_configured_one_the_learned_one_that_of_the_upstream_or_that_of_the_table(
+    name: str, last_window: int | None, told_window: int | None, expected: tuple[int, str]
 ) -> None:
     config = Config.model_validate({"models": {"named-1": {"window": 9_000}}})
-    row = build_model_row(config, name, None, last_window)
+    row = build_model_row(config, name, None, last_window, told_window)
     assert (row.window, row.window_source) == expected
 
 

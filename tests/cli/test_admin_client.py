@@ -15,7 +15,7 @@ import pytest
 from typer.testing import Result
 
 import compaction_proxy
-from compaction_proxy.cli.admin_client import create_admin_client, fetch_version
+from compaction_proxy.cli.admin_client import create_admin_client, fetch_state
 from tests.helpers.scripted_admin import Scripted, scripted_admin
 
 ROOT = Path(compaction_proxy.__file__).parents[2]
@@ -98,7 +98,7 @@ def test_every_listing_tells_of_a_request(run: Run, tmp_path: Path) -> None:
 def test_a_program_that_is_no_proxy_has_no_version(script: Scripted, body: bytes) -> None:
     script.answers["GET", "/readyz"] = (200, body)
 
-    assert fetch_version(create_admin_client(script.url, None)) is None
+    assert fetch_state(create_admin_client(script.url, None)) is None
 
 
 @pytest.mark.parametrize(

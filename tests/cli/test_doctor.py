@@ -42,7 +42,11 @@ def test_a_sound_installation_has_no_error(upstream: Scripted, run: Run) -> None
     ] * 3
     assert topics["upstream"][0]["what"].startswith(f"{upstream.url}/v1: 2 models in ")
     assert topics["summary model"][0]["what"] == "cheap: 128,000 tokens, supposed"
-    assert [target for _, target, _, _ in upstream.asked] == ["/v1/models", "/readyz"]
+    assert [target for _, target, _, _ in upstream.asked][:2] == ["/v1/models", "/readyz"]
+    assert [each["what"] for each in topics["window"]] == [
+        f"{name}: 128,000 tokens are supposed, because the upstream does not say it"
+        for name in ("cheap", "dear")
+    ]
 
 
 def test_what_is_broken_is_an_error_with_its_fix(upstream: Scripted, run: Run, tmp_path: Path) -> None:
@@ -58,7 +62,8 @@ def test_what_is_broken_is_an_error_with_its_fix(upstream: Scripted, run: Run, t
     errors = {topic: each for topic, all_ in found(done).items() for each in all_ if each["level"] == "error"}
     assert done.exit_code == 1
     assert errors["upstream"]["what"].endswith("refuses upstream.api_key (401)")
-    assert sorted(errors) == ["store", "upstream"]
+    assert sorted(errors) == ["store", "summary model", "upstream"]
+    assert errors["summary model"]["fix"] == "set a valid key in upstream.api_key"
     assert all(each["fix"] for each in errors.values())
     assert "hunter2" not in done.output
     assert errors["store"]["fix"].startswith("move the file away, ")

@@ -125,7 +125,10 @@ def test_config_show_is_json_if_asked_for(tmp_path: Path) -> None:
 
 def test_health_fails_where_nothing_listens(tmp_path: Path) -> None:
     done = run(["health", "--url", "http://127.0.0.1:1"], tmp_path)
-    assert (done.returncode, done.stdout) == (1, "http://127.0.0.1:1: unreachable: ConnectionRefusedError\n")
+    assert (done.returncode, done.stdout) == (
+        1,
+        "http://127.0.0.1:1: nothing listens there; start it with `compaction-proxy serve`\n",
+    )
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://[", "http://127.0.0.1:99999"])

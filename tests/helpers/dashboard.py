@@ -74,6 +74,7 @@ class FakeAdmin:
             self._fake(ReplayJobRunner),
             AccessPolicy("127.0.0.1", key),
             self.answers.get("settings", AdminSettings()),
+            list_problems=lambda: self.answers.get("problems", ()),
         )
 
     def _fake(self, part: type[Part]) -> Part:

@@ -10,6 +10,7 @@ from compaction_proxy.compaction.compacted_conversations import CompactedConvers
 from compaction_proxy.compaction.directives import DirectiveStore
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.cost.price import ModelPrice, PriceTier
+from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.recall.fulltext import SqliteTextIndexBuilder
 from compaction_proxy.recall.retention import ArchiveBounds, ArchiveRetention
 from compaction_proxy.recall.round_detail import RoundDetailReader
@@ -72,6 +73,7 @@ class Watched:
             self.statistics,
             self.feed,
             Prices(),
+            ModelLimits(self.records),
             Config.model_validate(config),
             ORIGIN,
             lambda: SECRET,

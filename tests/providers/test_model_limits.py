@@ -350,6 +350,29 @@ async def test_an_upstream_is_asked_once_in_a_day_whoever_asks(tokens: int | Non
     assert len(asked) == 2
 
 
+async def test_a_model_that_this_process_does_not_know_is_looked_up_before_the_upstream_is_asked() -> None:
+    store, asked = MemoryStore(), list[None]()
+    for _ in range(2):
+        learning = ModelLimits(RecordStore(store, ignored), lambda: 5.0)
+        learning.start_discovery(TENANT, ORIGIN, MODEL, told(50_000, asked))
+        await settled(learning)
+        assert await window(learning) == 50_000
+    assert len(asked) == 1
+
+
+async def test_windows_that_upstreams_have_told_are_listed_for_a_day_whoever_asked() -> None:
+    store, now = MemoryStore(), [0.0]
+    learning = ModelLimits(RecordStore(store, ignored), lambda: now[0])
+    for tenant, model, tokens in (("a", "m", 1_000), ("b", "m", 2_000), ("a", "n", None), ("a", "o", 3_000)):
+        learning.start_discovery(tenant, ORIGIN, model, told(tokens))
+        await settled(learning)
+    other = ModelLimits(RecordStore(store, ignored), lambda: now[0])
+    assert await other.list_discovered_windows(ORIGIN) == {"m": 2_000, "o": 3_000}
+    assert await other.list_discovered_windows("https://other:443") == {}
+    now[0] = LIMITS_TTL_S
+    assert await other.list_discovered_windows(ORIGIN) == {}
+
+
 async def test_no_request_waits_while_an_upstream_is_asked() -> None:
     learning = ModelLimits(RecordStore(MemoryStore(), ignored))
     await learning.get(TENANT, ORIGIN, MODEL)

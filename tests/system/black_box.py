@@ -86,12 +86,14 @@ class Provider:
     Attributes:
         url: Base URL, ending in /v1.
         answer: Makes the answer to a request. Tests may replace it at any time.
-        received: All requests so far, oldest first.
+        received: All requests of clients and for summaries so far, oldest first.
+        asked: The requests with which the proxy itself asked for models and windows, oldest first.
     """
 
     def __init__(self, answer: Answer = chat_reply, port: int = 0) -> None:
         self.answer = answer
         self.received: list[Received] = []
+        self.asked: list[Received] = []
         provider = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -102,7 +104,10 @@ class Provider:
                 body = self.rfile.read(length)
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 request = Received(self.command, self.path, headers, body)
-                provider.received.append(request)
+                is_own = self.command == "GET" and headers.get("user-agent", "").startswith(
+                    "compaction-proxy/"
+                )
+                (provider.asked if is_own else provider.received).append(request)
                 reply = provider.answer(request)
                 if not reply.status:
                     self.close_connection = True

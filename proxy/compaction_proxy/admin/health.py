@@ -26,11 +26,14 @@ class Readiness:
         store: `ok` if the store can be reached, else `down`. Requests work without the store, so this value
             does not affect `ready`.
         version: Version of the proxy.
+        problems: What degrades the proxy, such as a store that is down, in sentences. Requests work all the
+            same, so problems do not affect `ready`.
     """
 
     ready: bool
     store: Literal["ok", "down"]
     version: str
+    problems: tuple[str, ...] = ()
 
 
 def create_health_routes(
@@ -53,7 +56,10 @@ def create_health_routes(
         now = read_readiness()
         if getattr(request.state, "stopping", False):  # the server sets this when it begins to stop
             return JSONResponse({"status": "stopping", **asdict(replace(now, ready=False))}, 503)
-        status = {"status": "ok" if now.ready else "unready", **asdict(now)}
+        name = ("degraded" if now.problems else "ok") if now.ready else "unready"
+        status = {"status": name, **asdict(now)}
+        if not now.problems:
+            del status["problems"]
         return JSONResponse(status, 200 if now.ready else 503)
 
     endpoints = {**dict.fromkeys(ALIVE_PATHS, get_liveness), **dict.fromkeys(READY_PATHS, get_readiness)}

@@ -18,6 +18,7 @@ from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableEr
 from compaction_proxy.core.event import COMPACTED, Event
 from compaction_proxy.core.upstream_failure import UpstreamFailure
 from compaction_proxy.gateway.identity import list_conversation_ids
+from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.types import PriceSource
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_window
 from compaction_proxy.recall.round_detail import RoundDetail, RoundDetailReader
@@ -170,7 +171,8 @@ class ModelRow:
 
     model: str
     window: int
-    window_source: str  # `configured`, `learned`, `table` (found in the shipped table), or `default`
+    # `configured`, `learned`, `upstream` (it has told the window), `table` (the shipped table) or `default`
+    window_source: str
     input_usd: float | None
     cached_usd: float | None
     output_usd: float | None
@@ -196,6 +198,7 @@ class ConversationQueries:
         statistics: Reads the sums of all exchanges.
         feed: Live feed, which provides the latest events and exchanges of all conversations.
         pricing: Source of prices.
+        model_limits: Knows the context windows that the upstream has told.
         config: Configuration.
         origin: Origin (scheme, host and port) of the upstream. The queries use the prices of this upstream.
         get_secret: Returns the secret key from which the ids of conversations are derived.
@@ -211,6 +214,7 @@ class ConversationQueries:
     statistics: Statistics
     feed: LiveFeed
     pricing: PriceSource
+    model_limits: ModelLimits
     config: Config
     origin: str
     get_secret: Callable[[], bytes]
@@ -326,8 +330,11 @@ class ConversationQueries:
         for each in await self._list_with_totals(MAX_WINDOW_SAMPLES):
             if each.totals.window:
                 used.setdefault(each.totals.model, each.totals.window)
+        told = await self.model_limits.list_discovered_windows(self.origin)
         return [
-            build_model_row(self.config, name, self.pricing.get_price(name, self.origin), used.get(name))
+            build_model_row(
+                self.config, name, self.pricing.get_price(name, self.origin), used.get(name), told.get(name)
+            )
             for name in sorted(seen | named)
         ]
 
@@ -426,7 +433,11 @@ class ConversationQueries:
 
 
 def build_model_row(
-    config: Config, name: str, price: ModelPrice | None, last_window: int | None = None
+    config: Config,
+    name: str,
+    price: ModelPrice | None,
+    last_window: int | None = None,
+    told_window: int | None = None,
 ) -> ModelRow:
     """Builds the row of a model. Its prices are those of requests that are too small for a surcharge.
 
@@ -436,13 +447,17 @@ def build_model_row(
         price: Prices of the model; None if they are unknown.
         last_window: Context window, in tokens, that the proxy used for the last request to the model; None if
             unknown.
+        told_window: Context window, in tokens, that the upstream has told; None if it has told none.
     """
     configured, shipped = get_model_settings(config, name).window, find_shipped_window(name)
-    window, source = shipped or FALLBACK_WINDOW, "table" if shipped else "default"
+    supposed = window = shipped or FALLBACK_WINDOW
+    source = "table" if shipped else "default"
     if configured is not None:
         window, source = configured, "configured"
-    elif last_window is not None and last_window != window:
-        window, source = last_window, "learned"
+    elif last_window not in {None, supposed, told_window}:
+        window, source = last_window or supposed, "learned"
+    elif told_window is not None:
+        window, source = told_window, "upstream"
     least = price.tiers[0] if price else None
     return ModelRow(
         model=name,

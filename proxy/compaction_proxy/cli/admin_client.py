@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from compaction_proxy.core.errors import ConfigError, ProxyError
@@ -204,7 +204,7 @@ class AdminClient:
         except TimeoutError as error:
             raise AdminUnreachableError(f"{self.display_url}: no answer in time") from error
         except (OSError, ValueError, HTTPException) as error:
-            text = f"{self.display_url}: unreachable: {type(error).__name__}"
+            text = f"{self.display_url}: unreachable: {_describe_connection_error(error)}"
             raise AdminUnreachableError(text) from error
 
     def _create_connection(self, timeout_s: float) -> "HTTPConnection":
@@ -253,6 +253,16 @@ class AdminClient:
         return AdminRefusedError(message)
 
 
+def _describe_connection_error(error: Exception) -> str:
+    import socket
+
+    if isinstance(error, socket.gaierror):
+        return "its name cannot be resolved"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return "what answers there does not speak HTTP"
+
+
 def parse_error_message(data: bytes) -> str | None:
     """Returns the message in the body of an error response, cut to `MAX_SHOWN_CHARACTERS` characters.
 
@@ -269,18 +279,38 @@ def check_ready(client: AdminClient) -> tuple[bool, str]:
     try:
         with client.open_response("GET", "/readyz", timeout_s=HEALTH_TIMEOUT_S) as answer:
             is_ready = answer.status == HTTPStatus.OK
+            state = _parse_state(answer.read(MAX_HEALTH_BYTES))
     except AdminUnreachableError as error:
-        return False, f"{client.display_url}: unreachable: {type(error.__cause__).__name__}"
-    return is_ready, f"{client.display_url}: {'ready' if is_ready else f'answered {answer.status}'}"
+        return False, str(error)
+    if not is_ready:
+        return False, f"{client.display_url}: answered {answer.status}"
+    problems = " ".join(state.problems) if state else ""
+    return True, f"{client.display_url}: ready{f', but degraded: {problems}' if problems else ''}"
 
 
-def fetch_version(client: AdminClient) -> str | None:
-    """Returns the version of the proxy. Returns None if no proxy responds or another program responds."""
+class ProxyState(NamedTuple):
+    """What a proxy says of itself at `/readyz`: its version, and what degrades it, in sentences."""
+
+    version: str
+    problems: tuple[str, ...] = ()
+
+
+def _parse_state(data: bytes) -> ProxyState | None:
+    """Parses the body of a response to `/readyz`. Returns None if it is not that of a proxy."""
+    try:
+        fields = json.loads(data)
+        problems = fields.get("problems", ())
+        return ProxyState(str(fields["version"]), tuple(map(str, problems))) if "store" in fields else None
+    except (ValueError, LookupError, RecursionError, TypeError, AttributeError):
+        return None
+
+
+def fetch_state(client: AdminClient) -> ProxyState | None:
+    """Returns the state of the proxy. Returns None if no proxy responds or another program responds."""
     try:
         with client.open_response("GET", "/readyz", timeout_s=HEALTH_TIMEOUT_S) as answer:
-            fields = json.loads(answer.read(MAX_HEALTH_BYTES))
-        return str(fields["version"]) if "store" in fields else None
-    except (AdminUnreachableError, LookupError, RecursionError, TypeError):
+            return _parse_state(answer.read(MAX_HEALTH_BYTES))
+    except AdminUnreachableError:
         return None
 
 

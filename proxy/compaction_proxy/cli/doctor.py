@@ -8,7 +8,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from compaction_proxy.cli.admin_client import build_local_url, create_local_client, fetch_version
+from compaction_proxy.cli.admin_client import build_local_url, create_local_client, fetch_state
 from compaction_proxy.cli.admin_key import AdminKeyError, find_key_path
 from compaction_proxy.cli.console import (
     BAD_CONFIG,
@@ -30,27 +30,40 @@ from compaction_proxy.cli.console import (
     show_progress,
 )
 from compaction_proxy.cli.serve import MAX_DESCRIPTORS, open_listener
-from compaction_proxy.compaction.request_view import resolve_policy
-from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
-from compaction_proxy.config.loader import ConfigOverride, LoadedConfig, load_config
-from compaction_proxy.config.sections import NO_ADMIN_KEY, ServerSection
+from compaction_proxy.config.config import Config, get_model_settings
+from compaction_proxy.config.loader import ConfigOverride, LoadedConfig, get_store_key, load_config
+from compaction_proxy.config.sections import MESSAGES_WIRE, NO_ADMIN_KEY, RESPONSES_WIRE, ServerSection
 from compaction_proxy.config.types import mask_passwords, parse_origin
-from compaction_proxy.config.validation import is_bound_to_loopback
+from compaction_proxy.config.validation import MEMORY, is_bound_to_loopback
 from compaction_proxy.core.errors import ConfigError, ProxyError, StoreUnavailableError, SummaryError
 from compaction_proxy.core.summary.call import SummaryCall
 from compaction_proxy.gateway import server as serving
 from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
 from compaction_proxy.gateway.client.proxies import read_environment_proxies
-from compaction_proxy.gateway.summary_routes import CHEAP_MODELS
+from compaction_proxy.gateway.provider_models import ModelList, fetch_model_list, fetch_page
+from compaction_proxy.gateway.summary_routes import (
+    ConfiguredSummaryModel,
+    build_key_header,
+    list_summary_models,
+)
+from compaction_proxy.providers.discovery import HttpWindowDiscovery, build_local_urls
 from compaction_proxy.providers.summary_transport import HttpSummaryModel
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.providers.tokenizers_fast import read_golden_texts
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_window
 from compaction_proxy.recall.fulltext import FTS5_MISSING, is_fts5_available
-from compaction_proxy.runtime import TenantSecret, choose_body_budget, open_configured_store
+from compaction_proxy.runtime import (
+    NO_DATA_FOLDER,
+    TenantSecret,
+    choose_body_budget,
+    open_configured_store,
+)
 from compaction_proxy.storage.factory import get_secret_path, get_store_path, is_shared_store
 from compaction_proxy.storage.store import Record, Store
+from compaction_proxy.storage.store_failure import StoreFailure
+from compaction_proxy.support.formatting import describe_reason
+from compaction_proxy.wires.registry import WIRES
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 # `doctor` warns if a process may open fewer files than this. A request needs two open files, and by default
@@ -72,19 +85,14 @@ SLOW_S = 0.1
 LOW_SPACE_BYTES = 2 * 1024**3
 NO_SPACE_BYTES = 64 * 1024**2
 PROBE_TTL_S = 10.0
-# Maps the reason of a store failure to a fix. For other reasons, `_check_round_trip` suggests a general fix.
-_FIXES = {"store-corrupt": "move the file away, or restore it; another is made, and conversations go on"}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-UPSTREAM_DEADLINE_S = 10.0
 # `doctor` warns if the clocks of this machine and of the upstream differ by more seconds than this. With a
 # wrong clock, the proxy may misjudge whether certificates are valid and whether stored data has expired.
 MAX_CLOCK_SKEW_S = 60.0
 SMALL_WINDOW_TOKENS = 16_384
 PROBE_TOKENS = 16
-# `doctor` stops reading a response body after this many bytes. The number is high because a list of models
-# may be long.
-MAX_BODY_BYTES = 4 * 1_048_576
 _UNAUTHORIZED = (401, 403)
+MAX_LOCAL_MODELS = 20
 
 
 class Finding(NamedTuple):
@@ -132,7 +140,7 @@ async def _collect_findings(loaded: LoadedConfig, *, probe: bool) -> list[Findin
             for line in loaded.warnings
         ),
         *check_host(loaded.config, os.environ),
-        *[each async for each in check_store(loaded.config)],
+        *[each async for each in check_store(loaded.config, loaded.origins.get("store.url", ""))],
         *[each async for each in check_upstream(loaded.config, probe=probe)],
     ]
 
@@ -165,9 +173,13 @@ def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
 def check_address(server: ServerSection) -> Finding:
     """Checks whether a proxy already runs at the configured address, or else whether the address is free."""
     where = f"unix:{server.unix_socket}" if server.unix_socket else f"{server.host}:{server.port}"
-    version = fetch_version(create_local_client(server))
-    if version is not None:
-        return Finding(OK, "address", f"{where}: version {version} of this proxy answers")
+    state = fetch_state(create_local_client(server))
+    if state is not None:
+        what = f"{where}: version {state.version} of this proxy answers"
+        if not state.problems:
+            return Finding(OK, "address", what)
+        what += f", and says that it is degraded: {' '.join(state.problems)}"
+        return Finding(WARNING, "address", what, "see what its banner or its dashboard says")
     try:
         bound = open_listener(server)
     except ConfigError as error:
@@ -302,13 +314,19 @@ def check_search() -> Finding:
     )
 
 
-async def check_store(config: Config) -> AsyncIterator[Finding]:
+async def check_store(config: Config, origin: str = "") -> AsyncIterator[Finding]:
     """Runs all checks of the store.
 
     If the store is a file that does not exist yet, checks only the disk and the folder for the file. Does not
     create the file.
+
+    Args:
+        config: The configuration.
+        origin: What sets `store.url` (`LoadedConfig.origins`).
     """
-    url = config.store.url or "memory://"
+    url = config.store.url or MEMORY
+    if url == MEMORY and origin == "default":
+        yield Finding(WARNING, "store", "no folder for it can be written to", NO_DATA_FOLDER.fix)
     path = get_store_path(url)
     if path is not None:
         for each in check_disk(path):
@@ -318,11 +336,13 @@ async def check_store(config: Config) -> AsyncIterator[Finding]:
     try:
         store = open_configured_store(config, url)
     except ConfigError as error:
-        yield Finding(ERROR, "store", str(error), "correct store.url and store.encryption_keys")
+        yield Finding(ERROR, "store", str(error), f"correct {str(error).partition(':')[0]}")
         return
     try:
-        yield await _check_round_trip(store, mask_passwords(url))
-        yield await _check_secret(config, url, store)
+        round_trip = await _check_round_trip(store, mask_passwords(url), get_store_key(origin))
+        yield round_trip
+        if round_trip.level != ERROR:  # else the secret has the same problem
+            yield await _check_secret(config, url, store)
     finally:
         await store.close()
 
@@ -343,10 +363,7 @@ def check_disk(path: Path) -> Iterator[Finding]:
     else:
         yield Finding(OK, "disk", room)
     if not path.exists():
-        if os.access(folder, os.W_OK | os.X_OK):
-            yield Finding(OK, "store", f"{path}: not there yet; made by the first start")
-        else:
-            yield Finding(ERROR, "store", f"{folder} cannot be written to", "let this user write there")
+        yield _check_new_store(path, folder)
         return
     for each in (path, get_secret_path(f"sqlite:///{path.absolute()}")):
         if each is None or not each.exists():
@@ -358,26 +375,32 @@ def check_disk(path: Path) -> Iterator[Finding]:
             yield Finding(OK, "store", f"{each}: {status.st_size / 1024**2:.1f} MiB, for its owner only")
 
 
-async def _check_round_trip(store: Store, display_url: str) -> Finding:
-    """Checks whether a value can be written to the store and read back, and how long that takes."""
+def _check_new_store(path: Path, folder: Path) -> Finding:
+    """Checks whether the proxy can create a store file. `folder` is the nearest path above it that exists."""
+    if not folder.is_dir():
+        what, fix = f"{path}: {folder} is a file, and no folder", "name another file in store.url"
+        return Finding(ERROR, "store", what, fix)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Finding(ERROR, "store", f"{folder} cannot be written to", "let this user write there")
+    return Finding(OK, "store", f"{path}: not there yet; made by the first start")
+
+
+async def _check_round_trip(store: Store, display_url: str, key_name: str) -> Finding:
+    """Checks whether a value can be written to the store and read back, and how long that takes.
+
+    `key_name` is what sets the URL of the store, such as `store.url`.
+    """
     key, value = f"v1:doctor:{{{secrets.token_hex(8)}}}", secrets.token_bytes(16)
     started_at = time.monotonic()
     try:
         async with asyncio.timeout(STORE_DEADLINE_S):
+            await store.read([])  # connects; its errors say more than those of a script
             await store.write([Record(key, value, PROBE_TTL_S)])
             is_same = await store.read([key]) == [value]
-    except TimeoutError:
-        return Finding(
-            ERROR,
-            "store",
-            f"{display_url}: no answer in {STORE_DEADLINE_S:g} s",
-            "look at the store's machine",
-        )
-    except (StoreUnavailableError, OSError) as error:
-        reason = error.reason if isinstance(error, StoreUnavailableError) else type(error).__name__
-        cause = error.__cause__
-        what = f"{display_url}: {reason}{f' ({cause})' if cause else ''}"
-        return Finding(ERROR, "store", what, _FIXES.get(reason, "correct store.url, or start the store"))
+    except (StoreUnavailableError, OSError) as error:  # `TimeoutError` is an `OSError`
+        failure = StoreFailure.from_error(error)
+        fix = failure.suggest_fix(display_url, key_name)
+        return Finding(ERROR, "store", f"{display_url} {failure.describe()}", fix)
     took_s = time.monotonic() - started_at
     if not is_same:
         return Finding(
@@ -410,217 +433,205 @@ async def _check_secret(config: Config, url: str, store: Store) -> Finding:
 
 
 async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Finding]:
-    """Checks the upstream and the providers of the summary models.
+    """Checks the providers: the upstream, those of single wires, and those of the summary models.
 
     Args:
         config: The configuration.
         probe: Whether to ask each summary model for one word. The provider may charge a little for this call.
     """
     transport = EngineTransport(NativeEngine(proxies=read_environment_proxies()))
+    fetched: dict[tuple[str, str, str], ModelList] = {}
+
+    async def fetch_list(base_url: str, api_key: str, wire: str) -> ModelList:
+        place = (base_url, api_key, wire)
+        if place not in fetched:
+            fetched[place] = await fetch_model_list(transport, *place)
+        return fetched[place]
+
     try:
-        key = config.upstream.api_key.get_secret_value()
-        names: frozenset[str] = frozenset()
-        try:
-            answer, names = await _fetch_models(transport, config.upstream.base_url, key)
-        except ProxyError as error:
-            what = f"{config.upstream.base_url}: {error}"
-            yield Finding(ERROR, "upstream", what, "correct upstream.base_url, or start what is there")
-        else:
-            for each in _check_model_list(config, key, answer, names):
+        for provider in _list_providers(config):
+            async for each in _check_provider(provider, transport, fetch_list):
                 yield each
-            if await _is_compaction_proxy(transport, config.upstream.base_url):
-                what = "a compaction-proxy answers there, perhaps this very one"
-                yield Finding(WARNING, "upstream", what, "name the provider itself in upstream.base_url")
-        async for each in _check_summary_models(config, transport, names, probe=probe):
+        async for each in _check_local_windows(config, transport, fetch_list):
             yield each
+        for model in list_summary_models(config):
+            yield await _check_summary_model(config, model, fetch_list)
+            if probe and model.model not in {"none", "same"}:
+                yield await _probe_summary_model(transport, model)
     finally:
         await transport.aclose()
 
 
-async def _send_probe(
-    transport: EngineTransport, url: str, headers: Mapping[str, str]
-) -> tuple[httpx.Response, bytes]:
-    """Sends a GET request. Returns the response and its body. Stops reading beyond `MAX_BODY_BYTES` bytes.
+# A function that takes a base URL, a key and the name of a wire, and fetches the provider's list of models.
+_FetchList = Callable[[str, str, str], Awaitable[ModelList]]
 
-    Does not follow redirects, so that a key in `headers` is never sent to another server.
 
-    Raises:
-        ProxyError: If the provider does not respond within `UPSTREAM_DEADLINE_S` seconds, or if the request
-            fails. The message names the cause.
+class _Provider(NamedTuple):
+    """A provider to which requests are forwarded.
+
+    Attributes:
+        base_url: Its base URL.
+        api_key: The proxy's own key for it; empty if clients bring theirs.
+        wire: Name of a wire that it speaks.
+        url_key: Key of the configuration that sets the base URL.
+        api_key_key: Key of the configuration that sets `api_key`.
     """
-    fields = {"accept": "application/json", "accept-encoding": "identity", **headers}
-    # The client is not closed here, because closing it would also close the transport, which belongs to the
-    # caller.
-    client = httpx.AsyncClient(transport=transport, timeout=None)  # noqa: S113 - asyncio.timeout sets the deadline
-    body = bytearray()
+
+    base_url: str
+    api_key: str
+    wire: str = "chat"
+    url_key: str = "upstream.base_url"
+    api_key_key: str = "upstream.api_key"
+
+
+def _list_providers(config: Config) -> Iterator[_Provider]:
+    """Yields the upstream, and the providers of single wires that have a base URL of their own."""
+    yield _Provider(config.upstream.base_url, config.upstream.api_key.get_secret_value())
+    for wire in (RESPONSES_WIRE, MESSAGES_WIRE):
+        section, place = getattr(config.upstream.wires, wire), f"upstream.wires.{wire}"
+        if section.base_url is not None:
+            base_url, api_key = config.upstream.get_provider(wire)
+            owner = place if section.api_key.get_secret_value() else "upstream"
+            yield _Provider(base_url, api_key, wire, f"{place}.base_url", f"{owner}.api_key")
+
+
+async def _check_provider(
+    provider: _Provider, transport: EngineTransport, fetch_list: _FetchList
+) -> AsyncIterator[Finding]:
+    """Checks whether a provider can be reached, its key, its clock and its list of models."""
+    base_url = provider.base_url
     try:
-        async with (
-            asyncio.timeout(UPSTREAM_DEADLINE_S),
-            client.stream("GET", url, headers=fields) as response,
-        ):
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > MAX_BODY_BYTES:
-                    break
-        return response, bytes(body)
-    except TimeoutError:
-        raise ProxyError(f"no answer in {UPSTREAM_DEADLINE_S:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as error:
-        name = type(error).__name__
-        raise ProxyError(f"{name}: {str(error) or name}") from None
-
-
-async def _fetch_models(
-    transport: EngineTransport, base_url: str, key: str
-) -> tuple[httpx.Response, frozenset[str]]:
-    """Returns the response to `GET /models`, and the ids of the models in it.
-
-    The set of ids is empty if the response is not a list of models. `key` is the provider's key; empty sends
-    no key.
-
-    Raises:
-        ProxyError: If the provider does not respond in time, or if the request fails.
-    """
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    answer, body = await _send_probe(transport, f"{base_url.rstrip('/')}/models", headers)
-    try:
-        rows = json.loads(body)["data"]
-        return answer, frozenset(each["id"] for each in rows if isinstance(each["id"], str))
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return answer, frozenset()
-
-
-def _check_model_list(
-    config: Config, key: str, answer: httpx.Response, names: frozenset[str]
-) -> Iterator[Finding]:
-    """Checks the upstream, its key and its clock, given its response to `GET /models`.
-
-    Args:
-        config: The configuration.
-        key: The configured key for the upstream; empty if none is configured.
-        answer: The response.
-        names: Ids of the models in the response; empty if the response is not a list of models.
-    """
-    base_url, status = config.upstream.base_url, answer.status_code
-    if status in _UNAUTHORIZED and key:
-        yield Finding(
-            ERROR, "upstream", f"{base_url}: refuses upstream.api_key ({status})", "set a valid key"
-        )
-    elif status in _UNAUTHORIZED:
-        yield Finding(OK, "upstream", f"{base_url}: answers, and wants the key that each client brings")
-    elif names:
-        yield Finding(
-            OK,
-            "upstream",
-            f"{base_url}: {len(names):,} models in {answer.elapsed.total_seconds() * 1000:.0f} ms",
-        )
-    elif status >= 500:
-        yield Finding(ERROR, "upstream", f"{base_url}: answers {status}", "look at the provider's state")
-    else:
-        what = f"{base_url}: answers {status}, with no list of models"
-        yield Finding(
-            WARNING, "upstream", what, "make sure that upstream.base_url ends as clients know it, in /v1"
-        )
+        listed = await fetch_list(base_url, provider.api_key, provider.wire)
+    except ProxyError as error:
+        what = f"{base_url} cannot be reached: {error}"
+        yield Finding(ERROR, "upstream", what, f"correct {provider.url_key}, or start what is there")
+        return
+    yield _check_model_list(provider, listed)
     skew_s = 0.0
     with suppress(ValueError, TypeError, OverflowError):  # there may be no valid date
-        skew_s = abs(parsedate_to_datetime(answer.headers.get("date", "")).timestamp() - time.time())
+        date = listed.response.headers.get("date", "")
+        skew_s = abs(parsedate_to_datetime(date).timestamp() - time.time())
     if skew_s > MAX_CLOCK_SKEW_S:
         what = f"differs from the upstream's by {skew_s:.0f} s"
         yield Finding(WARNING, "clock", what, "keep it right with NTP")
+    if await _is_compaction_proxy(transport, base_url):
+        what = "a compaction-proxy answers there, perhaps this very one"
+        yield Finding(WARNING, "upstream", what, f"name the provider itself in {provider.url_key}")
+
+
+def _check_model_list(provider: _Provider, listed: ModelList) -> Finding:
+    """Checks the response of a provider to the request for its models."""
+    base_url, status = provider.base_url, listed.response.status_code
+    if status in _UNAUTHORIZED and provider.api_key:
+        what = f"{base_url}: refuses {provider.api_key_key} ({status})"
+        return Finding(ERROR, "upstream", what, f"set a valid key in {provider.api_key_key}")
+    if status in _UNAUTHORIZED:
+        return Finding(OK, "upstream", f"{base_url}: answers, and wants the key that each client brings")
+    if listed.names:
+        took_ms = listed.response.elapsed.total_seconds() * 1000
+        return Finding(OK, "upstream", f"{base_url}: {len(listed.names):,} models in {took_ms:.0f} ms")
+    if status >= 500:
+        return Finding(ERROR, "upstream", f"{base_url}: answers {status}", "look at the provider's state")
+    what = f"{base_url}: answers {status}, with no list of models"
+    fix = f"make sure that {provider.url_key} ends as clients know it, in /v1"
+    return Finding(WARNING, "upstream", what, fix)
 
 
 async def _is_compaction_proxy(transport: EngineTransport, base_url: str) -> bool:
     parts = urlsplit(base_url)
     with suppress(ProxyError, ValueError, LookupError, TypeError):
-        _, body = await _send_probe(transport, f"{parts.scheme}://{parts.netloc}/readyz", {})
+        _, body = await fetch_page(transport, f"{parts.scheme}://{parts.netloc}/readyz", {})
         fields = json.loads(body)
         return isinstance(fields, dict) and {"ready", "store", "version"} <= set(fields)
     return False
 
 
-async def _check_summary_models(
-    config: Config, transport: EngineTransport, names: frozenset[str], *, probe: bool
+async def _check_local_windows(
+    config: Config, transport: EngineTransport, fetch_list: _FetchList
 ) -> AsyncIterator[Finding]:
-    """Checks each summary model once. `names` are the ids of the models that the upstream lists."""
-    checked: set[tuple[str, str]] = set()
-    for row in config.settings_by_glob:
-        base_url = row.settings.summary.base_url or config.upstream.base_url
-        model = _resolve_summary_model(row.settings, base_url)
-        if (base_url, model) in checked:
-            continue
-        checked.add((base_url, model))
-        if model in {"none", "same"}:
-            what = "none: texts are made without a model" if model == "none" else "that of each request"
-            yield Finding(OK, "summary model", what)
-            continue
-        known_names = names
-        if row.settings.summary.base_url is not None:
-            key = row.settings.summary.api_key.get_secret_value()
-            try:
-                _, known_names = await _fetch_models(transport, base_url, key)
-            except ProxyError as error:
-                what = f"{model} at {base_url}: {error}"
-                yield Finding(ERROR, "summary model", what, "correct summary.base_url")
-                continue
-        yield _check_window(config, model, known_names)
-        if probe:
-            yield await _probe_summary_model(config, row.settings, transport, base_url, model)
+    """Asks a local upstream for the context windows of its models, at most `MAX_LOCAL_MODELS` of them.
 
-
-def _resolve_summary_model(settings: ModelSettings, base_url: str) -> str:
-    """Returns the name of the summary model for these settings, or `none` or `same`.
-
-    `none` means that no model writes summaries. `same` means that the model of a request writes the summaries
-    for this request.
+    Yields nothing for a model whose context window is configured, and nothing if the upstream is not on a
+    local network.
     """
-    shape = resolve_policy(settings).summary
-    if settings.summary.model is not None or shape is None:
-        return settings.summary.model or "none"
-    if shape.model == "same" or shape.form == "aligned":
-        return "same"
-    return CHEAP_MODELS.get(urlsplit(base_url).hostname or "", "same")
+    base_url, key = config.upstream.base_url, config.upstream.api_key.get_secret_value()
+    listed = None
+    if build_local_urls(base_url):
+        with suppress(ProxyError):  # `_check_provider` has reported it
+            listed = await fetch_list(base_url, key, "chat")
+    discovery, headers = HttpWindowDiscovery(transport), {"authorization": f"Bearer {key}"} if key else {}
+    for name in sorted(listed.names)[:MAX_LOCAL_MODELS] if listed else ():
+        if get_model_settings(config, name).window is not None:
+            continue
+        window = await discovery.discover_window(base_url, headers, name)
+        if window is not None:
+            yield Finding(OK, "window", f"{name}: {window:,} tokens, as the upstream says")
+        else:
+            supposed = find_shipped_window(name) or FALLBACK_WINDOW
+            what = f"{name}: {supposed:,} tokens are supposed, because the upstream does not say it"
+            fix = f"set models.{name}.window if that is wrong; some servers say it once the model is loaded"
+            yield Finding(NOTE, "window", what, fix)
 
 
-def _check_window(config: Config, model: str, names: frozenset[str]) -> Finding:
+async def _check_summary_model(
+    config: Config, model: ConfiguredSummaryModel, fetch_list: _FetchList
+) -> Finding:
+    """Checks whether the provider has a summary model and accepts its key."""
+    if model.model in {"none", "same"}:
+        what = "none: texts are made without a model" if model.model == "none" else "that of each request"
+        return Finding(OK, "summary model", what)
+    try:
+        listed = await fetch_list(model.base_url, model.api_key, model.wire)
+    except ProxyError as error:
+        what = f"{model.model}: {model.base_url} cannot be reached: {error}"
+        return Finding(ERROR, "summary model", what, f"correct {model.url_key}, or start what is there")
+    if listed.response.status_code == httpx.codes.UNAUTHORIZED and model.api_key:
+        what = f"{model.model}: {model.base_url} refuses {model.api_key_key} (401)"
+        return Finding(ERROR, "summary model", what, f"set a valid key in {model.api_key_key}")
+    return _check_window(config, model, listed)
+
+
+def _check_window(config: Config, model: ConfiguredSummaryModel, listed: ModelList) -> Finding:
     """Checks whether the provider lists a summary model, and whether its context window is large enough.
 
-    `names` are the ids of the models that the provider lists. If `names` is empty, the list is unknown, and
-    the first check is left out. A context window is large enough if it has at least `SMALL_WINDOW_TOKENS`
-    tokens.
+    A context window is large enough if it has at least `SMALL_WINDOW_TOKENS` tokens.
     """
-    if names and model not in names:
-        fix = "name one that the provider has in summary.model"
-        return Finding(WARNING, "summary model", f"{model}: not in the provider's list", fix)
-    known_window = get_model_settings(config, model).window or find_shipped_window(model)
+    name = model.model
+    if listed.lacks_model(name):
+        what = f"{name}: not among the {len(listed.names):,} models of {model.base_url}"
+        return Finding(WARNING, "summary model", what, f"name one that it has in {model.model_key}")
+    known_window = get_model_settings(config, name).window or find_shipped_window(name)
     window, note = (known_window, "") if known_window else (FALLBACK_WINDOW, ", supposed")
     if window < SMALL_WINDOW_TOKENS:
-        what = f"{model}: {window:,} tokens at once, so that a long conversation takes many calls"
-        return Finding(WARNING, "summary model", what, "name one with a larger window in summary.model")
-    return Finding(OK, "summary model", f"{model}: {window:,} tokens{note}")
+        what = f"{name}: {window:,} tokens at once, so that a long conversation takes many calls"
+        return Finding(WARNING, "summary model", what, f"name one with a larger window in {model.model_key}")
+    return Finding(OK, "summary model", f"{name}: {window:,} tokens{note}")
 
 
-async def _probe_summary_model(
-    config: Config, settings: ModelSettings, transport: EngineTransport, base_url: str, model: str
-) -> Finding:
+async def _probe_summary_model(transport: EngineTransport, model: ConfiguredSummaryModel) -> Finding:
     """Asks the summary model for one word, and checks whether the model replies.
 
     Does not ask if no key is configured. In this case, summary calls use the keys of clients.
     """
-    key = settings.summary.api_key.get_secret_value() or config.upstream.api_key.get_secret_value()
-    if not key:
-        return Finding(NOTE, "summary probe", f"{model}: not asked, because clients bring the key")
+    if not model.api_key:
+        return Finding(NOTE, "summary probe", f"{model.model}: not asked, because clients bring the key")
+    wire = WIRES[model.wire]
     call = SummaryCall(
-        url=f"{base_url.rstrip('/')}/chat/completions",
-        headers={"authorization": f"Bearer {key}"},
-        model=model,
+        url=model.base_url.rstrip("/") + wire.summary_call_format.path,
+        headers={**wire.summary_call_format.headers, **build_key_header(wire, model.api_key)},
+        model=model.model,
         system="Answer with one word.",
         prompt="Say ok.",
         max_tokens=PROBE_TOKENS,
         temperature=None,
+        wire=model.wire,
     )
     try:
         answer = await HttpSummaryModel(transport).request_summary(call)
     except SummaryError as error:
-        return Finding(ERROR, "summary probe", f"{model}: {error.reason}", "try another summary.model or key")
+        is_of_key = error.reason in {"http-401", "http-402", "http-403"}
+        wrong = model.api_key_key if is_of_key else model.model_key
+        fix = f"correct {model.url_key if error.reason == 'unreachable' else wrong}"
+        return Finding(ERROR, "summary probe", f"{model.model}: {describe_reason(error.reason)}", fix)
     spent = answer.prompt_tokens + answer.completion_tokens
-    return Finding(OK, "summary probe", f"{model}: answered, for {spent:,} tokens")
+    return Finding(OK, "summary probe", f"{model.model}: answered, for {spent:,} tokens")

@@ -4,7 +4,7 @@ Each command imports most of its modules only when it runs, so that `--help` sta
 """
 
 import json
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated
 
@@ -157,7 +157,7 @@ def serve(
 
         if loaded.config.server.workers > 1:
             gc.enable()
-            run_workers(loaded, reread, lambda url: announce_start(loaded, url))
+            run_workers(loaded, reread, partial(announce_start, loaded))
         else:
             run_single_process(loaded, reread)
     finally:
@@ -166,8 +166,11 @@ def serve(
 
 @app.command()
 def check(config: ConfigOption = None) -> None:
-    """Check whether the configuration is valid."""
+    """Check whether `serve` would start with the configuration. Opens no store and asks no provider."""
+    from compaction_proxy.cli.serve import check_start
+
     loaded = load_config_and_print_warnings(config)
+    check_start(loaded.config)
     print(f"ok: {loaded.path or 'built-in defaults and the environment'}")
 
 

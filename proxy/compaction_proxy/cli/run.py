@@ -14,7 +14,7 @@ import typer
 from compaction_proxy.cli.admin_client import (
     build_local_url,
     create_local_client,
-    fetch_version,
+    fetch_state,
     parse_base_url,
 )
 from compaction_proxy.cli.console import ConfigOption, UrlOption, load_config_and_print_warnings
@@ -144,7 +144,7 @@ def _find_or_start_proxy(
     server = settings.config.server
     needs_key = bool(settings.config.upstream.api_key.get_secret_value()) and not server.client_keys
     can_be_used = server.unix_socket is None and server.tls_certificate is None
-    if can_be_used and fetch_version(create_local_client(server)):
+    if can_be_used and fetch_state(create_local_client(server)):
         yield build_local_url(server).removesuffix(server.base_path), needs_key
         return
     from compaction_proxy.cli.workers import run_background_proxy

@@ -1,6 +1,7 @@
 """Runs the proxy in this process, prints how clients can reach the proxy, and reloads its configuration."""
 
 import asyncio
+import errno
 import gc
 import os
 import signal
@@ -8,9 +9,10 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,8 +92,11 @@ def describe_dashboard(loaded: LoadedConfig, url: str) -> str:
     return f"{build_link(url + path, key)} (works once, within {LINK_TTL_S} s)"
 
 
-def format_banner(loaded: LoadedConfig, url: str) -> Iterator[str]:
-    """Yields the lines that the proxy prints when it starts. They show the main settings."""
+def format_banner(loaded: LoadedConfig, url: str, notes: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
+    """Yields the lines that the proxy prints when it starts. They show the main settings.
+
+    `notes` are further lines: the label and the text of each.
+    """
     config, compaction = loaded.config, loaded.config.compaction
     yield f"compaction-proxy listens on {url}"
     yield f"  upstream  {config.upstream.base_url}"
@@ -105,6 +110,8 @@ def format_banner(loaded: LoadedConfig, url: str) -> Iterator[str]:
         yield f"  models    {', '.join(config.models)} have settings of their own"
     if config.server.workers > 1:
         yield f"  workers   {config.server.workers}"
+    for label, text in notes:
+        yield f"  {label:9} {text}"
     yield f"  dashboard {describe_dashboard(loaded, url)}"
     if config.server.unix_socket is None:
         yield f"  client    export OPENAI_BASE_URL={url}/v1"
@@ -148,15 +155,55 @@ def open_listener(server: ServerSection) -> socket.socket:
     return serving.listen(server.host, server.port)
 
 
-def announce_start(loaded: LoadedConfig, url: str) -> None:
-    """Prints the banner, and logs that the proxy accepts requests and where its own admin key is."""
-    print("\n".join(format_banner(loaded, url)), flush=True)
+def announce_start(loaded: LoadedConfig, url: str, notes: Iterable[tuple[str, str]] = ()) -> None:
+    """Prints the banner, and logs that the proxy accepts requests and where its own admin key is.
+
+    `notes` are those of `format_banner`.
+    """
+    print("\n".join(format_banner(loaded, url, notes)), flush=True)
     log = logs.get_logger(__name__)
     log.info(log_events.SERVING_STARTED, url=url, upstream=loaded.config.upstream.base_url)
     if loaded.admin_key_path is not None:
         log.info(log_events.ADMIN_KEY_MADE, file=str(loaded.admin_key_path))
     elif loaded.admin_key_problem:
         log.warning(log_events.ADMIN_CLOSED, reason=loaded.admin_key_problem)
+
+
+def check_start(config: Config) -> None:
+    """Checks whether the proxy would start with a configuration, without starting it.
+
+    Opens no store and sends nothing. Accepts an address that is in use, because the proxy that uses it may be
+    the one that the configuration is for.
+
+    Raises:
+        ConfigError: If the proxy would refuse the configuration. The message has one line for each problem.
+    """
+    from compaction_proxy.runtime import create_tracer, open_configured_store
+
+    problems: list[str] = []
+    for check in (
+        partial(open_configured_store, config, config.store.url or "memory://"),
+        partial(create_tracer, config),
+        partial(create_tls_context, config.server),
+        partial(_check_address, config.server),
+    ):
+        try:
+            check()
+        except ConfigError as error:
+            problems += str(error).splitlines()
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _check_address(server: ServerSection) -> None:
+    try:
+        bound = open_listener(server)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
+            raise
+    else:
+        with serving.remove_socket_on_exit(bound):
+            bound.close()
 
 
 def _raise_descriptor_limit() -> None:
@@ -323,7 +370,7 @@ class ConfigReloader:
 def serve_proxy(
     open_socket: Callable[[], socket.socket],
     loaded: LoadedConfig,
-    on_started: Callable[[socket.socket, serving.GracefulServer, ConfigReloader], None],
+    on_started: Callable[[socket.socket, serving.GracefulServer, "Proxy", ConfigReloader], None],
     *,
     on_ending: Callable[[], None] | None = None,
     worker_number: int | None = None,
@@ -333,8 +380,8 @@ def serve_proxy(
     Args:
         open_socket: Opens the listening socket. It is called after the application has been built.
         loaded: The configuration and the sources of its values.
-        on_started: Called in the event loop when the proxy accepts requests. Gets the socket, the server and
-            the reloader, so that the caller can stop the server or reload the configuration.
+        on_started: Called in the event loop when the proxy accepts requests. Gets the socket, the server, the
+            application and the reloader, so that the caller can stop the server or reload the configuration.
         on_ending: Called when the proxy begins to stop.
         worker_number: Number of this worker, from 1. None if the proxy has no workers.
 
@@ -360,7 +407,7 @@ def serve_proxy(
 
     def on_accepting() -> None:
         tune_interpreter()
-        on_started(bound, running, ConfigReloader(app, loaded))
+        on_started(bound, running, app, ConfigReloader(app, loaded))
 
     app = create_app(loaded.config, loaded_config=loaded)
     running = serving.build_server(
@@ -403,8 +450,10 @@ def run_single_process(loaded: LoadedConfig, read_config: ReadConfig) -> None:
             stack.enter_context(serving.remove_socket_on_exit(bound))
             return bound
 
-        def on_started(bound: socket.socket, _: serving.GracefulServer, reloader: ConfigReloader) -> None:
+        def on_started(
+            bound: socket.socket, _: serving.GracefulServer, app: "Proxy", reloader: ConfigReloader
+        ) -> None:
             reloader.start(read_config)
-            announce_start(loaded, build_url(bound, config.server))
+            announce_start(loaded, build_url(bound, config.server), app.list_start_notes())
 
         serve_proxy(open_socket, loaded, on_started)

@@ -27,6 +27,7 @@ from pathlib import Path
 from socket import socket
 from tempfile import TemporaryDirectory
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from compaction_proxy.cli.admin_key import add_admin_key
 from compaction_proxy.cli.serve import (
@@ -44,6 +45,9 @@ from compaction_proxy.core.errors import ConfigError, ProxyError
 from compaction_proxy.gateway import server as serving
 from compaction_proxy.support import log_events
 from compaction_proxy.telemetry import logs
+
+if TYPE_CHECKING:
+    from compaction_proxy.app import Proxy  # for types only: the parent of workers does not need it
 
 # Seconds from the death of a worker's process to the start of its next process. The pause doubles with each
 # further death of the same worker, up to `MAX_PAUSE_S`.
@@ -66,9 +70,12 @@ POLL_S = 0.1
 BACKGROUND_START_S = 30.0
 BACKGROUND_STOP_S = 10.0
 
-# Reports from a worker to the parent. `STARTED` means that the worker accepts requests, and `ENDING` that it
-# begins to stop. Any other report is the reason why the worker refuses the configuration.
-STARTED, ENDING = "started", "ending"
+# The notes for the banner (`cli.serve.format_banner`). A worker reports them to the parent when it accepts
+# requests.
+StartNotes = list[tuple[str, str]]
+# Report from a worker to the parent that it begins to stop. Any other text is the reason why the worker
+# refuses the configuration.
+ENDING = "ending"
 # Orders from the parent to a worker: `STOP` lets the worker finish the requests in progress, `STOP_NOW` does
 # not. An order can also be a new configuration, or None if a reload found no usable configuration. A worker
 # that receives None keeps its configuration and records the failed reload in its metrics.
@@ -103,12 +110,14 @@ def run_worker(loaded: LoadedConfig, listener: socket, parent: Connection, numbe
     if folder := os.environ.get(METRICS_FOLDER_VARIABLE):
         use_shared_folder(folder, number)
 
-    def send_report(report: str) -> None:
+    def send_report(report: str | StartNotes) -> None:
         with suppress(OSError):  # the parent may be gone
             parent.send(report)
 
-    def on_started(_: socket, running: serving.GracefulServer, reloader: ConfigReloader) -> None:
-        send_report(STARTED)
+    def on_started(
+        _: socket, running: serving.GracefulServer, app: "Proxy", reloader: ConfigReloader
+    ) -> None:
+        send_report(app.list_start_notes())
         arguments = parent, asyncio.get_running_loop(), running, reloader
         threading.Thread(target=_execute_orders, args=arguments, daemon=True).start()
 
@@ -201,6 +210,7 @@ class _WorkerSupervisor:
         workers: A slot for each worker.
         failure: The error that `run` raises because a worker did not start. None if there was no such error.
         has_started: Whether all workers have accepted requests at the same time.
+        notes: The notes of the worker that started last.
         kill_at: When workers that still run are killed, in monotonic seconds. None until a stop is requested.
         signals: The numbers of the signals that were received and not yet handled.
     """
@@ -211,15 +221,16 @@ class _WorkerSupervisor:
     workers: list[WorkerSlot]
     failure: ProxyError | None = None
     has_started: bool = False
+    notes: StartNotes = field(default_factory=list)
     kill_at: float | None = None
     signals: list[int] = field(default_factory=list)
 
-    def run(self, on_started: Callable[[], None]) -> None:
+    def run(self, on_started: Callable[[StartNotes], None]) -> None:
         """Runs until all workers have stopped.
 
         Args:
-            on_started: Called once, when all workers accept requests. Not called if a stop is requested
-                before.
+            on_started: Called once with `notes`, when all workers accept requests. Not called if a stop is
+                requested before.
 
         Raises:
             ConfigError: If a worker refused the configuration at its start.
@@ -230,7 +241,7 @@ class _WorkerSupervisor:
                 self._start_or_kill(worker)
             if not self.has_started and self.kill_at is None and all(each.is_up for each in self.workers):
                 self.has_started = True
-                on_started()
+                on_started(self.notes)
             self._read_reports()
             while self.signals:
                 if self.signals.pop(0) == HANGUP:
@@ -289,8 +300,8 @@ class _WorkerSupervisor:
             except (EOFError, OSError):
                 self._record_exit(worker)
                 continue
-            if report == STARTED:
-                worker.is_up = True
+            if isinstance(report, list):
+                worker.is_up, self.notes = True, report
             elif report == ENDING:
                 worker.close_listener()
             elif not self.has_started:
@@ -367,21 +378,22 @@ def _start_process(
     return process, parent_end
 
 
-def run_workers(loaded: LoadedConfig, read_config: ReadConfig, on_started: Callable[[str], None]) -> None:
+def run_workers(
+    loaded: LoadedConfig, read_config: ReadConfig, on_started: Callable[[str, StartNotes], None]
+) -> None:
     """Runs several proxies on one port until SIGINT or SIGTERM. SIGHUP reloads the configuration.
 
     Args:
         loaded: The configuration and the sources of its values.
         read_config: Reads the configuration again.
-        on_started: Called with the URL of the proxy when all workers accept requests.
+        on_started: Called with the URL of the proxy and the notes for the banner when all workers accept
+            requests.
 
     Raises:
         ConfigError: If the proxy cannot listen on the address, or if a worker refuses the configuration.
         ProxyError: If a worker did not start.
     """
     server = loaded.config.server
-    if loaded.config.store.url == "memory://":
-        raise ConfigError("server.workers: several workers need a store that they can share, not memory://")
     create_tls_context(server)  # so that a bad certificate is reported once, not by each worker
     listeners = _open_listeners(loaded)
     # The URL is built before the workers run, because `build_url` needs an open socket. The parent closes the
@@ -392,7 +404,7 @@ def run_workers(loaded: LoadedConfig, read_config: ReadConfig, on_started: Calla
     for number in filter(None, (signal.SIGINT, signal.SIGTERM, HANGUP)):
         signal.signal(number, supervisor.on_signal)
     with serving.remove_socket_on_exit(listeners[0]), _open_metrics_folder():
-        supervisor.run(lambda: on_started(url))
+        supervisor.run(lambda notes: on_started(url, notes))
     logs.get_logger(__name__).info(log_events.SERVING_STOPPED, workers=server.workers)
 
 
@@ -451,7 +463,7 @@ def run_background_proxy(loaded: LoadedConfig, log_path: Path | None) -> Iterato
             report = parent_end.recv() if parent_end.poll(BACKGROUND_START_S) else None
         if report is None:
             raise ProxyError("the proxy did not start; run `compaction-proxy doctor`")
-        if report != STARTED:
+        if not isinstance(report, list):
             raise ConfigError(report)
         yield serving.build_base_url(bound, "http")
     finally:

@@ -21,6 +21,7 @@ from compaction_proxy.compaction.summary_request import (
 )
 from compaction_proxy.compaction.types import FitRequest
 from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
+from compaction_proxy.config.validation import MAX_PROMPT_BYTES
 from compaction_proxy.core.checkpoint import compute_exact_digest
 from compaction_proxy.core.digest import format_message_id
 from compaction_proxy.core.errors import ConfigError, UnreadableBodyError
@@ -36,8 +37,6 @@ from compaction_proxy.recall.offer import should_offer_tool
 from compaction_proxy.storage.keys import checkpoint_keys
 from compaction_proxy.support.cached import cached_attribute
 from compaction_proxy.support.offload import run_in_worker
-
-MAX_PROMPT_BYTES = 262_144
 
 
 @lru_cache(maxsize=64)

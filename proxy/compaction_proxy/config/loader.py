@@ -5,9 +5,9 @@ The environment variable `COMPACTION_PROXY__SECTION__KEY` sets the key `section.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -30,6 +30,7 @@ CONFIG_VARIABLE = "COMPACTION_PROXY_CONFIG"
 DEFAULT_FILE = "config.yaml"
 PREFIX = "COMPACTION_PROXY__"
 FILE_SUFFIX = "_file"
+REDIS_VARIABLE = "REDIS_URL"
 MAX_SECRET_BYTES = 65_536
 MODELS_PATH: KeyPath = ("models",)
 ERROR_TEXTS = {
@@ -86,6 +87,14 @@ class ConfigOverride:
     name: str
     path: KeyPath
     value: object
+
+
+def get_store_key(origin: str) -> str:
+    """Returns what a user changes to name another store: the key `store.url`, or `$REDIS_URL`.
+
+    `origin` is the origin of `store.url` (`LoadedConfig.origins`).
+    """
+    return f"${REDIS_VARIABLE}" if origin == f"environment {REDIS_VARIABLE}" else "store.url"
 
 
 # Maps the path of each value that is set to its source: `FILE:LINE:COLUMN`, or the name of an environment
@@ -170,9 +179,39 @@ def _parse_variable(
         raise ConfigError(
             f"{name}: {format_key_path(secret)}: {value_variable} is set too; one of both is enough"
         )
-    takes_json = f"{PREFIX}MODELS takes all models as one JSON object"
-    problem = takes_json if place[0] == "models" else f"unknown key{suggest_key(place)}"
+    right_name = _map_variable_names(keys).get(_merge_underscores(name))
+    if place[0] == "models":
+        problem = f"{PREFIX}MODELS takes all models as one JSON object"
+    else:
+        problem = f"unknown key{f', did you mean {right_name}?' if right_name else suggest_key(place)}"
     raise ConfigError(f"{name}: {format_key_path(place)}: {problem}")
+
+
+def _merge_underscores(name: str) -> str:
+    return re.sub("_+", "_", name)
+
+
+def _map_variable_names(keys: Mapping[KeyPath, ConfigKey]) -> dict[str, str]:
+    """Returns the names of the variables for all keys. Maps each name with single underscores to the name."""
+    names = [PREFIX + "__".join(map(str, path)).upper() for path in keys]
+    secrets = zip(names, keys.values(), strict=True)
+    names += [name + FILE_SUFFIX.upper() for name, key in secrets if _is_secret(key.value_type)]
+    return {_merge_underscores(name): name for name in names}
+
+
+def _find_variable_warnings(environ: Mapping[str, str], keys: Mapping[KeyPath, ConfigKey]) -> Iterator[str]:
+    """Yields a warning for each variable that is ignored because a single underscore follows the prefix.
+
+    Other unknown names with this beginning are left alone. For example, Kubernetes sets the variable
+    `COMPACTION_PROXY_SERVICE_HOST` if there is a service `compaction-proxy`.
+    """
+    beginning = PREFIX.removesuffix("_")
+    unread = [name for name in sorted(environ) if name.startswith(beginning) and not name.startswith(PREFIX)]
+    right_names = _map_variable_names(keys) if unread else {}
+    for name in unread:
+        right_name = right_names.get(_merge_underscores(name))
+        if right_name is not None:
+            yield f"{name}: is ignored, because the name of this variable is {right_name}"
 
 
 def _iter_leaf_values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
@@ -272,18 +311,21 @@ def _validate_values(
         ConfigError: If the configuration has problems. The message lists the `earlier_problems`, which were
             found while the sources were read, before those found here.
     """
-    lines: Iterator[str] = iter(())
+    found: list[tuple[KeyPath, str]] = []
     try:
         config = Config.model_validate(_drop_empty_sections(values))
-        lines = (_format_problem(place, what, sources) for place, what in validation.find_problems(config))
-        store = config.store.model_copy(update={"url": validation.resolve_store_url(config, environ)})
+        try:
+            store = config.store.model_copy(update={"url": validation.resolve_store_url(config, environ)})
+            config = config.model_copy(update={"store": store})
+        except ValueError as error:
+            found.append((("store", "url"), str(error)))
+        found = [*validation.find_problems(config), *found]
     except ValidationError as invalid:
-        lines = (_format_problem(error["loc"], _describe_error(error), sources) for error in invalid.errors())
-    except ValueError as error:
-        lines = chain(lines, [_format_problem(("store", "url"), str(error), sources)])
+        found = [(error["loc"], _describe_error(error)) for error in invalid.errors()]
+    lines = [_format_problem(place, what, sources) for place, what in found]
     if problems := [*earlier_problems, *lines]:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
-    return config.model_copy(update={"store": store})
+    return config
 
 
 def load_config(
@@ -321,4 +363,7 @@ def load_config(
         _apply_override(option, values, sources)
     config = _validate_values(values, sources, environ, problems)
     origins = {format_key_path(path): _find_origin(path, sources) for path in keys}
-    return LoadedConfig(config, origins, file, tuple(validation.find_warnings(config)), empty)
+    if (values.get("store") or {}).get("url") is None and environ.get(REDIS_VARIABLE):
+        origins["store.url"] = f"environment {REDIS_VARIABLE}"
+    warnings = (*_find_variable_warnings(environ, keys), *validation.find_warnings(config))
+    return LoadedConfig(config, origins, file, warnings, empty)

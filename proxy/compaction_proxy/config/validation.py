@@ -9,7 +9,14 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from compaction_proxy.config.config import Config, ModelSettings, build_policy, format_key_path
-from compaction_proxy.config.sections import NO_ADMIN_KEY, WIRES, ServerSection, SummarySection
+from compaction_proxy.config.sections import (
+    MESSAGES_WIRE,
+    NO_ADMIN_KEY,
+    RESPONSES_WIRE,
+    WIRES,
+    ServerSection,
+    SummarySection,
+)
 from compaction_proxy.config.strategies import get_policy_setting
 from compaction_proxy.config.types import check_store_url, parse_origin
 from compaction_proxy.config.yaml_file import KeyPath
@@ -21,12 +28,28 @@ from compaction_proxy.core.trigger import compute_trigger_marks, has_active_rule
 # trigger in percent exceeds any target or tail in tokens, so the checks do not report these as too large.
 UNBOUNDED_WINDOW_TOKENS = 10**12
 UNREADABLE_FILE = "the file cannot be read"
+MAX_PROMPT_BYTES = 262_144
 
 
 def is_readable(path: str) -> bool:
     """Returns whether a path from the configuration names a file that can be read."""
     file = Path(path).expanduser()
     return file.is_file() and os.access(file, os.R_OK)
+
+
+def _find_prompt_problem(path: str) -> str | None:
+    """Returns why a file cannot be used as a prompt; None if it can."""
+    if not is_readable(path):
+        return UNREADABLE_FILE
+    with Path(path).expanduser().open("rb") as file:
+        data = file.read(MAX_PROMPT_BYTES + 1)
+    if len(data) > MAX_PROMPT_BYTES:
+        return f"the file has more than {MAX_PROMPT_BYTES:,} bytes"
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return "the file is not UTF-8"
+    return None
 
 
 def is_key_set_explicitly(section: BaseModel | None, path: KeyPath) -> bool:
@@ -48,14 +71,15 @@ def _build_strategy_path(name: str, key: str) -> KeyPath:
 
 
 def _find_prompt_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Yields the path of each strategy's key `prompt_file` whose file cannot be read, and the reason.
+    """Yields the path of each strategy's key `prompt_file` whose file cannot be used, and the reason.
 
     All strategies are checked, because a request may ask for any of them.
     """
     for name in STRATEGIES:
         file = getattr(getattr(settings.compaction.strategies, name), "prompt_file", None)
-        if file is not None and not is_readable(file):
-            yield _build_strategy_path(name, "prompt_file"), UNREADABLE_FILE
+        problem = None if file is None else _find_prompt_problem(file)
+        if problem is not None:
+            yield _build_strategy_path(name, "prompt_file"), problem
 
 
 def _find_overriding_key(
@@ -152,6 +176,11 @@ INFLIGHT_BYTES_TOO_SMALL = (
 )
 
 
+# Endpoints that a client's request names. The proxy appends them to the base URL, so a base URL must not end
+# in one of them. `/models` is not among them, because Azure has base URLs that end in it.
+ENDPOINTS = ("/chat/completions", "/completions", "/responses", "/messages", "/embeddings")
+
+
 def is_loopback(host: str) -> bool:
     """Returns whether an address to listen on can be reached only from this machine."""
     try:
@@ -182,8 +211,9 @@ def _find_summary_problems(config: Config, summary: SummarySection) -> Iterator[
 
     `summary` is the section for one glob, with its overrides applied.
     """
-    if summary.prompt_file is not None and not is_readable(summary.prompt_file):
-        yield "prompt_file", UNREADABLE_FILE
+    problem = None if summary.prompt_file is None else _find_prompt_problem(summary.prompt_file)
+    if problem is not None:
+        yield "prompt_file", problem
     if summary.base_url is None:
         return
     if _is_own_address(config, summary.base_url):
@@ -253,6 +283,26 @@ def find_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
             yield find_effective_key_path(config, each.glob, place), what
 
 
+def _iter_base_urls(config: Config) -> Iterator[tuple[KeyPath, str | None]]:
+    yield ("upstream", "base_url"), config.upstream.base_url
+    for wire in (RESPONSES_WIRE, MESSAGES_WIRE):
+        yield ("upstream", "wires", wire, "base_url"), getattr(config.upstream.wires, wire).base_url
+    for row in config.settings_by_glob:
+        key = find_effective_key_path(config, row.glob, ("summary", "base_url"))
+        yield key, row.settings.summary.base_url
+
+
+def _find_endpoint_warnings(config: Config) -> Iterator[str]:
+    """Yields a warning for each base URL that ends in an endpoint."""
+    for path, url in _iter_base_urls(config):
+        endpoint = next((each for each in ENDPOINTS if url and url.endswith(each)), None)
+        if endpoint is not None:
+            yield (
+                f"{format_key_path(path)}: ends in {endpoint}, which is appended to the base URL once more; "
+                f"leave {endpoint} out"
+            )
+
+
 def find_warnings(config: Config) -> Iterator[str]:
     """Yields a warning for each setting that is valid but probably not intended."""
     server, upstream_key = config.server, config.upstream.api_key.get_secret_value()
@@ -267,6 +317,7 @@ def find_warnings(config: Config) -> Iterator[str]:
         yield "upstream.engine: aiohttp is no longer an engine of its own; native is used, remove the line"
     if config.store.url == MEMORY:
         yield "store.url: memory:// keeps nothing beyond the process; name a file or a server to keep more"
+    yield from dict.fromkeys(_find_endpoint_warnings(config))
     yield from dict.fromkeys(_find_strategy_warnings(config))
     globs = list(config.models)
     for index, glob in enumerate(globs):

@@ -17,10 +17,8 @@ from compaction_proxy.compaction.types import CompactionReport, CompactionStatus
 from compaction_proxy.core.errors import UpstreamError
 from compaction_proxy.core.event import FAILED_OPEN, OVER_LIMIT, RECOVERED, Event
 from compaction_proxy.gateway.request_state import RequestState
-from compaction_proxy.gateway.summary_routes import build_credential_headers
 from compaction_proxy.gateway.upstream import Upstream, build_request, send_request
-from compaction_proxy.providers.model_limits import ModelLimits
-from compaction_proxy.providers.types import WindowDiscovery
+from compaction_proxy.gateway.window_finder import WindowFinder
 from compaction_proxy.storage.resilient import ReportThrottle
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
@@ -123,8 +121,7 @@ class AfterResponseHandler:
         exchange_log: Records the figures of each request when it ends.
         incidents: Reports incidents, such as a request whose compaction failed.
         registry: Records when each conversation was last used.
-        model_limits: Starts the discovery of unknown context windows.
-        discovery: Asks the upstream for the context window of a model.
+        window_finder: Has the upstream asked for unknown context windows.
     """
 
     def __init__(
@@ -136,8 +133,7 @@ class AfterResponseHandler:
         exchange_log: ExchangeLog,
         incidents: IncidentReporter,
         registry: ConversationRegistry,
-        model_limits: ModelLimits,
-        discovery: WindowDiscovery,
+        window_finder: WindowFinder,
     ) -> None:
         self._upstream = upstream
         self._compactor = compactor
@@ -145,8 +141,7 @@ class AfterResponseHandler:
         self.exchange_log = exchange_log
         self._incidents = incidents
         self._registry = registry
-        self._model_limits = model_limits
-        self._discovery = discovery
+        self._window_finder = window_finder
 
     async def __call__(self, state: RequestState) -> None:
         """Records that the conversation was used, and learns from the response if the request was parsed.
@@ -158,6 +153,8 @@ class AfterResponseHandler:
                 await self._registry.record_activity(state.identity.tenant, state.recorded_conversation)
             if state.fit_request is not None and state.fit_result is not None:
                 await self._learn_from_response(state, state.fit_request, state.fit_result)
+            elif self._window_finder.is_upstream_local and state.model and not state.has_failed:
+                self._window_finder.record_sight(state.scope, state.identity.tenant, state.model)
 
     async def _learn_from_response(
         self, state: RequestState, fit_request: FitRequest, fit_result: FitResult
@@ -184,21 +181,9 @@ class AfterResponseHandler:
             usage = await self._probe_usage(state.scope, fit_request.body.wire, fit_result) or usage
         fit_result = state.include_tool_tokens(fit_result)
         await self._feedback.learn_from_answer(fit_request, fit_result, usage)
-        self._discover_window(state.scope, fit_request)
+        self._window_finder.record_sight(state.scope, fit_request.tenant, fit_request.model)
         if fit_result.should_prepare:
             await self._compactor.prepare_round(fit_request)
-
-    def _discover_window(self, scope: Scope, fit_request: FitRequest) -> None:
-        if fit_request.settings.window is not None:
-            return
-
-        async def fetch_window() -> int | None:
-            headers = build_credential_headers(self._upstream, scope["headers"])
-            return await self._discovery.discover_window(self._upstream.base_url, headers, fit_request.model)
-
-        self._model_limits.start_discovery(
-            fit_request.tenant, fit_request.origin, fit_request.model, fetch_window
-        )
 
     async def _probe_usage(self, scope: Scope, wire: Wire, fit_result: FitResult) -> TokenUsage | None:
         """Sends a probe and returns the usage that the upstream reports.

@@ -1,14 +1,17 @@
 """Chooses the models that the proxy asks for a summary, their URLs, and the credentials for them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
+from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.compaction.summary_request import SummaryRoute
-from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
+from compaction_proxy.config.config import Config, ModelSettings, format_key_path, get_model_settings
 from compaction_proxy.config.types import parse_origin
+from compaction_proxy.config.validation import find_effective_key_path
 from compaction_proxy.core.strategies import Policy
 from compaction_proxy.gateway.headers import CREDENTIALS, HOP_HEADER, build_credential_field
 from compaction_proxy.gateway.paths import join_upstream_url, replace_deployment
@@ -35,6 +38,72 @@ CHEAP_MODELS = MappingProxyType(
 _ACCOUNT_HEADERS = frozenset({b"openai-organization", b"openai-project"})
 # Header fields with which a client selects the version of the provider's API and its beta features.
 _READING_HEADERS = frozenset({b"anthropic-version", b"anthropic-beta"})
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredSummaryModel:
+    """A summary model as the configuration chooses it, and the keys of the configuration that do so.
+
+    Attributes:
+        model: Name of the model; `same` for that of each request, or `none` for no model.
+        is_named: Whether the configuration names the model, and not the proxy or the request.
+        base_url: Base URL of its provider.
+        api_key: Key for the provider; empty if clients bring it.
+        wire: Name of the wire on which the provider is asked for its models.
+        model_key: Key that names the model, such as `summary.model`.
+        url_key: Key that sets the base URL.
+        api_key_key: Key that sets `api_key`; empty if clients bring the key.
+    """
+
+    model: str
+    is_named: bool
+    base_url: str
+    api_key: str = field(repr=False)
+    wire: str
+    model_key: str
+    url_key: str
+    api_key_key: str
+
+
+def list_summary_models(config: Config) -> list[ConfiguredSummaryModel]:
+    """Returns the summary models that the configuration chooses, without repetitions.
+
+    There is at most one for each glob of `models`. The choice and the credential are those of
+    `build_summary_routes`.
+    """
+    found = []
+    for row in config.settings_by_glob:
+        summary = row.settings.summary
+        base_url = summary.base_url or config.upstream.base_url
+        chosen = _choose_models(summary.model, resolve_policy(row.settings), base_url, "same")
+        is_upstream = parse_origin(base_url) == parse_origin(config.upstream.base_url)
+        api_key, path = summary.api_key.get_secret_value(), ("summary", "api_key")
+        if not api_key and is_upstream:
+            api_key, path = config.upstream.api_key.get_secret_value(), ("upstream", "api_key")
+
+        def name_key(*path: str, glob: str = row.glob) -> str:
+            return format_key_path(find_effective_key_path(config, glob, path))
+
+        found.append(
+            ConfiguredSummaryModel(
+                model=chosen[0] if chosen else "none",
+                is_named=summary.model not in {None, "same"} and summary.model in chosen,
+                base_url=base_url,
+                api_key=api_key,
+                wire=summary.wire if summary.base_url else CHAT.name,
+                model_key=name_key("summary", "model"),
+                url_key=name_key("summary", "base_url") if summary.base_url else "upstream.base_url",
+                api_key_key=name_key(*path) if api_key else "",
+            )
+        )
+    return list(dict.fromkeys(found))
+
+
+def build_key_header(wire: Wire, api_key: str) -> dict[str, str]:
+    """Returns the header field in which providers of a wire expect the proxy's own key."""
+    if wire.api_key_header:
+        return {wire.api_key_header.decode(): api_key}
+    return {"authorization": f"Bearer {api_key}"}
 
 
 def build_credential_headers(upstream: Upstream, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -95,12 +164,10 @@ def build_summary_routes(
     elif parse_origin(config.upstream.base_url) != origin:
         own_key = ""
         own_model = own_model if own_model in {"none", "same"} else None
-    if not own_key:
-        credentials = build_credential_headers(upstream, scope["headers"])
-    elif wire.api_key_header:
-        credentials = {wire.api_key_header.decode(): own_key}
+    if own_key:
+        credentials = build_key_header(wire, own_key)
     else:
-        credentials = {"authorization": f"Bearer {own_key}"}
+        credentials = build_credential_headers(upstream, scope["headers"])
     headers = {**wire.summary_call_format.headers, **credentials, HOP_HEADER.decode(): upstream.hop_mark}
     return tuple(
         SummaryRoute(

@@ -14,6 +14,10 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import httpx
 
+from compaction_proxy import __version__
+
+# The proxy calls itself this in requests of its own, which no client has sent.
+USER_AGENT: Final = f"compaction-proxy/{__version__}"
 _LEAST_TOKENS: Final = 256
 _MOST_TOKENS: Final = 100_000_000
 _MAX_MODELS: Final = 10_000
@@ -193,7 +197,12 @@ class HttpWindowDiscovery:
         Returns empty bytes if the request fails, if the status is not 200, or if the body has more than
         `MAX_BODY_BYTES`.
         """
-        sent = {"accept": "application/json", "accept-encoding": "identity", **headers}
+        sent = {
+            "accept": "application/json",
+            "accept-encoding": "identity",
+            "user-agent": USER_AGENT,
+            **headers,
+        }
         fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in sent.items()]
         body = bytearray()
         try:

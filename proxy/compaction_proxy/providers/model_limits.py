@@ -29,7 +29,7 @@ from compaction_proxy.providers.silent_truncation import (
     judge_answer,
 )
 from compaction_proxy.providers.windows import get_known_window
-from compaction_proxy.storage.keys import model_limits_key
+from compaction_proxy.storage.keys import discovered_windows_key, model_limits_key
 from compaction_proxy.storage.records import BackgroundTasks, Fields, RecordStore
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED, UPSTREAM_TRUNCATES
@@ -289,6 +289,9 @@ MAX_THREADS = 4_096
 # this time, the proxy no longer shortens requests because of them, so the next large request shows whether
 # the upstream still has this limit.
 INFERRED_TTL_S = 3_600.0
+# Maximum number of context windows that the store keeps for `list_discovered_windows`. If there are more, it
+# drops the oldest.
+MAX_LISTED_WINDOWS = 100
 # Maximum number of requests per model that stay in memory for `infer_window`. These are requests for which
 # the upstream reported far fewer tokens than expected (`judge_answer`). If there are more, the process
 # forgets the oldest.
@@ -637,16 +640,33 @@ class ModelLimits:
 
     def start_discovery(
         self, tenant: str, origin: str, model: str, discover_window: Callable[[], Awaitable[int | None]]
-    ) -> None:
+    ) -> bool:
         """Starts a background task that asks the upstream for the context window of a model.
 
-        Does nothing if the upstream was asked within the last day, or if the limits of the model are not in
-        memory yet, because no call of `get` has loaded them.
+        Does nothing if the upstream was asked within the last day. Returns False if the task could not be
+        started, because too many run already.
         """
         key = model_limits_key(tenant, origin, model)
         entry = self._known.get(key)
-        if entry is not None and entry.limits.asked_until <= self._now():
-            self._discoveries.start_once(key, lambda: self._run_discovery(key, model, discover_window))
+        if entry is not None and entry.limits.asked_until > self._now():
+            return True
+        return self._discoveries.start_once(
+            key, lambda: self._run_discovery(key, origin, model, discover_window)
+        )
+
+    async def list_discovered_windows(self, origin: str) -> dict[str, int]:
+        """Returns the context windows that an upstream has told in the last day, in tokens, by model.
+
+        Contains what any process has learned that shares the store. It is empty if the store cannot be read.
+        """
+        lines = await self._records.read_tail(discovered_windows_key(origin), MAX_LISTED_WINDOWS)
+        told = [(line.get("model"), _as_tokens(line.get("window")), line.get("until")) for line in lines]
+        now = self._now()
+        return {
+            model: window
+            for model, window, until in told
+            if isinstance(model, str) and window and isinstance(until, float) and until > now
+        }
 
     async def close(self) -> None:
         """Cancels all background tasks of `start_discovery`, and waits for them to end."""
@@ -684,8 +704,12 @@ class ModelLimits:
         return self._peek_limits(key, model)
 
     async def _run_discovery(
-        self, key: str, model: str, discover_window: Callable[[], Awaitable[int | None]]
+        self, key: str, origin: str, model: str, discover_window: Callable[[], Awaitable[int | None]]
     ) -> None:
+        if key not in self._known:
+            await self._load_from_store(key, model)
+            if self._known[key].limits.asked_until > self._now():
+                return
         window = None
         with suppress_and_report(_log_failed_discovery):
             window = await discover_window()
@@ -693,6 +717,11 @@ class ModelLimits:
         until = self._now() + LIMITS_TTL_S
         discovered = known._replace(discovered_window=window, asked_until=until)
         await self._remember_and_save(key, model, discovered)
+        if window is not None:
+            line = {"model": model, "window": window, "until": until}
+            await self._records.append_line(
+                discovered_windows_key(origin), line, ttl_s=LIMITS_TTL_S, max_lines=MAX_LISTED_WINDOWS
+            )
 
     def _refresh_in_background(self, key: str, model: str) -> None:
         """Starts a background task that reads the stored limits.
@@ -732,9 +761,11 @@ class ModelLimits:
 
     def _remember_limits(self, key: str, learned: LearnedLimits) -> None:
         entry = self._known.get(key)
-        known = entry.limits if entry else None
-        before = (known.window, known.adds_output, known.limit_estimate) if known else (None, False, 0)
-        if before != (learned.window, learned.adds_output, learned.limit_estimate):
+        before, after = (
+            (limits.window, limits.discovered_window, limits.adds_output, limits.limit_estimate)
+            for limits in (entry.limits if entry else _build_unknown(""), learned)
+        )
+        if before != after:
             self.changes += 1
         if entry is None:
             self._known[key] = _KnownModel(learned)

@@ -1,5 +1,6 @@
 """Calls the summary model over HTTP, on any wire. Requests no stream, and limits the size of responses."""
 
+from collections.abc import Callable
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
@@ -27,9 +28,19 @@ _REFUSALS = frozenset({httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY
 
 
 class HttpSummaryModel:
-    """Implements `providers.types.SummaryModel` over HTTP. The caller enforces the deadline."""
+    """Implements `providers.types.SummaryModel` over HTTP. The caller enforces the deadline.
 
-    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+    Args:
+        transport: Transport to the providers.
+        on_outcome: Called after each call with the call, and the reason of its failure or an empty text.
+    """
+
+    def __init__(
+        self,
+        transport: httpx.AsyncBaseTransport,
+        on_outcome: Callable[[SummaryCall, str], None] = lambda _call, _reason: None,
+    ) -> None:
+        self._on_outcome = on_outcome
         no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # cookies must not cross tenants
         self._client = httpx.AsyncClient(transport=transport, cookies=no_cookies, timeout=None)  # noqa: S113
         self._refused: dict[tuple[str, str], frozenset[str]] = {}
@@ -44,6 +55,15 @@ class HttpSummaryModel:
         Raises:
             SummaryError: If the provider cannot be reached or sends no usable response.
         """
+        try:
+            answer = await self._request_accepted_form(call)
+        except SummaryError as error:
+            self._on_outcome(call, error.reason)
+            raise
+        self._on_outcome(call, "")
+        return answer
+
+    async def _request_accepted_form(self, call: SummaryCall) -> SummaryAnswer:
         key, call_format = (call.url, call.model), WIRES[call.wire].summary_call_format
         for _ in range(MAX_ATTEMPTS):
             refused = self._refused.get(key, frozenset())

@@ -283,6 +283,14 @@ def model_limits_key(tenant: str, origin: str, model: str) -> str:
     return f"{_build_key_start(tenant, origin + ' ' + model)}:model"
 
 
+def discovered_windows_key(origin: str) -> str:
+    """Returns the key of the list of context windows that an upstream has told, for people to see.
+
+    The list depends on no tenant. `origin` is the scheme, host and port of the upstream.
+    """
+    return f"{_build_key_start('', f'windows {origin}')}:windows"
+
+
 def parse_hash_tag(key: str) -> str:
     """Returns the text in a key's braces; empty if the key has none."""
     return key.partition("{")[2].partition("}")[0]

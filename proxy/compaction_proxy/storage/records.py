@@ -31,6 +31,7 @@ from compaction_proxy.storage.resilient import (
     run_with_deadline,
 )
 from compaction_proxy.storage.store import Lease, ListEntry, Record, Store
+from compaction_proxy.storage.store_failure import StoreFailure
 from compaction_proxy.support.lru import LruCache
 
 Fields = Mapping[str, Any]
@@ -196,6 +197,11 @@ class RecordStore:
     def is_reachable(self) -> bool:
         """Whether no store call has failed since the last success. A refusal to write is not a failure."""
         return self._resilient_store.is_reachable
+
+    @property
+    def failure(self) -> StoreFailure | None:
+        """Why the store is not reachable, or refused to write in the last minute; None if it does neither."""
+        return self._resilient_store.failure
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
         """Opens the store's file or connections. Returns whether this succeeded within `limit_s` seconds."""

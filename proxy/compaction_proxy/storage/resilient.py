@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.storage.store import Store
+from compaction_proxy.storage.store_failure import StoreFailure
 from compaction_proxy.support.lru import BoundedDict
 
 REPEAT_AFTER_S = 60.0
@@ -123,9 +124,13 @@ TURN_LIMIT_S = 2.0
 RESTING_REASON = "store-resting"
 """The error reason while the store is suspended."""
 
+# Seconds for which a refusal to write counts as the failure of the store. A proxy with traffic writes more
+# often than that, so a refusal that lasts is always known.
+REFUSAL_SHOWN_S = 60.0
 # Reasons with which a store refuses a call. The store has answered and works for other calls, so it is not
 # suspended.
-_REFUSAL_REASONS = frozenset({"store-full", "store-readonly", "store-too-large"})
+TOO_LARGE_REASON = "store-too-large"
+_REFUSAL_REASONS = frozenset({"store-full", "store-readonly", TOO_LARGE_REASON})
 
 
 MAX_FAILURES = 3
@@ -146,8 +151,6 @@ class ResilientStore:
 
     Attributes:
         is_in_use: Whether the store is in use; False while it is suspended.
-        is_reachable: Whether no call has failed since the last success, test calls included. A refusal to
-            write is not a failure.
     """
 
     def __init__(
@@ -159,7 +162,9 @@ class ResilientStore:
         probe_every_s: float = PROBE_INTERVAL_S,
     ) -> None:
         self.is_in_use = True
-        self.is_reachable = True
+        self._failure: StoreFailure | None = None
+        # The last refusal to write, and the time in monotonic seconds until which it is shown.
+        self._refusal: tuple[StoreFailure, float] | None = None
         self._store = store
         self._clock = clock
         self._deadline_s = deadline_s
@@ -167,6 +172,21 @@ class ResilientStore:
         self._failed_at: deque[float] = deque(maxlen=MAX_FAILURES)
         self._slots = asyncio.Semaphore(CALLS_AT_ONCE)
         self._probe: asyncio.Task[None] | None = None
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether no call has failed since the last success, test calls included.
+
+        A refusal to write is not a failure.
+        """
+        return self._failure is None
+
+    @property
+    def failure(self) -> StoreFailure | None:
+        """Why the store is not reachable, or refused to write in the last minute; None if it does neither."""
+        if self._failure is None and self._refusal is not None and self._clock() < self._refusal[1]:
+            return self._refusal[0]
+        return self._failure
 
     async def run_call(self, call: Callable[[], Coroutine[Any, Any, _T]], limit_s: float | None = None) -> _T:
         """Runs a call of the store and returns its result.
@@ -185,16 +205,18 @@ class ResilientStore:
                 limit_s or self._deadline_s, await self._start_call_in_slot(call)
             )
         except TimeoutError as error:
-            self._record_failure(timed_out=True)
+            self._record_failure(error, timed_out=True)
             raise StoreUnavailableError("store-timeout") from error
         except OSError as error:
-            self._record_failure()
+            self._record_failure(error)
             raise StoreUnavailableError("store-failed", error.strerror or "") from error
         except StoreUnavailableError as error:
             if error.reason in _REFUSAL_REASONS:
                 self._record_response()
+                if error.reason != TOO_LARGE_REASON:
+                    self._refusal = StoreFailure.from_error(error), self._clock() + REFUSAL_SHOWN_S
             elif error.reason != RESTING_REASON:
-                self._record_failure()
+                self._record_failure(error)
             raise
         self._record_response()
         return answer
@@ -228,9 +250,9 @@ class ResilientStore:
 
     def _record_success(self) -> None:
         self._failed_at.clear()
-        self.is_in_use = self.is_reachable = True
+        self.is_in_use, self._failure = True, None
 
-    def _record_failure(self, *, timed_out: bool = False) -> None:
+    def _record_failure(self, error: Exception, *, timed_out: bool = False) -> None:
         """Records a failed call, and starts the test calls.
 
         Suspends the store after a timeout, and after `MAX_FAILURES` failures in `FAILURE_WINDOW_S` seconds.
@@ -238,7 +260,7 @@ class ResilientStore:
         now = self._clock()
         self._failed_at.append(now)
         is_frequent = len(self._failed_at) == MAX_FAILURES and now - self._failed_at[0] <= FAILURE_WINDOW_S
-        self.is_reachable = False
+        self._failure = StoreFailure.from_error(error)
         if timed_out or is_frequent:
             self.is_in_use = False
         self._ensure_probing()
@@ -255,7 +277,7 @@ class ResilientStore:
                 return
             try:
                 await run_with_deadline(PROBE_LIMIT_S, self._store.read([]))
-            except (TimeoutError, OSError, StoreUnavailableError):
-                self.is_in_use = False
+            except (TimeoutError, OSError, StoreUnavailableError) as error:
+                self.is_in_use, self._failure = False, StoreFailure.from_error(error)
             else:
                 self._record_success()

@@ -20,6 +20,7 @@ from compaction_proxy.compaction.commands import ConversationOverview
 from compaction_proxy.compaction.directives import Directives
 from compaction_proxy.core.errors import RequestRefusedError, SearchUnavailableError, StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, Event
+from compaction_proxy.core.problem import Problem
 from compaction_proxy.recall.archive import ArchivedRound, RecalledMessage, RemovedMessage
 from compaction_proxy.recall.round_detail import RoundDetail
 from compaction_proxy.replay.jobs import ReplayJob
@@ -312,6 +313,17 @@ async def test_what_does_not_work_is_said_in_words_with_the_status_that_the_api_
         assert (await client.post(f"{ONE}/explode")).status_code == 404
         assert (await client.post(f"{ONE}/pin", content=b"x" * 70_000)).status_code == 413
         assert (await client.post(f"{ONE}/pin", json={"text": "x"})).status_code == 415
+
+
+async def test_the_overview_says_what_degrades_the_proxy_also_without_its_store() -> None:
+    answers = dict.fromkeys(("get_statistics", "list_recent_items"), AWAY)
+    problem = Problem("The store is <away>.", "Start it.")
+    async with pages(FakeAdmin({**NOTHING, **answers, "problems": [problem]})) as client:
+        answer = await client.get("/ui")
+    assert answer.status_code == 200
+    text = Read(answer.text).text
+    assert "The store is <away>. Start it." in text
+    assert "No figures They are kept in the store, which cannot be reached now." in text
 
 
 async def test_a_round_is_shown_in_three_panes_that_mark_what_was_kept() -> None:

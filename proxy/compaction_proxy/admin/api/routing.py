@@ -24,6 +24,7 @@ from compaction_proxy.core.errors import (
     StoreUnavailableError,
     format_openai_error,
 )
+from compaction_proxy.core.problem import Problem
 from compaction_proxy.replay.jobs import ReplayJobRunner
 
 _UNITS_S = {"m": 60, "h": 3_600, "d": 86_400}
@@ -89,6 +90,7 @@ class AdminApi:
         settings: The configuration that the endpoint `/config` shows.
         is_stopping: Returns whether open event streams must end, because the server is stopping or because
             the rules for access have changed.
+        list_problems: Returns what degrades the proxy now.
     """
 
     commands: ConversationCommands
@@ -97,6 +99,7 @@ class AdminApi:
     access_policy: AccessPolicy
     settings: AdminSettings = field(default_factory=AdminSettings)
     is_stopping: Callable[[], bool] = bool
+    list_problems: Callable[[], Sequence[Problem]] = tuple
 
 
 def get_api(request: Request) -> AdminApi:

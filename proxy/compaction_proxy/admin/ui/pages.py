@@ -284,30 +284,35 @@ class PageRoutes:
         return answer
 
     async def show_overview(self, request: Request) -> Response:
-        """Shows the overview: savings, traffic, upstream failures and the latest events."""
+        """Shows the overview: what degrades the proxy, savings, traffic, upstream failures, latest events.
+
+        If the store cannot be reached, shows no figures.
+        """
         queries, since = self.api.queries, _choose_value(request, "since", RANGES)
         by, now = RANGES[since], queries.now()
         start = parse_time(since, now)
         over_time, by_model, recent, (upstreams, _) = await asyncio.gather(
-            queries.get_statistics(start, now, by),
-            queries.get_statistics(start, now, "model"),
-            queries.list_recent_items(RECENT_EVENTS),
+            get_or_none(queries.get_statistics(start, now, by)),
+            get_or_none(queries.get_statistics(start, now, "model")),
+            get_or_none(queries.list_recent_items(RECENT_EVENTS)),
             queries.list_upstream_failures(start, now),
         )
-        models = [to_stats_row(each) for each in by_model.rows if each.counters.requests]
+        periods = over_time.rows if over_time else ()
+        models = [to_stats_row(each) for each in by_model.rows if each.counters.requests] if by_model else []
         return await self.templates.render_page(
             "overview.html",
             at="overview",
             since=since,
             ranges=tuple(RANGES),
             by=by,
-            total=to_counters(over_time.total),
-            rows=[to_stats_row(each) for each in over_time.rows],
+            problems=self.api.list_problems(),
+            total=to_counters(over_time.total) if over_time else None,
+            rows=[to_stats_row(each) for each in periods],
             models=sorted(models, key=lambda row: -int(row["tokens_before"])),
-            events=_parse_events(recent),
+            events=_parse_events(recent or ()),
             upstreams=upstreams,
             most_causes=OVERVIEW_CAUSES,
-            chart=build_period_chart(over_time.rows, by, start, now),
+            chart=build_period_chart(periods, by, start, now),
             base_url=_build_base_url(request),
         )
 

@@ -119,7 +119,8 @@ def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
             it listen. Useful only if `PORT_IS_SPREAD` is true.
 
     Raises:
-        ConfigError: If the address does not exist, is in use, or this process may not use it.
+        ConfigError: If the address does not exist, is in use, or this process may not use it. Its cause is
+            the `OSError`.
     """
     if not 0 <= port <= MAX_PORT:  # the resolver would use only the last 16 bits
         raise ConfigError(f"server.port: cannot listen on {host}:{port}: ports end at {MAX_PORT}")
@@ -132,7 +133,7 @@ def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
     except OSError as error:
         raise ConfigError(
             f"server.port: cannot listen on {host}:{port}: {_describe_os_error(error)}"
-        ) from None
+        ) from error
 
 
 def can_spread_connections(listener: socket.socket) -> bool:
@@ -188,7 +189,8 @@ def listen_on_unix_path(path: str) -> socket.socket:
     """Opens a listening Unix socket (mode 0660). Replaces a socket that a dead process has left there.
 
     Raises:
-        ConfigError: If the socket cannot be opened, for example because another process listens there.
+        ConfigError: If the socket cannot be opened, for example because another process listens there. Its
+            cause is the `OSError`.
     """
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -198,7 +200,7 @@ def listen_on_unix_path(path: str) -> socket.socket:
         listener.close()
         raise ConfigError(
             f"server.unix_socket: cannot listen on {path}: {_describe_os_error(error)}"
-        ) from None
+        ) from error
     return listener
 
 

@@ -1,0 +1,97 @@
+"""Defines a failure of the store, which says in words what is wrong and what mends it."""
+
+import os
+import socket
+import ssl
+from typing import NamedTuple
+
+from compaction_proxy.core.errors import StoreUnavailableError
+from compaction_proxy.core.problem import Problem
+
+# What is wrong with a store, by the reason of its failure. The subject of each text is the store.
+_TEXTS = {
+    "store-busy": "is busy",
+    "store-corrupt": "is damaged",
+    "store-denied": "refuses the user name or the password",
+    "store-down": "cannot be reached",
+    "store-foreign": "is a file of another program",
+    "store-full": "is full and takes no more data",
+    "store-loading": "is still loading its data",
+    "store-newer": "was written by a newer version of the proxy",
+    "store-readonly": "can be read but not written",
+    "store-timeout": "does not answer in time",
+    "store-unwritable": "cannot be opened for writing",
+}
+# What mends a failure, by its reason. `{key}` is what sets the URL, and `{url}` the URL without passwords.
+_FIXES = {
+    "store-busy": "find what else uses {url}, or name another store in {key}",
+    "store-corrupt": "move the file away, or restore it; another is made, and conversations go on",
+    "store-denied": "correct the user name and the password in {key}",
+    "store-foreign": "name another file in {key}",
+    "store-full": "make room, or raise the limit of its memory",
+    "store-loading": "wait until it has started",
+    "store-newer": "install that version, or name another file in {key}",
+    "store-readonly": "find out why it takes no data: it may be a replica, or its disk may be full",
+    "store-timeout": "look at the machine and the network of {url}, or correct {key}",
+    "store-unwritable": "let this user write there, or name another file in {key}",
+}
+_GENERAL_FIX = "start it, or correct {key}"
+
+
+class StoreFailure(NamedTuple):
+    """Why the store fails.
+
+    The proxy keeps this object and not the exception, because the exception would keep the data of the failed
+    call in memory.
+
+    Attributes:
+        reason: The reason of the error, such as `store-down`.
+        cause: The operating system's text for the cause; empty if it is unknown.
+    """
+
+    reason: str
+    cause: str = ""
+
+    @classmethod
+    def from_error(cls, error: BaseException) -> "StoreFailure":
+        """Builds the failure from the error that a store has raised."""
+        if isinstance(error, StoreUnavailableError):
+            return cls(error.reason, _find_cause(error))
+        return cls("store-timeout") if isinstance(error, TimeoutError) else cls("", _find_cause(error))
+
+    def describe(self) -> str:
+        """Returns a text that lacks its subject, such as "cannot be reached: connection refused"."""
+        text = _TEXTS.get(self.reason, "fails")
+        return f"{text}: {self.cause}" if self.cause else text
+
+    def suggest_fix(self, url: str, key: str) -> str:
+        """Returns what mends the failure, such as "start it, or correct store.url".
+
+        Args:
+            url: The URL of the store without passwords.
+            key: What sets the URL: the key of the configuration, or the name of an environment variable.
+        """
+        return _FIXES.get(self.reason, _GENERAL_FIX).format(url=url, key=key)
+
+    def to_problem(self, url: str, key: str) -> Problem:
+        """Builds the problem that this failure is. The arguments are those of `suggest_fix`."""
+        return Problem(f"The store {self.describe()}.", f"At {url}: {self.suggest_fix(url, key)}.")
+
+
+def _find_cause(error: BaseException) -> str:
+    """Returns the operating system's text for what caused an error; empty if it is unknown.
+
+    redis-py raises its own errors while it handles those of the system, so the context is searched, too.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, socket.gaierror):
+            return "its name cannot be resolved"
+        if isinstance(found, ssl.SSLError):
+            return "there is no TLS, or the certificate is not trusted"
+        if isinstance(found, FileExistsError):  # `mkdir` has found a file
+            return "a file is in the place of its folder"
+        if isinstance(found, OSError) and found.errno:
+            return os.strerror(found.errno).lower()
+        found = found.__cause__ or found.__context__
+    return ""
