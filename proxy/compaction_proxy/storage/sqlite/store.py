@@ -305,9 +305,9 @@ def _append_line(db: sqlite3.Connection, entry: ListEntry, now: float) -> None:
     item = db.execute("SELECT id FROM items WHERE key = ?", (entry.key,)).fetchone()[0]
     db.execute("INSERT INTO lines (item, value) VALUES (?, ?)", (item, entry.value))
     db.execute(
-        "DELETE FROM lines WHERE item = ?1 AND id <="
-        " (SELECT id FROM lines WHERE item = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
-        (item, entry.max_lines),
+        "DELETE FROM lines WHERE item = :item AND id <="
+        " (SELECT id FROM lines WHERE item = :item ORDER BY id DESC LIMIT 1 OFFSET :max_lines)",
+        {"item": item, "max_lines": entry.max_lines},
     )
 
 
