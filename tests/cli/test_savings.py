@@ -17,14 +17,19 @@ Run = Callable[..., Result]
 TOTAL = {
     "requests": 1200, "rounds": 14, "tokens_before": 4_000_000, "tokens_after": 1_000_000,
     "prompt_tokens": 1_000_000, "cached_tokens": 900_000, "cost_usd": 3.5, "gross_usd": 10.0,
-    "cache_loss_usd": 1.25, "summary_usd": 0.25, "net_usd": 8.5, "unpriced": 2,
+    "cache_loss_usd": 1.25, "summary_usd": 0.25, "net_usd": 8.5, "unpriced": 2, "uncounted": 100,
+    "summary_calls": 14, "summary_prompt_tokens": 200_000, "unpriced_summary_calls": 3,
+    "net_tokens": 2_800_000, "last_at": 1_795_348_800.0,
     "statuses": {"none": 1186, "applied": 14}, "overhead": [0, 1200, *[0] * 12],
     "overhead_p50_s": 0.00075, "overhead_p95_s": 0.000975,
 }  # fmt: skip
 UNPRICED = {
-    "of": "=cmd|x", "requests": 2, "tokens_before": 10, "tokens_after": 20, "net_usd": None,
+    "of": "=cmd|x", "requests": 2, "uncounted": 0, "tokens_before": 10, "net_tokens": -10, "net_usd": None,
     "overhead_p50_s": None, "overhead_p95_s": None,
 }  # fmt: skip
+
+
+NET = "$8.50 net saved: $10.00, less $1.25 of cache and $0.2500 of summaries"
 
 
 @pytest.fixture
@@ -37,11 +42,14 @@ def told(script: Scripted) -> Scripted:
 def test_a_row_for_each_and_the_total_with_what_has_no_price_named(told: Scripted, run: Run) -> None:
     done = run("savings", "--since", "30d", "--by", "model", "--url", told.url)
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
-        "model requests sent forwarded less cached cost saved cache loss summaries net saved",
-        "gpt-5.4 1,200 4,000,000 1,000,000 75 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
-        "=cmd|x 2 10 20 -100 % n/a n/a n/a n/a n/a n/a",
-        "total 1,200 4,000,000 1,000,000 75 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
-        "2 requests have no known price, and are in no amount; see `models`",
+        "model requests counted sent read less cached cost saved cache loss summaries net saved",
+        "gpt-5.4 1,200 1,100 4,000,000 1,200,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
+        "=cmd|x 2 2 10 20 -100 % n/a n/a n/a n/a n/a n/a",
+        "total 1,200 1,100 4,000,000 1,200,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
+        "in no sum of tokens: 100 of 1,200 requests, of which no token count is known",
+        "in no amount: 2 of 1,200 requests, of which no price (see `models`) or token count is known",
+        "in no amount: 3 of 14 summary calls, of which no price (see `models`) or token count is known",
+        "up to 2026-11-22T12:00:00Z, when the latest request came that is counted",
     ]
     assert told.asked[0][1] == "/admin/v1/stats?since=30d&by=model"
 
@@ -63,7 +71,7 @@ def test_csv_has_every_single_counter_and_no_formula(told: Scripted, run: Run) -
 def test_csv_has_the_columns_of_what_is_unknown_in_every_row(script: Scripted, run: Run) -> None:
     script.put("GET", "/stats", {"rows": [UNPRICED], "total": UNPRICED})
     done = run("savings", "--csv", "--url", script.url)
-    assert done.stdout.splitlines() == [",".join(UNPRICED), "'=cmd|x,2,10,20,,,"]
+    assert done.stdout.splitlines() == [",".join(UNPRICED), "'=cmd|x,2,0,10,-10,,,"]
 
 
 def test_what_the_server_says_of_a_row_is_all_in_the_csv_but_the_buckets() -> None:
@@ -76,12 +84,49 @@ def test_what_the_server_says_of_a_row_is_all_in_the_csv_but_the_buckets() -> No
 
 def test_share_is_five_lines_without_names(told: Scripted, run: Run) -> None:
     assert run("savings", "--share", "--url", told.url).stdout.splitlines() == [
-        "compaction-proxy, since 7d",
+        "compaction-proxy, since 7d, up to 2026-11-22T12:00:00Z",
         "1,200 requests, 14 rounds of compaction",
-        "4,000,000 tokens sent, 1,000,000 forwarded (75 % less)",
+        "4,000,000 tokens sent, 1,200,000 read with summaries (70 % less), of 1,100 of 1,200 requests",
         "90 % of the input came from the provider's cache",
-        "$8.50 net saved: $10.00, less $1.25 of cache and $0.2500 of summaries",
+        f"{NET}, of 1,198 of 1,200 requests, of 11 of 14 summary calls",
     ]
+
+
+def test_figures_that_cover_everything_say_no_more_than_their_time(script: Scripted, run: Run) -> None:
+    whole = {**TOTAL, "uncounted": 0, "unpriced": 0, "unpriced_summary_calls": 0}
+    script.put("GET", "/stats", {"rows": [], "total": whole})
+    [*_, total, last] = run("savings", "--url", script.url).stdout.splitlines()
+    assert (total.split()[0], last.split()[0]) == ("total", "up")
+    shared = run("savings", "--share", "--url", script.url).stdout
+    assert " of 1,200 requests" not in shared
+    assert "summary calls" not in shared
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "reason"), [(9, "no price is known"), (0, "has not reported what")]
+)
+def test_where_there_are_no_dollars_the_shared_text_says_why(
+    script: Scripted, run: Run, prompt_tokens: int, reason: str
+) -> None:
+    script.put("GET", "/stats", {"rows": [], "total": {"net_usd": None, "prompt_tokens": prompt_tokens}})
+    assert reason in run("savings", "--share", "--url", script.url).stdout.splitlines()[-1]
+
+
+def test_where_summaries_took_more_than_was_removed_the_shared_text_says_more(
+    script: Scripted, run: Run
+) -> None:
+    script.put("GET", "/stats", {"rows": [], "total": {"tokens_before": 100, "net_tokens": -9}})
+    assert (
+        "100 tokens sent, 109 read with summaries (9 % more)"
+        in run("savings", "--share", "--url", script.url).stdout
+    )
+
+
+@pytest.mark.parametrize("last_at", [None, "x", True, 1e400, 1e300, -1.0])
+def test_a_time_that_makes_no_sense_is_not_shown(script: Scripted, run: Run, last_at: object) -> None:
+    script.put("GET", "/stats", {"rows": [], "total": {**TOTAL, "last_at": last_at, "uncounted": "x"}})
+    assert run("savings", "--url", script.url).exit_code == 0
+    assert run("savings", "--share", "--url", script.url).exit_code == 0
 
 
 @pytest.mark.parametrize("arguments", [["--by", "mood"], ["--csv", "--json"], ["--nonsense"]])

@@ -39,6 +39,20 @@ def test_list_shows_a_line_for_each_conversation_and_passes_on_what_is_asked(
     assert script.asked[0][1] == "/admin/v1/conversations?limit=7&sort=net&q=gpt+x"
 
 
+def test_list_and_show_say_of_how_many_requests_the_dollars_are(script: Scripted, run: Run) -> None:
+    script.put("GET", "/conversations", {"conversations": [{**ROW, "priced": 9}, {**ROW, "priced": 12}]})
+    titles, *lines = run("sessions", "list", "--url", script.url).stdout.splitlines()
+    assert titles.split()[-4:] == ["priced", "cost", "net", "saved"]
+    assert [line.split()[-3:] for line in lines] == [["9", "$1.50", "n/a"], ["12", "$1.50", "n/a"]]
+
+    script.put("GET", f"/conversations/{ID}", {"id": ID, "totals": {"requests": 12, "priced": 9}})
+    script.put("GET", f"/conversations/{ID}/compactions", {"compactions": []})
+    shown = run("sessions", "show", ID, "--url", script.url).stdout.splitlines()
+    assert [line for line in shown if line.startswith("in no amount")] == [
+        "in no amount          3 of 12 requests"
+    ]
+
+
 def test_list_as_json_is_what_the_server_says(script: Scripted, run: Run) -> None:
     script.put("GET", "/conversations", {"conversations": [ROW]})
     done = run("sessions", "list", "--json", "--url", script.url)

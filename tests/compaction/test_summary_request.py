@@ -94,6 +94,11 @@ def test_the_cost_of_all_calls_is_unknown_if_that_of_one_is(
     )  # fmt: skip
 
 
+def test_the_cost_of_a_call_without_a_token_count_is_unknown() -> None:
+    usage = SummaryUsage(answered_calls=[CallUsage("a", "u", 100, 40, 10), CallUsage("a", "u", 0, 0, 0)])
+    assert usage.compute_cost_usd(price) is None
+
+
 def test_a_request_to_one_route_asks_for_no_more_than_the_window_of_the_model_has_room_for() -> None:
     small, large = replace(CHEAP, window=400), OWN
     brief = replace(BRIEF, routes=(small, large))

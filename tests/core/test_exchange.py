@@ -74,6 +74,31 @@ def test_tokens_of_answers_after_a_search_are_not_those_of_the_first_answer(
     assert Exchange(1.0, "m", "none", **figures).first_prompt_tokens == expected
 
 
+READ = {"code": 200, "tokens_before": 900, "tokens_after": 400}
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ({"code": 200, "prompt_tokens": 100}, (100, 100)),  # not read: it went on as it came
+        ({**READ, "prompt_tokens": 410}, (910, 410)),
+        (READ, (900, 400)),  # the provider has counted nothing
+        ({**READ, "prompt_tokens": 0}, (900, 400)),
+        ({**READ, "tokens_before": 380, "prompt_tokens": 410}, (390, 410)),  # excerpts were put into it
+        ({**READ, "prompt_tokens": 900, "recalls": 1, "recall_prompt_tokens": 490}, (910, 900)),
+        ({**READ, "prompt_tokens": 900, "recalls": 1}, (900, 900)),
+        ({"code": 200}, None),
+        ({**READ, "code": 0}, None),
+        ({**READ, "code": 429}, (0, 0)),
+        ({"code": 503}, (0, 0)),
+    ],
+)
+def test_sizes_are_what_the_upstream_has_counted_and_what_was_removed(
+    figures: dict[str, Any], expected: tuple[int, int] | None
+) -> None:
+    assert Exchange(1.0, "m", "none", **figures).sizes == expected
+
+
 @pytest.mark.parametrize(("code", "failed"), [(0, False), (399, False), (400, True), (503, True)])
 def test_an_error_of_the_upstream_is_a_failure_and_no_answer_is_none(
     code: int,

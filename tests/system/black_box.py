@@ -47,7 +47,8 @@ class Received:
 class Reply:
     """What the provider answers. `cut` closes the connection before the declared length is sent.
 
-    `chunks`, where there are any, are sent one by one in place of `body`.
+    With the status 0 it closes the connection without an answer. `chunks`, where there are any, are sent one
+    by one in place of `body`.
     """
 
     status: int = 200
@@ -103,6 +104,9 @@ class Provider:
                 request = Received(self.command, self.path, headers, body)
                 provider.received.append(request)
                 reply = provider.answer(request)
+                if not reply.status:
+                    self.close_connection = True
+                    return
                 self.send_response(reply.status)
                 for name, value in reply.headers.items():
                     self.send_header(name, value)

@@ -94,3 +94,20 @@ def test_a_request_that_is_sent_again_shorter_is_not_called_small(tmp_path: Path
     assert answer.status_code == 200
     assert answer.headers["x-compaction-status"] == "applied"
     assert answer.headers.get("x-compaction-reason") != "small"
+
+
+def test_a_small_side_call_of_no_conversation_is_in_the_sums(proxy: Proxy) -> None:
+    path, body = WIRES["chat"]
+    raw = json.dumps(body).encode()
+    side = {"x-claude-code-request-class": "auxiliary", "content-type": "application/json"}
+    with proxy.client() as client:
+        answer = client.post(path, content=raw, headers=side)
+        assert "x-compaction-session" not in answer.headers
+
+        def get_total() -> Any:
+            total = client.get("/admin/v1/stats").json()["total"]
+            return total["requests"] == 1 and total
+
+        total = proxy.wait_for(get_total, "the request is counted")
+    read = len(raw) // 4
+    assert (total["tokens_before"], total["tokens_after"], total["prompt_tokens"]) == (read, read, read)

@@ -94,16 +94,21 @@ async def test_exchanges_are_counted_by_what_was_done_and_what_they_were_worth()
         ExchangeEntry("t", "c_1", USUAL, Saving(cost=0.5)),
         ExchangeEntry("t", "c_1", REDUCED, Saving(cost=0.25, gross=0.75, cache_loss=1.0, net=-0.25)),
         ExchangeEntry("t", "c_2", REDUCED, None),
-        ExchangeEntry("t", None, Exchange(at=2.0, model="", status="none"), None),
+        ExchangeEntry("t", None, Exchange(at=3.0, model="", status="none"), None),
+        ExchangeEntry("t", None, Exchange(2.0, "gpt", "none", 200, prompt_tokens=60), Saving(cost=0.0)),
+        ExchangeEntry("t", None, Exchange(2.0, "gpt", "none", 429), None),  # has no cost
     ])  # fmt: skip
     assert await samples(metrics) == {
-        "compaction_requests_total{model=gpt,status=none}": 1,
+        "compaction_requests_total{model=gpt,status=none}": 3,
         "compaction_requests_total{model=gpt,status=applied}": 2,
         "compaction_requests_total{model=unknown,status=none}": 1,
-        "compaction_tokens_before_total{model=gpt}": 20_000,
-        "compaction_tokens_after_total{model=gpt}": 8_000,
+        "compaction_tokens_before_total{model=gpt}": 22_060,
+        "compaction_tokens_after_total{model=gpt}": 10_060,
         "compaction_tokens_removed_total{model=gpt}": 12_000,
-        "compaction_input_tokens_total{model=gpt}": 10_000,
+        "compaction_requests_uncounted_total{model=gpt}": 1,
+        "compaction_requests_uncounted_total{model=unknown}": 1,
+        "compaction_last_request_timestamp_seconds": 3,
+        "compaction_input_tokens_total{model=gpt}": 10_060,
         "compaction_cached_input_tokens_total{model=gpt}": 2_000,
         "compaction_output_tokens_total{model=gpt}": 14,
         "compaction_requests_cost_usd_total{model=gpt}": 0.75,
@@ -111,7 +116,7 @@ async def test_exchanges_are_counted_by_what_was_done_and_what_they_were_worth()
         "compaction_cache_loss_cost_usd_total": 1.0,
         "compaction_requests_unpriced_total{model=gpt}": 1,
         "compaction_requests_unpriced_total{model=unknown}": 1,
-        "compaction_overhead_seconds_count": 4,
+        "compaction_overhead_seconds_count": 6,
         "compaction_overhead_seconds_sum": 1.002,
         "compaction_context_used_ratio_count": 2,
         "compaction_context_used_ratio_sum": 1.0,
@@ -135,7 +140,7 @@ async def test_rounds_and_failures_are_counted_from_events() -> None:
     )  # fmt: skip
     for event in (
         made,
-        Event(FAILED, 2.0, strategy="full", reason="timeout", prompt_tokens=100),
+        Event(FAILED, 2.0, strategy="full", reason="timeout", calls=1, prompt_tokens=100),
         Event(FAILED_OPEN, 3.0, reason="crashed"),
         Event(MEASURED, 4.0, tokens_real=251),
     ):
@@ -152,6 +157,7 @@ async def test_rounds_and_failures_are_counted_from_events() -> None:
         "compaction_summary_tokens_total{direction=input}": 1_000,
         "compaction_summary_tokens_total{direction=output}": 80,
         "compaction_summary_cost_usd_total": 0.125,
+        "compaction_summary_calls_unpriced_total": 1,
     }
 
 

@@ -202,8 +202,9 @@ COUNTERS = st.builds(
     **{
         each.name: COUNTS if each.type == "int" or each.type is int else st.floats(0, 1e6)
         for each in fields(ExchangeCounters)
-        if each.name not in {*COUNTS_BY_WORD, "overhead"}
+        if each.name not in {*COUNTS_BY_WORD, "overhead", "last_at"}
     },
+    last_at=st.floats(1, 1e10),
     statuses=st.dictionaries(st.sampled_from(["none", "applied"]), st.integers(1, 9)),
     failed_open_reasons=st.dictionaries(st.sampled_from(["", "timeout"]), st.integers(1, 9)),
     overhead=st.lists(COUNTS, min_size=14, max_size=14),
@@ -214,6 +215,35 @@ COUNTERS = st.builds(
 @given(COUNTERS)
 def test_counters_survive_being_written(counters: ExchangeCounters) -> None:
     assert from_fields(to_fields(counters)) == counters
+
+
+def test_sums_cover_small_requests_and_tell_which_they_do_not_cover() -> None:
+    counters = ExchangeCounters()
+    small, read = {"reason": "small"}, {"tokens_before": 900, "tokens_after": 400}
+    for at, figures in (
+        (5.0, {**small, "prompt_tokens": 60}),
+        (9.0, {**read, "prompt_tokens": 410}),
+        (7.0, {**read, "prompt_tokens": None}),
+        (3.0, {**small, "prompt_tokens": None}),
+        (4.0, {**read, "prompt_tokens": None, "code": 429}),
+    ):
+        counters.add_entry(ExchangeEntry("t", None, exchange(at, **figures), None))
+    counters.add_event(Event(COMPACTED, 11.0, calls=3, prompt_tokens=50))
+    counters.add_event(Event(FAILED, 11.0, calls=1, prompt_tokens=20, cost_usd=0.5))
+    assert (counters.tokens_before, counters.tokens_after) == (60 + 910 + 900, 60 + 410 + 400)
+    assert counters.net_tokens == 1_000 - 70
+    assert (counters.uncounted, counters.unpriced, counters.unpriced_summary_calls) == (1, 4, 3)
+    assert counters.last_at == 9.0
+
+    other = ExchangeCounters(requests=1, uncounted=1, last_at=8.0)
+    other.add_counters(counters)
+    assert (other.uncounted, other.last_at) == (2, 9.0)
+
+
+def test_requests_that_an_earlier_version_may_have_left_out_are_in_no_sum() -> None:
+    stored = {"requests": 9, "tokens_before": 700, "tokens_after": 500, "statuses": {"none": 6, "reused": 3}}
+    assert from_fields(stored).uncounted == 6
+    assert from_fields({**stored, "last_at": 5.0}).uncounted == 0
 
 
 @pytest.mark.parametrize(

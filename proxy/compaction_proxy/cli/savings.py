@@ -25,13 +25,23 @@ from compaction_proxy.cli.console import (
     print_lines,
     read_rows,
 )
+from compaction_proxy.core.event import parse_number
+from compaction_proxy.support.formatting import format_iso_time
 
 SavingsFields = Mapping[str, Any]
 GROUPS = ("model", "day", "hour", "key", "total")
 FIGURES = (
-    "requests", "sent", "forwarded", "less", "cached", "cost", "saved", "cache loss", "summaries",
+    "requests", "counted", "sent", "read", "less", "cached", "cost", "saved", "cache loss", "summaries",
     "net saved",
 )  # fmt: skip
+
+# What sums do not include: the field that counts it, the field that counts all of its kind, and texts that
+# say which sums do not include it, and why.
+_LEFT_OUT = (
+    ("uncounted", "requests", "in no sum of tokens", "token count"),
+    ("unpriced", "requests", "in no amount", "price (see `models`) or token count"),
+    ("unpriced_summary_calls", "summary_calls", "in no amount", "price (see `models`) or token count"),
+)
 
 
 def savings(
@@ -68,60 +78,87 @@ def format_overview(
 ) -> Iterator[str]:
     """Yields the lines of a table with one line for each row of the statistics and one for the total.
 
-    If some requests have no known price, a last line gives their number. The amounts do not include these
-    requests. If `by` is `total`, the only row of the statistics is the total, and the table has only one line
-    for it.
+    If `by` is `total`, the only row of the statistics is the total, and the table has only one line for it.
+    The lines after the table say which requests the sums do not include, and the time of the latest request.
     """
     lines = [_format_figures(get_text(row, "of"), row) for row in rows]
     if by != "total" or not lines:
         lines.append(_format_figures("total", total))
     columns = (Column(by), *(Column(title, is_right_aligned=True) for title in FIGURES))
     yield from format_table(columns, lines, max_cells)
-    unpriced = total.get("unpriced")
-    if isinstance(unpriced, int) and unpriced > 0:
-        yield f"{unpriced:,} requests have no known price, and are in no amount; see `models`"
+    for name, of, where, unknown in _LEFT_OUT:
+        if total.get(name):
+            counts = f"{format_count(total[name])} of {format_count(total.get(of))} {of.replace('_', ' ')}"
+            yield f"{where}: {counts}, of which no {unknown} is known"
+    yield f"up to {_format_last_time(total)}, when the latest request came that is counted"
+
+
+def _format_last_time(total: SavingsFields) -> str:
+    """Formats the time of the latest request in the sums as UTC; `n/a` if it is unknown."""
+    return format_iso_time(parse_number(total.get("last_at")))
 
 
 def _format_figures(label: str, row: SavingsFields) -> list[str]:
-
     money = [
         format_dollars(row.get(f"{name}_usd")) for name in ("cost", "gross", "cache_loss", "summary", "net")
     ]
     return [
         label,
         format_count(row.get("requests")),
+        format_count(_subtract(row.get("requests"), row.get("uncounted"))),
         format_count(row.get("tokens_before")),
-        format_count(row.get("tokens_after")),
-        format_percent(_count_saved_tokens(row), row.get("tokens_before")),
+        format_count(_subtract(row.get("tokens_before"), row.get("net_tokens"))),
+        format_percent(row.get("net_tokens"), row.get("tokens_before")),
         format_percent(row.get("cached_tokens"), row.get("prompt_tokens")),
         *money,
     ]
 
 
-def _count_saved_tokens(row: SavingsFields) -> int | None:
-    """Returns the tokens before compaction less the tokens after compaction, or None if one is unknown."""
-    before, after = row.get("tokens_before"), row.get("tokens_after")
-    return before - after if isinstance(before, int) and isinstance(after, int) else None
+def _subtract(count: object, part: object) -> int | None:
+    """Returns a count less a part of it, or None if one of them is unknown."""
+    return count - part if isinstance(count, int) and isinstance(part, int) else None
+
+
+def _format_coverage(total: SavingsFields, missing: str, of: str = "requests") -> str:
+    """Returns text such as `, of 9 of 12 requests`; an empty text if a sum includes all of them.
+
+    Args:
+        total: The total of the statistics.
+        missing: Name of the field that counts what the sum does not include.
+        of: Name of the field that counts all of it.
+    """
+    if not total.get(missing):
+        return ""
+    counts = format_count(_subtract(total.get(of), total[missing])), format_count(total.get(of))
+    return f", of {' of '.join(counts)} {of.replace('_', ' ')}"
 
 
 def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
     """Formats five lines that users can share. The lines contain no name of a model, key or conversation."""
-    sent, forwarded = format_count(total.get("tokens_before")), format_count(total.get("tokens_after"))
-    less = format_percent(_count_saved_tokens(total), total.get("tokens_before"))
+    before, saved = total.get("tokens_before"), total.get("net_tokens")
+    sent, read = format_count(before), format_count(_subtract(before, saved))
+    less = f"{format_percent(saved, before)} less"
+    if isinstance(saved, int) and saved < 0:
+        less = f"{format_percent(-saved, before)} more"
     cached = format_percent(total.get("cached_tokens"), total.get("prompt_tokens"))
     names = ("net", "gross", "cache_loss", "summary")
     net, gross, loss, summary = (format_dollars(total.get(f"{name}_usd")) for name in names)
+    unpriced = "the provider has not reported what it counted"
+    if total.get("prompt_tokens"):
+        unpriced = "no price is known for the models that were asked"
     return [
-        f"compaction-proxy, since {escape_unprintable(since)}",
+        f"compaction-proxy, since {escape_unprintable(since)}, up to {_format_last_time(total)}",
         (
             f"{format_count(total.get('requests'))} requests, "
             f"{format_count(total.get('rounds'))} rounds of compaction"
         ),
-        f"{sent} tokens sent, {forwarded} forwarded ({less} less)",
+        f"{sent} tokens sent, {read} read with summaries ({less}){_format_coverage(total, 'uncounted')}",
         f"{cached} of the input came from the provider's cache",
         f"{net} net saved: {gross}, less {loss} of cache and {summary} of summaries"
+        f"{_format_coverage(total, 'unpriced')}"
+        f"{_format_coverage(total, 'unpriced_summary_calls', 'summary_calls')}"
         if total.get("net_usd") is not None
-        else "no price is known for the models that were asked",
+        else unpriced,
     ]
 
 

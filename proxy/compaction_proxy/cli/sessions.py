@@ -329,7 +329,8 @@ def search(
 def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list[str]:
     """Formats a table with a line for each conversation.
 
-    There is a column for labels, names or titles only if a conversation has one.
+    There is a column for labels, names or titles only if a conversation has one. There is a column `priced`
+    only if the dollars of a conversation do not cover all its requests.
 
     The columns `sent` and `forwarded` show the tokens of the last exchange, before and after compaction.
 
@@ -339,6 +340,7 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
     """
     rows = list(rows)
     shown = [name for name in _CAPTION_FIELDS if any(row.get(name) for row in rows)]
+    priced = ["priced"] if any(_describe_unpriced(row) for row in rows) else []
     cells = [
         [
             get_text(row, "id"),
@@ -351,12 +353,19 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
             format_count(row.get("tokens_before")),
             format_count(row.get("tokens_after")),
             format_percent(row.get("cached_tokens"), row.get("prompt_tokens")),
+            *(format_count(row.get(name)) for name in priced),
             format_dollars(row.get("cost_usd")),
             format_dollars(row.get("net_usd")),
         ]
         for row in rows
     ]
-    columns = (_CONVERSATION_COLUMNS[0], *map(Column, shown), *_CONVERSATION_COLUMNS[1:])
+    columns = (
+        _CONVERSATION_COLUMNS[0],
+        *map(Column, shown),
+        *_CONVERSATION_COLUMNS[1:-2],
+        *(Column(name, is_right_aligned=True) for name in priced),
+        *_CONVERSATION_COLUMNS[-2:],
+    )
     return format_table(columns, cells, max_cells)
 
 
@@ -381,6 +390,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         # The output has this line only if the model has searched the archive.
         **({"searches by the model": format_count(totals["recalls"])} if totals.get("recalls") else {}),
         **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY_FIELDS},
+        **_describe_unpriced(totals),
         "asked of it": ", ".join(_describe_directives(record)) or "nothing",
     }
     width = max(map(len, figures))
@@ -412,6 +422,14 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
     if pins:
         yield ""
         yield from format_pins(pins, max_cells)
+
+
+def _describe_unpriced(totals: JsonRow) -> dict[str, str]:
+    """Returns a line, by its title, on the requests that are in no amount; an empty result if all are."""
+    requests, priced = totals.get("requests"), totals.get("priced")
+    if not (isinstance(requests, int) and isinstance(priced, int) and 0 < priced < requests):
+        return {}
+    return {"in no amount": f"{requests - priced:,} of {requests:,} requests"}
 
 
 def _describe_directives(record: JsonRow) -> Iterator[str]:

@@ -88,10 +88,10 @@ class _RecallKey(NamedTuple):
 def build_recall_query(text: str) -> str:
     """Builds a search query from the text of a user message.
 
-    Returns "" if the text has no code, such as a path, and fewer than `LEAST_WORDS` words. Common words do
-    not count: `parse_query` omits them unless the text has no other words. Quotation marks and asterisks are
-    removed, because they are operators of the query language. With quotation marks, for example, the search
-    would find only messages with exactly the quoted words.
+    Returns "" if the text contains no code, such as a path, and also has fewer than `LEAST_WORDS` words.
+    Common words are not counted, even where `parse_query` keeps them because the text has no other words.
+    Quotation marks and asterisks are removed, because they are operators of the query language. With
+    quotation marks, for example, the search would find only messages with exactly the quoted words.
     """
     query = text.replace('"', " ").replace("*", " ")
     parsed = parse_query(query)

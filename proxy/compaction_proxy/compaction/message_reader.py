@@ -217,9 +217,9 @@ class MessageReader:
     async def _extend_list(
         self, base: MessageList, raws: Sequence[bytes], options: CountingOptions, client: str
     ) -> tuple[MessageList, int]:
-        """Decodes the messages `raws` and appends them to the list `base`.
+        """Decodes the messages `raws` and returns a new list of those of `base` and the decoded ones.
 
-        Returns the new list, and the number of bytes of memory that the appended messages take.
+        Also returns the number of bytes of memory that the decoded messages take.
         """
         new = await self.decode_messages(raws, options)
         client = find_client_by_messages(base.messages or new) or client

@@ -177,8 +177,11 @@ class SummaryUsage:
         return sum(each.completion_tokens for each in self.answered_calls)
 
     def compute_cost_usd(self, price: PriceLookup) -> float | None:
-        """Returns the cost of all answered calls in dollars; None if the price of any of them is unknown."""
-        costs = [price(*each) for each in self.answered_calls]
+        """Returns the cost of all answered calls in dollars; None if the cost of any of them is unknown.
+
+        It is unknown if the price is, or if the response did not report how many tokens the call took.
+        """
+        costs = [price(*each) if each.prompt_tokens else None for each in self.answered_calls]
         known_costs = [cost for cost in costs if cost is not None]
         return sum(known_costs) if len(known_costs) == len(costs) else None
 

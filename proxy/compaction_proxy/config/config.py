@@ -78,7 +78,7 @@ class Config(BaseModel):
 
     model_config = STRICT
     server: ServerSection = ServerSection()
-    """Where clients reach us."""
+    """Where clients reach the proxy."""
     upstream: UpstreamSection = UpstreamSection()
     """Where requests go."""
     store: StoreSection = StoreSection()
@@ -94,9 +94,9 @@ class Config(BaseModel):
     recall: RecallSection = RecallSection()
     """How the model gets at what was removed."""
     models: dict[str, ModelSection] = {}
-    """Settings by model: globs over the model's name, case matters, the first match wins."""
+    """Settings by model. Each key is a glob for the model's name. Case matters, and the first match wins."""
     observability: ObservabilitySection = ObservabilitySection()
-    """What we say about ourselves."""
+    """What the proxy reports about itself: logs, metrics and traces."""
 
     @cached_property
     def settings_by_glob(self) -> tuple[GlobSettings, ...]:

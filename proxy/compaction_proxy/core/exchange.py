@@ -82,6 +82,25 @@ class Exchange(NamedTuple):  # not a dataclass, which would take four times as l
         return None if recall_tokens is None else self.prompt_tokens - recall_tokens
 
     @property
+    def sizes(self) -> tuple[int, int] | None:
+        """The tokens that the client sent and those that the upstream read; None if they are unknown.
+
+        The second number is the upstream's own count if there is one, searches included. Otherwise it is the
+        estimate, which only a request has that the proxy has read. The first number is the count of what was
+        forwarded at first, plus the estimate of what was removed. Both are 0 if the upstream refused the
+        request. They are unknown if there was no response.
+        """
+        code, forwarded, estimate = self.code, self.prompt_tokens, self.tokens_after
+        if code >= FIRST_ERROR_STATUS:
+            return 0, 0
+        if not code:
+            return None
+        if estimate is None:  # the proxy has not read the request, so it removed nothing
+            return (forwarded, forwarded) if forwarded else None
+        removed = (self.tokens_before or 0) - estimate
+        return (self.first_prompt_tokens or estimate) + removed, forwarded or estimate
+
+    @property
     def has_failed(self) -> bool:
         """Whether the upstream's response has an error status. A missing response is no error."""
         return self.code >= FIRST_ERROR_STATUS

@@ -22,8 +22,9 @@ from compaction_proxy.core.strategies import KeepRules, Policy
 from compaction_proxy.core.trigger import GrowthCounts
 
 # The target is the size to which a compaction shrinks the request. No compaction removes the fixed part of
-# the request (`PlanConstraints.fixed_tokens`). With the fixed part deducted from both, the
-# target is scarce if it is smaller than this share of T. Hardly any compaction reaches a scarce target.
+# the request (`PlanConstraints.fixed_tokens`), so it is first deducted from the target and from T. The target
+# is scarce if the rest of it is smaller than this share of the rest of T. Hardly any compaction reaches a
+# scarce target.
 SCARCE_SHARE = 0.25
 
 

@@ -27,11 +27,11 @@ from compaction_proxy.gateway.headers import Headers, get_content_length
 from compaction_proxy.wires.content_coding import decode_body, parse_codings
 
 # The proxy's own server puts a function into `scope["extensions"][DEPARTURE][NOTICE]`. The function registers
-# a callback, which the server calls when the client disconnects. `server/connection.py` defines these
-# strings once more, because it shares no module with this one.
+# a callback, which the server calls when the client disconnects. `server/connection.py` also
+# defines these strings, because the two modules import nothing in common.
 DEPARTURE = "compaction_proxy.departure"
 NOTICE = "notice"
-# The function beside it returns whether the client has disconnected already.
+# The function in `scope["extensions"][DEPARTURE][HAS_LEFT]` returns whether the client has disconnected.
 HAS_LEFT = "has_left"
 SetDisconnectCallback = Callable[[Callable[[], None] | None], None]
 

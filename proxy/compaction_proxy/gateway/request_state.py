@@ -148,11 +148,16 @@ class RequestState:
 
     @property
     def should_learn(self) -> bool:
-        """Whether the proxy needs the token counts in the response, so that the response must be watched."""
+        """Whether the proxy needs the token counts in the response, so that the response must be watched.
+
+        A small request of no known conversation is not watched, unless it is a side call, because there may
+        be very many such requests.
+        """
         return (
             self.fit_request is not None
             or self.conversation is not None
             or self.conversation_search is not None
+            or self.side_kind is not None
         )
 
     @property

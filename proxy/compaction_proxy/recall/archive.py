@@ -22,8 +22,8 @@ from compaction_proxy.storage.keys import archive_key, archive_piece_key, root_a
 from compaction_proxy.storage.records import Fields, ListItem, RecordItem, RecordStore
 
 # Conversations with the same beginning share a root (`storage.keys`), which has a list of their archives.
-# This is the maximum number of archives in the list. If there are more, the list loses the oldest, and a
-# search of one conversation no longer finds their messages.
+# This is the maximum number of archives in the list. If there are more, the oldest are dropped from the list,
+# and a search that is limited to one conversation no longer finds the messages in them.
 MAX_ARCHIVES = 200
 
 

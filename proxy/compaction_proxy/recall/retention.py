@@ -32,9 +32,9 @@ from compaction_proxy.storage.keys import archive_piece_key, lease_key, root_arc
 from compaction_proxy.storage.records import Fields, RecordItem, RecordStore
 from compaction_proxy.support.lru import BoundedDict
 
-# Maximum number of archives of a tenant that `list_archives` returns. The limit for a tenant, and a search of
-# all its conversations, ignore older archives. The second number is the maximum number of lines in the
-# tenant's list, which also has lines for deletions.
+# Maximum number of a tenant's archives that `list_archives` returns. Older archives do not count towards the
+# tenant's size limit, and a search of all the tenant's conversations does not find them. `_MAX_LINES` is the
+# maximum number of lines in the tenant's list, which also has lines for deletions.
 MAX_TENANT_ARCHIVES = 2_000
 _MAX_LINES = 2 * MAX_TENANT_ARCHIVES
 # A store cannot delete a single record. `ArchiveRetention` therefore overwrites the record with an empty
@@ -43,7 +43,7 @@ _TOMBSTONE_TTL_S = 1.0
 # Shortest time, in seconds, between two checks of the size limit of one tenant by one process.
 TENANT_CHECK_INTERVAL_S = 60.0
 # Maximum number of tenants for which a process remembers when it may check the size limit again. If there are
-# more, it forgets the one that it has checked longest ago.
+# more, it forgets the tenant that it checked longest ago.
 _MAX_TENANTS = 1_000
 # To delete archives of a tenant, a process needs the tenant's lease, which only one process can hold. A lease
 # that the process does not release ends after this many seconds.

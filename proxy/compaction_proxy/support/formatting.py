@@ -185,7 +185,7 @@ def format_milliseconds(seconds: float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Formats a duration, given in seconds, such as `850 ms` or `1.5 s`. None becomes `n/a`.
+    """Formats a number of seconds as a text such as `850 ms` or `1.5 s`. None becomes `n/a`.
 
     Durations below one second are formatted in milliseconds.
     """

@@ -76,10 +76,10 @@ COUNTERS: Mapping[str, MetricSpec] = {
         "Times that something should have been made shorter, and was not.", ("reason",)
     ),
     "compaction_tokens_before_total": MetricSpec(
-        "Tokens that clients sent, of requests that were counted.", ("model",)
+        "Tokens that clients sent: those that upstreams counted, and those that were removed.", ("model",)
     ),
     "compaction_tokens_after_total": MetricSpec(
-        "Tokens that were forwarded of the same requests.", ("model",)
+        "Tokens of the same requests that upstreams read, summaries not among them.", ("model",)
     ),
     "compaction_tokens_removed_total": MetricSpec("Tokens that were sent and not forwarded.", ("model",)),
     "compaction_input_tokens_total": MetricSpec("Input tokens, as the upstream counted them.", ("model",)),
@@ -98,7 +98,13 @@ COUNTERS: Mapping[str, MetricSpec] = {
     "compaction_requests_cost_usd_total": MetricSpec(
         "Dollars paid for requests, summaries not among them.", ("model",)
     ),
-    "compaction_requests_unpriced_total": MetricSpec("Requests that no price is known for.", ("model",)),
+    "compaction_requests_uncounted_total": MetricSpec(
+        "Requests whose tokens are not known, and are in neither sum.", ("model",)
+    ),
+    "compaction_requests_unpriced_total": MetricSpec(
+        "Requests whose cost is not known, and is in no sum.", ("model",)
+    ),
+    "compaction_summary_calls_unpriced_total": MetricSpec("Summary calls whose cost is not known."),
     "compaction_recall_searches_total": MetricSpec(
         "Searches among what rounds have taken out.", ("source", "outcome")
     ),
@@ -143,6 +149,10 @@ HISTOGRAMS: Mapping[str, MetricSpec] = {
 GAUGES: Mapping[str, MetricSpec] = {
     "compaction_sessions_active": MetricSpec(
         "Conversations that have had a request in the last five minutes."
+    ),
+    "compaction_last_request_timestamp_seconds": MetricSpec(
+        "When the latest request came that is counted, in seconds since the epoch.",
+        multiprocess_mode="livemax",
     ),
     "inflight_requests": MetricSpec("Requests that are being relayed now."),
     "inflight_body_bytes": MetricSpec("Bytes of request bodies that are held now."),
@@ -322,6 +332,7 @@ class Metrics:
         # Maps each conversation to the time of its last request, and to the strategy and the number of the
         # compaction in this request. The most recently used conversation is at the end.
         self._active: BoundedDict[str, tuple[float, _Form]] = BoundedDict(MAX_ACTIVE)
+        self._last_at = 0.0
         self.breakers: dict[str, Callable[[], bool]] = {}
         self.figures: dict[str, Callable[[], float]] = {}
         self._gauges["build_info"].labels(version).set(1)
@@ -337,6 +348,7 @@ class Metrics:
         now = self._clock()
         for each in entries:
             exchange = each.exchange
+            self._last_at = max(self._last_at, exchange.at)
             alike[exchange.model, exchange.status, exchange.code].append(each)
             if each.conversation is not None:
                 stable += self._track_stability(each.conversation, (exchange.strategy, exchange.round), now)
@@ -344,7 +356,7 @@ class Metrics:
             model = self._models.to_label_value(name, may_add=0 < code < FIRST_ERROR_STATUS)
             self._increment_counter("compaction_requests_total", len(group), model, status)
             self._count_group(model, code, [each.exchange for each in group])
-            self._count_savings(model, [each.saving for each in group])
+            self._count_savings(model, [each.saving for each in group], has_failed=code >= FIRST_ERROR_STATUS)
         self._observe_amounts("compaction_prefix_stable_ratio", stable)
 
     def on_event(self, _tenant: str, event: Event) -> None:
@@ -391,6 +403,7 @@ class Metrics:
         while self._active and next(iter(self._active.values()))[0] < too_old:
             del self._active[next(iter(self._active))]
         self._gauges["compaction_sessions_active"].set(len(self._active))
+        self._gauges["compaction_last_request_timestamp_seconds"].set(self._last_at)
         for name, figure in self.figures.items():
             self._gauges[name].set(figure())
         for target, is_open in self.breakers.items():
@@ -440,6 +453,8 @@ class Metrics:
         self._increment_counter("compaction_summary_tokens_total", event.prompt_tokens or 0, "input")
         self._increment_counter("compaction_summary_tokens_total", event.completion_tokens or 0, "output")
         self._increment_counter("compaction_summary_cost_usd_total", event.cost_usd or 0)
+        if event.cost_usd is None:
+            self._increment_counter("compaction_summary_calls_unpriced_total", event.calls or 0)
 
     def _track_stability(self, conversation: str, form: _Form, now: float) -> tuple[float, ...]:
         """Returns `(1,)` if a request has the same form as the conversation's last request, else `(0,)`.
@@ -458,15 +473,12 @@ class Metrics:
         self._observe_amounts("upstream_time_to_first_chunk_seconds", first, model)
         whole = [each.upstream_s for each in exchanges if each.upstream_s is not None]
         self._observe_amounts("upstream_request_duration_seconds", whole, model, str(code or "none"))
-        sizes = [
-            (each.tokens_before, each.tokens_after)
-            for each in exchanges
-            if each.tokens_before is not None and each.tokens_after is not None
-        ]
+        sizes = [size for each in exchanges if (size := each.sizes) is not None]
         sums = {
             "compaction_input_tokens_total": sum([each.prompt_tokens or 0 for each in exchanges]),
             "compaction_cached_input_tokens_total": sum([each.cached_tokens or 0 for each in exchanges]),
             "compaction_output_tokens_total": sum([each.completion_tokens or 0 for each in exchanges]),
+            "compaction_requests_uncounted_total": len(exchanges) - len(sizes),
             "compaction_tokens_before_total": sum([sent for sent, _ in sizes]),
             "compaction_tokens_after_total": sum([left for _, left in sizes]),
             "compaction_tokens_removed_total": sum([sent - left for sent, left in sizes if sent > left]),
@@ -483,9 +495,11 @@ class Metrics:
         ]
         self._observe_amounts("compaction_token_estimate_error_ratio", errors)
 
-    def _count_savings(self, model: str, savings: list[Saving | None]) -> None:
+    def _count_savings(self, model: str, savings: list[Saving | None], *, has_failed: bool) -> None:
         known = [each for each in savings if each is not None]
-        self._increment_counter("compaction_requests_unpriced_total", len(savings) - len(known), model)
+        if not has_failed:
+            unpriced = len(savings) - len(known)
+            self._increment_counter("compaction_requests_unpriced_total", unpriced, model)
         self._increment_counter(
             "compaction_requests_cost_usd_total", sum(max(each.cost, 0) for each in known), model
         )

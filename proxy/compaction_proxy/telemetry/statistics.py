@@ -93,7 +93,7 @@ _BUCKETS = len(OVERHEAD_BOUNDS_S) + 1
 COUNTS = (
     "requests", "failed", "tokens_before", "tokens_after", "prompt_tokens", "completion_tokens",
     "cached_tokens", "rounds", "failures", "summary_calls", "summary_prompt_tokens",
-    "summary_completion_tokens", "unpriced", "failed_open_compacted",
+    "summary_completion_tokens", "uncounted", "unpriced", "unpriced_summary_calls", "failed_open_compacted",
 )  # fmt: skip
 # Names of the counters that are dicts of numbers by a word, such as a status.
 COUNTS_BY_WORD = ("statuses", "failed_open_reasons")
@@ -107,8 +107,8 @@ class ExchangeCounters:
         requests: Number of exchanges.
         statuses: Number of exchanges by `Exchange.status`, which says what the proxy did with the request.
         failed: Number of exchanges that the upstream answered with an error status (400 or more).
-        tokens_before: Tokens of the requests that the proxy counted, as clients sent them.
-        tokens_after: Tokens of the same requests as they were forwarded.
+        tokens_before: Tokens of the requests as clients sent them (`Exchange.sizes`).
+        tokens_after: Tokens of the same requests as upstreams read them.
         prompt_tokens: Input tokens, as upstreams counted them.
         completion_tokens: Output tokens, as upstreams counted them.
         cached_tokens: Input tokens that upstreams had cached.
@@ -121,12 +121,16 @@ class ExchangeCounters:
         failed_open_reasons: Number of exchanges that failed open, by `Exchange.reason`.
         failed_open_compacted: Number of exchanges that failed open, and to which earlier compactions still
             applied.
-        unpriced: Number of exchanges without a known price. Failed exchanges are not included.
+        uncounted: Number of exchanges that are not in `tokens_before` and `tokens_after`, because their sizes
+            are unknown.
+        unpriced: Number of exchanges whose cost is unknown. Failed exchanges are not included.
+        unpriced_summary_calls: Number of calls of summary models whose cost is unknown.
         cost_usd: Cost of the exchanges whose price is known, in dollars. Summaries are not included.
         gross_usd: Additional dollars that the same exchanges would have cost without compaction.
         cache_loss_usd: Additional dollars that the same exchanges cost because compaction broke prompt
             caches.
         summary_usd: Cost of summaries, in dollars.
+        last_at: Time of the latest exchange, in seconds since the epoch; 0 if there is none.
         overhead: Number of exchanges in each bucket of overhead, which is the time of an exchange without the
             wait for the upstream. There is one bucket for each upper bound in `OVERHEAD_BOUNDS_S`. A bucket
             includes its bound. A last bucket counts the exchanges above all bounds.
@@ -144,15 +148,23 @@ class ExchangeCounters:
     summary_calls: int = 0
     summary_prompt_tokens: int = 0
     summary_completion_tokens: int = 0
+    uncounted: int = 0
     unpriced: int = 0
+    unpriced_summary_calls: int = 0
     failed_open_compacted: int = 0
     cost_usd: float = 0.0
     gross_usd: float = 0.0
     cache_loss_usd: float = 0.0
     summary_usd: float = 0.0
+    last_at: float = 0.0
     statuses: dict[str, int] = field(default_factory=dict)
     failed_open_reasons: dict[str, int] = field(default_factory=dict)
     overhead: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
+
+    @property
+    def net_tokens(self) -> int:
+        """The tokens that clients sent, less those that upstreams and summary models read."""
+        return self.tokens_before - self.tokens_after - self.summary_prompt_tokens
 
     @property
     def net_usd(self) -> float:
@@ -164,8 +176,13 @@ class ExchangeCounters:
         exchange, saving = entry.exchange, entry.saving
         self.requests += 1
         self.failed += exchange.has_failed
-        self.tokens_before += exchange.tokens_before or 0
-        self.tokens_after += exchange.tokens_after or 0
+        self.last_at = max(self.last_at, exchange.at)
+        sizes = exchange.sizes
+        if sizes is None:
+            self.uncounted += 1
+        else:
+            self.tokens_before += sizes[0]
+            self.tokens_after += sizes[1]
         self.prompt_tokens += exchange.prompt_tokens or 0
         self.completion_tokens += exchange.completion_tokens or 0
         self.cached_tokens += exchange.cached_tokens or 0
@@ -191,9 +208,11 @@ class ExchangeCounters:
         self.summary_prompt_tokens += event.prompt_tokens or 0
         self.summary_completion_tokens += event.completion_tokens or 0
         self.summary_usd += event.cost_usd or 0.0
+        self.unpriced_summary_calls += (event.calls or 0) if event.cost_usd is None else 0
 
     def add_counters(self, other: "ExchangeCounters") -> None:
-        """Adds all counts and dollar amounts of `other`."""
+        """Adds all counts and dollar amounts of `other`. Keeps the later of the two times."""
+        self.last_at = max(self.last_at, other.last_at)
         for name in COUNTS + DOLLARS:
             more = getattr(other, name)
             if more:
@@ -232,6 +251,10 @@ def from_fields(stored: Mapping[str, Any]) -> ExchangeCounters:
         counts = stored.get(name)
         if isinstance(counts, Mapping):
             setattr(counters, name, {str(word): parse_integer(count) or 0 for word, count in counts.items()})
+    if counters.requests and not counters.last_at:
+        # An earlier version has written the fields. It left out the tokens of requests that it did not read,
+        # and did not count these requests. All of them have this status.
+        counters.uncounted = counters.statuses.get("none", 0)
     overhead = stored.get("overhead")
     if isinstance(overhead, list) and len(overhead) == _BUCKETS and set(map(type, overhead)) == {int}:
         counters.overhead = overhead

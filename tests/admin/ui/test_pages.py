@@ -117,7 +117,10 @@ async def test_assets_are_small_kept_for_ever_by_their_content_and_brought_with_
             assert (await client.get(missing)).status_code == 404
 
 
-FEWER = "61 % fewer forwarded than clients sent, in 4 rounds. 75 % of the input was cached."
+FEWER = (
+    "Providers read 59 % less than clients sent, summary calls included, in 4 rounds. 75 % of the input was "
+    "cached. Of 9,300 of 9,311 requests; of the others, the token count is not known."
+)
 
 
 async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> None:
@@ -125,13 +128,15 @@ async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> 
         text = Read((await client.get("/ui")).text).text
         for told in (
             f"Net saved $12.41 gross saving $15.02 {MINUS} summaries $1.10 {MINUS} cache loss $1.51",
-            "12 of 9,311 requests have no known price",
-            f"4.1M → 1.6M {FEWER}",
+            "Of 9,299 of 9,311 requests; of the others, the price or the provider's token count is not",
+            "Of 3 of 4 summary calls; of the others, the price or the token count is not known.",
+            "UTC, when the latest request in them came.",
+            f"4.1M → 1.7M {FEWER}",
             "Overhead 1.8 ms", "95 of 100 take at most 6.0 ms",
             "Failed open 2 of 9,311 requests went on without a compaction that was due: the store 2 (store-",
             "failed). Earlier compactions still applied to 1 of them; the others went on as they came.",
-            "local 9,311 4.1M 1.6M n/a n/a",
-            "2026-11-18T11 9,311 4,100,000 1,600,000 1,200,000 4",
+            "local 9,311 4.1M of 9,300 requests 1.7M n/a n/a",
+            "2026-11-18T11 9,311 4,100,000 of 9,300 requests 1,700,000 1,200,000 4",
         ):  # fmt: skip
             assert told in text, told
 
@@ -141,13 +146,34 @@ async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
     answers |= {
         "get_statistics": StatisticsReport((), unpriced),
         "get_statistics by model": StatisticsReport((StatisticsRow("local", unpriced),), unpriced),
-        "get_overview": replace(answers["get_overview"], totals=Totals()),
+        "get_overview": replace(answers["get_overview"], totals=Totals(prompt_tokens=9)),
     }
     async with pages(FakeAdmin(answers)) as client:
         overview = Read((await client.get("/ui")).text).text
         assert "$" not in overview
-        assert f"Tokens 4.1M → 1.6M {FEWER} No dollars: no price is known for these models." in overview
+        assert f"Tokens 4.1M → 1.7M {FEWER} No dollars: no price is known for these models." in overview
         assert "Net saved n/a No price is known for this model." in Read((await client.get(ONE)).text).text
+
+
+async def test_where_summaries_took_more_than_was_removed_providers_read_more() -> None:
+    answers, dear = sample(), counters()
+    dear.summary_prompt_tokens = 2_910_000
+    async with pages(FakeAdmin(answers | {"get_statistics": StatisticsReport((), dear)})) as client:
+        text = Read((await client.get("/ui")).text).text
+    assert "4.1M → 4.5M Providers read 10 % more than clients sent, summary calls included" in text
+
+
+async def test_without_usage_no_price_is_blamed_for_missing_dollars() -> None:
+    answers, silent = sample(), counters(unpriced=9_308)
+    silent.prompt_tokens = silent.cached_tokens = 0
+    answers |= {
+        "get_statistics": StatisticsReport((), silent),
+        "get_overview": replace(answers["get_overview"], totals=Totals()),
+    }
+    reason = "he provider has not reported what it counted ( usage )."
+    async with pages(FakeAdmin(answers)) as client:
+        assert f"No dollars: t{reason}" in Read((await client.get("/ui")).text).text
+        assert f"Net saved n/a T{reason}" in Read((await client.get(ONE)).text).text
 
 
 async def test_an_empty_proxy_says_what_to_do_next() -> None:

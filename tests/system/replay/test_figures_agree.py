@@ -218,12 +218,16 @@ async def test_everybody_tells_the_same_of_a_replay(tmp_path: Path) -> None:
     agree({**seen["totals"], **seen["money"]}, {**known.used, **money, "rounds": rounds})
     each = [{**line, **line["saving"]} for line in exchanges["exchanges"]]
     names = ("prompt_tokens", "completion_tokens", "cached_tokens", "cost", "gross", "cache_loss")
+    assert stats["tokens_after"] == known.used["prompt_tokens"]
+    removed = total(each, "tokens_before", "tokens_after")
+    assert (
+        stats["tokens_before"] - stats["tokens_after"] == removed["tokens_before"] - removed["tokens_after"]
+    )
     agree(
-        total(each, *names, "tokens_before", "tokens_after"),
+        total(each, *names),
         {
             "number": int(known.used["requests"]),
             **dict(zip(names[:3], list(known.used.values())[1:4], strict=True)),
-            **{name: stats[name] for name in ("tokens_before", "tokens_after")},
             "cost": known.used["cost_usd"],
             "gross": money["gross_usd"],
             "cache_loss": money["cache_loss_usd"],
@@ -254,7 +258,8 @@ async def test_everybody_tells_the_same_of_a_replay(tmp_path: Path) -> None:
         for name in ("net_usd", "gross_usd", "cache_loss_usd", "summary_usd"):
             assert formatting.format_usd(stats[name]) in text
     assert f"in {rounds} rounds" in overview
-    assert f"{stats['tokens_before']:,} {stats['tokens_after']:,} {stats['cached_tokens']:,}" in overview
+    read = stats["tokens_after"] + stats["summary_prompt_tokens"]
+    assert f"{stats['tokens_before']:,} {read:,} {stats['cached_tokens']:,}" in overview
     for line in exchanges["exchanges"]:
         assert " ".join(f"{line[name]:,}" for name in ("tokens_before", "tokens_after")) in page
     for event in compactions["compactions"]:

@@ -255,7 +255,8 @@ def format_csv_line(values: Iterable[object]) -> str:
 SAVING_COLUMNS = tuple(f"saving_{name}" for name in Saving._fields)
 EXCHANGE_COLUMNS = ("conversation", *Exchange._fields, *SAVING_COLUMNS)
 STATS_COLUMNS = (
-    "of", *COUNTS, "failed_open", *DOLLARS, "net_usd", "overhead_p50_s", "overhead_p95_s",
+    "of", *COUNTS, "failed_open", "net_tokens", "last_at", *DOLLARS, "net_usd", "overhead_p50_s",
+    "overhead_p95_s",
 )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def _select_values(record: object, names: Iterable[str]) -> dict[str, Any]:
 _CONVERSATION_FIELDS = (
     "model", "requests", "last_at", "prompt_tokens", "completion_tokens", "cached_tokens", "tokens_before",
     "tokens_after", "trigger", "window", "status", "strategy", "label", "name",
-    "title", "rounds",
+    "title", "rounds", "priced",
 )  # fmt: skip
 _REMOVED_MESSAGE_FIELDS = ("id", "index", "role", "text")
 _VISIBLE_MESSAGE_FIELDS = ("id", "role", "text", "origin")
@@ -88,7 +88,8 @@ ConversationRow = _make_schema(
     "ConversationRow",
     """A conversation in the list: its totals, and the sizes of its last exchange in tokens.
 
-    `key` is the name of its client key in the statistics. A value that is unknown is null.
+    `key` is the name of its client key in the statistics. `priced` is the number of requests whose cost is
+    known. A value that is unknown is null.
     """,
     {
         "id": str,
@@ -151,6 +152,8 @@ _FEED_TYPES = {name: kind for name, kind in _EVENT_TYPES.items() if name not in 
 _COUNTER_TYPES: dict[str, Any] = {
     **dict.fromkeys(COUNTS, int),
     "failed_open": int,
+    "net_tokens": int,
+    "last_at": float | None,
     **dict.fromkeys(_MONEY_FIELDS, float | None),
     **dict.fromkeys(COUNTS_BY_WORD, dict[str, int]),
     "overhead": list[int],
@@ -376,6 +379,8 @@ def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
     return {
         **_select_values(counters, COUNTS),
         "failed_open": counters.statuses.get("failed-open", 0),
+        "net_tokens": counters.net_tokens,
+        "last_at": counters.last_at or None,
         **dollars,
         **_select_values(counters, COUNTS_BY_WORD),
         "overhead": counters.overhead,

@@ -524,7 +524,7 @@ def build_period_chart(rows: Sequence[StatisticsRow], by: str, since: float, unt
             "kind": "period",
             "x": list(columns),
             "sent": [row and row.tokens_before for row in drawn],
-            "forwarded": [row and row.tokens_after for row in drawn],
+            "forwarded": [row and row.tokens_before - row.net_tokens for row in drawn],
             "cached": [row and min(row.cached_tokens, row.tokens_after) for row in drawn],
             "rounds": [row and row.rounds for row in drawn],
         }

@@ -18,9 +18,9 @@ from compaction_proxy.core.ledger.facts import (
 )
 from compaction_proxy.core.message import Message
 
-# Maximum characters that are read of the replaced messages, beginning with the newest, and of the texts that
-# the model still sees, beginning with the first.
+# Maximum number of characters that are read from the replaced messages, newest message first.
 MAX_CHARACTERS = 1_000_000
+# Maximum number of characters that are read from the texts that the model still sees, first text first.
 MAX_SEEN_CHARACTERS = 500_000
 # At most this many facts of each kind are counted: the newest ones.
 MAX_FACTS = 500

@@ -90,7 +90,7 @@ class GracefulServer(uvicorn.Server):
     this time, each new request has `stopping` in the state of its scope, so that health checks can fail, and
     each response says `connection: close`. Then the server stops listening, closes connections without a
     complete request, waits for the responses in progress, and lets the application shut down. uvicorn alone
-    would wait for an incomplete request without end, or would cut all responses.
+    would wait for an incomplete request forever or, if it is forced to exit, cut off all responses.
 
     Args:
         config: uvicorn's configuration.

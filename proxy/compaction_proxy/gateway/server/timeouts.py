@@ -32,11 +32,11 @@ class ClientDeadlines:
     Attributes:
         head_s: Seconds from the opening of the connection, or from the first byte of a further request, to
             the end of the request's header fields.
-        body_s: Seconds for which a client may send nothing of an incomplete request body. This is also the
-            period over which the average rate of a body must reach `MIN_BODY_BYTES_PER_S`.
+        body_s: Longest pause, in seconds, while the client sends a request body. This is also the period
+            over which the average rate of a body must reach `MIN_BODY_BYTES_PER_S`.
         idle_s: Seconds from the end of a response to the first byte of a further request.
-        send_s: Seconds for which a client may take no data of a response that is ready to be sent.
-        linger_s: Seconds from the end of the last response until the client closes the connection.
+        send_s: Longest pause, in seconds, while the client reads a response that is ready to be sent.
+        linger_s: Seconds that the client has to close the connection after the end of the last response.
     """
 
     head_s: float = 15.0

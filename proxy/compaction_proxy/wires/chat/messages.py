@@ -166,8 +166,8 @@ def shorten_message(record: Message, share: float, handle: str) -> Message:
 
     Also shortens long texts in the arguments of calls. Replaces each part that is not text by a note that
     contains the `handle`. Removes thinking and its signature from a message without calls. Keeps unknown
-    fields. Returns a message with calls and signed thinking unchanged, because the provider verifies both
-    together. If the result would not be shorter, returns `record` itself.
+    fields. Returns `record` itself if it has both calls and signed thinking, because the provider verifies
+    the two together, or if the result would not be shorter.
     """
     if record.has_signed_reasoning:
         return record

@@ -428,7 +428,8 @@ def _build_output(record: Message, kind: str, ending: str = "") -> JsonObject:
 def join_messages(messages: Sequence[Message]) -> bytes:
     """Encodes messages as items, separated by commas.
 
-    A result that the proxy has written, such as a mask, becomes an item of the type that belongs to its call.
+    A tool result that the proxy has written, such as a mask, becomes an item of the type that matches its
+    call, such as `function_call_output` for a `function_call`.
     """
     encoded: list[bytes] = []
     messages = rejoin_divided_messages(messages)

@@ -138,7 +138,7 @@ class ResponsesStreamFilter:
         # Maps the key of an item in the upstream's events (`_get_item_key`) to the output index that the item
         # has in the client's stream.
         self._client_indices: dict[int | str, int] = {}
-        self._answer_items: list[JsonObject] = []  # items of a response that the next one continues
+        self._answer_items: list[JsonObject] = []  # items of the current response so far
 
     def list_own_calls(self) -> Iterable[str]:
         """Returns the arguments of each call of the proxy's search tool in the current response."""
