@@ -49,6 +49,7 @@ OWNERS = {
     "pydantic": {"config", "cli.demo"},  # the demo makes a configuration with secrets
     "pydantic_core": {"config"},
     "redis": {"storage.redis"},
+    "rich": {"cli.console"},
     "starlette": {"admin", "app", "gateway"},
     "structlog": {"compaction", "gateway", "providers", "runtime", "telemetry"},
     "tiktoken": {"providers.tokenizers"},

@@ -45,6 +45,16 @@ def test_every_client_has_lines_that_name_the_proxy(run: Run) -> None:
     assert [line.split()[0] for line in run("connect", "--list").stdout.splitlines()[1:]] == list(CLIENTS)
 
 
+def test_every_client_is_described_as_json_if_asked_for(run: Run) -> None:
+    listed = json.loads(run("connect", "--json").stdout)["clients"]
+    assert {each["tool"]: each["can_apply"] for each in listed} == {tool: tool in EDITED for tool in CLIENTS}
+    told = json.loads(run("connect", "aider", "--json", "--url", "http://here:1").stdout)
+    assert told["destination"] == "~/.aider.conf.yml"
+    assert yaml.safe_load(told["lines"])["openai-api-base"] == "http://here:1/v1"
+    both = run("connect", "aider", "--json", "--apply")
+    assert (both.exit_code, both.stderr) == (2, "--apply and --json: one of them\n")
+
+
 def test_the_lines_are_valid_in_their_languages() -> None:
     lines = {tool: fill_placeholders(client.lines, URL, "m") for tool, client in CLIENTS.items()}
     for tool in ("openai-python", "langchain", "llamaindex"):

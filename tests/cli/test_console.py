@@ -1,6 +1,8 @@
 """How commands print and end: tables that fit, figures, and exit codes."""
 
+import io
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,15 @@ from compaction_proxy.cli.console import (
     FAILED,
     INTERRUPTED,
     Column,
-    count_cells,
+    color_text,
+    confirm_loss,
     create_group,
     escape_unprintable,
     format_age,
     format_count,
     format_dollars,
     format_percent,
+    format_quantity,
     format_table,
     format_time,
     get_text,
@@ -30,8 +34,9 @@ from compaction_proxy.cli.console import (
     parse_header,
     print_json,
     print_lines,
+    print_next_offset,
     read_rows,
-    truncate_text,
+    show_progress,
 )
 from compaction_proxy.core.errors import ConfigError, ProxyError
 
@@ -104,29 +109,156 @@ def test_whatever_a_server_sends_is_printed_on_one_line_and_moves_no_cursor(text
     assert shown == text or not text.isprintable()
 
 
-@given(st.text(), st.integers(1, 12))
-def test_a_text_is_cut_to_a_number_of_cells(text: str, cells: int) -> None:
-    text = escape_unprintable(text)
-    cut = truncate_text(text, cells)
-    assert cut == text or (count_cells(cut) <= cells and cut.endswith("\u2026") and text.startswith(cut[:-1]))
-    assert (cut == text) is (count_cells(text) <= cells)
-    assert truncate_text(text, None) == text
+COLUMNS = [
+    Column("name"),
+    Column("sent", is_right_aligned=True, is_optional=True),
+    Column("tokens", is_right_aligned=True),
+    Column("end"),
+]
+ROWS = [["\u5b57", "7", "1,000", ""], ["a\nb", "88", "5", "two words"]]
 
 
-@pytest.mark.parametrize(("text", "cells"), [("abc", 3), ("\u5b57\u5b57", 4), ("e\u0301", 1)])
-def test_wide_and_combining_characters_take_the_cells_of_a_terminal(text: str, cells: int) -> None:
-    assert count_cells(text) == cells
+def test_a_table_is_aligned_by_cells_and_as_wide_as_it_needs() -> None:
+    assert format_table(COLUMNS, ROWS, None) == [
+        "name  sent  tokens  end",
+        "\u5b57       7   1,000",
+        "a\\nb    88       5  two words",
+    ]
 
 
-def test_a_table_is_aligned_by_cells_and_cut_to_the_terminal() -> None:
-    columns = [Column("name"), Column("tokens", is_right_aligned=True), Column("end")]
-    rows = [["\u5b57", "1,000", ""], ["a\nb", "5", "x"]]
-    assert format_table(columns, rows, None) == [
+def test_a_narrow_terminal_shows_no_optional_columns_and_says_which() -> None:
+    assert format_table(COLUMNS, ROWS, 23) == [
         "name  tokens  end",
         "\u5b57     1,000",
-        "a\\nb       5  x",
+        "a\\nb       5  two words",
+        "too narrow for: sent",
     ]
-    assert format_table(columns, rows, 8) == ["name  t\u2026", "\u5b57     \u2026", "a\\nb   \u2026"]
+
+
+def test_a_narrow_terminal_wraps_texts_and_cuts_no_number() -> None:
+    assert format_table(COLUMNS, ROWS, 19)[:-1] == [
+        "name  tokens  end",
+        "\u5b57     1,000",
+        "a\\nb       5  two",
+        "              words",
+    ]
+
+
+def test_a_table_without_rows_has_its_titles() -> None:
+    assert format_table(COLUMNS, [], None) == ["name  sent  tokens  end"]
+
+
+def test_what_looks_like_markup_is_text() -> None:
+    assert format_table([Column("a")], [["[red]x[/red] :smile:"]], None) == ["a", "[red]x[/red] :smile:"]
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environ", "is_colored"),
+    [
+        (Terminal(), {}, True),
+        (Terminal(), {"NO_COLOR": "1"}, False),
+        (Terminal(), {"NO_COLOR": ""}, True),
+        (Terminal(), {"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
+        (Terminal(), {"TERM": "dumb"}, False),
+        (io.StringIO(), {}, False),
+        (io.StringIO(), {"FORCE_COLOR": "1"}, True),
+    ],
+)
+def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
+    stream: io.StringIO, environ: dict[str, str], *, is_colored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert color_text("text", 31, stream) == ("\x1b[31mtext\x1b[0m" if is_colored else "text")
+    monkeypatch.setattr("sys.stdout", stream)
+    table = "\n".join(format_table([Column("state")], [["failed"]], None))
+    assert ("\x1b[31m" in table) is is_colored
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "answer", "yes", "ended_with", "said"),
+    [
+        (False, "", False, FAILED, "nothing deleted: give --yes where no terminal is there to ask\n"),
+        (False, "", True, 0, ""),
+        (True, "n\n", False, FAILED, "Delete it? [y/N]:nothing deleted\n"),
+        (True, "\n", False, FAILED, "Delete it? [y/N]:nothing deleted\n"),
+        (True, "y\n", False, 0, "Delete it? [y/N]:"),
+        (True, "", True, 0, ""),
+    ],
+)
+def test_what_is_lost_is_asked_for_and_refused_where_nobody_can_answer(
+    *,
+    is_terminal: bool,
+    answer: str,
+    yes: bool,
+    ended_with: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(answer) if is_terminal else io.StringIO(answer))
+    code = 0
+    try:
+        confirm_loss("Delete it?", yes=yes)
+    except typer.Exit as ended:
+        code = ended.exit_code
+    shown = capsys.readouterr()
+    assert (code, shown.out.strip(), shown.err.replace("]: ", "]:")) == (ended_with, "", said)
+
+
+def test_progress_is_shown_once_something_takes_long_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("compaction_proxy.cli.console.PROGRESS_DELAY_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    with show_progress("reading\x1b[2J") as report:
+        report("half\x1b[2J way", 1, 2)
+        deadline = time.monotonic() + 60
+        while "50%" not in terminal.getvalue():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    shown = terminal.getvalue()
+    assert "half\\x1b[2J way" in shown
+    assert "\x1b[2J" not in shown
+    assert shown.endswith(("\x1b[2K", "\x1b[?25h"))  # the line is erased, and the cursor is there again
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_nothing_is_shown_of_what_is_quick_or_not_on_a_terminal(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compaction_proxy.cli.console.PROGRESS_DELAY_S", 3600.0 if stream.isatty() else 0.0)
+    monkeypatch.setattr("sys.stderr", stream)
+    with show_progress("reading") as report:
+        report("reading", 1, 2)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0 rounds"), (1, "1 round"), (2, "2 rounds"), (1_200, "1,200 rounds"), (None, "n/a rounds")],
+)
+def test_one_is_not_many(count: int | None, shown: str) -> None:
+    assert format_quantity(count, "round") == shown
+
+
+def test_the_next_page_is_named_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    answers: list[object] = [{"next": 50}, {"next": None}, {}, []]
+    for answer in answers:
+        print_next_offset(answer)
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "more with --offset 50\n")
 
 
 def test_what_the_encoding_of_the_terminal_lacks_is_escaped(

@@ -1,5 +1,6 @@
 """The commands as processes: what they print, where, and how they end."""
 
+import json
 import os
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def test_what_must_be_quick_imports_no_server(arguments: list[str], tmp_path: Pa
         "import sys; from compaction_proxy.cli.main import app\n"
         f"try: app({arguments!r})\n"
         "except SystemExit: pass\n"
-        "heavy = {'fastapi', 'httpx', 'structlog', 'tiktoken', 'compaction_proxy.config'}\n"
+        "heavy = {'rich', 'fastapi', 'httpx', 'structlog', 'tiktoken', 'compaction_proxy.config'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code]
@@ -111,6 +112,15 @@ def test_config_show_masks_secrets_and_names_origins(tmp_path: Path) -> None:
         'models: {"m": {"summary": {"api_key": "********"}}}  # environment COMPACTION_PROXY__MODELS',
     ]
     assert run(["config", "show"], tmp_path).stdout.splitlines()[0] == 'server.host: "127.0.0.1"'
+
+
+def test_config_show_is_json_if_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("server:\n  admin_key: hunter2\n  port: 4242\n")
+    values = json.loads(run(["config", "show", "--json"], tmp_path).stdout)
+    assert (values["server.port"], values["server.admin_key"]) == (4242, "********")
+    with_origins = json.loads(run(["config", "show", "--json", "--origin"], tmp_path).stdout)
+    assert with_origins["server.port"] == {"value": 4242, "origin": "config.yaml:3"}
+    assert list(with_origins) == list(values)
 
 
 def test_health_fails_where_nothing_listens(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def run(arguments: list[str], folder: Path, **environ: str) -> subprocess.Comple
     """The installed command, which says at its end what it has imported of what takes long."""
     code = (
         "import atexit, sys\n"
-        "heavy = {'typer', 'pydantic', 'fastapi', 'httpx', 'structlog', 'tiktoken'}\n"
+        "heavy = {'typer', 'rich', 'pydantic', 'fastapi', 'httpx', 'structlog', 'tiktoken'}\n"
         "atexit.register(lambda: print(sorted(heavy & set(sys.modules)), file=sys.stderr))\n"
         "from compaction_proxy.cli.program import run_program\n"
         "run_program()"

@@ -19,7 +19,7 @@ ROOT = Path(compaction_proxy.__file__).parents[2]
 PAGE = ROOT / "docs" / "cli.md"
 # Promised are 0.3 s on a quiet machine; a test on a busy one allows ten times that.
 MAX_HELP_CPU_S = 3.0
-HEAVY = {"fastapi", "httpx", "structlog", "tiktoken", "http.client", "compaction_proxy.config"}
+HEAVY = {"rich", "fastapi", "httpx", "structlog", "tiktoken", "http.client", "compaction_proxy.config"}
 
 
 def commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -68,6 +68,17 @@ def test_csv_has_every_single_counter_and_no_formula(told: Scripted, run: Run) -
     ]  # fmt: skip
 
 
+def test_one_is_not_many(script: Scripted, run: Run) -> None:
+    total = {**TOTAL, "requests": 1, "rounds": 1}
+    script.put("GET", "/stats", {"rows": [], "total": total})
+    assert run("savings", "--share", "--url", script.url).stdout.splitlines()[1] == (
+        "1 request, 1 round of compaction"
+    )
+    one_unpriced = {**total, "uncounted": 0, "unpriced": 1, "unpriced_summary_calls": 0}
+    script.put("GET", "/stats", {"rows": [], "total": one_unpriced})
+    assert "in no amount: 1 of 1 request, " in run("savings", "--url", script.url).stdout
+
+
 def test_csv_has_the_columns_of_what_is_unknown_in_every_row(script: Scripted, run: Run) -> None:
     script.put("GET", "/stats", {"rows": [UNPRICED], "total": UNPRICED})
     done = run("savings", "--csv", "--url", script.url)

@@ -145,10 +145,88 @@ def test_what_is_done_to_a_conversation_is_one_request(
     assert script.asked == [(method, f"/admin/v1/conversations/{ID}{path}", sent, "Bearer k3y")]
 
 
-def test_delete_asks_first_and_keeps_everything_where_the_answer_is_no(script: Scripted, run: Run) -> None:
+def test_delete_asks_first_and_deletes_nothing_where_nobody_can_answer(script: Scripted, run: Run) -> None:
     done = run("sessions", "delete", ID, "--url", script.url)
-    assert done.exit_code == 1
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "nothing deleted: give --yes where no terminal is there to ask\n",
+    )
     assert script.asked == []
+
+
+@pytest.mark.parametrize(("number", "said"), [(1, "1 record"), (0, "0 records"), (2_000, "2,000 records")])
+def test_delete_says_how_much_was_deleted(number: int, said: str, script: Scripted, run: Run) -> None:
+    script.put("DELETE", f"/conversations/{ID}", {"deleted": number})
+    done = run("sessions", "delete", ID, "--yes", "--url", script.url)
+    assert done.stdout == f"{ID}: {said} deleted\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (["compact", ID], {"id": ID, "compact": True}),
+        (["undo", ID], {"round": 2, "undone": True}),
+        (["pin", ID, "a text"], {"pins": [{"id": "p_1", "text": "a text"}]}),
+        (["unpin", ID, "p_1"], {"pins": []}),
+        (["bypass", ID], {"id": ID, "bypass": True}),
+        (["resume", ID], {"id": ID, "bypass": False}),
+        (["delete", ID, "--yes"], {"deleted": 3}),
+        (["exchanges", ID], {"exchanges": [], "next": None}),
+        (["events", ID], {"events": [], "next": None}),
+    ],
+)
+def test_every_command_prints_the_answer_as_json_if_asked_to(
+    command: list[str], answer: object, script: Scripted, run: Run
+) -> None:
+    paths = {"unpin": "/pins/p_1", "pin": "/pins", "delete": ""}
+    path = f"/conversations/{ID}{paths.get(command[0], f'/{command[0]}')}"
+    for method in ("GET", "POST", "DELETE"):
+        script.put(method, path, answer)
+    done = run("sessions", *command, "--json", "--url", script.url)
+    assert (done.exit_code, json.loads(done.stdout)) == (0, answer)
+
+
+def test_exchanges_are_a_page_of_lines_oldest_first(script: Scripted, run: Run) -> None:
+    small = {"at": 0, "model": "m", "status": "none", "code": 0, "reason": "small", "request_bytes": 1_234}
+    read = {
+        "at": 1, "model": "m", "status": "reused", "code": 200, "reason": "", "request_bytes": 9_000,
+        "tokens_before": 45_000, "tokens_after": 12_000, "prompt_tokens": 12_100, "cached_tokens": 9_000,
+        "completion_tokens": 300, "overhead_s": 0.0021, "saving": {"net": -0.5},
+    }  # fmt: skip
+    script.put("GET", f"/conversations/{ID}/exchanges", {"exchanges": [small, read], "next": 4})
+    done = run("sessions", "exchanges", ID, "--limit", "2", "--offset", "2", "--url", script.url)
+    assert script.asked[0][1].endswith("/exchanges?limit=2&offset=2")
+    assert (done.exit_code, done.stderr) == (0, "more with --offset 4\n")
+    titles, *lines = (line.split("  ") for line in done.stdout.splitlines())
+    assert [[word.strip() for word in line if word][1:] for line in (titles, *lines)] == [
+        [
+            "status", "code", "model", "sent", "forwarded", "counted", "cached", "answer", "overhead",
+            "net saved",
+        ],
+        ["not inspected (small), 1,234 bytes", "none", "m", *["n/a"] * 7],
+        [
+            "reused", "200", "m", "45,000", "12,000", "12,100", "9,000", "300", "2.1 ms", "-$0.5000",
+        ],
+    ]  # fmt: skip
+
+
+def test_events_of_one_conversation_or_of_all_are_listed_oldest_first(script: Scripted, run: Run) -> None:
+    made = {
+        "kind": "compacted", "at": 0, "conversation": ID, "strategy": "anchored", "round": 1,
+        "tokens_before": 9_000, "tokens_after": 4_000, "cost_usd": 0.25, "reason": "tokens",
+    }  # fmt: skip
+    failed = {"kind": "failed", "at": 1, "conversation": OTHER, "reason": "timeout"}
+    script.put("GET", f"/conversations/{ID}/events", {"events": [made], "next": None})
+    script.put("GET", "/events", {"events": [failed, made], "next": 2})
+    of_one = run("sessions", "events", ID, "--url", script.url)
+    assert of_one.stdout.split()[-7:] == [
+        "compacted", "anchored", "1", "9,000", "4,000", "$0.2500", "tokens",
+    ]  # fmt: skip
+    assert of_one.stderr == ""
+    of_all = run("sessions", "events", "--limit", "2", "--url", script.url)
+    assert [line.split()[0] for line in of_all.stdout.splitlines()] == ["conversation", ID, OTHER]
+    assert of_all.stdout.split()[-7:] == ["failed", "-", "-", "-", "-", "-", "timeout"]
+    assert of_all.stderr == "more with --offset 2\n"
 
 
 def test_export_goes_to_a_new_file_for_its_owner_only(script: Scripted, run: Run, tmp_path: Path) -> None:
@@ -235,7 +313,9 @@ def test_a_pipe_that_closes_early_is_silent(script: Scripted, tmp_path: Path) ->
     assert (done.returncode, done.stderr, done.stdout.split()[0]) == (0, "", "id")
 
 
-@pytest.mark.parametrize(("requests", "shown"), [(3.25, "3.2 requests"), (None, "n/a")])
+@pytest.mark.parametrize(
+    ("requests", "shown"), [(3.25, "3.2 requests"), (1.04, "1.0 request  "), (None, "n/a")]
+)
 def test_a_round_pays_back_after_a_number_of_requests(requests: float | None, shown: str) -> None:
     rounds = [{"round": 1, "strategy": "anchored", "pays_back_after": requests, "outcome": "applied"}]
     [line] = [each for each in format_conversation({}, rounds, None) if "anchored" in each]

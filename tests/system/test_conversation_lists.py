@@ -160,6 +160,61 @@ def test_pages_of_a_list_follow_one_another(proxy: Proxy) -> None:
     assert [each.stderr for each in listed] == ["more with --offset 3\n", ""]
 
 
+@pytest.mark.parametrize("kind", ["exchanges", "events"])
+def test_exchanges_and_events_of_a_conversation_come_in_pages_the_newest_first(
+    kind: str, proxy: Proxy
+) -> None:
+    for number in range(5):
+        ask(proxy, "one", [{"role": "user", "content": f"Question {number}"}])
+    [name] = wait_for_count(proxy, 1)
+    path = f"/admin/v1/conversations/{name}/{kind}"
+    with proxy.client(headers=ADMIN) as client:
+        for number in range(5):
+            pinned = client.post(f"/admin/v1/conversations/{name}/pins", json={"text": f"pin {number}"})
+            assert pinned.status_code == 201
+
+        def read(**query: int) -> dict[str, Any]:
+            page: dict[str, Any] = client.get(path, params=query).json()
+            return page
+
+        everything = proxy.wait_for(
+            lambda: rows if len(rows := read()[kind]) == 5 else None, f"there are 5 {kind}"
+        )
+        first, second, last = (read(limit=2, offset=offset) for offset in (0, 2, 4))
+    assert [page.get("next") for page in (first, second, last)] == [2, 4, None]
+    assert [*last[kind], *second[kind], *first[kind]] == everything
+    listed = [
+        proxy.run_command(ADMIN_KEY, "sessions", kind, name, "--limit", "3", "--offset", each)
+        for each in ("0", "3")
+    ]
+    assert [len(each.stdout.splitlines()) for each in listed] == [4, 3]
+    assert [each.stderr for each in listed] == ["more with --offset 3\n", ""]
+    as_json = proxy.run_command(ADMIN_KEY, "sessions", kind, name, "--limit", "2", "--json")
+    assert json.loads(as_json.stdout) == first
+
+
+def test_events_of_all_conversations_come_in_pages_the_newest_first(proxy: Proxy) -> None:
+    ask(proxy, "one")
+    [name] = wait_for_count(proxy, 1)
+    with proxy.client(headers=ADMIN) as client:
+        for number in range(5):
+            client.post(f"/admin/v1/conversations/{name}/pins", json={"text": f"pin {number}"})
+
+        def read(**query: int) -> dict[str, Any]:
+            page: dict[str, Any] = client.get("/admin/v1/events", params=query).json()
+            return page
+
+        everything = proxy.wait_for(
+            lambda: rows if len(rows := read()["events"]) == 5 else None, "there are 5 events"
+        )
+        first, second, last = (read(limit=2, offset=offset) for offset in (0, 2, 4))
+    assert [page.get("next") for page in (first, second, last)] == [2, 4, None]
+    assert [*first["events"], *second["events"], *last["events"]] == everything
+    done = proxy.run_command(ADMIN_KEY, "sessions", "events", "--limit", "4")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["conversation", *[name] * 4]
+    assert done.stderr == "more with --offset 4\n"
+
+
 def test_the_dashboard_pages_long_lists_and_keeps_the_filter(proxy: Proxy) -> None:
     for number in range(ROWS_PER_PAGE + 3):
         assert ask(proxy, str(number), control={LABEL: "many"})[0] == 200

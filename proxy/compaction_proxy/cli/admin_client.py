@@ -91,7 +91,12 @@ class AdminClient:
             AdminUnreachableError: If the proxy does not respond, if the connection breaks, or if the response
                 has more than `MAX_ANSWER_BYTES` bytes.
         """
-        with self.open_response(method, API_PATH + path, body) as answer:
+        from compaction_proxy.cli.console import show_progress
+
+        with (
+            show_progress(f"waiting for {self.display_url}"),
+            self.open_response(method, API_PATH + path, body) as answer,
+        ):
             data = answer.read(MAX_ANSWER_BYTES + 1)
         if len(data) > MAX_ANSWER_BYTES:
             raise AdminUnreachableError(f"{self.display_url}: the answer is too large")

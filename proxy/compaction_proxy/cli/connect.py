@@ -31,10 +31,12 @@ from compaction_proxy.cli.console import (
     FAILED,
     Column,
     ConfigOption,
+    JsonOption,
     escape_unprintable,
     exit_with_error,
     format_table,
     get_terminal_width,
+    print_json,
     print_lines,
 )
 from compaction_proxy.core.errors import ConfigError, ProxyError
@@ -468,8 +470,11 @@ def fill_placeholders(text: str, url: str, model: str, window_tokens: int = DEFA
     return text
 
 
-def connect(
-    tool: Annotated[str | None, typer.Argument(metavar="[TOOL]", help="A client; --list names them.")] = None,
+def connect(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    tool: Annotated[
+        str | None,
+        typer.Argument(metavar="[TOOL]", help="A client; --list names them.", autocompletion=lambda: CLIENTS),
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Name the clients that are known.")] = False,
     apply: Annotated[
         bool, typer.Option("--apply", help="Change its configuration file, with a backup.")
@@ -482,9 +487,15 @@ def connect(
     ] = None,
     url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Of the proxy.")] = None,
     config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the settings that point a client at the proxy, or write them to the client's file."""
+    if as_json and apply:
+        exit_with_error("--apply and --json: one of them", BAD_CONFIG)
     if list_ or tool is None:
+        if as_json:
+            print_json({"clients": [_describe_client(name) for name in CLIENTS]})
+            return
         columns = (Column("tool"), Column("what it is"), Column("--apply"))
         rows = [
             (name, client.title, client.destination if client.edit else "-")
@@ -502,10 +513,25 @@ def connect(
         _edit_client_file(tool, target, model, file, get_window)
     else:
         client, window_tokens = CLIENTS[tool], get_window(model)
-        print_lines([f"# {client.title}: {client.destination}"])
-        print_lines(fill_placeholders(client.lines, target, model, window_tokens).splitlines())
-        if client.remark:
-            print_lines([f"# {fill_placeholders(client.remark, target, model, window_tokens)}"])
+        lines = fill_placeholders(client.lines, target, model, window_tokens)
+        remark = fill_placeholders(client.remark, target, model, window_tokens)
+        if as_json:
+            print_json({**_describe_client(tool), "lines": lines, "remark": remark or None})
+            return
+        print_lines([f"# {client.title}: {client.destination}", *lines.splitlines()])
+        if remark:
+            print_lines([f"# {remark}"])
+
+
+def _describe_client(name: str) -> dict[str, Any]:
+    """Returns what a client is called, where its settings go, and whether `--apply` can write them."""
+    client = CLIENTS[name]
+    return {
+        "tool": name,
+        "title": client.title,
+        "destination": client.destination,
+        "can_apply": client.edit is not None,
+    }
 
 
 def _resolve_base_url(url: str | None, config: Path | None) -> str:

@@ -3,19 +3,19 @@
 `CommandGroup` turns a `ProxyError` of a command into an error message on stderr and an exit code other than
 0. If the program that reads a command's output closes the pipe, the exit code is 0.
 
-The functions for tables align columns, cut lines to a given width, and escape control characters. Functions
-that format a figure, such as `format_count`, take a value from JSON. They return `n/a` if the value is not a
-number.
+Tables and displays of progress are made by the library rich. It is imported only where one is shown, so that
+other commands start quickly. Tables escape control characters. Functions that format a figure, such as
+`format_count`, take a value from JSON. They return `n/a` if the value is not a number.
 """
 
 import json
 import os
 import sys
 import time
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -34,7 +34,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Default: $COMPACTION_PROXY_CONFIG, else ./config.yaml."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of a table, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 UpstreamOption = Annotated[str | None, typer.Option("--upstream", help="Base URL of the provider.")]
 UrlOption = Annotated[
     str | None, typer.Option("--url", metavar="URL", help="Base URL of the proxy; default: as configured.")
@@ -45,6 +45,7 @@ KeyOption = Annotated[
         "--admin-key-file", metavar="FILE", help="Holds the admin key; default: the configured one."
     ),
 ]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 SessionArgument = Annotated[
     str,
     typer.Argument(
@@ -52,10 +53,22 @@ SessionArgument = Annotated[
         help="Id of a conversation, as much of it as no other begins with, or the client's own session id.",
     ),
 ]
-ELLIPSIS = "…"
 UNKNOWN = "n/a"
+# Numbers of colours and of a style, as terminals know them.
+RED, YELLOW, DIM = 31, 33, 2
+# Words that have a colour wherever a cell of a table begins with them.
+_STYLES = {
+    **dict.fromkeys(("applied", "ok", "reused"), "green"),
+    **dict.fromkeys(("bypassed", "note", "scheduled", "shadow", "warning"), "yellow"),
+    **dict.fromkeys(("error", "failed", "failed-open", "over-limit"), "red"),
+    **dict.fromkeys(("-", UNKNOWN, "undone"), "dim"),
+}
 _GAP = "  "
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
+# Cells that a narrow table has for a text at least, unless the text is shorter.
+MIN_TEXT_CELLS = 20
+# Seconds after which a command shows that it is busy, and seconds between two updates of this display.
+PROGRESS_DELAY_S, PROGRESS_INTERVAL_S = 1.0, 0.1
 
 
 class CommandGroup(TyperGroup):
@@ -95,7 +108,6 @@ def create_group(help_text: str, name: str | None = None) -> typer.Typer:
         help=help_text,
         context_settings={"help_option_names": ["--help", "-h"]},
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
@@ -103,7 +115,7 @@ def create_group(help_text: str, name: str | None = None) -> typer.Typer:
 
 def exit_with_error(error: ProxyError | str, code: int) -> NoReturn:
     """Prints an error on stderr and ends the command with the exit code `code`."""
-    print(error, file=sys.stderr)
+    print(color_text(error, RED, sys.stderr), file=sys.stderr)
     raise typer.Exit(code)
 
 
@@ -119,8 +131,73 @@ def load_config_and_print_warnings(
 
     loaded = load_config(path, os.environ, options)
     for warning in loaded.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        print(color_text(f"warning: {warning}", YELLOW, sys.stderr), file=sys.stderr)
     return loaded
+
+
+def confirm_loss(question: str, *, yes: bool) -> None:
+    """Asks whether data may be deleted. Ends the command with an error unless the answer is yes.
+
+    Does not ask if `yes` is true. If stdin is not a terminal, so that nobody can answer, the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        exit_with_error("nothing deleted: give --yes where no terminal is there to ask", FAILED)
+    if not typer.confirm(question, err=True):
+        exit_with_error("nothing deleted", FAILED)
+
+
+@contextmanager
+def show_progress(activity: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Shows on stderr that the command is busy, if that takes longer than `PROGRESS_DELAY_S`.
+
+    The display is a line that disappears at the end of the `with` block. If stderr is not a terminal, nothing
+    is shown.
+
+    Yields a function that reports progress: what the command is doing, how much of it is done, and how much
+    there is.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _activity, _done, _total: None
+        return
+    import threading
+
+    latest: tuple[str, int, int | None] = (activity, 0, None)
+    has_ended = threading.Event()
+
+    def display() -> None:
+        if has_ended.wait(PROGRESS_DELAY_S):
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        with Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True, color_system="standard" if is_colored(sys.stderr) else None),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        ) as progress:
+            task = progress.add_task(escape_unprintable(activity), total=None)
+            while not has_ended.wait(PROGRESS_INTERVAL_S):
+                what, done, total = latest
+                progress.update(task, description=escape_unprintable(what), completed=done, total=total)
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal latest
+        latest = (what, done, total)
+
+    thread = threading.Thread(target=display, daemon=True)
+    thread.start()
+    try:
+        yield report
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 def parse_header(text: str) -> tuple[str, str]:
@@ -144,10 +221,12 @@ class Column(NamedTuple):
     Attributes:
         title: Heading of the column.
         is_right_aligned: Whether the texts in the column are aligned to the right, as numbers are.
+        is_optional: Whether the column is left out if the terminal is too narrow.
     """
 
     title: str
     is_right_aligned: bool = False
+    is_optional: bool = False
 
 
 def escape_unprintable(text: object) -> str:
@@ -163,28 +242,19 @@ def escape_unprintable(text: object) -> str:
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
 
 
-def count_cells(text: str) -> int:
-    """Returns how many terminal cells a text occupies. The text must not contain control characters."""
-    if text.isascii():
-        return len(text)
-    wide_count = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
-    return len(text) + wide_count - sum(bool(unicodedata.combining(character)) for character in text)
+def is_colored(stream: TextIO) -> bool:
+    """Returns whether text on a stream is coloured: on a terminal, or if `FORCE_COLOR` is set.
 
-
-def truncate_text(text: str, max_cells: int | None) -> str:
-    """Cuts a text to at most `max_cells` terminal cells. If `max_cells` is None, returns the text unchanged.
-
-    A text that was cut ends with `…`.
+    If `NO_COLOR` is set, nothing is coloured.
     """
-    if max_cells is None or count_cells(text) <= max_cells:
-        return text
-    characters, room = [], max_cells - 1
-    for character in text:
-        room -= count_cells(character)
-        if room < 0:
-            break
-        characters.append(character)
-    return "".join(characters) + ELLIPSIS
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def color_text(text: object, color: int, stream: TextIO) -> str:
+    """Returns a text in a colour, given as a number such as `RED`, or plain if the stream is not coloured."""
+    return f"\x1b[{color}m{text}\x1b[0m" if is_colored(stream) else str(text)
 
 
 def get_terminal_width() -> int | None:
@@ -202,19 +272,58 @@ def format_table(
     Args:
         columns: The columns from left to right.
         rows: Rows with one text for each column.
-        max_cells: Maximum width of a line, in terminal cells. Longer lines are cut. None cuts no lines.
+        max_cells: Maximum width of a line, in terminal cells. In a wider table, wraps texts that are neither
+            in the first column nor aligned to the right. If that leaves less than `MIN_TEXT_CELLS` for such a
+            text, leaves out optional columns instead, the last one first, and names them in an additional
+            last line. None keeps all columns and wraps nothing.
     """
-    texts = [[each.title for each in columns], *([escape_unprintable(text) for text in row] for row in rows)]
-    widths = [max(map(count_cells, column)) for column in zip(*texts, strict=True)]
-    return [truncate_text(_format_row(columns, row, widths), max_cells) for row in texts]
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[escape_unprintable(text) for text in row] for row in rows]
+    can_wrap = [index > 0 and not each.is_right_aligned for index, each in enumerate(columns)]
+    widths = [
+        max(map(cell_len, texts)) + len(_GAP)
+        for texts in zip([each.title for each in columns], *cells, strict=True)
+    ]
+    needed = [
+        min(width, MIN_TEXT_CELLS + len(_GAP)) if wraps else width
+        for width, wraps in zip(widths, can_wrap, strict=True)
+    ]
+    shown = list(range(len(columns)))
+    for index in reversed(range(len(columns))):
+        if max_cells is None or sum(needed[each] for each in shown) - len(_GAP) <= max_cells:
+            break
+        if columns[index].is_optional:
+            shown.remove(index)
+    table = Table(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0), header_style="bold")
+    for index in shown:
+        column = columns[index]
+        table.add_column(
+            column.title,
+            justify="right" if column.is_right_aligned else "left",
+            no_wrap=not can_wrap[index],
+            overflow="fold",
+        )
+    for row in cells:
+        table.add_row(*(Text(row[index], _choose_style(row[index])) for index in shown))
+    console = Console(
+        width=max_cells or sum(widths), color_system="standard" if is_colored(sys.stdout) else None
+    )
+    with console.capture() as capture:
+        console.print(table)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    if len(shown) < len(columns):
+        names = ", ".join(each.title for index, each in enumerate(columns) if index not in shown)
+        lines.append(color_text(f"too narrow for: {names}", DIM, sys.stdout))
+    return lines
 
 
-def _format_row(columns: Sequence[Column], row: Sequence[str], widths: Sequence[int]) -> str:
-    padded = []
-    for column, text, width in zip(columns, row, widths, strict=True):
-        blank = " " * (width - count_cells(text))
-        padded.append(blank + text if column.is_right_aligned else text + blank)
-    return _GAP.join(padded).rstrip()
+def _choose_style(text: str) -> str:
+    """Returns the style in which a table shows a text: that of its first word, or red for a loss of money."""
+    return "red" if text.startswith("-$") else _STYLES.get(text.partition(" ")[0], "")
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -235,6 +344,11 @@ def print_json(value: object) -> None:
 def format_count(value: object) -> str:
     """Formats a count with thousands separators, such as `12,345`; `n/a` if it is not a number."""
     return f"{value:,}" if _is_number(value) else UNKNOWN
+
+
+def format_quantity(value: object, noun: str) -> str:
+    """Formats a count with its noun, such as `1 record`, `12,345 records` or `n/a records`."""
+    return f"{format_count(value)} {noun}{'' if value == 1 else 's'}"
 
 
 def format_dollars(value: object) -> str:
@@ -298,6 +412,13 @@ def get_text(row: Mapping[str, object], name: str) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def print_next_offset(answer: object) -> None:
+    """Prints on stderr the offset of the next page, if the response `answer` has one."""
+    following = answer.get("next") if isinstance(answer, dict) else None
+    if isinstance(following, int):
+        print(f"more with --offset {following}", file=sys.stderr)
 
 
 def read_rows(answer: object, name: str) -> list[dict[str, Any]]:

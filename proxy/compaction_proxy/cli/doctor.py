@@ -19,7 +19,15 @@ from urllib.parse import urlsplit
 import httpx
 
 from compaction_proxy.cli.admin_client import build_local_url, create_local_client, fetch_version
-from compaction_proxy.cli.console import BAD_CONFIG, FAILED, Column, format_table, print_json, print_lines
+from compaction_proxy.cli.console import (
+    BAD_CONFIG,
+    FAILED,
+    Column,
+    format_table,
+    print_json,
+    print_lines,
+    show_progress,
+)
 from compaction_proxy.cli.serve import MAX_DESCRIPTORS, open_listener
 from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.config.config import Config, ModelSettings, get_model_settings
@@ -104,7 +112,8 @@ def run_doctor(config: Path | None, upstream: str | None, *, probe: bool, as_jso
         findings = [Finding(ERROR, "configuration", line, fix) for line in str(error).splitlines()]
         code = BAD_CONFIG
     else:
-        findings = asyncio.run(_collect_findings(loaded, probe=probe))
+        with show_progress("checking the configuration, this machine, the store and the upstream"):
+            findings = asyncio.run(_collect_findings(loaded, probe=probe))
         code = FAILED if any(each.level == ERROR for each in findings) else 0
     if as_json:
         print_json({"findings": [each._asdict() for each in findings]})

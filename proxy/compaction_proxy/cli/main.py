@@ -17,10 +17,15 @@ from compaction_proxy.cli.console import (
     ConfigOption,
     JsonOption,
     UpstreamOption,
+    YesOption,
+    confirm_loss,
     create_group,
     exit_with_error,
+    format_quantity,
     load_config_and_print_warnings,
     parse_header,
+    print_json,
+    show_progress,
 )
 from compaction_proxy.cli.health import check_health
 from compaction_proxy.cli.mcp import mcp
@@ -67,14 +72,24 @@ compaction:
 def show(
     config: ConfigOption = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print every configuration key and its value. Secrets are masked."""
     from compaction_proxy.config.config import format_key_path, iter_keys, to_plain_value
 
     loaded = load_config_and_print_warnings(config)
-    for key in iter_keys():
-        path = format_key_path(key.path)
-        value = to_plain_value(reduce(getattr, map(str, key.path), loaded.config))
+    values = {
+        format_key_path(key.path): to_plain_value(reduce(getattr, map(str, key.path), loaded.config))
+        for key in iter_keys()
+    }
+    if as_json:
+        rows = {
+            path: {"value": value, "origin": loaded.origins[path]} if origin else value
+            for path, value in values.items()
+        }
+        print_json(rows)
+        return
+    for path, value in values.items():
         line = f"{path}: {json.dumps(value, ensure_ascii=False)}"
         print(f"{line}  # {loaded.origins[path]}" if origin else line)
 
@@ -168,7 +183,9 @@ def health(
 def forget(
     credential: Annotated[str, typer.Option(help="Header that the client shows, or a file that holds it.")],
     session: Annotated[str | None, typer.Option(help="Header that names one session; default: all.")] = None,
+    yes: YesOption = False,
     config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete all stored data of a client. Example: --credential 'authorization: Bearer sk-…'."""
     import asyncio
@@ -176,9 +193,16 @@ def forget(
     from compaction_proxy.cli.forget import forget_client
 
     settings = load_config_and_print_warnings(config).config
+    credential_field = _encode_header(credential)
     session_field = _encode_header(session) if session else None
-    number = asyncio.run(forget_client(settings, _encode_header(credential), session_field))
-    print(f"{number} records deleted")
+    target = f"the session {session}" if session else "the client whose credential this is"
+    confirm_loss(f"Delete all that is stored of {target}?", yes=yes)
+    with show_progress("deleting"):
+        number = asyncio.run(forget_client(settings, credential_field, session_field))
+    if as_json:
+        print_json({"deleted": number})
+    else:
+        print(f"{format_quantity(number, 'record')} deleted")
 
 
 def _encode_header(text: str) -> list[tuple[bytes, bytes]]:

@@ -100,13 +100,13 @@ def _format_models(rows: Iterable[dict[str, Any]], max_cells: int | None) -> lis
     columns = (
         Column("model"),
         Column("window", is_right_aligned=True),
-        Column("from"),
+        Column("from", is_optional=True),
         Column("input $/M", is_right_aligned=True),
-        Column("cached", is_right_aligned=True),
+        Column("cached", is_right_aligned=True, is_optional=True),
         Column("output", is_right_aligned=True),
-        Column("dearer above", is_right_aligned=True),
-        Column("prices from"),
-        Column("date"),
+        Column("dearer above", is_right_aligned=True, is_optional=True),
+        Column("prices from", is_optional=True),
+        Column("date", is_optional=True),
     )
     lines = [
         [

@@ -1,7 +1,6 @@
 """Defines the command `replay`, which applies strategies to recorded conversations without a provider."""
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,12 +16,13 @@ from compaction_proxy.cli.console import (
     exit_with_error,
     format_dollars,
     format_percent,
+    format_quantity,
     format_table,
     get_terminal_width,
     load_config_and_print_warnings,
     print_json,
     print_lines,
-    truncate_text,
+    show_progress,
 )
 
 if TYPE_CHECKING:
@@ -35,13 +35,23 @@ TITLES = (
 )  # fmt: skip
 NEVER = "(never)"
 UNITS_NOTE = "Costs are in thousand uncached input tokens: no price is known for a model that would be asked."
-_BAR_CELLS = 24
+# Columns that the table has only where the terminal is wide enough.
+OPTIONAL_TITLES = frozenset({"trigger", "calls", "cached", "largest", "summaries", "pays back"})
+
+
+def _list_strategies() -> Iterable[str]:
+    from compaction_proxy.core.strategies import STRATEGIES
+
+    return STRATEGIES
 
 
 def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A request body, or a line for each: JSON.")],
     strategy: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Strategy to play; again for another.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Strategy to play; again for another.", autocompletion=_list_strategies
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model asked; default: the recorded one.")] = None,
     trigger_tokens: Annotated[int | None, typer.Option(min=1, help="T, in tokens.")] = None,
@@ -91,28 +101,17 @@ async def _play_recordings(
     from compaction_proxy.replay.runner import replay_recording
 
     results = []
-    try:
+    with show_progress("reading the recording") as report:
         async with open_components(config) as stage:
             for recording in read_recordings(file):
-                show = partial(_show_progress, recording.name)
                 conversation_results = [
-                    await replay_recording(stage, recording, name, options, partial(show, name))
+                    await replay_recording(
+                        stage, recording, name, options, partial(report, f"{name} {recording.name}")
+                    )
                     for name in names
                 ]
                 results.append(conversation_results)
-    finally:
-        if sys.stderr.isatty():
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     return results
-
-
-def _show_progress(conversation: str, strategy: str, done: int, total: int) -> None:
-    """Draws a progress bar on stderr if stderr is a terminal. `done` and `total` are numbers of requests."""
-    if sys.stderr.isatty():
-        filled = _BAR_CELLS * done // total
-        bar = "#" * filled + "." * (_BAR_CELLS - filled)
-        line = truncate_text(f"[{bar}] {done}/{total} {strategy} {escape_unprintable(conversation)}", 78)
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | None) -> Iterator[str]:
@@ -122,7 +121,7 @@ def format_report(results: "Sequence[Sequence[ReplayResult]]", max_cells: int | 
 
     Args:
         results: A list for each conversation, with one result for each strategy.
-        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
+        max_cells: Largest width of a table, in terminal cells; see `format_table`.
     """
     for played in results:
         yield from _format_results(played, max_cells)
@@ -152,9 +151,13 @@ def _format_results(played: "Sequence[ReplayResult]", max_cells: int | None) -> 
     window = f", window {first.window:,}" if first.window else ""
     model = f" ({first.model}{window})" if first.model else ""
     yield escape_unprintable(
-        f"{first.conversation}{model}: {first.requests:,} requests, {first.sent_tokens:,} tokens sent"
+        f"{first.conversation}{model}: {format_quantity(first.requests, 'request')}, "
+        f"{first.sent_tokens:,} tokens sent"
     )
-    columns = [Column(title, is_right_aligned=title != "strategy") for title in TITLES]
+    columns = [
+        Column(title, is_right_aligned=title != "strategy", is_optional=title in OPTIONAL_TITLES)
+        for title in TITLES
+    ]
     yield from format_table(
         columns, [_format_uncompacted_row(first), *map(_format_strategy_row, played)], max_cells
     )

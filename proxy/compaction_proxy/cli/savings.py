@@ -18,6 +18,7 @@ from compaction_proxy.cli.console import (
     format_count,
     format_dollars,
     format_percent,
+    format_quantity,
     format_table,
     get_terminal_width,
     get_text,
@@ -30,6 +31,7 @@ from compaction_proxy.support.formatting import format_iso_time
 
 SavingsFields = Mapping[str, Any]
 GROUPS = ("model", "day", "hour", "key", "total")
+OPTIONAL_FIGURES = frozenset({"counted", "cached", "cost", "saved", "cache loss", "summaries"})
 FIGURES = (
     "requests", "counted", "sent", "read", "less", "cached", "cost", "saved", "cache loss", "summaries",
     "net saved",
@@ -46,7 +48,9 @@ _LEFT_OUT = (
 
 def savings(
     since: Annotated[str, typer.Option(help="From when: 90m, 24h, 7d, or seconds since 1970.")] = "7d",
-    by: Annotated[str, typer.Option(help=f"A row for each: {', '.join(GROUPS)}.")] = "model",
+    by: Annotated[
+        str, typer.Option(help=f"A row for each: {', '.join(GROUPS)}.", autocompletion=lambda: GROUPS)
+    ] = "model",
     as_csv: Annotated[bool, typer.Option("--csv", help="Every figure of each row, comma-separated.")] = False,
     share: Annotated[bool, typer.Option("--share", help="Five lines to paste.")] = False,
     url: UrlOption = None,
@@ -84,11 +88,14 @@ def format_overview(
     lines = [_format_figures(get_text(row, "of"), row) for row in rows]
     if by != "total" or not lines:
         lines.append(_format_figures("total", total))
-    columns = (Column(by), *(Column(title, is_right_aligned=True) for title in FIGURES))
+    columns = (
+        Column(by),
+        *(Column(each, is_right_aligned=True, is_optional=each in OPTIONAL_FIGURES) for each in FIGURES),
+    )
     yield from format_table(columns, lines, max_cells)
     for name, of, where, unknown in _LEFT_OUT:
         if total.get(name):
-            counts = f"{format_count(total[name])} of {format_count(total.get(of))} {of.replace('_', ' ')}"
+            counts = f"{format_count(total[name])} of {_format_total(total, of)}"
             yield f"{where}: {counts}, of which no {unknown} is known"
     yield f"up to {_format_last_time(total)}, when the latest request came that is counted"
 
@@ -129,8 +136,12 @@ def _format_coverage(total: SavingsFields, missing: str, of: str = "requests") -
     """
     if not total.get(missing):
         return ""
-    counts = format_count(_subtract(total.get(of), total[missing])), format_count(total.get(of))
-    return f", of {' of '.join(counts)} {of.replace('_', ' ')}"
+    return f", of {format_count(_subtract(total.get(of), total[missing]))} of {_format_total(total, of)}"
+
+
+def _format_total(total: SavingsFields, name: str) -> str:
+    """Formats a field of the total with its name, such as `1 request` or `12 summary calls`."""
+    return format_quantity(total.get(name), name.removesuffix("s").replace("_", " "))
 
 
 def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
@@ -149,8 +160,8 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
     return [
         f"compaction-proxy, since {escape_unprintable(since)}, up to {_format_last_time(total)}",
         (
-            f"{format_count(total.get('requests'))} requests, "
-            f"{format_count(total.get('rounds'))} rounds of compaction"
+            f"{format_quantity(total.get('requests'), 'request')}, "
+            f"{format_quantity(total.get('rounds'), 'round')} of compaction"
         ),
         f"{sent} tokens sent, {read} read with summaries ({less}){_format_coverage(total, 'uncounted')}",
         f"{cached} of the input came from the provider's cache",

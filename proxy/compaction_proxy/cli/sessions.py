@@ -6,7 +6,6 @@ not know.
 
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +23,8 @@ from compaction_proxy.cli.console import (
     KeyOption,
     SessionArgument,
     UrlOption,
+    YesOption,
+    confirm_loss,
     create_group,
     escape_unprintable,
     exit_with_error,
@@ -31,33 +32,34 @@ from compaction_proxy.cli.console import (
     format_count,
     format_dollars,
     format_percent,
+    format_quantity,
     format_table,
     format_time,
     get_terminal_width,
     get_text,
     print_json,
     print_lines,
+    print_next_offset,
     read_rows,
-    truncate_text,
 )
-from compaction_proxy.support.formatting import encode_path_segment
+from compaction_proxy.support.formatting import describe_status, encode_path_segment, format_milliseconds
 
 sessions_app = create_group("Look at the conversations of a running proxy, and steer them.")
 ORDERS = ("last", "tokens", "net", "requests")
 MAX_LISTED = 1_000
+LimitOption = Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="How many at most.")]
+OffsetOption = Annotated[int, typer.Option(min=0, max=MAX_LISTED, help="How many to leave out first.")]
 JsonRow = Mapping[str, Any]
 
 _CONVERSATION_COLUMNS = (
     Column("id"),
     Column("model"),
-    Column("status"),
+    Column("status", is_optional=True),
     Column("used", is_right_aligned=True),
-    Column("requests", is_right_aligned=True),
-    Column("rounds", is_right_aligned=True),
-    Column("sent", is_right_aligned=True),
-    Column("forwarded", is_right_aligned=True),
-    Column("cached", is_right_aligned=True),
-    Column("cost", is_right_aligned=True),
+    *(
+        Column(title, is_right_aligned=True, is_optional=True)
+        for title in ("requests", "rounds", "sent", "forwarded", "cached", "cost")
+    ),
     Column("net saved", is_right_aligned=True),
 )
 _CAPTION_FIELDS = ("label", "name", "title")
@@ -65,19 +67,40 @@ _ROUND_COLUMNS = (
     Column("round", is_right_aligned=True),
     Column("made"),
     Column("strategy"),
-    Column("reason"),
-    Column("messages", is_right_aligned=True),
+    Column("reason", is_optional=True),
+    Column("messages", is_right_aligned=True, is_optional=True),
     Column("before", is_right_aligned=True),
     Column("after", is_right_aligned=True),
-    Column("cost", is_right_aligned=True),
-    Column("pays back after", is_right_aligned=True),
+    Column("cost", is_right_aligned=True, is_optional=True),
+    Column("pays back after", is_right_aligned=True, is_optional=True),
     Column("state"),
+)
+_EXCHANGE_COLUMNS = (
+    Column("time"),
+    Column("status"),
+    Column("code", is_right_aligned=True),
+    Column("model"),
+    Column("sent", is_right_aligned=True),
+    Column("forwarded", is_right_aligned=True),
+    *(
+        Column(title, is_right_aligned=True, is_optional=True)
+        for title in ("counted", "cached", "answer", "overhead")
+    ),
+    Column("net saved", is_right_aligned=True),
+)
+_EVENT_COLUMNS = (
+    Column("time"),
+    Column("event"),
+    Column("strategy", is_optional=True),
+    Column("round", is_right_aligned=True),
+    *(Column(title, is_right_aligned=True, is_optional=True) for title in ("before", "after", "cost")),
+    Column("reason"),
 )
 _PIN_COLUMNS = (Column("pin"), Column("text"))
 _HIT_COLUMNS = (
     Column("message"),
-    Column("turn", is_right_aligned=True),
-    Column("round", is_right_aligned=True),
+    Column("turn", is_right_aligned=True, is_optional=True),
+    Column("round", is_right_aligned=True, is_optional=True),
     Column("role"),
     Column("text"),
 )
@@ -105,9 +128,12 @@ def _resolve_conversation(
 
 @sessions_app.command("list")
 def list_conversations(  # noqa: PLR0913, PLR0917 - one for each option
-    sort: Annotated[str, typer.Option(help=f"By what, largest first: {', '.join(ORDERS)}.")] = "last",
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="How many at most.")] = 50,
-    offset: Annotated[int, typer.Option(min=0, max=MAX_LISTED, help="How many to leave out first.")] = 0,
+    sort: Annotated[
+        str,
+        typer.Option(help=f"By what, largest first: {', '.join(ORDERS)}.", autocompletion=lambda: ORDERS),
+    ] = "last",
+    limit: LimitOption = 50,
+    offset: OffsetOption = 0,
     search: Annotated[
         str | None, typer.Option(help="Part of an id, a model or a label, or the client's own session id.")
     ] = None,
@@ -148,9 +174,7 @@ def list_conversations(  # noqa: PLR0913, PLR0917 - one for each option
         print_json(answer)
         return
     print_lines(format_conversations(read_rows(answer, "conversations"), get_terminal_width()))
-    following = answer.get("next")
-    if isinstance(following, int):
-        print(f"more with --offset {following}", file=sys.stderr)
+    print_next_offset(answer)
 
 
 @sessions_app.command()
@@ -174,24 +198,84 @@ def show(
 
 
 @sessions_app.command()
+def exchanges(
+    session: SessionArgument,
+    limit: LimitOption = 50,
+    offset: OffsetOption = 0,
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the newest requests of a conversation and their responses, oldest first."""
+    client, _, path = _resolve_conversation(session, url, key_file, config)
+    answer = client.get(f"{path}/exchanges", limit=limit, offset=offset or None)
+    if as_json:
+        print_json(answer)
+        return
+    cells = [_format_exchange(row) for row in read_rows(answer, "exchanges")]
+    print_lines(format_table(_EXCHANGE_COLUMNS, cells, get_terminal_width()))
+    print_next_offset(answer)
+
+
+@sessions_app.command()
+def events(
+    session: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="A conversation, as elsewhere; default: all conversations."),
+    ] = None,
+    limit: LimitOption = 50,
+    offset: OffsetOption = 0,
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the newest events, such as compactions, oldest first."""
+    if session is None:
+        client, path = create_admin_client(url, key_file, config), ""
+    else:
+        client, _, path = _resolve_conversation(session, url, key_file, config)
+    answer = client.get(f"{path}/events", limit=limit, offset=offset or None)
+    if as_json:
+        print_json(answer)
+        return
+    rows = read_rows(answer, "events")
+    if session is None:  # the events of all conversations come newest first
+        rows.reverse()
+    columns = _EVENT_COLUMNS if session else (Column("conversation"), *_EVENT_COLUMNS)
+    cells = [[*([] if session else [get_text(row, "conversation")]), *_format_event(row)] for row in rows]
+    print_lines(format_table(columns, cells, get_terminal_width()))
+    print_next_offset(answer)
+
+
+@sessions_app.command()
 def compact(
-    session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
+    session: SessionArgument,
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Compact the next request of a conversation."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
-    client.send("POST", f"{path}/compact")
-    print(f"{name}: its next request is compacted")
+    answer = client.send("POST", f"{path}/compact")
+    _print_result(answer, f"{name}: its next request is compacted", as_json=as_json)
 
 
 @sessions_app.command()
 def undo(
-    session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
+    session: SessionArgument,
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Undo the newest compaction of a conversation."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     answer = client.send("POST", f"{path}/undo")
     number = escape_unprintable(answer.get("round")) if isinstance(answer, dict) else "?"
-    print(f"{name}: round {number} is not applied any more")
+    _print_result(answer, f"{name}: round {number} is not applied any more", as_json=as_json)
 
 
 @sessions_app.command()
@@ -201,14 +285,11 @@ def pin(
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Pin a text to a conversation, so that every compaction keeps the text word for word."""
     client, _, path = _resolve_conversation(session, url, key_file, config)
-    print_lines(
-        format_pins(
-            read_rows(client.send("POST", f"{path}/pins", {"text": text}), "pins"), get_terminal_width()
-        )
-    )
+    _print_pins(client.send("POST", f"{path}/pins", {"text": text}), as_json=as_json)
 
 
 @sessions_app.command()
@@ -218,31 +299,40 @@ def unpin(
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Remove a pin from a conversation."""
     client, _, path = _resolve_conversation(session, url, key_file, config)
-    answer = client.send("DELETE", f"{path}/pins/{encode_path_segment(pin_id)}")
-    print_lines(format_pins(read_rows(answer, "pins"), get_terminal_width()))
+    _print_pins(client.send("DELETE", f"{path}/pins/{encode_path_segment(pin_id)}"), as_json=as_json)
 
 
 @sessions_app.command()
 def bypass(
-    session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
+    session: SessionArgument,
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Forward a conversation's requests unchanged until `sessions resume` ends the bypass."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
-    client.send("POST", f"{path}/bypass")
-    print(f"{name}: its requests go on as they come; `sessions resume {name}` ends that")
+    answer = client.send("POST", f"{path}/bypass")
+    line = f"{name}: its requests go on as they come; `sessions resume {name}` ends that"
+    _print_result(answer, line, as_json=as_json)
 
 
 @sessions_app.command()
 def resume(
-    session: SessionArgument, url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None
+    session: SessionArgument,
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """End the bypass of a conversation, so that its requests are compacted again."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
-    client.send("POST", f"{path}/resume")
-    print(f"{name}: its requests are compacted again")
+    answer = client.send("POST", f"{path}/resume")
+    _print_result(answer, f"{name}: its requests are compacted again", as_json=as_json)
 
 
 @sessions_app.command()
@@ -284,19 +374,35 @@ def _write_export(path: Path, export: Any) -> None:  # noqa: ANN401 - JSON
 def delete(
     session: SessionArgument,
     tenant: Annotated[bool, typer.Option("--tenant", help="All conversations of its tenant, too.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: YesOption = False,
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete all stored data of a conversation."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     target = f"all conversations of the tenant of {name}" if tenant else name
-    if not yes and not typer.confirm(f"Delete what is kept of {target}?"):
-        exit_with_error("nothing deleted", FAILED)
+    confirm_loss(f"Delete what is kept of {target}?", yes=yes)
     answer = client.send("DELETE", f"{path}/tenant" if tenant else path)
     number = answer.get("deleted") if isinstance(answer, dict) else None
-    print(f"{name}: {format_count(number)} records deleted")
+    _print_result(answer, f"{name}: {format_quantity(number, 'record')} deleted", as_json=as_json)
+
+
+def _print_result(answer: object, line: str, *, as_json: bool) -> None:
+    """Prints what a command did: the proxy's response as JSON, or a line of text."""
+    if as_json:
+        print_json(answer)
+    else:
+        print(line)
+
+
+def _print_pins(answer: object, *, as_json: bool) -> None:
+    """Prints the pins that a response of the admin API lists, as JSON or as a table."""
+    if as_json:
+        print_json(answer)
+    else:
+        print_lines(format_pins(read_rows(answer, "pins"), get_terminal_width()))
 
 
 def search(
@@ -336,7 +442,7 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
 
     Args:
         rows: The conversations, as the admin API returns them.
-        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
+        max_cells: Largest width of a table, in terminal cells; see `format_table`.
     """
     rows = list(rows)
     shown = [name for name in _CAPTION_FIELDS if any(row.get(name) for row in rows)]
@@ -375,7 +481,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
     Args:
         record: The conversation, as the admin API returns it.
         rounds: The compactions of the conversation, as the admin API returns them.
-        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
+        max_cells: Largest width of a table, in terminal cells; see `format_table`.
     """
     totals = _get_mapping(record, "totals")
     figures = {
@@ -394,10 +500,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         "asked of it": ", ".join(_describe_directives(record)) or "nothing",
     }
     width = max(map(len, figures))
-    yield from (
-        truncate_text(f"{title:{width}}  {escape_unprintable(value)}", max_cells)
-        for title, value in figures.items()
-    )
+    yield from (f"{title:{width}}  {escape_unprintable(value)}" for title, value in figures.items())
     round_rows = [
         [
             get_text(row, "round"),
@@ -408,7 +511,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
             format_count(row.get("tokens_before")),
             format_count(row.get("tokens_after")),
             format_dollars(row.get("cost_usd")),
-            f"{count:.1f} requests"
+            f"{count:.1f} {'request' if f'{count:.1f}' == '1.0' else 'requests'}"
             if isinstance(count := row.get("pays_back_after"), int | float)
             else UNKNOWN,
             "undone" if row.get("undone") else get_text(row, "outcome"),
@@ -429,7 +532,7 @@ def _describe_unpriced(totals: JsonRow) -> dict[str, str]:
     requests, priced = totals.get("requests"), totals.get("priced")
     if not (isinstance(requests, int) and isinstance(priced, int) and 0 < priced < requests):
         return {}
-    return {"in no amount": f"{requests - priced:,} of {requests:,} requests"}
+    return {"in no amount": f"{requests - priced:,} of {format_quantity(requests, 'request')}"}
 
 
 def _describe_directives(record: JsonRow) -> Iterator[str]:
@@ -450,6 +553,42 @@ def _get_mapping(row: JsonRow, name: str) -> JsonRow:
     return value if isinstance(value, dict) else {}
 
 
+def _format_exchange(row: JsonRow) -> list[str]:
+    """Formats the cells of an exchange. `row` is the exchange, as the admin API returns it."""
+    size_bytes, overhead_s = row.get("request_bytes"), row.get("overhead_s")
+    return [
+        format_time(row.get("at")),
+        describe_status(
+            get_text(row, "status"),
+            str(row.get("reason") or ""),
+            size_bytes if isinstance(size_bytes, int) else None,
+        ),
+        get_text(row, "code") if row.get("code") else "none",
+        get_text(row, "model"),
+        format_count(row.get("tokens_before")),
+        format_count(row.get("tokens_after")),
+        format_count(row.get("prompt_tokens")),
+        format_count(row.get("cached_tokens")),
+        format_count(row.get("completion_tokens")),
+        format_milliseconds(overhead_s if isinstance(overhead_s, int | float) else None),
+        format_dollars(_get_mapping(row, "saving").get("net")),
+    ]
+
+
+def _format_event(row: JsonRow) -> list[str]:
+    """Formats the cells of an event. `row` is the event, as the admin API returns it."""
+    sizes = ("tokens_before", "tokens_after")
+    return [
+        format_time(row.get("at")),
+        get_text(row, "kind"),
+        get_text(row, "strategy"),
+        get_text(row, "round"),
+        *(get_text(row, name) if row.get(name) is None else format_count(row[name]) for name in sizes),
+        get_text(row, "cost_usd") if row.get("cost_usd") is None else format_dollars(row["cost_usd"]),
+        get_text(row, "reason"),
+    ]
+
+
 def format_pins(pins: Iterable[JsonRow], max_cells: int | None) -> list[str]:
     """Formats a table with a line for each pin. Returns the line `no pins` if there are no pins."""
     rows = [[get_text(each, "id"), get_text(each, "text")] for each in pins]
@@ -461,7 +600,7 @@ def format_hits(hits: Iterable[JsonRow], max_cells: int | None, *, everywhere: b
 
     Args:
         hits: The messages, as the admin API returns them.
-        max_cells: Largest width of a line, in terminal cells. None does not cut lines.
+        max_cells: Largest width of a table, in terminal cells; see `format_table`.
         everywhere: Whether the search covered all conversations of a tenant. If so, each line names the
             conversation of the message.
     """

@@ -10,16 +10,16 @@ import typer
 
 from compaction_proxy.cli.admin_client import AdminClient, AdminUnreachableError, create_admin_client
 from compaction_proxy.cli.console import (
+    RED,
     ConfigOption,
     KeyOption,
     UrlOption,
+    color_text,
     escape_unprintable,
     format_count,
     format_time,
-    get_terminal_width,
     get_text,
     print_lines,
-    truncate_text,
 )
 from compaction_proxy.core.event import FAILURE_KINDS, SMALL
 from compaction_proxy.support.formatting import describe_status, describe_upstream_cause
@@ -65,7 +65,8 @@ def watch(
         if as_json:
             print(json.dumps({"id": message.id, "event": message.kind, "data": fields}))
         else:
-            print_lines([truncate_text(format_event_line(message.kind, fields), get_terminal_width())])
+            line = format_event_line(message.kind, fields)
+            print_lines([color_text(line, RED, sys.stdout) if _is_failure(message.kind, fields) else line])
         sys.stdout.flush()
 
 

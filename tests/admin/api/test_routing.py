@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
-from compaction_proxy.admin.api.routing import API_PATH, AdminApi
+from compaction_proxy.admin.api.routing import API_PATH, AdminApi, cut_page
 from compaction_proxy.admin.app import create_admin_app
 from compaction_proxy.admin.auth import AccessPolicy
 from compaction_proxy.admin.health import Readiness
@@ -32,6 +33,20 @@ def client() -> tuple[Watched, httpx.AsyncClient]:
     transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
     headers = {"authorization": "Bearer k"}
     return here, httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:4141", headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("limit", "offset", "page", "following"),
+    [
+        (2, 0, [0, 1], 2),
+        (2, 2, [2, 3], 4),
+        (2, 4, [4], None),
+        (2, 9, [], None),
+        (5, 0, [0, 1, 2, 3, 4], None),
+    ],
+)
+def test_pages_follow_one_another(limit: int, offset: int, page: list[int], following: int | None) -> None:
+    assert cut_page([*range(5)], limit, offset) == (page, following)
 
 
 async def test_what_the_guide_asks_of_all_conversations_is_answered() -> None:

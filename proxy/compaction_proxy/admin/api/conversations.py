@@ -10,10 +10,13 @@ from fastapi import Query, Response
 from compaction_proxy.admin.api import schemas
 from compaction_proxy.admin.api.routing import (
     CommandsDependency,
+    ListLimit,
+    ListOffset,
     QueriesDependency,
     TimeParameter,
     build_json_response,
     create_router,
+    cut_page,
     parse_time,
 )
 from compaction_proxy.admin.api.schemas import (
@@ -48,8 +51,6 @@ HitLimit = Annotated[int, Query(ge=1, le=MAX_HITS)]
 SearchQuery = Annotated[str, Query(max_length=MAX_QUERY_CHARACTERS)]
 LineRange = Annotated[str, Query(max_length=MAX_RANGE_CHARACTERS)]
 Scope = Literal["conversation", "tenant"]
-ListLimit = Annotated[int, Query(ge=1, le=MAX_SCANNED)]
-ListOffset = Annotated[int, Query(ge=0, le=MAX_SCANNED)]
 
 
 @router.get("/conversations", response_model=schemas.Conversations)
@@ -133,17 +134,27 @@ async def _export(conversation: str, commands: CommandsDependency) -> Response:
 
 
 @router.get("/conversations/{conversation}/events", response_model=Events)
-async def _events(conversation: str, commands: CommandsDependency) -> Response:
-    """List the events of a conversation, oldest first."""
+async def _events(
+    conversation: str, commands: CommandsDependency, limit: ListLimit = MAX_SCANNED, offset: ListOffset = 0
+) -> Response:
+    """List the newest events of a conversation, oldest first. `offset` newer events are left out."""
     events = await commands.list_events(conversation)
-    return build_json_response({"events": [asdict(each) for each in events]})
+    page, following = cut_page(events[::-1], limit, offset)
+    return build_json_response({"events": [asdict(each) for each in reversed(page)], "next": following})
 
 
 @router.get("/conversations/{conversation}/exchanges", response_model=schemas.Exchanges)
-async def _exchanges(conversation: str, queries: QueriesDependency, limit: ListLimit = 500) -> Response:
-    """List the newest exchanges (requests and their responses) of a conversation, oldest first."""
-    found = await queries.list_exchanges(conversation, limit)
-    return build_json_response({"exchanges": [schemas.to_exchange_line(each) for each in found]})
+async def _exchanges(
+    conversation: str, queries: QueriesDependency, limit: ListLimit = 500, offset: ListOffset = 0
+) -> Response:
+    """List the newest exchanges (requests and their responses) of a conversation, oldest first.
+
+    `offset` newer exchanges are left out.
+    """
+    found = await queries.list_exchanges(conversation, offset + limit + 1)  # one more: is there another page?
+    page, following = cut_page(found[::-1], limit, offset)
+    rows = [schemas.to_exchange_line(each) for each in reversed(page)]
+    return build_json_response({"exchanges": rows, "next": following})
 
 
 @router.get("/conversations/{conversation}/compactions", response_model=schemas.Compactions)

@@ -28,21 +28,24 @@ from dataclasses import asdict, dataclass
 from functools import reduce
 from typing import Annotated, Any, Literal
 
-from fastapi import Header, Query, Request, Response
+from fastapi import Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from compaction_proxy.admin.api import schemas
 from compaction_proxy.admin.api.routing import (
     AdminSettings,
+    ListLimit,
+    ListOffset,
     QueriesDependency,
     SettingsDependency,
     TimeParameter,
     build_json_response,
     create_router,
+    cut_page,
     get_api,
     parse_time,
 )
-from compaction_proxy.admin.queries import MAX_SCANNED, ConversationQueries
+from compaction_proxy.admin.queries import ConversationQueries
 from compaction_proxy.compaction.commands import ConversationCommands
 from compaction_proxy.config.config import Config, format_key_path, iter_keys, to_plain_value
 from compaction_proxy.core.cost.savings import Saving
@@ -159,17 +162,21 @@ MAX_ID_CHARACTERS = 64
 STREAM_OPENING = b": here begins what happens from now on\n\n"
 HEARTBEAT = b": nothing new\n\n"
 
-ListLimit = Annotated[int, Query(ge=1, le=MAX_SCANNED)]
 LastId = Annotated[str, Header(max_length=MAX_ID_CHARACTERS)]
 
 
 @router.get("/events", response_model=schemas.FedEvents)
-async def _recent(queries: QueriesDependency, limit: ListLimit = 100, *, failures: bool = False) -> Response:
-    """List the latest events of all conversations, newest first. `failures=true` selects only failures."""
-    found = await queries.list_recent_items(limit, failures=failures)
-    return build_json_response(
-        {"events": [{**schemas.to_item_fields(each), "feed": each.id} for each in found]}
-    )
+async def _recent(
+    queries: QueriesDependency, limit: ListLimit = 100, offset: ListOffset = 0, *, failures: bool = False
+) -> Response:
+    """List the latest events of all conversations, newest first. `failures=true` selects only failures.
+
+    `offset` newer events are left out.
+    """
+    found = await queries.list_recent_items(offset + limit + 1, failures=failures)
+    page, following = cut_page(found, limit, offset)
+    rows = [{**schemas.to_item_fields(each), "feed": each.id} for each in page]
+    return build_json_response({"events": rows, "next": following})
 
 
 @router.get(

@@ -3,9 +3,9 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from compaction_proxy.admin.auth import AccessMiddleware, AccessPolicy, BodyLimitMiddleware
-from compaction_proxy.admin.queries import ConversationQueries
+from compaction_proxy.admin.queries import MAX_SCANNED, ConversationQueries
 from compaction_proxy.compaction.commands import ConversationCommands
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import (
@@ -31,6 +31,9 @@ TIME_PATTERN = r"^(?:[0-9]{1,6}[mhd]|[0-9]{1,11}(?:\.[0-9]{1,6})?)$"
 _AGO = re.compile(r"([0-9]+)([mhd])")
 
 TimeParameter = Annotated[str, Query(pattern=TIME_PATTERN)]
+ListLimit = Annotated[int, Query(ge=1, le=MAX_SCANNED)]
+ListOffset = Annotated[int, Query(ge=0, le=MAX_SCANNED)]
+_Row = TypeVar("_Row")
 
 
 def parse_time(text: str, now: float) -> float:
@@ -41,6 +44,15 @@ def parse_time(text: str, now: float) -> float:
     """
     ago = _AGO.fullmatch(text)
     return float(text) if ago is None else now - int(ago[1]) * _UNITS_S[ago[2]]
+
+
+def cut_page(rows: Sequence[_Row], limit: int, offset: int) -> tuple[Sequence[_Row], int | None]:
+    """Cuts a page of at most `limit` rows out of a list. Leaves out the first `offset` rows of the list.
+
+    Returns the page, and the offset of the next page or None if there is none.
+    """
+    stop = offset + limit
+    return rows[offset:stop], stop if stop < len(rows) else None
 
 
 API_PATH = "/admin/v1"

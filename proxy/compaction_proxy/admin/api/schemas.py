@@ -165,7 +165,12 @@ ExchangeLine = _make_schema(
     "An exchange, and what it saved; null: unknown.",
     {**Exchange.__annotations__, "saving": Saved | None},
 )
-Exchanges = _make_schema("Exchanges", "Oldest first.", {"exchanges": list[ExchangeLine]})  # type: ignore[valid-type]
+_NEXT_PAGE = "`next` is the `offset` of the next page; null if there is none."
+Exchanges = _make_schema(
+    "Exchanges",
+    f"Oldest first. A page has the newest exchanges that are on no page before. {_NEXT_PAGE}",
+    {"exchanges": list[ExchangeLine], "next": int | None},  # type: ignore[valid-type]
+)
 CompactionLine = _make_schema(
     "CompactionLine", "A round, and what has become of it; null: unknown, or never.", _COMPACTION_TYPES
 )
@@ -176,7 +181,11 @@ CompactionDetail = _make_schema(
     {**_COMPACTION_TYPES, "removed": list[Removed], "prompts": list[Asked], "seen": list[SeenMessage]},  # type: ignore[valid-type]
 )
 FedEvent = _make_schema("FedEvent", "An event; `feed` names it in the stream.", {**_FEED_TYPES, "feed": str})
-FedEvents = _make_schema("FedEvents", "Newest first.", {"events": list[FedEvent]})  # type: ignore[valid-type]
+FedEvents = _make_schema(
+    "FedEvents",
+    f"Newest first. {_NEXT_PAGE}",
+    {"events": list[FedEvent], "next": int | None},  # type: ignore[valid-type]
+)
 StatsRow = _make_schema(
     "StatsRow", "Counters of an hour, a day, a model or a key.", {"of": str, **_COUNTER_TYPES}
 )
@@ -310,7 +319,11 @@ ArchivedMessage = _make_schema(
     },
     lines=None,
 )
-Events = _make_schema("Events", "The events of a conversation, oldest first.", {"events": list[Event]})
+Events = _make_schema(
+    "Events",
+    f"Events of a conversation, oldest first. A page has the newest that are on no page before. {_NEXT_PAGE}",
+    {"events": list[Event], "next": int | None},
+)
 Bypass = _make_schema(
     "Bypass", "Whether the conversation's requests are forwarded unchanged.", {"id": str, "bypass": bool}
 )
