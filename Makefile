@@ -8,7 +8,7 @@ UV_RUN := ./.ci/uv run --frozen
 PYTEST := $(UV_RUN) pytest -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-system test-all test-agents lint types check bench docs sbom dist audit hooks
+.PHONY: help demo serve test test-system test-all test-agents lint types check bench pages docs sbom dist audit hooks
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ types: ## check types
 
 bench: ## measure throughput beside nginx
 	@$(UV_RUN) python bench/throughput.py $(ARGS)
+
+pages: ## write what config.yaml, README.md and docs/ take from the code
+	@$(UV_RUN) python .ci/config_reference.py
+	@$(UV_RUN) python .ci/docs_pages.py
 
 docs: ## build the site of docs/ in site/, and check its links
 	@$(UV_RUN) --group docs python .ci/docs_site.py

@@ -1,9 +1,9 @@
-"""Rewrite the strategies of config.yaml and the tables of docs/configuration.md from the sections themselves.
+"""Rewrite config.yaml's strategies, docs/configuration.md's tables and docs/strategies.md's table of keys.
 
     uv run python .ci/config_reference.py
 
-For after a default, a meaning or a key has changed; tests/config/test_reference.py compares them. What else
-stands in the two files is written by hand and left alone.
+For after a default, a meaning, a key or a strategy has changed. tests/config/test_reference.py and
+tests/docs/test_strategies.py compare them. What else stands in these files is written by hand and left alone.
 """
 
 # ruff: noqa: INP001 - a script, not a package
@@ -19,11 +19,14 @@ from pydantic_core import PydanticUndefined
 
 from compaction_proxy.config.config import Config, ConfigKey, format_key_path, iter_keys, to_plain_value
 from compaction_proxy.config.sections import ModelSection, PricesSection, SurchargeSection, TriggerRow
+from compaction_proxy.config.strategies import POLICY_FIELDS, StrategiesSection
 
 ROOT = Path(__file__).resolve().parents[1]
 STRATEGIES = ("compaction", "strategies")
 # Longer defaults are not shown in a table, in characters.
 LONG = 80
+# What the table in docs/strategies.md shows where a strategy does not have a key.
+ABSENT = "–"  # noqa: RUF001 - as the page writes it
 
 
 def yaml_value(value: object) -> str:
@@ -71,8 +74,25 @@ def with_rows(text: str, heading: str, rows: list[str]) -> str:
     return table.sub(lambda found: found[1] + "\n".join(rows) + "\n", text)
 
 
+def key_table() -> list[str]:
+    """The lines of the table in docs/strategies.md: each key, and its default in each strategy."""
+    sections = {name: dict(section) for name, section in StrategiesSection()}
+    written = dict.fromkeys(key for section in sections.values() for key in section)
+    keys = [
+        *(key for key in POLICY_FIELDS if key in written),
+        *(key for key in written if key not in POLICY_FIELDS),
+    ]
+    table = [["key", *(f"`{name}`" for name in sections)], ["---"] * (len(sections) + 1)]
+    for key in keys:
+        defaults = (section.get(key, ABSENT) for section in sections.values())
+        table.append(
+            [f"`{key}`", *(each if isinstance(each, str) else json.dumps(each) for each in defaults)]
+        )
+    return [f"| {' | '.join(row)} |" for row in table]
+
+
 def main() -> None:
-    """Rewrite both files."""
+    """Rewrite the three files."""
     shipped = ROOT / "config.yaml"
     text = shipped.read_text(encoding="utf-8")
     below = "\n".join(strategies()) + "\n"
@@ -83,6 +103,10 @@ def main() -> None:
     for heading, rows in tables().items():
         text = with_rows(text, heading, rows)
     reference.write_text(text, encoding="utf-8")
+    page = ROOT / "docs" / "strategies.md"
+    table = "\n".join(key_table()) + "\n"
+    text = re.sub(r"(?m)^\| key \|.*\n(?:\|.*\n)+", lambda _: table, page.read_text(encoding="utf-8"))
+    page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import pytest
 
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
 from compaction_proxy.core.message import iter_units
+from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.wires.body import parse_body
 from compaction_proxy.wires.chat.messages import PARSER, shorten_message
 from compaction_proxy.wires.chat.wire import CHAT
 from tests.helpers.compaction_bench import JsonObject, bench, called, forwarded, loop, says, talk, user
 
-STRATEGIES = ["anchored", "full", "selective", "split", "prune", "iterations", "chained"]
 LONG = "please look again " * 200
 
 

@@ -11,6 +11,7 @@ from compaction_proxy.config.config import (
 from compaction_proxy.config.loader import load_config
 from compaction_proxy.config.sections import TriggerRow
 from compaction_proxy.config.validation import UPSTREAM_KEY_MISSING
+from compaction_proxy.core.strategies import STRATEGIES
 from tests.config.test_loader import HOME, P, loaded, problems, refused
 
 ELSEWHERE = (
@@ -22,7 +23,7 @@ ELSEWHERE = (
 YAML_BOOLEAN = "(YAML takes a bare on, off, yes or no for true or false)"
 
 
-NAMES = "anchored, full, selective, split, prune, iterations, chained"
+NAMES = ", ".join(STRATEGIES)
 
 
 TAIL_PERCENT = "compaction.strategies.anchored.tail_percent"

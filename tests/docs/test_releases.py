@@ -16,6 +16,14 @@ from tests.docs.blocks import ROOT
 
 GITHUB = ROOT / ".github"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+# The files that each ecosystem of the update bot reads in a directory.
+MANIFESTS = {
+    "uv": ["uv.lock"],
+    "pip": ["*.txt"],
+    "github-actions": [".github/workflows/*.yml"],
+    "docker": ["*Dockerfile", "*.yaml"],
+    "docker-compose": ["docker-compose.yml"],
+}
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 SCHEMAS = {
     "github-workflows": WORKFLOWS,
@@ -100,6 +108,29 @@ def test_every_file_that_a_workflow_runs_is_there(workflow: Path) -> None:
     files = re.findall(r"(?:\.ci|deploy)/[\w./]+", commands)
     assert files
     assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def test_the_update_bot_reads_every_file_that_pins_an_image_or_the_tools_of_a_build() -> None:
+    entries = yaml.safe_load((GITHUB / "dependabot.yml").read_text("utf-8"))["updates"]
+    read = {
+        (each["package-ecosystem"], folder): {
+            file
+            for pattern in MANIFESTS[each["package-ecosystem"]]
+            for file in ROOT.glob(f"{folder}/{pattern}".strip("/"))
+        }
+        for each in entries
+        for folder in each.get("directories") or [each["directory"]]
+    }
+    pinning = {
+        file
+        for file in (*ROOT.glob("*"), *ROOT.glob("deploy/**/*"))
+        if file.suffix in {"", ".txt", ".yaml", ".yml"} and file.is_file()
+        if re.search(r"sha256:[0-9a-f]{64}", file.read_text("utf-8", "replace"))
+    }
+
+    assert [place for place, files in read.items() if not files] == []
+    assert {ROOT / "Dockerfile", ROOT / "docker-compose.yml", ROOT / "deploy/image/uv.txt"} <= pinning
+    assert pinning <= set().union(*read.values())
 
 
 def test_make_alone_lists_every_target() -> None:

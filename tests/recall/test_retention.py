@@ -36,7 +36,7 @@ class Shelf:
 
     def __init__(self, store: Store, conversation: int = 0, tenant: int = 0) -> None:
         self.time = NOW
-        self.records = RecordStore(store, ignored)
+        self.records = RecordStore(store, ignored, deadline_s=10.0)
         self.history = EventHistory(self.records, DAY_S)
         self.holdings = ArchiveRetention(
             self.records,

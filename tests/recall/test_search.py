@@ -42,7 +42,7 @@ def ignored(_: object) -> None:
 
 def recall(store: Store) -> ArchiveSearch:
     """That of a process that has just started."""
-    records = RecordStore(store, ignored)
+    records = RecordStore(store, ignored, deadline_s=10.0)
     return ArchiveSearch(records, EventHistory(records, DAY_S), holdings(records), SqliteTextIndexBuilder())
 
 
@@ -60,7 +60,7 @@ async def taken(
     tenant: str = "t_1",
 ) -> ArchivedRound:
     """A round that takes user messages out; their indices and ids go on from `10 * number`."""
-    records = RecordStore(store, ignored)
+    records = RecordStore(store, ignored, deadline_s=10.0)
     await EventHistory(records, DAY_S).record_root(tenant, conversation, root)
     made = ArchivedRound(conversation, strategy, number.to_bytes(64, "big"), number, float(number))
     messages = [
@@ -201,7 +201,7 @@ async def test_all_of_a_tenant_is_searched_and_nothing_of_another(store: Store) 
 async def test_an_archive_of_a_version_before_is_still_found() -> None:
     store = MemoryStore()
     await taken(store, 1, "new words")
-    records = RecordStore(store, ignored)
+    records = RecordStore(store, ignored, deadline_s=10.0)
     made = ArchivedRound("c_1", "chained", (2).to_bytes(64, "big"), 2, 2.0)
     _, line, _ = build_archive("t_1", ROOTS[0], made, [], DAY_S)
     before = {name: value for name, value in line.fields.items() if name != "bytes"}
@@ -241,7 +241,7 @@ async def test_asked_again_only_lists_are_read_until_there_is_another_archive() 
 async def test_what_is_forgotten_is_found_no_more_at_once(prefix: str) -> None:
     store = MemoryStore()
     place = ArchiveRef(ROOTS[0], await taken(store, 1, "word"))
-    records = RecordStore(store, ignored)
+    records = RecordStore(store, ignored, deadline_s=10.0)
     indexes = SearchIndexCache(records, SqliteTextIndexBuilder())
     reading = asyncio.create_task(indexes.get_or_load("t_1", [place]))
     await asyncio.sleep(0)  # it has begun to read
@@ -257,7 +257,9 @@ async def test_what_is_forgotten_is_found_no_more_at_once(prefix: str) -> None:
 async def test_indexes_that_are_too_much_go_and_the_one_used_last_stays() -> None:
     store = MemoryStore()
     places = [ArchiveRef(root, await taken(store, 1, "word " * 9_000, root=root)) for root in ROOTS]
-    indexes = SearchIndexCache(RecordStore(store, ignored), SqliteTextIndexBuilder(), max_bytes=300_000)
+    indexes = SearchIndexCache(
+        RecordStore(store, ignored, deadline_s=10.0), SqliteTextIndexBuilder(), max_bytes=300_000
+    )
     held = [await indexes.get_or_load("t_1", [place]) for place in places]
     for each in held:
         assert [found.message.id for found, _ in await each.search("word", 1)] == ["m_10"]
@@ -272,7 +274,7 @@ async def test_of_what_a_forgotten_conversation_had_another_process_finds_nothin
     await taken(store, 2, "word", root=ROOTS[1], conversation="c_2")
     found = recall(store)
     assert len(await found.search("t_1", None, "word")) == 2
-    here = RecordStore(store, ignored)
+    here = RecordStore(store, ignored, deadline_s=10.0)
     await here.delete_prefix(scope_prefix("t_1", ROOTS[0]))
     await holdings(here).record_deleted_roots("t_1", [ROOTS[0]])
     assert [hit.message_id for hit in await found.search("t_1", None, "word")] == ["m_20"]

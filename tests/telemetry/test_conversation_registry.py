@@ -34,14 +34,16 @@ def ignored(_: object) -> None:
 
 async def test_another_replica_knows_whose_a_conversation_is() -> None:
     store = MemoryStore()
-    await ConversationRegistry(RecordStore(store, ignored), DAY_S).record_activity("t_1", "c_1")
-    other = ConversationRegistry(RecordStore(store, ignored), DAY_S)
+    await ConversationRegistry(RecordStore(store, ignored, deadline_s=10.0), DAY_S).record_activity(
+        "t_1", "c_1"
+    )
+    other = ConversationRegistry(RecordStore(store, ignored, deadline_s=10.0), DAY_S)
     assert (await other.find_tenant("c_1"), await other.find_tenant("c_2")) == ("t_1", None)
 
 
 async def test_it_is_written_once_a_minute_at_most() -> None:
     store, time = Counted(), [0.5]
-    owners = ConversationRegistry(RecordStore(store, ignored), DAY_S, clock=lambda: time[0])
+    owners = ConversationRegistry(RecordStore(store, ignored, deadline_s=10.0), DAY_S, clock=lambda: time[0])
     for seconds in (0, 1, 58, 3, 1):
         time[0] += seconds
         await owners.record_activity("t_1", "c_1")
@@ -59,7 +61,7 @@ async def test_what_is_forgotten_is_known_again_when_it_is_in_use_again() -> Non
 
 async def test_whose_tenant_was_forgotten_is_nobody_s_until_it_is_in_use_again() -> None:
     store = MemoryStore()
-    records = RecordStore(store, ignored)
+    records = RecordStore(store, ignored, deadline_s=10.0)
     noting, asking = ConversationRegistry(records, DAY_S), ConversationRegistry(records, DAY_S)
     for tenant, name in (("t_1", "c_1"), ("t_1", "c_2"), ("t_2", "c_3")):
         await records.overwrite(conversation_key(tenant, name), {}, ttl_s=DAY_S)
@@ -111,7 +113,7 @@ async def test_a_store_that_fails_is_asked_once_a_second() -> None:
 
 async def test_conversations_are_listed_by_their_last_request() -> None:
     store, now = MemoryStore(), [10 * DAY_S - 10.0]
-    records = RecordStore(store, ignored)
+    records = RecordStore(store, ignored, deadline_s=10.0)
     for _ in range(2):  # each lists a conversation once an hour
         owners = ConversationRegistry(records, DAY_S, clock=lambda: now[0], now=lambda: now[0])
         for name in ("c_1", "c_2", "c_1", "c_3"):
@@ -120,7 +122,9 @@ async def test_conversations_are_listed_by_their_last_request() -> None:
             key = conversation_key("t_1", name)
             await records.overwrite(key, {"last_at": now[0]}, ttl_s=DAY_S)
     await records.delete_prefix(tenant_prefix("t_2"))
-    found = await ConversationRegistry(RecordStore(store, ignored), DAY_S, now=lambda: now[0]).list_recent(2)
+    found = await ConversationRegistry(
+        RecordStore(store, ignored, deadline_s=10.0), DAY_S, now=lambda: now[0]
+    ).list_recent(2)
     assert found == [
         RegisteredConversation("c_3", "t_1", now[0]),
         RegisteredConversation("c_1", "t_1", now[0] - 61.0),
@@ -129,7 +133,7 @@ async def test_conversations_are_listed_by_their_last_request() -> None:
 
 async def test_the_last_in_use_is_listed_first_though_it_was_listed_early() -> None:
     store, now = MemoryStore(), [10 * DAY_S + 10.0]
-    records = RecordStore(store, ignored)
+    records = RecordStore(store, ignored, deadline_s=10.0)
     owners = ConversationRegistry(records, DAY_S, clock=lambda: now[0], now=lambda: now[0])
     for number, name in enumerate(["c_early", *(f"c_{n}" for n in range(5)), "c_early"]):
         now[0] += 70.0
@@ -175,7 +179,7 @@ async def test_a_thousand_conversations_are_listed_in_a_few_round_trips() -> Non
             return await super().read_tail(key, limit)
 
     store = Asked()
-    records = RecordStore(store, ignored)
+    records = RecordStore(store, ignored, deadline_s=10.0)
     owners = ConversationRegistry(records, DAY_S, now=lambda: 90 * DAY_S - 1.0)
     for number in range(1_500):
         name = f"c_{number}"
@@ -211,5 +215,5 @@ async def test_after_an_outage_what_the_store_may_have_lost_is_written_again() -
         await asyncio.sleep(0.005)
     await owners.record_activity("t_1", "c_1")
     await records.overwrite(conversation_key("t_1", "c_1"), {"last_at": 1.0}, ttl_s=DAY_S)
-    found = await ConversationRegistry(RecordStore(store, ignored), DAY_S).list_recent(9)
+    found = await ConversationRegistry(RecordStore(store, ignored, deadline_s=10.0), DAY_S).list_recent(9)
     assert [each.id for each in found] == ["c_1"]

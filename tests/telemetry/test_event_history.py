@@ -64,13 +64,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 async def test_events_of_all_roots_and_of_none_come_oldest_first(store: Store) -> None:
-    records = RecordStore(store, ignored)
+    records = RecordStore(store, ignored, deadline_s=10.0)
     history = EventHistory(records, DAY_S)
     failed = Event(FAILED, 2.0, "c_1", reason="timeout")
     await history.record_event("t_1", failed)
     for root, event in ((ROOTS[0], made(1)), (ROOTS[1], made(3)), (ROOTS[0], made(4))):
         await kept(records, root, event)
-    assert await EventHistory(RecordStore(store, ignored), DAY_S).list_events(*WHO) == [
+    assert await EventHistory(RecordStore(store, ignored, deadline_s=10.0), DAY_S).list_events(*WHO) == [
         made(1),
         failed,
         made(3),

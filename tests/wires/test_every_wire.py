@@ -266,7 +266,8 @@ def test_a_long_talk_is_compacted_again_and_again(wire: Wire, strategy: str) -> 
         CompactionStatus.NONE,
     }
     assert statuses.count(CompactionStatus.APPLIED) >= 2
-    assert CompactionStatus.REUSED in statuses or strategy == "prune"  # it keeps so many messages, each time
+    # A strategy without summaries keeps so many messages that it makes a round each time.
+    assert CompactionStatus.REUSED in statuses or STRATEGIES[strategy].summary is None
     assert len(answers[-1].fit.raw) < 0.8 * len(answers[-1].sent.raw)
     assert max(answer.fit.report.tokens_after or 0 for answer in answers) <= 4_000
 

@@ -31,7 +31,9 @@ async def _respond_http_error(request: Request, error: HTTPException) -> Respons
     """Builds the error response for an unknown path or method, or for an unreadable or too large body."""
     status, message = error.status_code, error.detail
     if status == 400:
-        message = "The body cannot be read."
+        # FastAPI responds with 422 to other invalid JSON. Which of the two it takes for deeply nested JSON
+        # depends on the version of Python.
+        status, message = 422, "The body cannot be read."
     elif status != 413:
         message = f"{request.method} {request.url.path} is not something this proxy answers"
     refused = RequestRefusedError(status, message, ERROR_CODES.get(status, "invalid_request"))

@@ -107,7 +107,7 @@ async def test_who_is_sent_an_answer_early_cannot_send_for_ever() -> None:
 
     head = b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 9223372036854775807\r\n\r\n"
     lines = await said(early, head, *[b"x" * 65_536] * (MAX_DROPPED_BYTES // 65_536 + 1))
-    assert lines[0] == b"HTTP/1.1 413 Request Entity Too Large"
+    assert lines[0] == b"HTTP/1.1 413 Content Too Large"
 
 
 async def test_of_very_many_requests_at_once_the_first_are_answered() -> None:

@@ -52,6 +52,25 @@ async def test_an_answer_of_unknown_length_says_once_that_it_is_chunked(
     ]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "413 Content Too Large",
+        "414 URI Too Long",
+        "416 Range Not Satisfiable",
+        "422 Unprocessable Content",
+        "502 Bad Gateway",
+        "599 ",
+    ],
+)
+async def test_a_status_has_its_name_of_rfc_9110_on_every_python(line: str) -> None:
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": int(line[:3]), "headers": []})
+        await send({"type": "http.response.body"})
+
+    assert (await said(refuse, LAST))[0] == f"HTTP/1.1 {line}".encode()
+
+
 async def test_an_answer_to_head_says_how_long_it_would_be_and_has_no_body() -> None:
     async def two(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})

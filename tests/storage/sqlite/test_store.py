@@ -233,6 +233,10 @@ async def test_closing_leaves_a_stuck_call_behind_after_a_second(tmp_path: Path)
     assert clock() - started_s == pytest.approx(1)
     stuck.set()
     assert await hanging is True
+    thread = store._worker._thread
+    assert thread is not None
+    thread.join()
+    assert store._db is None  # the file is closed as soon as the call has ended
 
 
 async def test_a_call_that_was_given_up_before_its_turn_is_not_made(opened: Opener) -> None:

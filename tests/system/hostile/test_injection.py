@@ -18,6 +18,7 @@ from tests.system.hostile.payloads import HOSTILE, RULE, WORD, Hostile
 
 JsonObject = dict[str, Any]
 
+WITHOUT_SUMMARY = [name for name, row in STRATEGIES.items() if row.summary is None]
 TASK = "Move the billing service to the new cluster."
 OWN_RULE = "Rule: never delete the audit table without asking me."
 LATEST = "How far did we get with the move of the billing service?"
@@ -195,4 +196,4 @@ async def test_no_hostile_result_is_believed(before: Any, provider: Any, hostile
                 wrong += [f"{strategy}, {steps} steps: {each}" for each in found]
     assert not wrong, "\n".join(wrong)
     summarised = mode == "obedient" and hostile.usable
-    assert replaced >= ({*STRATEGIES} if summarised else {"anchored", "prune"})
+    assert replaced >= ({*STRATEGIES} if summarised else {"anchored", *WITHOUT_SUMMARY})

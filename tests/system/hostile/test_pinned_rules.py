@@ -14,12 +14,13 @@ from urllib.parse import quote
 
 import pytest
 
+from compaction_proxy.core.strategies import STRATEGIES
 from tests.system.hostile.payloads import HOSTILE, RULE, Hostile
 
 JsonObject = dict[str, Any]
 
 # `prune` asks no model and leaves nothing where a message was: it is for those who pin nothing.
-STRATEGIES = ("anchored", "full", "selective", "split", "iterations", "chained")
+SUMMARISING = [name for name, row in STRATEGIES.items() if row.summary]
 PINS = (
     "Never touch billing-eu-7 before 06:30 UTC, not even to read it.",
     "Größe der Partition: höchstens 4_096 Zeilen; {sic} <b>\\n & 'so'.",
@@ -115,7 +116,7 @@ async def test_pinned_rules_and_privileged_messages_are_byte_identical_after_any
     wanted = 1_000 if pytestconfig.getoption("--runslow") and summary is not forgetful else 100
     made, summarised, wrong = 0, 0, list[str]()
     async with before(summary={"model": "summary-small", "calls_per_hour": 0}) as client:
-        for number, (hostile, strategy) in enumerate(zip(cycle(HOSTILE), cycle(STRATEGIES))):
+        for number, (hostile, strategy) in enumerate(zip(cycle(HOSTILE), cycle(SUMMARISING))):
             provider.summary = lambda prompt, hostile=hostile: summary(prompt, hostile)
             for rounds in range(1, ROUNDS + 1):
                 answer = await client.post(

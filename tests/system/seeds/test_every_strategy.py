@@ -20,7 +20,7 @@ from tests.system.seeds.stage import (
 )
 
 SEEDS = [name for name in STRATEGIES if name != "anchored"]
-SUMMARISING = [name for name in SEEDS if name != "prune"]
+SUMMARISING = [name for name in SEEDS if STRATEGIES[name].summary]
 # Few messages stay, so that each strategy has something to take of this.
 FEW: JsonObject = {"keep": {"messages": 4}, "trigger": [{"tokens": 1_000}]}
 LONG = [

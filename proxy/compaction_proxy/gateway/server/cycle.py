@@ -27,7 +27,13 @@ _LAST_CHUNK = b"0\r\n\r\n"
 _DISCONNECT: Message = {"type": "http.disconnect"}
 _JSON_HEADERS = ((b"content-type", b"application/json"),)
 _BODILESS_STATUSES = frozenset({204, 304})
-_PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
+# The names in RFC 9110. Before version 3.13, Python had older names for some statuses.
+_PHRASES = {status.value: status.phrase for status in http.HTTPStatus} | {
+    413: "Content Too Large",
+    414: "URI Too Long",
+    416: "Range Not Satisfiable",
+    422: "Unprocessable Content",
+}
 _STATUS_LINES = {
     status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)
 }

@@ -74,8 +74,8 @@ class WorkerThread:
     async def close(self, final_call: Callable[[], None], limit_s: float) -> None:
         """Waits for the calls that were made before, then runs `final_call` on the thread.
 
-        Returns after `limit_s` seconds at the latest, even if the calls are not finished. If no call was ever
-        made, does not run `final_call`.
+        Returns after `limit_s` seconds at the latest, even if the calls are not finished. `final_call` then
+        runs after them. If no call was ever made, does not run `final_call`.
         """
         if self._closed:
             return
@@ -86,7 +86,7 @@ class WorkerThread:
         self._calls.put(None)
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                await asyncio.wrap_future(done)
+                await asyncio.shield(asyncio.wrap_future(done))
 
     def _submit_call(self, work: Callable[[], _T]) -> Future[_T]:
         if self._thread is None:
@@ -305,9 +305,9 @@ def _append_line(db: sqlite3.Connection, entry: ListEntry, now: float) -> None:
     item = db.execute("SELECT id FROM items WHERE key = ?", (entry.key,)).fetchone()[0]
     db.execute("INSERT INTO lines (item, value) VALUES (?, ?)", (item, entry.value))
     db.execute(
-        "DELETE FROM lines WHERE item = ?1 AND id <="
-        " (SELECT id FROM lines WHERE item = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
-        (item, entry.max_lines),
+        "DELETE FROM lines WHERE item = :item AND id <="
+        " (SELECT id FROM lines WHERE item = :item ORDER BY id DESC LIMIT 1 OFFSET :max_lines)",
+        {"item": item, "max_lines": entry.max_lines},
     )
 
 
