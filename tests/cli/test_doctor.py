@@ -126,8 +126,13 @@ def test_an_admin_key_that_the_proxy_makes_is_told_with_its_file(tmp_path: Path)
         "admin key",
         f"made at the first start, in {path}",
     )
-    path.touch()
+    assert not path.exists()
+    path.write_text("ab" * 32)
+    path.chmod(0o600)
     assert doctor.check_admin_key(config, {})[:3] == ("ok", "admin key", f"in {path}")
+    path.chmod(0o644)
+    found = doctor.check_admin_key(config, {})
+    assert (found.level, "every user may read it" in found.what) == ("warning", True)
 
 
 @pytest.mark.parametrize(

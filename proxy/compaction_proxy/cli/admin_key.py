@@ -15,6 +15,7 @@ from pathlib import Path
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.loader import LoadedConfig
+from compaction_proxy.config.sections import ServerSection
 from compaction_proxy.config.validation import find_default_store_path, is_bound_to_loopback
 from compaction_proxy.core.errors import ProxyError
 from compaction_proxy.storage.factory import (
@@ -46,26 +47,44 @@ def find_key_path(config: Config, environ: Mapping[str, str]) -> Path:
     return path.with_name(f"{path.name}.admin_key")
 
 
-def add_admin_key(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> LoadedConfig:
+def add_admin_key(
+    loaded: LoadedConfig, environ: Mapping[str, str] = os.environ, *, running: ServerSection | None = None
+) -> LoadedConfig:
     """Returns the configuration with the admin key of this installation. Makes the key if there is none.
 
     Returns the configuration unchanged if a key is configured, or if the proxy does not listen on a loopback
     address. If no key can be made, the result says why (`admin_key_problem`).
+
+    Args:
+        loaded: The configuration.
+        environ: The environment variables.
+        running: The settings with which the proxy runs, if it reads its configuration again. It goes on to
+            listen on their address, whatever `loaded` names.
     """
     server = loaded.config.server
-    if server.admin_key.get_secret_value() or not is_bound_to_loopback(server):
+    if server.admin_key.get_secret_value() or not is_bound_to_loopback(running or server):
         return loaded
     try:
         path = find_key_path(loaded.config, environ)
-        if not path.exists():
-            create_secret_file(path)
-        key = read_secret_file(path, must_be_private=True)
+        key = load_key(path)
     except AdminKeyError as error:
         return replace(loaded, admin_key_problem=str(error))
+    return loaded.set_admin_key(key, path)
+
+
+def load_key(path: Path) -> str:
+    """Returns the admin key in a file. Makes the key if the file does not exist.
+
+    Raises:
+        AdminKeyError: If no key can be made, or if the file holds none that the proxy may take.
+    """
+    try:
+        if not path.exists():
+            create_secret_file(path)
+        return read_secret_file(path, must_be_private=True).hex()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        return replace(loaded, admin_key_problem=f"no key can be kept beside the store: {reason}")
-    return loaded.set_admin_key(key.hex(), path)
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise AdminKeyError(f"no key can be kept beside the store: {reason}") from error
 
 
 def read_admin_key(config: Config, environ: Mapping[str, str] = os.environ) -> str:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from compaction_proxy.cli.admin_client import build_local_url, create_local_client, fetch_state
-from compaction_proxy.cli.admin_key import AdminKeyError, find_key_path
+from compaction_proxy.cli.admin_key import AdminKeyError, find_key_path, load_key
 from compaction_proxy.cli.console import (
     BAD_CONFIG,
     FAILED,
@@ -208,9 +208,12 @@ def check_admin_key(config: Config, environ: Mapping[str, str]) -> Finding:
         return Finding(WARNING, name, "none, so that the admin API is closed at this address", fix)
     try:
         path = find_key_path(config, environ)
+        is_made = os.path.lexists(path)
+        if is_made:
+            load_key(path)
     except AdminKeyError as error:
         return Finding(WARNING, name, f"none, so that the admin API is closed: {error}", fix)
-    return Finding(OK, name, f"{'in' if path.exists() else 'made at the first start, in'} {path}")
+    return Finding(OK, name, f"{'in' if is_made else 'made at the first start, in'} {path}")
 
 
 def check_open_files() -> Finding:

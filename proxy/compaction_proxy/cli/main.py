@@ -153,7 +153,8 @@ def serve(
         logs.configure_service_logging(loaded.config.observability)
 
         def reread() -> LoadedConfig:
-            return add_admin_key(load_config(config, os.environ, options))
+            reloaded = load_config(config, os.environ, options)
+            return add_admin_key(reloaded, running=loaded.config.server)
 
         if loaded.config.server.workers > 1:
             gc.enable()
