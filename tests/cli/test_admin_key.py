@@ -92,6 +92,7 @@ def test_a_file_that_holds_no_key_or_is_open_to_others_closes_the_admin_api(
     path.chmod(mode)
     loaded = add_admin_key(load(configure(tmp_path)))
     assert loaded.config.server.admin_key.get_secret_value() == ""
+    assert loaded.admin_key_problem.startswith("the key's file beside the store cannot be used: ")
     assert why in loaded.admin_key_problem
     assert path.read_text() == text
 

@@ -82,9 +82,10 @@ def load_key(path: Path) -> str:
         if not path.exists():
             create_secret_file(path)
         return read_secret_file(path, must_be_private=True).hex()
-    except (OSError, ValueError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise AdminKeyError(f"no key can be kept beside the store: {reason}") from error
+    except OSError as error:
+        raise AdminKeyError(f"no key can be kept beside the store: {error.strerror or error}") from error
+    except ValueError as error:
+        raise AdminKeyError(f"the key's file beside the store cannot be used: {error}") from error
 
 
 def read_admin_key(config: Config, environ: Mapping[str, str] = os.environ) -> str:
