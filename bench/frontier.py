@@ -287,6 +287,7 @@ class Player:
                 body["tools"] = row["tools"]
             answer = self._client.post("/v1/chat/completions", json=body, headers=self._headers(row))
             answer.raise_for_status()
+            self._proxy.wait_for_quiet()  # rounds are also made behind answers
             sent = [each.json() for each in self._provider.received if each.body]
             forwarded = next(each for each in sent if each["model"] == MODEL)["messages"]
             found[cut] = Forwarded(

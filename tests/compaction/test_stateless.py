@@ -21,11 +21,13 @@ from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.errors import InternalError, SummaryError, UnreadableBodyError
 from compaction_proxy.core.event import COMPACTED, Event
 from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.core.summary.call import SummaryAnswer
 from compaction_proxy.gateway.identity import mint_conversation_id
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry.event_history import EventBus
 from compaction_proxy.wires.content import MAX_PARTS
 from tests.helpers.compaction_bench import (
+    RECORD,
     ROUTE,
     TTL_S,
     Bench,
@@ -99,6 +101,7 @@ async def test_a_list_is_compacted_and_the_model_that_wrote_the_summary_is_named
 
 async def test_nothing_is_left_of_it_and_what_it_cost_is_announced() -> None:
     async with stateless() as made:
+        made.replica.summaries.answers = [SummaryAnswer(RECORD, prompt_tokens=900, completion_tokens=100)]
         await shorten_messages(made.compaction, forced(talk(60)), None)
         [store] = made.stores
         assert store.closed
