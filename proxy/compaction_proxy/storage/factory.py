@@ -143,7 +143,7 @@ def read_secret_file(path: Path, *, must_be_private: bool = False) -> bytes:
             raise ValueError("it belongs to another user, or every user may read it")
         try:
             secret = bytes.fromhex(file.read(_MAX_SECRET_CHARACTERS))
-        except ValueError:  # a text that is not ASCII, too
+        except ValueError:  # of the decoder, too, whose text would show a byte of the file
             secret = b""
     if len(secret) != SECRET_BYTES:
         raise ValueError("it is damaged")
