@@ -29,6 +29,7 @@ from compaction_proxy.core.trigger import compute_min_trigger
 from compaction_proxy.gateway import server as serving
 from compaction_proxy.gateway.paths import DASHBOARD_PATH
 from compaction_proxy.support import log_events
+from compaction_proxy.support.formatting import escape_unprintable
 from compaction_proxy.telemetry import logs
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def describe_dashboard(loaded: LoadedConfig, url: str) -> str:
 def format_banner(loaded: LoadedConfig, url: str, notes: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
     """Yields the lines that the proxy prints when it starts. They show the main settings.
 
-    `notes` are further lines: the label and the text of each.
+    `notes` are further lines: the label and the text of each. Unprintable characters in texts are escaped.
     """
     config, compaction = loaded.config, loaded.config.compaction
     yield f"compaction-proxy listens on {url}"
@@ -110,8 +111,8 @@ def format_banner(loaded: LoadedConfig, url: str, notes: Iterable[tuple[str, str
         yield f"  models    {', '.join(config.models)} have settings of their own"
     if config.server.workers > 1:
         yield f"  workers   {config.server.workers}"
-    for label, text in notes:
-        yield f"  {label:9} {text}"
+    for label, text in notes:  # names of models come from clients
+        yield f"  {label:9} {escape_unprintable(text)}"
     yield f"  dashboard {describe_dashboard(loaded, url)}"
     if config.server.unix_socket is None:
         yield f"  client    export OPENAI_BASE_URL={url}/v1"
