@@ -178,7 +178,7 @@ class Proxy:
         notes = [("degraded", str(problem)) for problem in self._parts.list_problems()]
         windows = [f"{model} {tokens:,}" for model, tokens in self._parts.told_windows.items()]
         if windows:
-            notes.append(("windows", f"{', '.join(windows)} tokens, as the upstream has told"))
+            notes.append(("windows", f"{', '.join(windows)} tokens, as the upstream has reported"))
         return notes
 
     def record_reload(self, *, succeeded: bool) -> None:
