@@ -30,6 +30,7 @@ from compaction_proxy.core.trigger import compute_min_trigger
 from compaction_proxy.gateway import server as serving
 from compaction_proxy.gateway.paths import DASHBOARD_PATH
 from compaction_proxy.support import log_events
+from compaction_proxy.support.formatting import escape_unprintable
 from compaction_proxy.telemetry import logs
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def describe_dashboard(loaded: LoadedConfig, url: str) -> str:
 def format_banner(loaded: LoadedConfig, url: str, notes: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
     """Yields the lines that the proxy prints when it starts. They show the main settings.
 
-    `notes` are further lines: the label and the text of each.
+    `notes` are further lines: the label and the text of each. Unprintable characters in texts are escaped.
     """
     config, compaction = loaded.config, loaded.config.compaction
     yield f"compaction-proxy listens on {url}"
