@@ -1,9 +1,9 @@
 """Signs the links and the sessions with which a browser gets access to the admin pages.
 
-A browser gets a link with a code instead of the admin key, because links stay in histories and on screens.
-For the code, it gets a cookie with the id of a session. Code and id are random, have a time at which they
-expire, and are signed with the admin key. So every worker and every replica can check them, and nothing of
-them is stored, except that a code has been used. A new admin key ends all sessions.
+A link contains a code instead of the admin key, because links stay in histories and on screens. In exchange
+for the code, a browser gets a cookie with the id of a session. Code and id are random, contain the time at
+which they expire, and are signed with the admin key. So every worker and every replica can check them. The
+proxy stores only that a code has been used. A new admin key ends all sessions.
 """
 
 import hmac

@@ -1,11 +1,11 @@
 """Makes and finds the admin key of a proxy on a loopback address for which none is configured.
 
-That a request comes from this machine does not say who sends it: a reverse proxy, a tunnel and `kubectl
-port-forward` send the requests of others from here, and so do the other users of this machine. Therefore the
-proxy makes a key when it starts for the first time, and keeps it in a file beside the store, which only its
-user can read. Commands of the same user read the key from there.
+A request from this machine is not always one of its user: a reverse proxy, a tunnel and `kubectl
+port-forward` send requests of others from this machine, and other users of the machine can send requests,
+too. Therefore the proxy makes a key when it starts for the first time, and keeps it in a file beside the
+store, which only its user can read. Commands of the same user read the key from this file.
 
-A shared store has no place beside it that all replicas can read, so the proxy then makes no key.
+Beside a shared store, there is no place that all replicas can read, so the proxy makes no key.
 """
 
 import os
@@ -42,7 +42,7 @@ def find_key_path(config: Config, environ: Mapping[str, str]) -> Path:
         raise AdminKeyError("no key is made beside a store that replicas share")
     path = get_store_path(url) or find_default_store_path(environ)
     if path is None:
-        raise AdminKeyError("there is no data folder of the user's to keep a key in")
+        raise AdminKeyError("the user has no data folder in which a key can be kept")
     return path.with_name(f"{path.name}.admin_key")
 
 

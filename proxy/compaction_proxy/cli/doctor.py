@@ -24,7 +24,9 @@ from compaction_proxy.cli.console import (
     BAD_CONFIG,
     FAILED,
     Column,
+    format_quantity,
     format_table,
+    get_terminal_width,
     print_json,
     print_lines,
     show_progress,
@@ -127,7 +129,7 @@ def run_doctor(config: Path | None, upstream: str | None, *, probe: bool, as_jso
     if as_json:
         print_json({"findings": [each._asdict() for each in findings]})
     else:
-        print_lines(format_findings(findings))
+        print_lines(format_findings(findings, get_terminal_width()))
     return code
 
 
@@ -145,17 +147,17 @@ async def _collect_findings(loaded: LoadedConfig, *, probe: bool) -> list[Findin
     ]
 
 
-def format_findings(findings: Iterable[Finding]) -> list[str]:
-    """Formats a table with a line for each finding.
+def format_findings(findings: Iterable[Finding], max_cells: int | None) -> list[str]:
+    """Formats a table with a row for each finding.
 
-    Does not cut lines to the width of the terminal, because the fix is at the end of the line.
+    `max_cells` is the largest width of the table, in terminal cells; see `format_table`.
     """
     columns = (Column("result"), Column("topic"), Column("finding"))
     rows = [
         (each.level, each.topic, f"{each.what}; fix: {each.fix}" if each.fix else each.what)
         for each in findings
     ]
-    return format_table(columns, rows, None)
+    return format_table(columns, rows, max_cells)
 
 
 def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -179,7 +181,7 @@ def check_address(server: ServerSection) -> Finding:
         if not state.problems:
             return Finding(OK, "address", what)
         what += f", and says that it is degraded: {' '.join(state.problems)}"
-        return Finding(WARNING, "address", what, "see what its banner or its dashboard says")
+        return Finding(WARNING, "address", what, "read the fixes in its banner or on its dashboard")
     try:
         bound = open_listener(server)
     except ConfigError as error:
@@ -198,8 +200,8 @@ def check_admin_key(config: Config, environ: Mapping[str, str]) -> Finding:
     key, name = config.server.admin_key.get_secret_value(), "admin key"
     fix = f"set server.admin_key, such as from `{STRONG_KEY}`"
     if key == NO_ADMIN_KEY:
-        what = "off: tunnels to this machine and its other users have the admin API, too"
-        return Finding(WARNING, name, what, "remove server.admin_key: none, and a key is made")
+        what = "off, so tunnels to this machine and its other users can use the admin API, too"
+        return Finding(WARNING, name, what, "remove server.admin_key: none, so that the proxy makes a key")
     if key and (len(key) < WEAK_KEY_CHARACTERS or len(set(key)) < WEAK_KEY_KINDS):
         return Finding(WARNING, name, "easy to guess", f"take a longer one, such as from `{STRONG_KEY}`")
     if key:
@@ -425,8 +427,8 @@ async def _check_secret(config: Config, url: str, store: Store) -> Finding:
     failures: list[StoreUnavailableError] = []
     has_agreed = await TenantSecret(config, url, store, failures.append).sync_with_store()
     if failures or not has_agreed:
-        reason = failures[0].reason if failures else "the store does not give it"
-        return Finding(ERROR, "secret", reason, "set server.secret, or mend what keeps it")
+        what = str(failures[0]) if failures else "the store does not give it"
+        return Finding(ERROR, "secret", what, "set server.secret, or mend what keeps it")
     if is_shared_store(url):
         return Finding(OK, "secret", "in the store, the same for all replicas")
     return Finding(OK if get_store_path(url) else NOTE, "secret", "of this installation")
@@ -440,13 +442,13 @@ async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Findin
         probe: Whether to ask each summary model for one word. The provider may charge a little for this call.
     """
     transport = EngineTransport(NativeEngine(proxies=read_environment_proxies()))
-    fetched: dict[tuple[str, str, str], ModelList] = {}
+    fetched: dict[tuple[str, str, str], asyncio.Task[ModelList]] = {}
 
     async def fetch_list(base_url: str, api_key: str, wire: str) -> ModelList:
         place = (base_url, api_key, wire)
-        if place not in fetched:
-            fetched[place] = await fetch_model_list(transport, *place)
-        return fetched[place]
+        if place not in fetched:  # a failure is not repeated either: it may take `DEADLINE_S` seconds
+            fetched[place] = asyncio.create_task(fetch_model_list(transport, *place))
+        return await fetched[place]
 
     try:
         for provider in _list_providers(config):
@@ -529,7 +531,9 @@ def _check_model_list(provider: _Provider, listed: ModelList) -> Finding:
         return Finding(OK, "upstream", f"{base_url}: answers, and wants the key that each client brings")
     if listed.names:
         took_ms = listed.response.elapsed.total_seconds() * 1000
-        return Finding(OK, "upstream", f"{base_url}: {len(listed.names):,} models in {took_ms:.0f} ms")
+        return Finding(
+            OK, "upstream", f"{base_url}: {format_quantity(len(listed.names), 'model')} in {took_ms:.0f} ms"
+        )
     if status >= 500:
         return Finding(ERROR, "upstream", f"{base_url}: answers {status}", "look at the provider's state")
     what = f"{base_url}: answers {status}, with no list of models"
@@ -560,10 +564,13 @@ async def _check_local_windows(
         with suppress(ProxyError):  # `_check_provider` has reported it
             listed = await fetch_list(base_url, key, "chat")
     discovery, headers = HttpWindowDiscovery(transport), {"authorization": f"Bearer {key}"} if key else {}
-    for name in sorted(listed.names)[:MAX_LOCAL_MODELS] if listed else ():
-        if get_model_settings(config, name).window is not None:
-            continue
-        window = await discovery.discover_window(base_url, headers, name)
+    names = [
+        name
+        for name in sorted(listed.names if listed else ())[:MAX_LOCAL_MODELS]
+        if get_model_settings(config, name).window is None
+    ]
+    windows = await asyncio.gather(*(discovery.discover_window(base_url, headers, name) for name in names))
+    for name, window in zip(names, windows, strict=True):
         if window is not None:
             yield Finding(OK, "window", f"{name}: {window:,} tokens, as the upstream says")
         else:

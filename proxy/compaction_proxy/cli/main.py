@@ -214,7 +214,8 @@ def forget(
 
 def _encode_header(text: str) -> list[tuple[bytes, bytes]]:
     name, value = parse_header(text)
-    return [(name.encode(), value.encode())]
+    # A value that is not UTF-8 comes from the command line with surrogates in place of its bytes.
+    return [(name.encode("utf-8", "surrogateescape"), value.encode("utf-8", "surrogateescape"))]
 
 
 @app.command()

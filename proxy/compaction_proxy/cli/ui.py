@@ -13,9 +13,9 @@ def ui(url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption =
 
     client = create_admin_client(url, key_file, config)
     if client.unix_socket is not None:
-        raise ProxyError(f"{client.display_url}: browsers cannot reach a Unix socket")
-    # Trouble is reported here, and not in the browser: the proxy is away, or the key is wrong. If the path of
-    # the URL is wrong, a provider answers.
+        raise ProxyError(f"{client.display_url}: browsers cannot connect to a Unix socket")
+    # This request reports a proxy that does not run and a wrong key, so that the browser does not have to. If
+    # the path of the URL is wrong, a provider may answer it.
     if "values" not in client.get("/config"):
         raise ProxyError(f"{client.display_url}: what answers there is no compaction-proxy")
     print(_build_dashboard_url(client))

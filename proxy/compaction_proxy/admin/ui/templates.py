@@ -96,6 +96,7 @@ _FILTERS = {
     "usd": formatting.format_usd,
     "rate": formatting.format_price_per_million,
     "count": formatting.format_count,
+    "quantity": formatting.format_quantity,
     "short": formatting.format_short_number,
     "milliseconds": formatting.format_milliseconds,
     "duration": formatting.format_duration,
