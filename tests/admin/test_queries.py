@@ -5,14 +5,21 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.admin.queries import ConversationFilter, ConversationQueries, Sort, build_model_row
+from compaction_proxy.admin.queries import (
+    ConversationFilter,
+    ConversationQueries,
+    Sort,
+    build_model_row,
+    estimate_hard_mark,
+)
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
-from compaction_proxy.core.event import COMPACTED, FAILED, Event
+from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, WINDOWS
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry.event_history import build_round_event_line
+from compaction_proxy.telemetry.usage import Totals
 from tests.helpers.watched import ORIGIN, PRICE, Watched
 
 NOW, DAY_S = 1_800_000_000.0, 86_400.0
@@ -129,6 +136,40 @@ async def test_a_compaction_is_told_whether_it_was_undone_and_when_it_pays_back(
     assert [each.pays_back_after for each in found[1:]] == [None, None]
     [record, detail] = await bench.queries.get_compaction(ONE, place(1).hex())
     assert (record, detail.event) == (found[0], found[0].event)
+
+
+async def test_a_compaction_is_in_use_from_when_a_request_has_used_it(bench: Bench) -> None:
+    made = [
+        await bench.compact(number, outcome=outcome)
+        for number, outcome in enumerate(("applied", "scheduled", "scheduled", "applied", "scheduled"), 1)
+    ]
+    used = Event(INSTALLED, NOW + 9, ONE, round=2, place=made[1].place, outcome="applied")
+    await bench.parts.history.record_event(TENANT, used)
+    found = await bench.queries.list_compactions(ONE)
+    assert [(each.state, each.used_at) for each in found] == [
+        ("followed", NOW),
+        ("followed", NOW + 9),
+        ("unused", None),
+        ("in-use", NOW),
+        ("prepared", None),
+    ]
+    assert (await bench.queries.get_compaction(ONE, made[4].place))[0] == found[4]
+
+
+@pytest.mark.parametrize(
+    ("config", "window", "expected"),
+    [
+        ({}, 128_000, 106_200),
+        ({}, None, None),
+        ({"compaction": {"trigger": [{"tokens": 0}]}}, 128_000, None),
+        ({"compaction": {"strategies": {"anchored": {"hard_percent": 80}}}}, 128_000, 94_400),
+    ],
+)
+def test_the_hard_mark_is_estimated_from_the_window_of_the_last_request(
+    config: dict[str, Any], window: int | None, expected: int | None
+) -> None:
+    totals = Totals(model="m", window=window)
+    assert estimate_hard_mark(Config.model_validate(config), totals) == expected
 
 
 async def test_the_total_of_statistics_is_the_sum_of_the_rows(bench: Bench) -> None:

@@ -127,19 +127,59 @@ def test_show_prints_figures_rounds_and_pins_and_unknown_money_as_such(script: S
         "tokens_before": 9,
         "tokens_after": 4,
         "undone": True,
+        "state": "undone",
+        "used_at": 5.0,
     }
     script.put("GET", f"/conversations/{ID}", seen)
     script.put("GET", f"/conversations/{ID}/compactions", {"compactions": [made]})
     lines = run("sessions", "show", ID, "--url", script.url).stdout.splitlines()
     figures = dict(line.split("  ", 1) for line in lines[: lines.index("")])
     assert {name: value.strip() for name, value in figures.items()}["cached"] == "50 %"
-    assert [line for line in lines if line.startswith(("net saved", "asked of it"))] == [
+    assert [line for line in lines if line.startswith(("net saved", "set by hand"))] == [
         "net saved             n/a",
-        "asked of it           bypass",
+        "set by hand           bypass: requests go on as they come, until `sessions resume`",
     ]
     assert lines[-1] == "p_1  never push to main"
     assert not [line for line in lines if line.startswith("searches")]
     assert [line.split()[-1] for line in lines if "anchored" in line] == ["undone"]
+
+
+def test_show_says_in_words_what_an_undo_has_left_and_which_round_is_in_use(
+    script: Scripted, run: Run
+) -> None:
+    seen = {"id": ID, "totals": {"model": "m"}, "suppressed": True, "hard_tokens": 103_500}
+    made = [
+        {"round": 1, "at": 0, "strategy": "anchored", "outcome": "applied", "state": "in-use", "used_at": 5},
+        {"round": 2, "at": 0, "strategy": "anchored", "outcome": "scheduled", "state": "prepared"},
+    ]
+    script.put("GET", f"/conversations/{ID}", seen)
+    script.put("GET", f"/conversations/{ID}/compactions", {"compactions": made})
+    lines = run("sessions", "show", ID, "--url", script.url).stdout.splitlines()
+    assert (
+        "set by hand           after an undo, no new round until a request is over about 103,500 tokens, or "
+        "`sessions compact`"
+    ) in lines
+    assert lines[-2].endswith("in use since 01 Jan 00:00:05")
+    assert lines[-1].endswith("prepared, not used yet")
+
+
+def test_undo_says_which_round_it_took_back_and_what_comes_next(script: Scripted, run: Run) -> None:
+    answer = {"round": 1, "at": 0, "dropped": [2], "remaining": None, "hard_tokens": 103_500}
+    script.put("POST", f"/conversations/{ID}/undo", answer)
+    lines = run("sessions", "undo", ID, "--url", script.url).stdout.splitlines()
+    assert lines[0].startswith(f"{ID}: took back round 1, the newest in use (made ")
+    assert lines[1] == "Dropped, too: round 2, prepared and not used yet."
+    assert lines[2] == (
+        "The next request is sent in full, unless it has more than about 103,500 tokens: then a new round is "
+        "made at once. `sessions bypass`, or the request header `x-compaction: bypass`, prevents that."
+    )
+
+
+def test_events_call_a_round_that_no_request_has_used_prepared(script: Scripted, run: Run) -> None:
+    made = [{"kind": "compacted", "at": 0, "outcome": each} for each in ("applied", "scheduled")]
+    script.put("GET", f"/conversations/{ID}/events", {"events": made, "next": None})
+    done = run("sessions", "events", ID, "--url", script.url).stdout
+    assert ["prepared" in line for line in done.splitlines()[-2:]] == [False, True]
 
 
 def test_show_tells_of_searches_where_the_model_has_searched(script: Scripted, run: Run) -> None:

@@ -177,6 +177,24 @@ async def test_an_undone_round_made_ahead_of_need_is_not_installed() -> None:
     )
 
 
+async def test_a_prepared_round_is_not_used_after_an_undo_of_the_round_before() -> None:
+    async with bench(numbered(9)) as made:
+        first, *_ = await rounds(made, range(60, 110, 3))
+        turns = 110
+        while (await made.events())[-1].outcome != "scheduled":
+            await made.answered(talk(turns))
+            await made.settled()
+            turns += 1
+        prepared = (await made.events())[-1]
+        await made.wishing.update("t", "c_1", undo(bytes.fromhex(first.report.checkpoint_id)))
+        over = await made.fit(talk(turns + 30))
+        after = await made.fit(talk(turns + 31))
+    assert (over.report.status, over.report.round) == (CompactionStatus.APPLIED, 1)
+    assert over.report.checkpoint_id not in {first.report.checkpoint_id, prepared.place}
+    assert records(over)[:1] != records(first)[:1]
+    assert after.report.checkpoint_id == over.report.checkpoint_id
+
+
 async def test_a_round_that_a_request_waited_for_says_that_it_was_applied() -> None:
     async with bench() as made:
         fit = await made.fit(talk(95))

@@ -192,7 +192,7 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
         window=128_000,
         last_at=AT,
     )
-    made = CompactionRecord(event, undone=False, pays_back_after=2.0)
+    made = CompactionRecord(event, undone=False, pays_back_after=2.0, state="in-use", used_at=AT)
     bill = {"without": 3.1, "with": 1.6, "summaries": 0.1, "net": 1.4, "pays_back_after": 2}
     outcome = {
         "strategy": say("anchored"),

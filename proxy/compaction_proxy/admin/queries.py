@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from compaction_proxy.compaction.directives import DirectiveStore
+from compaction_proxy.compaction.request_view import compute_limits
 from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.core.cost.savings import compute_break_even_requests
 from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
-from compaction_proxy.core.event import COMPACTED, Event
+from compaction_proxy.core.event import COMPACTED, INSTALLED, SCHEDULED, Event
 from compaction_proxy.core.upstream_failure import UpstreamFailure
 from compaction_proxy.gateway.identity import list_conversation_ids
 from compaction_proxy.providers.model_limits import ModelLimits
@@ -53,6 +54,11 @@ _PLACE_BYTES = 64
 _GLOB = frozenset("*?[")
 
 Sort = Literal["last", "tokens", "net", "requests"]
+# State of a compaction. `prepared`: it was made ahead of need, and no request has used it yet. `unused`: it
+# was prepared, and a later compaction is in use. `in-use`: the newest one that requests use. `followed`:
+# requests have used it, and a later one is in use. `undone`: a user has undone it, or has dropped it with an
+# undo.
+RoundState = Literal["prepared", "unused", "in-use", "followed", "undone"]
 
 
 class ListedConversation(NamedTuple):
@@ -141,11 +147,15 @@ class CompactionRecord(NamedTuple):
         undone: Whether a user has undone the compaction, so that the proxy no longer applies it.
         pays_back_after: Estimated number of requests after which the compaction has saved as much as it has
             cost. None if the number is unknown or if the compaction never saves its cost.
+        state: Whether requests use the compaction.
+        used_at: When a request first used it, in seconds since the epoch; None if none has.
     """
 
     event: Event
     undone: bool
     pays_back_after: float | None
+    state: RoundState
+    used_at: float | None
 
 
 class StatisticsReport(NamedTuple):
@@ -261,9 +271,7 @@ class ConversationQueries:
 
     async def list_compactions(self, conversation: str) -> list[CompactionRecord]:
         """Returns the compactions of a conversation, oldest first."""
-        tenant = await self._find_tenant(conversation)
-        events = await self.history.list_events(tenant, conversation)
-        return await self._build_compactions(tenant, conversation, [e for e in events if e.kind == COMPACTED])
+        return await self._build_compactions(await self._find_tenant(conversation), conversation)
 
     async def get_compaction(self, conversation: str, place: str) -> tuple[CompactionRecord, RoundDetail]:
         """Returns a compaction with its details.
@@ -279,8 +287,8 @@ class ConversationQueries:
         detail = await self.details.find_detail(tenant, conversation, at) if at else None
         if detail is None:
             raise RequestRefusedError(404, "There is no such compaction.", "compaction_not_found")
-        [record] = await self._build_compactions(tenant, conversation, [detail.event])
-        return record, detail
+        records = await self._build_compactions(tenant, conversation)
+        return next(each for each in records if each.event.place == detail.event.place), detail
 
     async def get_statistics(self, since: float, until: float, by: Grouping) -> StatisticsReport:
         """Returns the sums of all exchanges in a period.
@@ -355,15 +363,24 @@ class ConversationQueries:
                 await self.history.list_events(seen.tenant, seen.id),
             )
 
-    async def _build_compactions(
-        self, tenant: str, conversation: str, events: Sequence[Event]
-    ) -> list[CompactionRecord]:
+    async def _build_compactions(self, tenant: str, conversation: str) -> list[CompactionRecord]:
         [totals] = await self.usage.read_totals([(tenant, conversation)])
         undone = {place.hex() for place in (await self.directives.get(tenant, conversation)).undone}
-        return [
-            CompactionRecord(event, event.place in undone, self._estimate_payback(event, totals))
-            for event in events
-        ]
+        events = await self.history.list_events(tenant, conversation)
+        installed_at = {event.place: event.at for event in events if event.kind == INSTALLED}
+        records: list[CompactionRecord] = []
+        is_followed = False  # whether a later compaction is in use
+        for event in reversed([event for event in events if event.kind == COMPACTED]):
+            is_used = event.outcome != SCHEDULED
+            state = _find_round_state(is_used, event.place in undone, is_followed)
+            is_followed = is_followed or state == "in-use"
+            used_at = installed_at.get(event.place, event.at) if is_used else None
+            records.append(
+                CompactionRecord(
+                    event, event.place in undone, self._estimate_payback(event, totals), state, used_at
+                )
+            )
+        return records[::-1]
 
     def _estimate_payback(self, event: Event, totals: Totals) -> float | None:
         """Returns the estimated number of requests after which a compaction has saved what it has cost.
@@ -430,6 +447,26 @@ class ConversationQueries:
         """
         if not await self.records.open():
             raise StoreUnavailableError("store-failed", "the store cannot be reached")
+
+
+def _find_round_state(is_used: bool, is_undone: bool, is_followed: bool) -> RoundState:  # noqa: FBT001
+    if is_undone:
+        return "undone"
+    if is_used:
+        return "followed" if is_followed else "in-use"
+    return "unused" if is_followed else "prepared"
+
+
+def estimate_hard_mark(config: Config, totals: Totals) -> int | None:
+    """Estimates the request size, in tokens, from which compactions are made in spite of an undo.
+
+    The exact size depends on the next request: on its output limit, and on the parts that no compaction
+    removes. Returns None if the context window is unknown or if no compaction is made automatically.
+    """
+    if not totals.window:
+        return None
+    limits = compute_limits(get_model_settings(config, totals.model), None, totals.window, None, None)
+    return limits.marks.hard_tokens if limits.is_automatic else None
 
 
 def build_model_row(

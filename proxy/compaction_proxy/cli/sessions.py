@@ -42,10 +42,13 @@ from compaction_proxy.cli.console import (
     read_rows,
 )
 from compaction_proxy.support.formatting import (
+    describe_request_after_undo,
+    describe_round_state,
     describe_status,
     encode_path_segment,
     escape_unprintable,
     format_milliseconds,
+    get_event_word,
 )
 
 sessions_app = create_group("Look at the conversations of a running proxy, and steer them.")
@@ -275,11 +278,16 @@ def undo(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Undo the newest compaction of a conversation."""
+    """Take back the newest compaction in use. A prepared one that is not used yet is dropped, too.
+
+    The next request is sent with the round before, or in full. No new round is made unless a request is over
+    the hard mark (`hard_percent` of the strategy): then one is made at once. `sessions bypass`, or the
+    request header `x-compaction: bypass`, prevents that.
+    """
     client, name, path = _resolve_conversation(session, url, key_file, config)
     answer = client.send("POST", f"{path}/undo")
-    number = escape_unprintable(answer.get("round")) if isinstance(answer, dict) else "?"
-    _print_result(answer, f"{name}: round {number} is not applied any more", as_json=as_json)
+    row = answer if isinstance(answer, dict) else {}
+    _print_result(answer, f"{name}: " + "\n".join(_describe_undo(row)), as_json=as_json)
 
 
 @sessions_app.command()
@@ -401,6 +409,27 @@ def _print_result(answer: object, line: str, *, as_json: bool) -> None:
         print(line)
 
 
+def _describe_undo(answer: JsonRow) -> Iterator[str]:
+    """Yields lines on what an undo has changed. `answer` is the response of the admin API."""
+    number, made = get_text(answer, "round"), format_time(answer.get("at"))
+    yield f"took back round {escape_unprintable(number)}, the newest in use (made {made})"
+    dropped = [str(each) for each in answer.get("dropped") or () if isinstance(each, int)]
+    if dropped:
+        yield f"Dropped, too: round {', '.join(dropped)}, prepared and not used yet."
+    yield (
+        f"{_describe_request_after_undo(answer, answer.get('remaining'))} `sessions bypass`, or the request "
+        "header `x-compaction: bypass`, prevents that."
+    )
+
+
+def _describe_request_after_undo(row: JsonRow, remaining: object) -> str:
+    hard_tokens = row.get("hard_tokens")
+    return describe_request_after_undo(
+        remaining if isinstance(remaining, int) else None,
+        hard_tokens if isinstance(hard_tokens, int) else None,
+    )
+
+
 def _print_pins(answer: object, *, as_json: bool) -> None:
     """Prints the pins that a response of the admin API lists, as JSON or as a table."""
     if as_json:
@@ -501,7 +530,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         **({"searches by the model": format_count(totals["recalls"])} if totals.get("recalls") else {}),
         **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY_FIELDS},
         **_describe_unpriced(totals),
-        "asked of it": ", ".join(_describe_directives(record)) or "nothing",
+        "set by hand": "; ".join(_describe_directives(record)) or "nothing",
     }
     width = max(map(len, figures))
     yield from (f"{title:{width}}  {escape_unprintable(value)}" for title, value in figures.items())
@@ -518,7 +547,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
             f"{count:.1f} {'request' if f'{count:.1f}' == '1.0' else 'requests'}"
             if isinstance(count := row.get("pays_back_after"), int | float)
             else UNKNOWN,
-            "undone" if row.get("undone") else get_text(row, "outcome"),
+            _describe_round_state(row),
         ]
         for row in rounds
     ]
@@ -548,11 +577,21 @@ def _describe_directives(record: JsonRow) -> Iterator[str]:
     `record` is the conversation, as the admin API returns it.
     """
     if record.get("compact"):
-        yield "compact the next request"
+        yield "the next request is compacted"
     if record.get("bypass"):
-        yield "bypass"
+        yield "bypass: requests go on as they come, until `sessions resume`"
     if record.get("suppressed"):
-        yield "no round by itself"
+        hard_tokens = record.get("hard_tokens")
+        size = f"about {format_count(hard_tokens)} tokens" if hard_tokens else "the hard mark"
+        yield f"after an undo, no new round until a request is over {size}, or `sessions compact`"
+
+
+def _describe_round_state(row: JsonRow) -> str:
+    """Returns the state of a compaction. `row` is the compaction, as the admin API returns it."""
+    used_at = row.get("used_at")
+    return describe_round_state(
+        get_text(row, "state"), float(used_at) if isinstance(used_at, int | float) else None
+    )
 
 
 def _get_mapping(row: JsonRow, name: str) -> JsonRow:
@@ -587,7 +626,7 @@ def _format_event(row: JsonRow) -> list[str]:
     sizes = ("tokens_before", "tokens_after")
     return [
         format_time(row.get("at")),
-        get_text(row, "kind"),
+        get_event_word(get_text(row, "kind"), row.get("outcome")),
         get_text(row, "strategy"),
         get_text(row, "round"),
         *(get_text(row, name) if row.get(name) is None else format_count(row[name]) for name in sizes),

@@ -22,7 +22,12 @@ from compaction_proxy.cli.console import (
     print_lines,
 )
 from compaction_proxy.core.event import FAILURE_KINDS, SMALL
-from compaction_proxy.support.formatting import describe_status, describe_upstream_cause, escape_unprintable
+from compaction_proxy.support.formatting import (
+    describe_status,
+    describe_upstream_cause,
+    escape_unprintable,
+    get_event_word,
+)
 
 # Seconds without data after which the connection counts as broken. A running proxy sends at least one line
 # every 15 seconds.
@@ -155,7 +160,11 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
         return f"{format_quantity(fields.get('lost'), 'message')} left out, because too many came at once"
     if kind == "upstream":
         return _format_upstream_line(fields)
-    what = get_text(fields, "kind") if kind == "compaction" else _describe_exchange(fields)
+    what = (
+        get_event_word(get_text(fields, "kind"), fields.get("outcome"))
+        if kind == "compaction"
+        else _describe_exchange(fields)
+    )
     sizes = f"{format_count(fields.get('tokens_before'))} → {format_count(fields.get('tokens_after'))}"
     names = [
         escape_unprintable(get_text(fields, name))

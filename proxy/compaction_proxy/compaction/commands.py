@@ -27,6 +27,7 @@ from compaction_proxy.core.event import (
     MARKED,
     PINNED,
     RESUMED,
+    SCHEDULED,
     UNDONE,
     UNPINNED,
     Event,
@@ -61,6 +62,23 @@ class ConversationOverview:
     rounds: tuple[Event, ...]
     undone: frozenset[str]
     directives: Directives
+
+
+@dataclass(frozen=True, slots=True)
+class UndoResult:
+    """What an undo has changed.
+
+    Attributes:
+        round: The event of the compaction that was undone, which was the newest one in use.
+        dropped: The events of prepared compactions that will not be used either, oldest first.
+        remaining: The event of the compaction that is in use again; None if there is none.
+        totals: The requests, tokens and cost of the conversation so far.
+    """
+
+    round: Event
+    dropped: tuple[Event, ...]
+    remaining: Event | None
+    totals: Totals
 
 
 def _build_not_found_error(resource: str, code: str) -> RequestRefusedError:
@@ -118,11 +136,10 @@ class ConversationCommands:
     async def get_overview(self, conversation: str) -> ConversationOverview:
         """Returns the current state of the conversation."""
         tenant = await self._find_tenant(conversation)
-        [fields] = await self._records.get_many([conversation_key(tenant, conversation)], bypass_cache=True)
         events = await self._history.list_events(tenant, conversation)
         directives = await self._directives.get(tenant, conversation)
         return ConversationOverview(
-            totals=from_fields(fields or {}),
+            totals=await self._read_totals(tenant, conversation),
             rounds=tuple(event for event in events if event.kind == COMPACTED),
             undone=frozenset(place.hex() for place in directives.undone),
             directives=directives,
@@ -162,25 +179,33 @@ class ConversationCommands:
         if was_on is not on:
             await self._record_event(tenant, Event(event_kind, self._now(), conversation))
 
-    async def undo_round(self, conversation: str) -> Event:
-        """Undoes the newest compaction that is not undone yet.
+    async def undo_round(self, conversation: str) -> UndoResult:
+        """Undoes the newest compaction that is in use, and drops prepared compactions.
 
-        Returns the event that reported this compaction.
+        A prepared compaction builds on the one that is undone. So it must not be used later.
 
         Raises:
-            RequestRefusedError: If there is no such compaction (status 409).
+            RequestRefusedError: If no compaction is in use (status 409).
         """
         tenant = await self._find_tenant(conversation)
         undone = {place.hex() for place in (await self._directives.get(tenant, conversation)).undone}
-        rounds = await self._history.list_installed_rounds(tenant, conversation)
-        newest = next((each for each in rounds if each.place not in undone), None)
+        installed = await self._history.list_installed_rounds(tenant, conversation)
+        newest, remaining, *_ = [*(each for each in installed if each.place not in undone), None, None]
         if newest is None:
             raise RequestRefusedError(
-                409, "The conversation has no round that could be undone.", "nothing_to_undo"
+                409, "The conversation has no round in use that could be undone.", "nothing_to_undo"
             )
-        place = bytes.fromhex(newest.place)
+        used = {each.place for each in installed}
+        prepared = tuple(
+            each
+            for each in await self._history.list_events(tenant, conversation)
+            if each.kind == COMPACTED and each.outcome == SCHEDULED and each.place not in {*used, *undone, ""}
+        )
+        place, prepared_ids = bytes.fromhex(newest.place), [bytes.fromhex(each.place) for each in prepared]
         _require_saved(
-            await self._directives.update(tenant, conversation, lambda known: known.with_undone_round(place))
+            await self._directives.update(
+                tenant, conversation, lambda known: known.with_undone_round(place, prepared_ids)
+            )
         )
         note = Event(
             UNDONE,
@@ -191,7 +216,8 @@ class ConversationCommands:
             place=newest.place,
         )
         await self._record_event(tenant, note)
-        return newest
+        totals = await self._read_totals(tenant, conversation)
+        return UndoResult(newest, prepared, remaining, totals)
 
     async def list_pins(self, conversation: str) -> tuple[str, ...]:
         """Lists the pins of the conversation, oldest first."""
@@ -335,6 +361,10 @@ class ConversationCommands:
         _require_saved(count is not None)
         await self._registry.forget_conversation(conversation)
         return count or 0
+
+    async def _read_totals(self, tenant: str, conversation: str) -> Totals:
+        [fields] = await self._records.get_many([conversation_key(tenant, conversation)], bypass_cache=True)
+        return from_fields(fields or {})
 
     async def _record_event(self, tenant: str, event: Event) -> None:
         """Gives the event an id, stores the event in the history, and passes it to `announce`."""

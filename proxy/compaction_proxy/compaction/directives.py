@@ -131,10 +131,15 @@ class Directives:
         ids = [*others, instruction_id] if removed else others
         return replace(self, removed=tuple(ids[-MAX_INSTRUCTIONS:]))
 
-    def with_undone_round(self, checkpoint_id: bytes) -> Self:
-        """Returns the directives with a compaction undone, and automatic compactions suppressed."""
-        others = [each for each in self.undone if each != checkpoint_id]
-        return replace(self, undone=(*others, checkpoint_id)[-MAX_UNDONE:], suppressed=True)
+    def with_undone_round(self, checkpoint_id: bytes, prepared_ids: Iterable[bytes] = ()) -> Self:
+        """Returns the directives with a compaction undone, and automatic compactions suppressed.
+
+        `prepared_ids` are the ids of prepared checkpoints, which must not be applied either. The id of the
+        undone compaction becomes the last one in `undone`.
+        """
+        added = (*prepared_ids, checkpoint_id)
+        others = [each for each in self.undone if each not in added]
+        return replace(self, undone=(*others, *added)[-MAX_UNDONE:], suppressed=True)
 
 
 NO_DIRECTIVES = Directives()

@@ -386,6 +386,8 @@ class RequestLoader:
         """Returns the staged checkpoint that matches this request and covers the most messages.
 
         Returns None if there is none, or if it does not cover more messages than the checkpoint of the view.
+        Also returns None after an undo until a new compaction is made, because the staged checkpoint may
+        build on the compaction that was undone.
 
         Args:
             view: The request.
@@ -396,7 +398,9 @@ class RequestLoader:
                 Otherwise it returns None.
         """
         root, current = view.root, view.checkpoint
-        if root is None or (same_length and (current is None or current.writer != EXTRACT_WRITER)):
+        if root is None or view.directives.suppressed:
+            return None
+        if same_length and (current is None or current.writer != EXTRACT_WRITER):
             return None
         checkpoint_ids = await self._index.load_checkpoint_ids(
             staged_checkpoints_key(view.request.tenant, root, view.policy.name)

@@ -36,7 +36,15 @@ from compaction_proxy.core.checkpoint import (
 )
 from compaction_proxy.core.digest import format_message_id
 from compaction_proxy.core.errors import SummaryError
-from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, MAX_MESSAGE_IDS, Event
+from compaction_proxy.core.event import (
+    APPLIED,
+    COMPACTED,
+    FAILED,
+    INSTALLED,
+    MAX_MESSAGE_IDS,
+    SCHEDULED,
+    Event,
+)
 from compaction_proxy.core.ledger.cues import StatementKind
 from compaction_proxy.core.ledger.ledger import flatten_text, has_every_rule
 from compaction_proxy.core.message import Message, Span
@@ -68,10 +76,6 @@ from compaction_proxy.telemetry.event_history import (
     ignore_event,
 )
 from compaction_proxy.telemetry.logs import REQUEST_ID
-
-# The outcome of a compaction, as its event reports it. `APPLIED`: a request waits for the compaction and uses
-# it. `SCHEDULED`: the compaction is stored for a later request.
-APPLIED, SCHEDULED = "applied", "scheduled"
 
 # For this many seconds after a failed summary call, the proxy requests no summary for the conversation. The
 # conversation is then said to rest.

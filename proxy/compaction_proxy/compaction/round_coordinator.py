@@ -278,7 +278,8 @@ class RoundCoordinator:
         job = await self._job_builder.build_job(view, draft, due_reason)
         if not job.draft.plan.groups:
             return await self._make_round_without_model(view, job), None
-        if due_reason != "force":
+        # After an undo, a running compaction may build on the one that was undone.
+        if due_reason != "force" and not view.directives.suppressed:
             pending = self._list_pending_jobs(view)
             shared = next((each for each in pending if each.is_staged and _can_serve(each, view)), None)
             # The caller has already searched for staged checkpoints. After that, a running compaction may

@@ -85,6 +85,10 @@ def find_failed_part(reason: str) -> str:
 
 EVENT_VERSION = 1
 
+# The outcome of a compaction, as its event reports it. `APPLIED`: a request uses the compaction. `SCHEDULED`:
+# the compaction was prepared, and no request has used it yet.
+APPLIED, SCHEDULED = "applied", "scheduled"
+
 COMPACTED = "compacted"  # a compaction was made
 INSTALLED = "installed"  # a compaction that was made ahead of need is in force from now on
 FAILED = "failed"  # a compaction was due, and none was made

@@ -99,13 +99,21 @@ FAILED_PART_TEXTS = {
     "store": "the store",
     "summary-model": "the summary model",
 }
+# Texts for the states of a compaction (`admin.queries.RoundState`), by their codes.
+ROUND_STATE_TEXTS = {
+    "prepared": "prepared, not used yet",
+    "unused": "prepared, never used",
+    "in-use": "in use",
+    "followed": "used, a later round followed",
+    "undone": "undone",
+}
 EVENT_KIND_TEXTS = {
     "compacted": "Compacted",
     "failed": "No round made",
     "failed-open": "Failed open",
     "over-limit": "Over the limit",
     "recovered": "Recovered",
-    "installed": "In force",
+    "installed": "In use",
     "measured": "Measured",
     "undone": "Undone",
     "marked": "Compact next",
@@ -304,6 +312,39 @@ def describe_status(status: str, reason: str, size_bytes: int | None) -> str:
     return f"{status} {reason}" if reason else status
 
 
-def describe_event_kind(code: str) -> str:
-    """Returns the text for the kind of an event. A kind without a text is returned unchanged."""
-    return EVENT_KIND_TEXTS.get(code, code)
+def get_event_word(kind: str, outcome: object) -> str:
+    """Returns the kind of an event, or `prepared` for a compaction that no request has used yet."""
+    return "prepared" if kind == "compacted" and outcome == "scheduled" else kind
+
+
+def describe_event_kind(code: str, outcome: str = "") -> str:
+    """Returns the text for the kind of an event. A kind without a text is returned unchanged.
+
+    `outcome` is the outcome of the event. It tells a prepared compaction from one that a request uses.
+    """
+    word = get_event_word(code, outcome)
+    return EVENT_KIND_TEXTS.get(word, word.capitalize() if word != code else code)
+
+
+def describe_round_state(state: str, used_at: float | None) -> str:
+    """Returns the text for the state of a compaction, such as `in use since 22 Nov 13:05:09`.
+
+    `used_at` is when a request first used the compaction, in seconds since the epoch; None if unknown.
+    """
+    text = ROUND_STATE_TEXTS.get(state, state)
+    return f"{text} since {format_display_time(used_at)}" if state == "in-use" and used_at else text
+
+
+def describe_request_after_undo(remaining: int | None, hard_tokens: int | None) -> str:
+    """Says how the next request is sent after an undo, and when a compaction is made nevertheless.
+
+    Args:
+        remaining: Number of the compaction that is in use; None if none is.
+        hard_tokens: Request size, in tokens, from which compactions are made in spite of the undo; None if
+            unknown.
+    """
+    form = "in full" if remaining is None else f"with round {remaining}" if remaining else "shortened"
+    size = f"about {format_count(hard_tokens)} tokens" if hard_tokens else "the hard mark of its strategy"
+    return (
+        f"The next request is sent {form}, unless it has more than {size}: then a new round is made at once."
+    )

@@ -175,6 +175,7 @@ async def test_a_conversation_is_shown_with_its_totals_rounds_and_wishes() -> No
         "instructions": [],
         "compact": False,
         "suppressed": False,
+        "hard_tokens": None,
         "bypass": False,
         "money": None,
     }
@@ -206,8 +207,8 @@ async def test_undo_takes_the_newest_rounds_back_one_by_one() -> None:
     async with two_rounds() as (here, client):
         answers = [await client.post(f"{PATH}/undo") for _ in range(3)]
         assert [answer.json() for answer in answers[:2]] == [
-            round_of(2, undone=True),
-            round_of(1, undone=True),
+            {**round_of(2, undone=True), "dropped": [], "remaining": 1, "hard_tokens": None},
+            {**round_of(1, undone=True), "dropped": [], "remaining": None, "hard_tokens": None},
         ]
         assert error_of(answers[2]) == (409, "nothing_to_undo")
         assert await here.wishing.get(TENANT, NAME) == Directives(
@@ -220,6 +221,27 @@ async def test_undo_takes_the_newest_rounds_back_one_by_one() -> None:
         )
         kinds = [event["kind"] for event in (await client.get(f"{PATH}/events")).json()["events"]]
         assert kinds == ["compacted", "compacted", "undone", "undone"]
+
+
+async def test_undo_takes_the_newest_round_in_use_and_drops_the_prepared_one() -> None:
+    async with two_rounds() as (here, client):
+        ahead = Event(COMPACTED, 3.0, NAME, round=3, place=place(3).hex(), outcome="scheduled")
+        told = build_round_event_line(TENANT, ROOT, ahead, DAY_S)
+        await here.records.save_if_absent(f"{told.key}:ahead", {}, ttl_s=DAY_S, other_items=[told])
+        before = (await client.get(f"{PATH}/compactions")).json()["compactions"]
+        answer = (await client.post(f"{PATH}/undo")).json()
+        after = (await client.get(f"{PATH}/compactions")).json()["compactions"]
+    assert [(each["round"], each["state"]) for each in before] == [
+        (1, "followed"),
+        (2, "in-use"),
+        (3, "prepared"),
+    ]
+    assert (answer["round"], answer["dropped"], answer["remaining"]) == (2, [3], 1)
+    assert [(each["round"], each["state"], each["undone"]) for each in after] == [
+        (1, "in-use", False),
+        (2, "undone", True),
+        (3, "undone", True),
+    ]
 
 
 async def test_pins_come_and_go() -> None:

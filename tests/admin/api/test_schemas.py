@@ -55,7 +55,7 @@ def test_an_exchange_has_its_figures_and_its_saving_if_that_is_known() -> None:
 
 
 def test_a_compaction_is_told_with_what_it_removed_and_what_the_model_sees_now() -> None:
-    record = CompactionRecord(MADE, undone=True, pays_back_after=2.5)
+    record = CompactionRecord(MADE, undone=True, pays_back_after=2.5, state="undone", used_at=7.0)
     detail = RoundDetail(
         MADE,
         (RemovedMessage("m_1", 0, "user", "old", turn=1),),
@@ -68,6 +68,8 @@ def test_a_compaction_is_told_with_what_it_removed_and_what_the_model_sees_now()
         **asdict(MADE),
         "undone": True,
         "pays_back_after": 2.5,
+        "state": "undone",
+        "used_at": 7.0,
         "removed": [{"id": "m_1", "index": 0, "role": "user", "text": "old"}],
         "prompts": [asdict(detail.prompts[0])],
         "seen": [{"id": "m_2", "role": "user", "text": "new", "origin": "kept"}],
@@ -111,12 +113,13 @@ def test_a_conversation_is_told_with_what_users_asked_for() -> None:
     noted = NotedInstruction("instructions", "AGENTS.md", "user", 12)
     directives = Directives(pins=("Use SI units.",), instructions=(noted,), removed=(noted.id,), bypass=True)
     overview = ConversationOverview(Totals(priced=0), (MADE,), frozenset({PLACE}), directives)
-    told = schemas.to_conversation(NAME, overview)
+    told = schemas.to_conversation(NAME, overview, 90_000)
     assert set(told) == names(schemas.Conversation)
     assert (told["rounds"][0]["undone"], told["rounds"][0]["round"]) == (True, 1)
     assert told["pins"] == [{"id": build_pin_id("Use SI units."), "text": "Use SI units."}]
     assert [(each["id"], each["removed"]) for each in told["instructions"]] == [(noted.id, True)]
     assert (told["bypass"], told["compact"], told["money"]) == (True, False, None)
+    assert told["hard_tokens"] == 90_000
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,14 @@ from compaction_proxy.admin.ui.templates import STATIC_FOLDER
 from compaction_proxy.compaction.commands import ConversationOverview
 from compaction_proxy.compaction.directives import Directives
 from compaction_proxy.core.errors import RequestRefusedError, SearchUnavailableError, StoreUnavailableError
-from compaction_proxy.core.event import COMPACTED, Event
+from compaction_proxy.core.event import COMPACTED, Event, to_fields
 from compaction_proxy.core.problem import Problem
 from compaction_proxy.recall.archive import ArchivedRound, RecalledMessage, RemovedMessage
 from compaction_proxy.recall.round_detail import RoundDetail
 from compaction_proxy.replay.jobs import ReplayJob
 from compaction_proxy.replay.runner import ReplayOptions
 from compaction_proxy.support.formatting import MINUS
+from compaction_proxy.telemetry.live_feed import COMPACTION, FeedItem
 from compaction_proxy.telemetry.statistics import ExchangeCounters, StatisticsRow
 from compaction_proxy.telemetry.usage import Totals
 from tests.helpers.dashboard import AT, NAME, PLACE, FakeAdmin, Read, counters, pages, sample
@@ -47,7 +48,7 @@ NOTHING: dict[str, Any] = {
     "list_exchanges": [],
     "list_compactions": [],
     "get_compaction": (
-        CompactionRecord(BARE, undone=False, pays_back_after=None),
+        CompactionRecord(BARE, undone=False, pays_back_after=None, state="followed", used_at=1.0),
         RoundDetail(BARE, (), (), ()),
     ),
     "get_archived_message": RecalledMessage(
@@ -409,7 +410,7 @@ async def test_what_needs_no_store_is_shown_without_one() -> None:
 def test_rounds_of_two_strategies_are_marked_apart_on_the_chart() -> None:
     def compacted(strategy: str) -> CompactionRecord:
         event = Event(COMPACTED, 1.0, round=1, strategy=strategy, place=f"{strategy}-1")
-        return CompactionRecord(event, undone=False, pays_back_after=None)
+        return CompactionRecord(event, undone=False, pays_back_after=None, state="followed", used_at=1.0)
 
     requests = [
         exchange(float(at), strategy=strategy, round=number)
@@ -419,3 +420,65 @@ def test_rounds_of_two_strategies_are_marked_apart_on_the_chart() -> None:
 
     assert chart["rounds"] == [None, 1, None, 1]
     assert chart["places"] == [None, "full-1", None, "split-1"]
+
+
+def test_a_number_that_was_given_again_leads_to_the_round_that_the_request_used() -> None:
+    def compacted(at: float, request: str = "") -> CompactionRecord:
+        event = Event(COMPACTED, at, request=request, round=1, strategy="anchored", place=f"made-{at:.0f}")
+        return CompactionRecord(event, undone=at < 4, pays_back_after=None, state="in-use", used_at=at)
+
+    requests = [
+        exchange(float(at), strategy="anchored", round=number, request=f"r{at}")
+        for at, number in enumerate([None, None, 1, 1, None, 1])
+    ]
+    rounds = [compacted(1.0), compacted(5.5, "r5")]
+    chart = json.loads(build_requests_chart(requests, rounds))
+
+    assert chart["places"] == [None, None, "made-1", None, None, "made-6"]
+
+
+async def test_a_round_that_no_request_has_used_is_shown_as_prepared() -> None:
+    made = sample()["list_compactions"][0]
+    used = made._replace(event=replace(made.event, round=1), state="in-use")
+    ahead = made._replace(
+        event=replace(made.event, round=2, outcome="scheduled", place="cd" * 64),
+        state="prepared",
+        used_at=None,
+    )
+    item = FeedItem("1", COMPACTION, to_fields(ahead.event))
+    detail = replace(sample()["get_compaction"][1], event=ahead.event)
+    answers = {
+        **sample(),
+        "list_compactions": [used, ahead],
+        "get_compaction": (ahead, detail),
+        "list_recent_items": [item],
+    }
+    async with pages(FakeAdmin(answers)) as client:
+        overview = Read((await client.get("/ui")).text).text
+        page = Read((await client.get(ONE)).text).text
+        shown = Read((await client.get(f"{ONE}/compactions/{'cd' * 64}")).text).text
+    assert "Prepared 88 messages, 102k → 31.9k, for a later request" in overview
+    assert "Compacted" not in overview
+    assert "The newest: prepared, not used yet. In use: Round 1 of anchored." in page
+    assert "Undo Round 1 of anchored" in page
+    assert "prepared, not used yet" in shown
+    assert "messages would be replaced." in shown
+    assert "What the model would then see" in shown
+    assert "then saw" not in shown
+
+
+async def test_the_page_says_which_round_was_taken_back_and_what_comes_next() -> None:
+    answers = sample()
+    made = answers["list_compactions"][0]
+    overview = answers["get_overview"]
+    directives = replace(overview.directives, undone=(bytes.fromhex(PLACE),))
+    answers |= {
+        "get_overview": replace(overview, directives=directives),
+        "list_compactions": [made._replace(undone=True, state="undone")],
+    }
+    async with pages(FakeAdmin(answers)) as client:
+        page = Read((await client.get(f"{ONE}?done=undo")).text).text
+    assert "Round 1 of anchored, made 18 Nov 11:06:40 , is taken back: it was the newest in use." in page
+    assert "The next request is sent in full, unless it has more than about" in page
+    assert "x-compaction: bypass" in page
+    assert "Round 1 of anchored undone" in page

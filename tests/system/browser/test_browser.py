@@ -277,7 +277,7 @@ async def test_bypass_resume_and_undo_are_done_and_said(scene: Scene) -> None:
         for button, said in (
             ("Bypass", "Bypassed: requests go on as they come"),
             ("Resume", "This conversation is compacted again."),
-            ("Undo newest round", "The newest round is not applied any more."),
+            ("Undo Round", "is taken back: it was the newest in use."),
         ):
             await page.get_by_role("button", name=button).click()
             await page.get_by_text(said).first.wait_for()

@@ -13,6 +13,7 @@ from compaction_proxy.admin.api.routing import (
     ListLimit,
     ListOffset,
     QueriesDependency,
+    SettingsDependency,
     TimeParameter,
     build_json_response,
     create_router,
@@ -31,14 +32,14 @@ from compaction_proxy.admin.api.schemas import (
     NewPin,
     Pins,
     ProjectInstructions,
-    Round,
+    Undone,
     to_archived_message,
     to_conversation,
     to_instructions,
     to_pins,
-    to_round,
+    to_undone,
 )
-from compaction_proxy.admin.queries import MAX_SCANNED, ConversationFilter, Sort
+from compaction_proxy.admin.queries import MAX_SCANNED, ConversationFilter, Sort, estimate_hard_mark
 from compaction_proxy.recall.search import MAX_HITS
 
 router = create_router()
@@ -95,9 +96,13 @@ async def _listed(  # noqa: PLR0913, PLR0917 - one for each parameter of the que
 
 
 @router.get("/conversations/{conversation}", response_model=Conversation)
-async def _overview(conversation: str, commands: CommandsDependency) -> Response:
+async def _overview(
+    conversation: str, commands: CommandsDependency, settings: SettingsDependency
+) -> Response:
     """Get a conversation: its usage, costs, compactions, pins and project instructions."""
-    return build_json_response(to_conversation(conversation, await commands.get_overview(conversation)))
+    overview = await commands.get_overview(conversation)
+    hard_tokens = estimate_hard_mark(settings.config, overview.totals)
+    return build_json_response(to_conversation(conversation, overview, hard_tokens))
 
 
 @router.delete("/conversations/{conversation}", response_model=Forgotten)
@@ -116,16 +121,17 @@ async def _forget_tenant(conversation: str, commands: CommandsDependency) -> Res
 
 
 @router.get("/conversations/{conversation}/export", response_model=Export)
-async def _export(conversation: str, commands: CommandsDependency) -> Response:
+async def _export(conversation: str, commands: CommandsDependency, settings: SettingsDependency) -> Response:
     """Export the current state of a conversation, with its events and its archived messages."""
     overview, events = await commands.get_overview(conversation), await commands.list_events(conversation)
     messages = await commands.list_archived_messages(conversation)
+    hard_tokens = estimate_hard_mark(settings.config, overview.totals)
     # An export may have megabytes. A thread encodes it as JSON, so that the event loop can relay requests
     # meanwhile.
     return await asyncio.to_thread(
         lambda: build_json_response(
             {
-                "conversation": to_conversation(conversation, overview),
+                "conversation": to_conversation(conversation, overview, hard_tokens),
                 "events": [asdict(each) for each in events],
                 "messages": [to_archived_message(each) for each in messages],
             }
@@ -213,14 +219,18 @@ async def _compact(conversation: str, commands: CommandsDependency) -> Response:
     return build_json_response({"id": conversation, "compact": True}, 202)
 
 
-@router.post("/conversations/{conversation}/undo", response_model=Round)
-async def _undo(conversation: str, commands: CommandsDependency) -> Response:
-    """Undo the newest compaction that is not undone yet. The response describes this compaction.
+@router.post("/conversations/{conversation}/undo", response_model=Undone)
+async def _undo(conversation: str, commands: CommandsDependency, settings: SettingsDependency) -> Response:
+    """Undo the newest compaction in use, and drop prepared ones. The response describes the one undone.
 
-    The proxy does not compact the conversation again until somebody requests a compaction, or until the size
-    of a request reaches the hard mark (by default 90 percent of the usable context window).
+    A prepared compaction that no request has used yet is not the one that is undone, even if it is newer. The
+    next request is sent with the compaction before, or in full. The proxy does not compact the conversation
+    again until somebody requests a compaction, or until the size of a request reaches the hard mark
+    (`hard_tokens`, by default 90 percent of the usable context window). Then it compacts at once. The request
+    header `x-compaction: bypass` prevents that for one request, and the endpoint `bypass` for all.
     """
-    return build_json_response(to_round(await commands.undo_round(conversation), undone=True))
+    result = await commands.undo_round(conversation)
+    return build_json_response(to_undone(result, estimate_hard_mark(settings.config, result.totals)))
 
 
 @router.post("/conversations/{conversation}/bypass", response_model=Bypass)

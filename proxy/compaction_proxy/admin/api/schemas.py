@@ -14,7 +14,7 @@ from compaction_proxy.admin.queries import (
     ModelRow,
     StatisticsReport,
 )
-from compaction_proxy.compaction.commands import ConversationOverview
+from compaction_proxy.compaction.commands import ConversationOverview, UndoResult
 from compaction_proxy.compaction.directives import Directives, NotedInstruction, build_pin_id
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.errors import RequestRefusedError
@@ -147,7 +147,10 @@ Models = _make_schema(
     {"models": list[ModelRow]},
 )
 _EVENT_TYPES = {each.name: each.type for each in fields(Event)}
-_COMPACTION_TYPES = {**_EVENT_TYPES, "undone": bool, "pays_back_after": float | None}
+_COMPACTION_TYPES = {
+    **_EVENT_TYPES,
+    **{name: kind for name, kind in CompactionRecord.__annotations__.items() if name != "event"},
+}
 _FEED_TYPES = {name: kind for name, kind in _EVENT_TYPES.items() if name not in HIDDEN_FIELDS}
 _COUNTER_TYPES: dict[str, Any] = {
     **dict.fromkeys(COUNTS, int),
@@ -204,7 +207,7 @@ Round = _make_schema(
         round: Number of the compaction.
         at: Time of the compaction, in seconds since the epoch.
         reason: Why the compaction was due.
-        outcome: `applied`, or `scheduled` if it was made ahead of need.
+        outcome: `applied`, or `scheduled` if it was prepared and no request has used it yet.
         model: Model that wrote the summary.
         messages: Number of messages that were replaced.
         tokens_before: Estimated size of the request before the compaction.
@@ -213,6 +216,24 @@ Round = _make_schema(
         undone: Whether the compaction was undone, so that it is no longer applied.
     """,
     {**_select_types(Event, _ROUND_FIELDS), "undone": bool},
+)
+Undone = _make_schema(
+    "Undone",
+    """The compaction that an undo has taken back, with the fields of a `Round`, and what follows from that.
+
+    Attributes:
+        dropped: Numbers of the prepared compactions that will not be used either, oldest first.
+        remaining: Number of the compaction that is in use again; null if requests are sent in full.
+        hard_tokens: Estimated request size, in tokens, from which a new compaction is made at once; null if
+            unknown.
+    """,
+    {
+        **_select_types(Event, _ROUND_FIELDS),
+        "undone": bool,
+        "dropped": list[int],
+        "remaining": int | None,
+        "hard_tokens": int | None,
+    },
 )
 Pin = _make_schema(
     "Pin", "A text that every compaction keeps word for word, and its id.", {"id": str, "text": str}
@@ -250,6 +271,8 @@ Conversation = _make_schema(
         compact: Whether the next request will be compacted because somebody requested it.
         suppressed: Whether automatic compactions are off after an undo. A request that would not fit the
             context window is compacted all the same.
+        hard_tokens: Estimated request size, in tokens, from which a compaction is made in spite of
+            `suppressed`; null if unknown.
         bypass: Whether requests are forwarded unchanged.
         money: Cost and savings of the conversation; null if no price is known.
     """,
@@ -261,6 +284,7 @@ Conversation = _make_schema(
         "instructions": list[ProjectInstruction],  # type: ignore[valid-type]
         "compact": bool,
         "suppressed": bool,
+        "hard_tokens": int | None,
         "bypass": bool,
         "money": Money | None,
     },
@@ -363,7 +387,7 @@ def to_exchange_line(stored: ExchangeEntry) -> dict[str, Any]:
 
 def to_compaction_line(record: CompactionRecord) -> dict[str, Any]:
     """Converts a compaction to the fields of a `CompactionLine`."""
-    return {**asdict(record.event), "undone": record.undone, "pays_back_after": record.pays_back_after}
+    return {**asdict(record.event), **_select_values(record, CompactionRecord._fields[1:])}
 
 
 def to_compaction_detail(record: CompactionRecord, detail: RoundDetail) -> dict[str, Any]:
@@ -425,6 +449,16 @@ def to_round(event: Event, *, undone: bool) -> dict[str, Any]:
     return {**_select_values(event, _ROUND_FIELDS), "undone": undone}
 
 
+def to_undone(result: UndoResult, hard_tokens: int | None) -> dict[str, Any]:
+    """Converts the result of an undo to the fields of an `Undone`. `hard_tokens` is the hard mark."""
+    return {
+        **to_round(result.round, undone=True),
+        "dropped": [each.round or 0 for each in result.dropped],
+        "remaining": result.remaining.round if result.remaining else None,
+        "hard_tokens": hard_tokens,
+    }
+
+
 def to_pins(pins: Iterable[str]) -> list[dict[str, str]]:
     """Converts each text of a pin to the fields of a `Pin`: the id of the pin and the text."""
     return [{"id": build_pin_id(text), "text": text} for text in pins]
@@ -438,8 +472,13 @@ def to_instructions(directives: Directives) -> list[dict[str, Any]]:
     ]
 
 
-def to_conversation(conversation: str, overview: ConversationOverview) -> dict[str, Any]:
-    """Converts the overview of a conversation to the fields of a `Conversation`."""
+def to_conversation(
+    conversation: str, overview: ConversationOverview, hard_tokens: int | None
+) -> dict[str, Any]:
+    """Converts the overview of a conversation to the fields of a `Conversation`.
+
+    `hard_tokens` is the hard mark, in tokens; None if it is unknown.
+    """
     directives, totals = overview.directives, overview.totals
     return {
         "id": conversation,
@@ -449,6 +488,7 @@ def to_conversation(conversation: str, overview: ConversationOverview) -> dict[s
         "instructions": to_instructions(directives),
         "compact": directives.compact,
         "suppressed": directives.suppressed,
+        "hard_tokens": hard_tokens,
         "bypass": directives.bypass,
         "money": _select_values(totals, _MONEY_FIELDS) if totals.priced else None,
     }

@@ -27,7 +27,7 @@ from compaction_proxy.admin.api.overview import Value, build_configuration
 from compaction_proxy.admin.api.routing import AdminApi, parse_time
 from compaction_proxy.admin.api.schemas import to_counters, to_instructions, to_pins, to_stats_row
 from compaction_proxy.admin.auth import BASIC, BEARER, check_access
-from compaction_proxy.admin.queries import CompactionRecord, ConversationFilter, Sort
+from compaction_proxy.admin.queries import CompactionRecord, ConversationFilter, Sort, estimate_hard_mark
 from compaction_proxy.admin.sessions import (
     LINK_TTL_S,
     SESSION_TTL_S,
@@ -38,6 +38,7 @@ from compaction_proxy.admin.sessions import (
 )
 from compaction_proxy.admin.ui.diff import MAX_SHOWN_CHARACTERS, build_panes
 from compaction_proxy.admin.ui.templates import HEADERS, Templates, describe_error
+from compaction_proxy.compaction.directives import Directives
 from compaction_proxy.compaction.types import CompactionStatus
 from compaction_proxy.core.errors import (
     ProxyError,
@@ -72,7 +73,6 @@ SCOPES = {"conversation": "this conversation", "tenant": "all conversations of t
 # Maps each action to the confirmation that a page then shows. The query parameter `done` names the action.
 ACTION_MESSAGES = {
     "compact": "The next request of this conversation will be compacted.",
-    "undo": "The newest round is not applied any more.",
     "bypass": "This conversation's requests go on as they come from now on.",
     "resume": "This conversation is compacted again.",
     "pin": "The text is pinned: no round may lose it.",
@@ -364,6 +364,7 @@ class PageRoutes:
             queries.list_compactions(name),
         )
         exchanges = [each.exchange for each in stored]
+        done = request.query_params.get("done", "")
         return await self.templates.render_page(
             "conversation.html",
             at="conversations",
@@ -375,8 +376,11 @@ class PageRoutes:
             exchanges=exchanges,
             latest=next((each for each in reversed(exchanges) if each.tokens_before is not None), None),
             rounds=rounds,
+            current=next((each.event for each in reversed(rounds) if each.state == "in-use"), None),
+            taken_back=_find_last_undone(overview.directives, rounds) if done == "undo" else None,
+            hard_tokens=estimate_hard_mark(self.api.settings.config, overview.totals),
             chart=build_requests_chart(exchanges, rounds),
-            done=ACTION_MESSAGES.get(request.query_params.get("done", ""), ""),
+            done=ACTION_MESSAGES.get(done, ""),
         )
 
     async def show_compaction(self, request: Request) -> Response:
@@ -549,6 +553,12 @@ class PageRoutes:
         )
 
 
+def _find_last_undone(directives: Directives, rounds: Sequence[CompactionRecord]) -> Event | None:
+    """Returns the event of the compaction that a user has undone last; None if there is none."""
+    place = directives.undone[-1].hex() if directives.undone else ""
+    return next((each.event for each in rounds if place and each.event.place == place), None)
+
+
 def _build_base_url(request: Request) -> str:
     """Returns the base URL for clients of the proxy: the scheme and host of this request, and `/v1`."""
     return f"{request.url.scheme}://{request.headers.get('host', '')}/v1"
@@ -630,8 +640,10 @@ def _find_round_marks(
     the entry is None. The number 0 means that the proxy only shortened tool results. The id is empty if it is
     unknown.
     """
-    # Each strategy numbers its compactions from 1.
-    places = {(each.event.strategy, each.event.round): each.event.place for each in rounds}
+    # Each strategy numbers its compactions from 1. After an undo, a number is given again.
+    same_number: dict[tuple[str, int | None], list[Event]] = {}
+    for made in rounds:
+        same_number.setdefault((made.event.strategy, made.event.round), []).append(made.event)
     shortened = {each.event.request: each.event.place for each in rounds if each.event.round == 0}
     last = (exchanges[0].strategy, exchanges[0].round) if exchanges else None
     marks: list[tuple[int, str] | None] = []
@@ -639,11 +651,22 @@ def _find_round_marks(
         applied = (each.strategy, each.round)
         zero = shortened.get(each.request) if each.request else None
         if each.round and applied != last:
-            marks.append((each.round, places.get(applied, "")))
+            marks.append((each.round, _find_place(same_number.get(applied, []), each)))
         else:
             marks.append((0, zero) if zero else None)
         last = applied
     return marks
+
+
+def _find_place(events: Sequence[Event], exchange: Exchange) -> str:
+    """Returns the checkpoint id of the compaction that was applied to a request; empty if it is unknown.
+
+    `events` are the compactions with the number of the applied one, oldest first. It is the one that was made
+    during the request, or else the newest one that is older than the request.
+    """
+    own = [each for each in events if exchange.request and each.request == exchange.request]
+    older = [each for each in events if each.at <= exchange.at]
+    return next((found[-1].place for found in (own, older, events[:1]) if found), "")
 
 
 def _get_forwarded_tokens(exchange: Exchange) -> int | None:

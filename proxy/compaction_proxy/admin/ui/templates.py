@@ -130,6 +130,8 @@ def _create_environment() -> Environment:
         "percent": formatting.format_percent,
         "ago": formatting.format_age,
         "describe_status": formatting.describe_status,
+        "describe_request_after_undo": formatting.describe_request_after_undo,
+        "describe_round_state": formatting.describe_round_state,
         "is_shortened": is_shortened,
         "version": __version__,
     }
