@@ -3,16 +3,18 @@
 import asyncio
 import math
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Query, Response
 
 from compaction_proxy.admin.api import schemas
 from compaction_proxy.admin.api.routing import (
+    AdminSettings,
     CommandsDependency,
     ListLimit,
     ListOffset,
     QueriesDependency,
+    SettingsDependency,
     TimeParameter,
     build_json_response,
     create_router,
@@ -38,7 +40,9 @@ from compaction_proxy.admin.api.schemas import (
     to_pins,
     to_round,
 )
-from compaction_proxy.admin.queries import MAX_SCANNED, ConversationFilter, Sort
+from compaction_proxy.admin.queries import MAX_SCANNED, ConversationFilter, ConversationQueries, Sort
+from compaction_proxy.compaction.commands import ConversationCommands
+from compaction_proxy.providers.pricing import uses_list_prices
 from compaction_proxy.recall.search import MAX_HITS
 
 router = create_router()
@@ -95,9 +99,20 @@ async def _listed(  # noqa: PLR0913, PLR0917 - one for each parameter of the que
 
 
 @router.get("/conversations/{conversation}", response_model=Conversation)
-async def _overview(conversation: str, commands: CommandsDependency) -> Response:
+async def _overview(
+    conversation: str, commands: CommandsDependency, queries: QueriesDependency, settings: SettingsDependency
+) -> Response:
     """Get a conversation: its usage, costs, compactions, pins and project instructions."""
-    return build_json_response(to_conversation(conversation, await commands.get_overview(conversation)))
+    return build_json_response(await _describe_conversation(conversation, commands, queries, settings))
+
+
+async def _describe_conversation(
+    conversation: str, commands: ConversationCommands, queries: ConversationQueries, settings: AdminSettings
+) -> dict[str, Any]:
+    """Returns the fields of a `Conversation`."""
+    overview = await commands.get_overview(conversation)
+    limits = await queries.get_gate_limits(conversation, overview.totals.model)
+    return to_conversation(conversation, overview, limits, list_prices=uses_list_prices(settings.config))
 
 
 @router.delete("/conversations/{conversation}", response_model=Forgotten)
@@ -116,16 +131,19 @@ async def _forget_tenant(conversation: str, commands: CommandsDependency) -> Res
 
 
 @router.get("/conversations/{conversation}/export", response_model=Export)
-async def _export(conversation: str, commands: CommandsDependency) -> Response:
+async def _export(
+    conversation: str, commands: CommandsDependency, queries: QueriesDependency, settings: SettingsDependency
+) -> Response:
     """Export the current state of a conversation, with its events and its archived messages."""
-    overview, events = await commands.get_overview(conversation), await commands.list_events(conversation)
+    described = await _describe_conversation(conversation, commands, queries, settings)
+    events = await commands.list_events(conversation)
     messages = await commands.list_archived_messages(conversation)
     # An export may have megabytes. A thread encodes it as JSON, so that the event loop can relay requests
     # meanwhile.
     return await asyncio.to_thread(
         lambda: build_json_response(
             {
-                "conversation": to_conversation(conversation, overview),
+                "conversation": described,
                 "events": [asdict(each) for each in events],
                 "messages": [to_archived_message(each) for each in messages],
             }
